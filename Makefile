@@ -1,0 +1,38 @@
+# Two commands matter: `make demo` and `make test`. Both make .venv first if it is not there.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# A process that measures itself must not share its cores with a pool of math threads.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test lint types unit examples bench docs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' $$(cat requirements-dev.txt)
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/otel-ddp demo
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+
+types: $(STAMP)
+	$(BIN)/mypy --no-error-summary
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python bench/bench.py
+
+docs: $(STAMP)
+	$(BIN)/python tools/docs.py
+
+clean:
+	rm -rf .venv
