@@ -1,0 +1,894 @@
+"""Every metric as data: OpenTelemetry name, kind, unit, sentence, attributes, Prometheus name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal, NamedTuple
+
+# The codes are part of the public interface: dashboards map them back to words.
+PHASES: Mapping[str, int] = {
+    "other": 0,
+    "data": 1,
+    "forward": 2,
+    "backward": 3,
+    "comm_wait": 4,
+    "optimizer": 5,
+    "checkpoint": 6,
+    "eval": 7,
+    "compile": 8,
+}
+STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
+
+RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
+NODE_LABELS = ("group", "run", "job_type", "node")
+
+LabelSet = Literal["rank", "run", "node", "gpu"]
+
+# The widest set a series of that kind may carry; docs/metrics.md says when a label is left out.
+LABELS: Mapping[LabelSet, tuple[str, ...]] = {
+    "rank": RANK_LABELS,
+    "run": RANK_LABELS,
+    "node": NODE_LABELS,
+    "gpu": RANK_LABELS,
+}
+
+
+class Kind(str, Enum):
+    """How the values of a series relate to each other."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    UPDOWN = "updown"
+    HISTOGRAM = "histogram"
+
+
+class Metric(NamedTuple):
+    """One metric, as users, exporters and the documentation see it."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    attributes: tuple[str, ...]
+    labels: LabelSet
+    section: str
+    bounds: tuple[float, ...]
+    prometheus: str
+    emitted: bool
+    """Whether anything in this version reports it; the rest is named, and to come."""
+
+
+# A test reads from the source that it is these that are reported, and no others.
+_EMITTED = frozenset(
+    {
+        "training.run.info",
+        "training.run.start.timestamp",
+        "training.world.size",
+        "training.parameters",
+        "training.state",
+        "training.phase",
+        "training.step",
+        "training.epoch",
+        "training.heartbeat.timestamp",
+        "training.progress.timestamp",
+        "training.restarts",
+        "training.checkpoint.duration",
+        "training.checkpoint.timestamp",
+        "training.phase.time",
+        "training.scalar",
+        "training.scalar.step",
+        "training.scalar.epoch",
+        "training.nonfinite",
+        "otel_ddp.records.lost",
+        "otel_ddp.values.refused",
+        "otel_ddp.points.dropped",
+        "otel_ddp.exports",
+        "otel_ddp.spool.size",
+        "otel_ddp.hook.errors",
+        "otel_ddp.agent.cpu.time",
+    }
+)
+
+# The tables and rules below are those of github.com/prometheus/otlptranslator with its default
+# strategy, which both the collector and Prometheus' own OTLP receiver use.
+_UNITS = {
+    "d": "days",
+    "h": "hours",
+    "min": "minutes",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+    "By": "bytes",
+    "KiBy": "kibibytes",
+    "MiBy": "mebibytes",
+    "GiBy": "gibibytes",
+    "TiBy": "tibibytes",
+    "KBy": "kilobytes",
+    "MBy": "megabytes",
+    "GBy": "gigabytes",
+    "TBy": "terabytes",
+    "m": "meters",
+    "V": "volts",
+    "A": "amperes",
+    "J": "joules",
+    "W": "watts",
+    "g": "grams",
+    "Cel": "celsius",
+    "Hz": "hertz",
+    "1": "",
+    "%": "percent",
+}
+_PER_UNITS = {
+    "s": "second",
+    "m": "minute",
+    "h": "hour",
+    "d": "day",
+    "w": "week",
+    "mo": "month",
+    "y": "year",
+}
+
+
+def prometheus_name(name: str, kind: Kind, unit: str) -> str:
+    """Return the name under which Prometheus knows a metric that arrived over OTLP."""
+    tokens = [token for token in re.split(r"[^A-Za-z0-9:]+", name) if token]
+    main, _, per = unit.partition("/")
+    per_word = _unit_word(per, _PER_UNITS)
+    for suffix in (_unit_word(main, _UNITS), f"per_{per_word}" if per_word else ""):
+        # A name that has the word anywhere, not only at its end, does not get it again.
+        if suffix and suffix not in tokens:
+            tokens.append(suffix)
+
+    if kind is Kind.COUNTER:
+        tokens = [token for token in tokens if token != "total"] + ["total"]
+    # Up-down counters arrive as gauges too, but the translation gives them no ratio.
+    if kind is Kind.GAUGE and unit == "1":
+        tokens = [token for token in tokens if token != "ratio"] + ["ratio"]
+
+    joined = "_".join(tokens)
+    return f"_{joined}" if joined[:1].isdigit() else joined
+
+
+def _unit_word(unit: str, words: Mapping[str, str]) -> str:
+    unit = unit.strip()
+    if "{" in unit or "}" in unit:
+        return ""
+    return re.sub(r"[^A-Za-z0-9:]+", "_", words.get(unit, unit)).strip("_")
+
+
+def prometheus_label(attribute: str) -> str:
+    """Return the label name under which Prometheus knows an OpenTelemetry attribute."""
+    # Prometheus' OTLP receiver keeps runs of underscores by default, unlike in metric names.
+    label = re.sub(r"[^A-Za-z0-9_]", "_", attribute)
+    if not label.strip("_"):
+        # The translation refuses such a name, and with it the point; a scrape must say something.
+        return "key_"
+    if label[0].isdigit():
+        return f"key_{label}"
+    if label[0] == "_" and not label.startswith("__"):
+        return f"key{label}"
+    return label
+
+
+class _Section(NamedTuple):
+    """A heading of docs/metrics.md, and what the metrics below it have in common."""
+
+    title: str
+    labels: LabelSet
+    intro: str
+    attributes: tuple[str, ...] = ()
+
+    def metric(
+        self,
+        name: str,
+        kind: Kind,
+        unit: str,
+        description: str,
+        *attributes: str,
+        labels: LabelSet | None = None,
+        bounds: tuple[float, ...] = (),
+    ) -> Metric:
+        metric = Metric(
+            name=name,
+            kind=kind,
+            unit=unit,
+            description=description,
+            attributes=self.attributes + attributes,
+            labels=labels or self.labels,
+            section=self.title,
+            bounds=bounds,
+            prometheus=prometheus_name(name, kind, unit),
+            emitted=name in _EMITTED,
+        )
+        _declared.append(metric)
+        return metric
+
+
+def _codes(codes: Mapping[str, int]) -> str:
+    return ", ".join(f"{code} {word}" for word, code in codes.items())
+
+
+_declared: list[Metric] = []
+
+# In seconds: from a toy model's step to a large one's, and from a small file to a slow store.
+_STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_CHECKPOINT_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800)
+
+_C, _G, _U, _H = Kind.COUNTER, Kind.GAUGE, Kind.UPDOWN, Kind.HISTOGRAM
+
+# --- Run ---------------------------------------------------------------------------------------
+
+_run = _Section("Run", "run", "What was launched. Sent by global rank 0 alone.")
+
+TRAINING_RUN_INFO = _run.metric(
+    "training.run.info",
+    _G,
+    "",
+    "Always 1; its labels describe the run, with the scalars of its configuration as "
+    "`config_<key>`, as far as the limit on their number goes.",
+    *("project", "name", "script", "world_size", "nodes", "backend"),
+    *("precision", "model", "strategy", "torch", "cuda", "git_sha"),
+)
+TRAINING_RUN_START_TIMESTAMP = _run.metric(
+    "training.run.start.timestamp", _G, "s", "When the run began, in seconds since 1970."
+)
+TRAINING_WORLD_SIZE = _run.metric(
+    "training.world.size", _G, "{rank}", "How many ranks the run has over all its nodes."
+)
+TRAINING_PARAMETERS = _run.metric(
+    "training.parameters",
+    _G,
+    "{parameter}",
+    "How many parameters the model has, the trainable and the frozen ones apart.",
+    "trainable",
+)
+
+# --- Progress and state ------------------------------------------------------------------------
+
+_progress = _Section(
+    "Progress and state",
+    "rank",
+    "Where each rank stands and whether it still moves. Sent for every exported rank.",
+)
+
+TRAINING_STATE = _progress.metric(
+    "training.state", _G, "", f"How the rank's process is doing: {_codes(STATES)}."
+)
+TRAINING_PHASE = _progress.metric(
+    "training.phase", _G, "", f"What the rank is busy with at this moment: {_codes(PHASES)}."
+)
+TRAINING_STEP = _progress.metric(
+    "training.step", _G, "{step}", "The last optimizer step that the rank finished."
+)
+TRAINING_EPOCH = _progress.metric("training.epoch", _G, "{epoch}", "The epoch that the rank is in.")
+TRAINING_HEARTBEAT_TIMESTAMP = _progress.metric(
+    "training.heartbeat.timestamp",
+    _G,
+    "s",
+    "When the rank's process was last seen alive, in seconds since 1970.",
+)
+TRAINING_PROGRESS_TIMESTAMP = _progress.metric(
+    "training.progress.timestamp",
+    _G,
+    "s",
+    "When the rank last went from one phase to another, in seconds since 1970.",
+)
+TRAINING_STALL_TIMEOUT = _progress.metric(
+    "training.stall.timeout",
+    _G,
+    "s",
+    "How long this rank may go without progress before it counts as stalled, as in force now.",
+)
+TRAINING_STALLED = _progress.metric(
+    "training.stalled",
+    _G,
+    "",
+    "1 while the rank has made no progress for longer than its stall timeout, otherwise 0.",
+)
+TRAINING_RESTARTS = _progress.metric(
+    "training.restarts",
+    _C,
+    "{restart}",
+    "How often the launcher has started this rank again within the run.",
+)
+TRAINING_EXCEPTIONS = _progress.metric(
+    "training.exceptions",
+    _C,
+    "{exception}",
+    "How many exceptions have ended the rank's training, by their class.",
+    "error.type",
+)
+TRAINING_OOMS = _progress.metric(
+    "training.ooms", _C, "{error}", "How often the rank has run out of GPU memory."
+)
+TRAINING_CHECKPOINT_DURATION = _progress.metric(
+    "training.checkpoint.duration",
+    _H,
+    "s",
+    "How long the rank was held up by saving a checkpoint.",
+    bounds=_CHECKPOINT_BOUNDS,
+)
+TRAINING_CHECKPOINT_TIMESTAMP = _progress.metric(
+    "training.checkpoint.timestamp",
+    _G,
+    "s",
+    "When the rank finished its last checkpoint, in seconds since 1970.",
+)
+
+# --- Speed -------------------------------------------------------------------------------------
+
+_speed = _Section(
+    "Speed",
+    "rank",
+    "How fast each rank works and where its time goes. Times are running totals, not those of the "
+    "last step: take a rate and divide by that of the steps. `comm_wait` is time blocked on other "
+    "ranks, the rest is the rank's own work. Sent for every exported rank.",
+)
+
+TRAINING_STEPS = _speed.metric(
+    "training.steps", _C, "{step}", "How many optimizer steps the rank has finished."
+)
+TRAINING_SAMPLES = _speed.metric(
+    "training.samples", _C, "{sample}", "How many samples the rank has trained on."
+)
+TRAINING_TOKENS = _speed.metric(
+    "training.tokens", _C, "{token}", "How many tokens the rank has trained on."
+)
+TRAINING_MICRO_BATCHES = _speed.metric(
+    "training.micro_batches",
+    _C,
+    "{micro_batch}",
+    "How many forward and backward passes the rank has made, gradient accumulation included.",
+)
+TRAINING_STEPS_SKIPPED = _speed.metric(
+    "training.steps.skipped",
+    _C,
+    "{step}",
+    "How many optimizer steps left the weights as they were, for instance after an overflow.",
+    "reason",
+)
+TRAINING_STEP_DURATION = _speed.metric(
+    "training.step.duration",
+    _H,
+    "s",
+    "How long a step took, from the end of the one before it to its own end.",
+    bounds=_STEP_BOUNDS,
+)
+TRAINING_PHASE_TIME = _speed.metric(
+    "training.phase.time",
+    _C,
+    "s",
+    "Time spent in each phase of training, by the clock of the host or of the device.",
+    "phase",
+    "clock",
+)
+TRAINING_GC_TIME = _speed.metric(
+    "training.gc.time", _C, "s", "Time for which Python's garbage collector held up the rank."
+)
+TRAINING_FLOPS = _speed.metric(
+    "training.flops",
+    _C,
+    "{operation}",
+    "Floating-point operations that the model's work amounts to, with how they were counted.",
+    "method",
+)
+TRAINING_FLOPS_PEAK = _speed.metric(
+    "training.flops.peak",
+    _G,
+    "{operation}/s",
+    "Floating-point operations per second that the rank's device could reach at best.",
+    "dtype",
+    "device",
+)
+TORCH_CUDA_MEMORY_ALLOCATED = _speed.metric(
+    "torch.cuda.memory.allocated", _G, "By", "GPU memory that the rank's tensors occupy."
+)
+TORCH_CUDA_MEMORY_RESERVED = _speed.metric(
+    "torch.cuda.memory.reserved",
+    _G,
+    "By",
+    "GPU memory that PyTorch's allocator holds for the rank, whether or not tensors use it.",
+)
+TORCH_CUDA_MEMORY_PEAK = _speed.metric(
+    "torch.cuda.memory.peak",
+    _G,
+    "By",
+    "The most GPU memory that the rank's tensors have occupied at one time.",
+)
+TORCH_CUDA_ALLOC_RETRIES = _speed.metric(
+    "torch.cuda.alloc_retries",
+    _C,
+    "{retry}",
+    "How often PyTorch's allocator had to empty its cache to serve a request.",
+)
+
+# --- Learning ----------------------------------------------------------------------------------
+
+_learning = _Section(
+    "Learning",
+    "rank",
+    "Every value that was logged, each with the time at which it was logged. `name` is spelt as in "
+    "the training script; `split` is `train`, `val`, `test` or the script's own word.",
+    ("name", "split"),
+)
+
+TRAINING_SCALAR = _learning.metric(
+    "training.scalar", _G, "", "A logged value, such as a loss or a learning rate."
+)
+TRAINING_SCALAR_STEP = _learning.metric(
+    "training.scalar.step",
+    _G,
+    "{step}",
+    "The step to which the logged value with the same time stamp belongs.",
+)
+TRAINING_SCALAR_EPOCH = _learning.metric(
+    "training.scalar.epoch",
+    _G,
+    "{epoch}",
+    "The epoch to which the logged value with the same time stamp belongs, where one was given.",
+)
+TRAINING_NONFINITE = _learning.metric(
+    "training.nonfinite",
+    _C,
+    "{value}",
+    "How many logged values were NaN or infinite, counted from 0 once a name is first logged.",
+)
+
+# --- Diagnosis ---------------------------------------------------------------------------------
+
+_diagnosis = _Section(
+    "Diagnosis",
+    "rank",
+    "What the agent of the node concludes from all ranks on it, whichever of them are exported.",
+)
+
+TRAINING_STRAGGLER = _diagnosis.metric(
+    "training.straggler",
+    _G,
+    "",
+    "1 while this rank keeps the others waiting, with the phase in which it loses the time.",
+    "phase",
+)
+TRAINING_STRAGGLER_EXCESS = _diagnosis.metric(
+    "training.straggler.excess",
+    _G,
+    "1",
+    "How much more work time than the others this rank needs, as a share of the median step.",
+    "phase",
+)
+TRAINING_STRAGGLER_LOST_TIME = _diagnosis.metric(
+    "training.straggler.lost_time",
+    _C,
+    "s",
+    "Time that the whole job has lost because of this rank.",
+)
+TRAINING_NODE_WORK_MAX = _diagnosis.metric(
+    "training.node.work.max",
+    _G,
+    "s",
+    "Work time per step of the slowest rank on the node, waiting for other ranks left out.",
+    labels="node",
+)
+TRAINING_NODE_WORK_MEDIAN = _diagnosis.metric(
+    "training.node.work.median",
+    _G,
+    "s",
+    "Median work time per step over the ranks on the node, waiting for other ranks left out.",
+    labels="node",
+)
+TRAINING_COLLECTIVE_ENQUEUED = _diagnosis.metric(
+    "training.collective.enqueued",
+    _G,
+    "{operation}",
+    "Number of the last collective operation that the rank has put in line.",
+    "process_group",
+)
+TRAINING_COLLECTIVE_COMPLETED = _diagnosis.metric(
+    "training.collective.completed",
+    _G,
+    "{operation}",
+    "Number of the last collective operation that the rank has completed.",
+    "process_group",
+)
+
+# --- Process -----------------------------------------------------------------------------------
+
+_process = _Section(
+    "Process",
+    "rank",
+    "What each training process takes from its node. Read by the agent, not by the process itself.",
+)
+
+PROCESS_CPU_TIME = _process.metric(
+    "process.cpu.time", _C, "s", "Processor time that the training process has used.", "cpu.mode"
+)
+PROCESS_MEMORY_USAGE = _process.metric(
+    "process.memory.usage", _G, "By", "Physical memory that the training process occupies."
+)
+PROCESS_MEMORY_VIRTUAL = _process.metric(
+    "process.memory.virtual", _G, "By", "Address space that the training process has reserved."
+)
+PROCESS_THREAD_COUNT = _process.metric(
+    "process.thread.count", _G, "{thread}", "How many threads the training process has."
+)
+PROCESS_UNIX_FILE_DESCRIPTOR_COUNT = _process.metric(
+    "process.unix.file_descriptor.count",
+    _G,
+    "{file_descriptor}",
+    "How many files, sockets and pipes the training process has open.",
+)
+PROCESS_DISK_IO = _process.metric(
+    "process.disk.io",
+    _C,
+    "By",
+    "Bytes that the training process has read from and written to storage.",
+    "disk.io.direction",
+)
+PROCESS_CONTEXT_SWITCHES = _process.metric(
+    "process.context_switches",
+    _C,
+    "{context_switch}",
+    "How often the training process gave up its processor, or had it taken away.",
+    "process.context_switch.type",
+)
+PROCESS_UPTIME = _process.metric(
+    "process.uptime", _G, "s", "How long ago the training process was started."
+)
+
+# --- GPU ---------------------------------------------------------------------------------------
+
+_gpu = _Section(
+    "GPU",
+    "gpu",
+    "Every GPU of a node, sent once per node under every strategy. `hw.id` is its UUID, `gpu` its "
+    "index, `hw.name` its model.",
+    ("hw.id", "gpu", "hw.name"),
+)
+
+HW_GPU_UTILIZATION = _gpu.metric(
+    "hw.gpu.utilization",
+    _G,
+    "1",
+    "Share of the time in which the GPU did anything at all, or its encoder or decoder did.",
+    "hw.gpu.task",
+)
+GPU_MEM_CONTROLLER_UTILIZATION = _gpu.metric(
+    "gpu.mem_controller.utilization",
+    _G,
+    "1",
+    "Share of the time in which the GPU's memory was read or written.",
+)
+HW_GPU_MEMORY_USAGE = _gpu.metric(
+    "hw.gpu.memory.usage", _U, "By", "Memory of the GPU that is in use, by anyone."
+)
+HW_GPU_MEMORY_LIMIT = _gpu.metric("hw.gpu.memory.limit", _U, "By", "Memory that the GPU has.")
+HW_POWER = _gpu.metric("hw.power", _G, "W", "Power that the GPU draws.")
+GPU_POWER_LIMIT = _gpu.metric(
+    "gpu.power.limit", _G, "W", "Power that the GPU may draw under the limit in force."
+)
+HW_ENERGY = _gpu.metric("hw.energy", _C, "J", "Energy that the GPU has used.")
+HW_TEMPERATURE = _gpu.metric(
+    "hw.temperature",
+    _G,
+    "Cel",
+    "Temperature of the GPU, at its core or at its memory.",
+    "hw.sensor_location",
+)
+GPU_CLOCK_FREQUENCY = _gpu.metric(
+    "gpu.clock.frequency",
+    _G,
+    "Hz",
+    "Frequency at which the GPU runs its multiprocessors or its memory.",
+    "gpu.clock.domain",
+)
+GPU_THROTTLE_ACTIVE = _gpu.metric(
+    "gpu.throttle.active",
+    _G,
+    "",
+    "1 while the GPU holds its clocks back for this reason, otherwise 0.",
+    "reason",
+)
+GPU_THROTTLE_DURATION = _gpu.metric(
+    "gpu.throttle.duration",
+    _C,
+    "s",
+    "Time for which the GPU has held its clocks back for this reason.",
+    "reason",
+)
+HW_GPU_IO = _gpu.metric(
+    "hw.gpu.io",
+    _C,
+    "By",
+    "Bytes that the GPU has received and sent over PCIe.",
+    "pci",
+    "network.io.direction",
+)
+GPU_NVLINK_IO = _gpu.metric(
+    "gpu.nvlink.io",
+    _C,
+    "By",
+    "Bytes that the GPU has received and sent over NVLink.",
+    "network.io.direction",
+)
+GPU_NVLINK_ERRORS = _gpu.metric(
+    "gpu.nvlink.errors", _C, "{error}", "Errors on the NVLink connections of the GPU."
+)
+GPU_PCIE_REPLAYS = _gpu.metric(
+    "gpu.pcie.replays",
+    _C,
+    "{replay}",
+    "How often a PCIe transfer of the GPU had to be repeated.",
+    "pci",
+)
+HW_ERRORS = _gpu.metric(
+    "hw.errors",
+    _C,
+    "{error}",
+    "Memory errors that the GPU has found, corrected or not.",
+    "error.type",
+)
+GPU_XID_ERRORS = _gpu.metric(
+    "gpu.xid.errors",
+    _C,
+    "{error}",
+    "Faults of the GPU that the driver reported, by Xid code.",
+    "pci",
+    "code",
+)
+GPU_REMAPPED_ROWS = _gpu.metric(
+    "gpu.remapped_rows",
+    _C,
+    "{row}",
+    "Rows of GPU memory that were replaced by spare ones after errors.",
+    "cause",
+)
+GPU_ENGINE_ACTIVE = _gpu.metric(
+    "gpu.engine.active",
+    _G,
+    "1",
+    "Share of the time in which this part of the GPU was busy, where the device measures it.",
+    "engine",
+)
+GPU_PROCESS_MEMORY_USAGE = _gpu.metric(
+    "gpu.process.memory.usage",
+    _G,
+    "By",
+    "Memory of the GPU that the process of this rank occupies.",
+    labels="rank",
+)
+
+# --- Host --------------------------------------------------------------------------------------
+
+_host = _Section(
+    "Host",
+    "node",
+    "The node around the training, sent once per node under every strategy. Inside a container, "
+    "processors and memory are those of its cgroup.",
+)
+
+SYSTEM_CPU_UTILIZATION = _host.metric(
+    "system.cpu.utilization",
+    _G,
+    "1",
+    "Share of the node's processor time that went into each mode, over all processors.",
+    "cpu.mode",
+)
+SYSTEM_CPU_LOAD_AVERAGE_1M = _host.metric(
+    "system.cpu.load_average.1m",
+    _G,
+    "{thread}",
+    "Threads that ran or wanted to run, averaged over the last minute.",
+)
+SYSTEM_MEMORY_USAGE = _host.metric(
+    "system.memory.usage",
+    _U,
+    "By",
+    "Memory of the node, by what it is used for.",
+    "system.memory.state",
+)
+SYSTEM_MEMORY_LIMIT = _host.metric(
+    "system.memory.limit", _U, "By", "Memory that the node, or the container, has."
+)
+SYSTEM_PAGING_USAGE = _host.metric(
+    "system.paging.usage", _U, "By", "Swap space of the node, used and free.", "system.paging.state"
+)
+SYSTEM_DISK_IO = _host.metric(
+    "system.disk.io",
+    _C,
+    "By",
+    "Bytes that were read from and written to a disk of the node.",
+    "system.device",
+    "disk.io.direction",
+)
+SYSTEM_FILESYSTEM_USAGE = _host.metric(
+    "system.filesystem.usage",
+    _U,
+    "By",
+    "Space of a file system of the node, used and free.",
+    "system.filesystem.mountpoint",
+    "system.filesystem.state",
+)
+SYSTEM_NETWORK_IO = _host.metric(
+    "system.network.io",
+    _C,
+    "By",
+    "Bytes that a network interface of the node has received and sent, RDMA left out.",
+    "network.interface.name",
+    "network.io.direction",
+)
+SYSTEM_NETWORK_ERRORS = _host.metric(
+    "system.network.errors",
+    _C,
+    "{error}",
+    "Packets that a network interface of the node failed to receive or to send.",
+    "network.interface.name",
+    "network.io.direction",
+)
+HW_NETWORK_IO = _host.metric(
+    "hw.network.io",
+    _C,
+    "By",
+    "Bytes that an InfiniBand port of the node has received and sent, RDMA included.",
+    "hw.id",
+    "network.io.direction",
+)
+SYSTEM_LINUX_PRESSURE = _host.metric(
+    "system.linux.pressure",
+    _C,
+    "s",
+    "Time for which some or all tasks stood still for want of processors, memory or storage.",
+    "resource",
+    "stall_type",
+)
+
+# --- Ourselves ---------------------------------------------------------------------------------
+
+_ourselves = _Section(
+    "Ourselves",
+    "node",
+    "What watching costs and what it missed. A value other than 0 under lost, dropped or refused "
+    "means that the pictures above have gaps.",
+)
+
+OTEL_DDP_RECORDS_LOST = _ourselves.metric(
+    "otel_ddp.records.lost",
+    _C,
+    "{record}",
+    "Records of a rank that were gone before the agent could read them.",
+    "why",
+    labels="rank",
+)
+OTEL_DDP_VALUES_REFUSED = _ourselves.metric(
+    "otel_ddp.values.refused",
+    _C,
+    "{value}",
+    "Values or names given to `log()` that a rank refused or shortened.",
+    "why",
+    labels="rank",
+)
+OTEL_DDP_POINTS_DROPPED = _ourselves.metric(
+    "otel_ddp.points.dropped",
+    _C,
+    "{point}",
+    "Data points that the agent gave up on before anyone took them.",
+    "why",
+)
+OTEL_DDP_EXPORTS = _ourselves.metric(
+    "otel_ddp.exports",
+    _C,
+    "{export}",
+    "Attempts of the agent to hand over data, by how they ended.",
+    "outcome",
+)
+OTEL_DDP_SPOOL_SIZE = _ourselves.metric(
+    "otel_ddp.spool.size", _G, "By", "Data on disk that waits for its receiver to come back."
+)
+OTEL_DDP_HOOK_TIME = _ourselves.metric(
+    "otel_ddp.hook.time",
+    _C,
+    "s",
+    "Time that our hooks have taken from the rank's training, as measured by themselves.",
+    labels="rank",
+)
+OTEL_DDP_HOOK_ERRORS = _ourselves.metric(
+    "otel_ddp.hook.errors",
+    _C,
+    "{error}",
+    "Errors of our own that were kept out of the rank's training.",
+    labels="rank",
+)
+OTEL_DDP_AGENT_CPU_TIME = _ourselves.metric(
+    "otel_ddp.agent.cpu.time", _C, "s", "Processor time that the agent of the node has used."
+)
+OTEL_DDP_CAPABILITY = _ourselves.metric(
+    "otel_ddp.capability",
+    _G,
+    "",
+    "1 for a measurement that this run has, 0 with the reason for one that it has not.",
+    "what",
+    "reason",
+    labels="rank",
+)
+
+METRICS: tuple[Metric, ...] = tuple(_declared)
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+
+_SECTIONS = (_run, _progress, _speed, _learning, _diagnosis, _process, _gpu, _host, _ourselves)
+
+_INTRO = """\
+<!-- Generated from src/otel_ddp/catalog.py by `make docs`: change it there. -->
+
+# Metrics
+
+Generated from `src/otel_ddp/catalog.py` by `make docs`.
+
+Every metric has one OpenTelemetry name and one Prometheus name. The Prometheus name is the same
+whether the data came through a collector or from the agent's own `/metrics`.
+
+- Times are in seconds, sizes in bytes, shares go from 0 to 1.
+- A counter of events starts at 0, so that the first event already shows as an increase.
+- A number that could not be read is absent. It is never reported as 0, -1 or NaN.
+- An `updown` is a sum that may fall; Prometheus shows it as a gauge.
+- A histogram comes to Prometheus as `_bucket`, `_sum` and `_count` behind the name given here.
+- *Not yet* before a meaning: the name is settled, but this version does not report it.
+
+## Labels
+
+They are attributes of each data point, so no backend has to be told to promote anything.
+
+| label | what it says |
+|---|---|
+| `group` | Which experiment: the same for all processes, or all runs, that belong together. \
+May be empty. |
+| `run` | Which launch: the same on all ranks and over the launcher's restarts, and a new one at \
+the next launch. |
+| `job_type` | Which role: `train` unless told otherwise. |
+| `node` | Which machine, by its host name; where two nodes of a run share a host at the same \
+time, the second one has its node rank behind it. |
+| `rank` | Which process of the whole run, counted from 0: the global rank; or `p<process id>` \
+where a process never learned its rank. |
+| `local_rank` | Which process on its node, counted from 0. |
+
+The column *labels* of the tables says which of them a series carries:
+
+| labels | carried |
+|---|---|
+| rank | All six. |
+| run | All six; there is one series a run, that of rank 0. |
+| node | `node`; also `group`, `run` and `job_type` where the number belongs to one run, or one \
+run alone is active on the node. |
+| gpu | All six while one rank uses the GPU; no `rank` and `local_rank` while ranks of one run \
+share it; `node` alone while it is free. |
+
+Attributes are written as OpenTelemetry has them. In Prometheus their dots are underscores:
+`cpu.mode` is the label `cpu_mode`. A scraper that sets a `node` label of its own needs
+`honor_labels: true`.
+"""
+
+
+def markdown() -> str:
+    """Return docs/metrics.md as a whole."""
+    parts = [_INTRO]
+    for section in _SECTIONS:
+        parts.append(f"\n## {section.title}\n\n{section.intro}\n\n")
+        parts.append(
+            "| OpenTelemetry | Prometheus | kind, unit | labels | attributes | meaning |\n"
+        )
+        parts.append("|---|---|---|---|---|---|\n")
+        parts.extend(_row(metric) for metric in METRICS if metric.section == section.title)
+    return "".join(parts)
+
+
+def _row(metric: Metric) -> str:
+    cells = (
+        f"`{metric.name}`",
+        f"`{metric.prometheus}`",
+        f"{metric.kind.value}, `{metric.unit}`" if metric.unit else metric.kind.value,
+        metric.labels,
+        ", ".join(f"`{attribute}`" for attribute in metric.attributes),
+        metric.description if metric.emitted else f"*Not yet.* {metric.description}",
+    )
+    return "| " + " | ".join(cells) + " |\n"

@@ -1,0 +1,430 @@
+"""Every setting in one table: argument, then OTEL_DDP_*, then OTEL_*, then the default."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from otel_ddp.errors import ConfigError
+
+log = logging.getLogger("otel_ddp")
+
+MIB = 1024 * 1024
+_ADVICE = "Correct it, or unset it for the default."
+
+# What was warned of. Said here, since `containment` is a room that this one does not know.
+_said: set[str] = set()
+
+
+class Setting(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    variables: tuple[str, ...]
+    default: Any
+    parse: Callable[[str, str], Any]
+    meaning: str
+
+
+class Settings(NamedTuple):
+    """The settings in force, one field a row of TABLE."""
+
+    disabled: bool
+    agent: str
+    strategy: str
+    directory: str
+    node: str
+    journal_bytes: int
+    max_names: int
+    max_name_length: int
+    linger_s: float
+    interval_s: float
+    timeout_s: float
+    protocol: str
+    endpoint: str
+    scrape_host: str
+    scrape_port: int
+    spool_directory: str
+    spool_bytes: int
+
+
+def _text(variable: str, text: str) -> str:
+    return text
+
+
+def _host(variable: str, text: str) -> str:
+    # As it stands in an address: [::1].
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+
+
+def _seconds(variable: str, text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < 1e9:
+        raise ConfigError(
+            f"{variable} must be a number of seconds, 0 or more, got {text!r}. {_ADVICE}"
+        )
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _milliseconds(variable: str, text: str) -> float:
+    # The specification counts in milliseconds; the Python exporters read seconds, so we pass
+    # them the number ourselves.
+    value = _number(text)
+    if not 0 < value < 1e12:
+        raise ConfigError(
+            f"{variable} must be a number of milliseconds above 0, got {text!r}. {_ADVICE}"
+        )
+    return value / 1000.0
+
+
+def _count(low: int, high: int) -> Callable[[str, str], int]:
+    def parse(variable: str, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise ConfigError(
+                f"{variable} must be a whole number from {low} to {high}, got {text!r}. {_ADVICE}"
+            )
+        return value
+
+    return parse
+
+
+def _bytes(low: int) -> Callable[[str, str], int]:
+    units = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
+
+    def parse(variable: str, text: str) -> int:
+        word = text.strip().lower().removesuffix("b").removesuffix("i")
+        unit = word[-1:] if word[-1:] in units else ""
+        try:
+            value = int(float(word.removesuffix(unit)) * units[unit])
+        except (ValueError, OverflowError):
+            value = -1
+        if value < low:
+            raise ConfigError(
+                f"{variable} must be a number of bytes, at least {low} "
+                f"(64k, 2M and 1G are understood), got {text!r}. {_ADVICE}"
+            )
+        return value
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str, str], str]:
+    def parse(variable: str, text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ConfigError(
+                f"{variable} must be one of {', '.join(words)}, got {text!r}. {_ADVICE}"
+            )
+        return word
+
+    return parse
+
+
+def _truth(variable: str, text: str) -> bool:
+    # As the specification has it: only "true" is true, whatever else is false.
+    return text.strip().lower() == "true"
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting(
+        "disabled",
+        ("OTEL_SDK_DISABLED",),
+        False,
+        _truth,
+        "`true`: no journal, no agent; every call does nothing.",
+    ),
+    Setting(
+        "agent",
+        ("OTEL_DDP_AGENT",),
+        "auto",
+        _one_of("auto", "external", "off"),
+        "Who runs the node agent: `auto` the first process of a run starts one; `external` the "
+        "platform does; `off` nobody, the journals are only written.",
+    ),
+    Setting(
+        "strategy",
+        ("OTEL_DDP_STRATEGY",),
+        "all",
+        _text,
+        "Which ranks' training series leave the node: `all`, `node` (local rank 0 of each), "
+        "`main` (rank 0), or a share such as `0.1`.",
+    ),
+    Setting(
+        "directory",
+        ("OTEL_DDP_DIR",),
+        "",
+        _text,
+        "Where journals and the agent meet. By default a private directory on tmpfs.",
+    ),
+    Setting(
+        "node",
+        ("OTEL_DDP_NODE",),
+        "",
+        _text,
+        "The name of this node, where the host name is not it (a DaemonSet, say).",
+    ),
+    Setting(
+        "journal_bytes",
+        ("OTEL_DDP_JOURNAL_BYTES",),
+        2 * MIB,
+        _bytes(128 * 1024),
+        "Size of a process's journal. More bridges a longer absence of the agent.",
+    ),
+    Setting(
+        "max_names",
+        ("OTEL_DDP_MAX_NAMES",),
+        1000,
+        _count(1, 1_000_000),
+        "How many different names one process may log; further ones are refused and counted.",
+    ),
+    Setting(
+        "max_name_length",
+        ("OTEL_DDP_MAX_NAME_LENGTH",),
+        200,
+        _count(32, 4096),
+        "Characters of a logged name; a longer one is shortened and counted.",
+    ),
+    Setting(
+        "linger_s",
+        ("OTEL_DDP_LINGER_S",),
+        300.0,
+        _seconds,
+        "How long the agent serves the final state after the last process ended; 0: not at all.",
+    ),
+    Setting(
+        "interval_s",
+        ("OTEL_METRIC_EXPORT_INTERVAL",),
+        5.0,
+        _milliseconds,
+        "How often the agent exports. In milliseconds, as the specification says; 5000.",
+    ),
+    Setting(
+        "timeout_s",
+        ("OTEL_EXPORTER_OTLP_TIMEOUT",),
+        10.0,
+        _milliseconds,
+        "How long one export may take. In milliseconds, as the specification says; 10000.",
+    ),
+    Setting(
+        "protocol",
+        ("OTEL_EXPORTER_OTLP_PROTOCOL",),
+        "http/protobuf",
+        _one_of("http/protobuf", "grpc"),
+        "How the agent speaks OTLP: `http/protobuf` or `grpc`.",
+    ),
+    Setting(
+        "endpoint",
+        ("OTEL_EXPORTER_OTLP_ENDPOINT",),
+        "",
+        _text,
+        "The collector. Nothing set: one that answers on loopback's standard port is used, "
+        "else there is the scrape endpoint only.",
+    ),
+    Setting(
+        "scrape_host",
+        ("OTEL_EXPORTER_PROMETHEUS_HOST",),
+        "127.0.0.1",
+        _host,
+        "The address `/metrics` is served on.",
+    ),
+    Setting(
+        "scrape_port",
+        ("OTEL_EXPORTER_PROMETHEUS_PORT",),
+        9464,
+        _count(0, 65535),
+        "The port of `/metrics`; taken, the next free one is used. 0 lets the system choose.",
+    ),
+    Setting(
+        "spool_directory",
+        ("OTEL_DDP_SPOOL_DIR",),
+        "",
+        _text,
+        "Where what could not be delivered waits. By default a private directory in /var/tmp.",
+    ),
+    Setting(
+        "spool_bytes",
+        ("OTEL_DDP_SPOOL_BYTES",),
+        256 * MIB,
+        _bytes(MIB),
+        "How much may wait there; beyond it the oldest goes first, and is counted.",
+    ),
+)
+
+
+def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+    """The settings in force now; raises ConfigError for a value that means nothing."""
+    env = os.environ if env is None else env
+    values: dict[str, Any] = {}
+    for row in TABLE:
+        given = arguments.pop(row.name, None)
+        if given is not None:
+            values[row.name] = given
+            continue
+        values[row.name] = row.default
+        for variable in row.variables:
+            # An empty variable counts as unset, as the specification asks.
+            if text := env.get(variable, "").strip():
+                try:
+                    values[row.name] = row.parse(variable, text)
+                except ConfigError as error:
+                    if not _forgiven(row, variable, text):
+                        raise
+                    _say_default(row, str(error))
+                break
+    if arguments:
+        raise TypeError(f"unknown settings: {', '.join(arguments)}")
+    return Settings(**values)
+
+
+def _forgiven(row: Setting, variable: str, text: str) -> bool:
+    """Whether a value that means nothing to us leaves the default, as the specification asks.
+
+    A standard variable may be meant for other programs, ours are meant for nobody else. An export
+    interval that is no number is none for anybody: that is said before the first step.
+    """
+    if variable.startswith("OTEL_DDP_"):
+        return False
+    return row.name != "interval_s" or not math.isnan(_number(text))
+
+
+def _say_default(row: Setting, sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        log.warning(
+            "%s; the default, %s, is used.", sentence.removesuffix(f". {_ADVICE}"), _shown(row)
+        )
+
+
+class Variable(NamedTuple):
+    """Variables that are read elsewhere, the first that is set, for the page."""
+
+    names: tuple[str, ...]
+    meaning: str
+
+
+# Read by `identity` and by `launchers`; a test compares.
+IDENTITY: tuple[Variable, ...] = (
+    Variable(
+        ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
+        "`group`: what ties several processes or runs of one experiment together.",
+    ),
+    Variable(
+        ("OTEL_DDP_RUN",),
+        "`run`: the name of this launch, the same on all its ranks. By default the launcher's.",
+    ),
+    Variable(
+        ("OTEL_DDP_JOB_TYPE", "SWANLAB_JOB_TYPE", "WANDB_JOB_TYPE"),
+        "`job_type`: the role of this process; `train`.",
+    ),
+    Variable(
+        ("OTEL_DDP_PROJECT", "SWANLAB_PROJ_NAME", "WANDB_PROJECT"),
+        "`project`: the `service.namespace` of what is exported.",
+    ),
+    Variable(
+        ("OTEL_DDP_NAME", "SWANLAB_NAME", "SWANLAB_EXP_NAME", "WANDB_NAME"),
+        "`name`: what people call the run; in its info.",
+    ),
+    Variable(
+        ("OTEL_DDP_DESCRIPTION", "SWANLAB_DESCRIPTION", "WANDB_NOTES"),
+        "`description`: what the run is about; in its info.",
+    ),
+    Variable(("OTEL_DDP_RANK",), "`global_rank`, counted from 0."),
+    Variable(("OTEL_DDP_LOCAL_RANK",), "`local_rank`: the number on its node."),
+    Variable(("OTEL_DDP_WORLD_SIZE",), "`world_size`: how many ranks there are."),
+    Variable(("OTEL_DDP_NODE_RANK",), "The number of this node among the run's."),
+)
+
+
+def _otlp(name: str) -> tuple[str, ...]:
+    """A signal's own variable, which wins, and the general one."""
+    signals = ("METRICS_", "TRACES_", "LOGS_", "")
+    return tuple(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in signals)
+
+
+# Read in `agent/`, or by the official exporters and the resource detector there.
+EXPORT: tuple[Variable, ...] = (
+    Variable(
+        _otlp("ENDPOINT"),
+        "Where to. A signal's own address is used as it is; to the general one, HTTP adds "
+        "`/v1/metrics` and so on.",
+    ),
+    Variable(_otlp("PROTOCOL"), "`http/protobuf` or `grpc`."),
+    Variable(_otlp("HEADERS"), "`name=value,name=value`, sent along: a token, say."),
+    Variable(_otlp("COMPRESSION"), "`none`, `gzip` or `deflate`."),
+    Variable(_otlp("TIMEOUT"), "How long one export may take, in milliseconds."),
+    Variable(_otlp("CERTIFICATE"), "A file: whom to trust, instead of the system's authorities."),
+    Variable(_otlp("CLIENT_CERTIFICATE"), "A file: the certificate that we show."),
+    Variable(_otlp("CLIENT_KEY"), "A file: its key."),
+    Variable(("OTEL_METRICS_EXPORTER",), "`none`: nothing is exported, `/metrics` is served."),
+    Variable(("OTEL_SERVICE_NAME",), "`service.name`; `otel-ddp`."),
+    Variable(
+        ("OTEL_RESOURCE_ATTRIBUTES",),
+        "`key=value,key=value`: further attributes of the resource; they win over ours.",
+    ),
+)
+
+
+def markdown() -> str:
+    """docs/settings.md, whole."""
+    lines = [
+        "# Settings",
+        "",
+        "An argument wins over the variable, the variable over the default. Variables are read",
+        "when `init` or `instrument` is called and when the agent starts, not at import. This page",
+        "is generated from `src/otel_ddp/settings.py` by `make docs`.",
+        "",
+        "| variable | default | what it does |",
+        "|---|---|---|",
+    ]
+    for row in TABLE:
+        shown = "" if row.default == "" else f"`{_shown(row)}`"
+        names = ", ".join(f"`{name}`" for name in row.variables)
+        lines.append(f"| {names} | {shown} | {row.meaning} |")
+    lines += [
+        "",
+        "A value that means nothing stops `init` with a sentence. Where a standard variable",
+        "(`OTEL_*`, not `OTEL_DDP_*`) holds it, it may be meant for others: then the default is",
+        "used and that is said once. An export interval that is no number stops `init` as well.",
+        "",
+        "## Who a process is",
+        "",
+        "Of several variables the first that is set counts, an argument of `init` before them, and",
+        "what torchrun, Slurm, MPI and their like set after them.",
+        *_table(IDENTITY),
+        "",
+        "## Export",
+        "",
+        "Standard variables, read when the agent starts. A signal's own wins over the general one.",
+        *_table(EXPORT),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(variables: tuple[Variable, ...]) -> Iterator[str]:
+    yield from ("", "| variable | what it says |", "|---|---|")
+    for each in variables:
+        yield f"| {', '.join(f'`{name}`' for name in each.names)} | {each.meaning} |"
+
+
+def _shown(row: Setting) -> str:
+    if row.parse is _milliseconds:
+        return f"{row.default * 1000:g}"
+    if row.name.endswith("_bytes"):
+        return f"{row.default // MIB}M"
+    if isinstance(row.default, bool):
+        return str(row.default).lower()
+    return f"{row.default:g}" if isinstance(row.default, float) else str(row.default)

@@ -1,0 +1,142 @@
+"""What every test starts from and must leave behind; and what a process wrote, read back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp import catalog, containment
+from otel_ddp.journal import layout
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars
+
+_STRANGE = (
+    *("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "MV2_"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No launcher around the test, no failure of ours hidden, nothing of it left behind."""
+    found = dict(os.environ)
+    for name in found:
+        if name.startswith(_STRANGE):
+            del os.environ[name]
+    monkeypatch.setattr(containment, "reraise", True)
+    monkeypatch.setattr(containment, "swallowed", {})
+    monkeypatch.setattr(containment, "_said", set())
+    monkeypatch.setattr(containment, "count_failure", None)
+    threads = set(threading.enumerate())
+    yield
+    # Only where the test imported it: some tests look at what is imported.
+    session = sys.modules.get("otel_ddp.session")
+    if session is not None:
+        session.finish()
+    os.environ.clear()
+    os.environ.update(found)
+    left = set(threading.enumerate()) - threads
+    assert not left, f"the test leaves threads behind: {left}"
+
+
+class Journal:
+    """One process's journal, read from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        reader = JournalReader(path)
+        try:
+            self.records = reader.read()
+            while more := reader.read():
+                self.records += more
+            self.pid, self.identity = reader.pid, reader.identity
+            self.config, self.facts, self.names = reader.config, reader.facts, reader.names
+            self.lost, self.unreadable = reader.lost, reader.unreadable
+            self._totals = reader.totals()
+            progress = reader.progress()
+            assert progress is not None
+            self.progress: Progress = progress
+            self.reason = reader.reason()
+        finally:
+            reader.close()
+
+    @property
+    def state(self) -> str:
+        return next(word for word, code in catalog.STATES.items() if code == self.progress.state)
+
+    @property
+    def phase(self) -> str:
+        number = self.progress.phase_name
+        words = {code: word for word, code in catalog.PHASES.items()}
+        return self.names[number].text if number else words[self.progress.phase]
+
+    @property
+    def calls(self) -> list[Scalars]:
+        """What each call of `log` recorded."""
+        return [each for each in self.records if isinstance(each, Scalars)]
+
+    @property
+    def points(self) -> list[tuple[str, float]]:
+        """Name and value, in the order in which they were written."""
+        return [(self.names[n].text, value) for call in self.calls for n, value in call.values]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The last value of each name."""
+        return dict(self.points)
+
+    def splits(self) -> dict[str, str]:
+        return {name.text: name.split for name in self.names.values()}
+
+    def _documents(self, kind: int) -> list[dict[str, Any]]:
+        documents = [each for each in self.records if isinstance(each, Document)]
+        return [each.content for each in documents if each.kind == kind]
+
+    @property
+    def spans(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self._documents(layout.SPAN)}
+
+    @property
+    def events(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self._documents(layout.EVENT)}
+
+    def total(self, metric: catalog.Metric, /, **attributes: str) -> float:
+        """A counter, 0 where nothing was counted."""
+        return sum(
+            total.values[0]
+            for total in self._totals
+            if total.metric == metric.name and attributes.items() <= total.attributes.items()
+        )
+
+    def histogram(self, metric: catalog.Metric) -> tuple[float, ...]:
+        """The sum, then the counts of the buckets."""
+        (found,) = (total.values for total in self._totals if total.metric == metric.name)
+        return found
+
+
+class Here(Place):
+    """A meeting place of the test's own."""
+
+    def read(self) -> list[Journal]:
+        return [Journal(path) for path in self.journals()]
+
+    def only(self) -> Journal:
+        (journal,) = self.read()
+        return journal
+
+
+@pytest.fixture
+def place() -> Iterator[Here]:
+    """Where the runs of this test write, without an agent."""
+    memory = Path("/dev/shm")
+    path = tempfile.mkdtemp(prefix="otel_ddp-test-", dir=memory if memory.is_dir() else None)
+    os.environ.update(OTEL_DDP_DIR=path, OTEL_DDP_AGENT="off")
+    yield Here(Path(path))
+    shutil.rmtree(path)

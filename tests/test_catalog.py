@@ -1,0 +1,282 @@
+"""The names users write queries against do not change by accident."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from otel_ddp import catalog
+from otel_ddp.catalog import BY_NAME, METRICS, Kind, Metric
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+PROMETHEUS_NAMES = {
+    # Run
+    "training.run.info": "training_run_info",
+    "training.run.start.timestamp": "training_run_start_timestamp_seconds",
+    "training.world.size": "training_world_size",
+    "training.parameters": "training_parameters",
+    # Progress and state
+    "training.state": "training_state",
+    "training.phase": "training_phase",
+    "training.step": "training_step",
+    "training.epoch": "training_epoch",
+    "training.heartbeat.timestamp": "training_heartbeat_timestamp_seconds",
+    "training.progress.timestamp": "training_progress_timestamp_seconds",
+    "training.stall.timeout": "training_stall_timeout_seconds",
+    "training.stalled": "training_stalled",
+    "training.restarts": "training_restarts_total",
+    "training.exceptions": "training_exceptions_total",
+    "training.ooms": "training_ooms_total",
+    "training.checkpoint.duration": "training_checkpoint_duration_seconds",
+    "training.checkpoint.timestamp": "training_checkpoint_timestamp_seconds",
+    # Speed
+    "training.steps": "training_steps_total",
+    "training.samples": "training_samples_total",
+    "training.tokens": "training_tokens_total",
+    "training.micro_batches": "training_micro_batches_total",
+    "training.steps.skipped": "training_steps_skipped_total",
+    "training.step.duration": "training_step_duration_seconds",
+    "training.phase.time": "training_phase_time_seconds_total",
+    "training.gc.time": "training_gc_time_seconds_total",
+    "training.flops": "training_flops_total",
+    "training.flops.peak": "training_flops_peak_per_second",
+    "torch.cuda.memory.allocated": "torch_cuda_memory_allocated_bytes",
+    "torch.cuda.memory.reserved": "torch_cuda_memory_reserved_bytes",
+    "torch.cuda.memory.peak": "torch_cuda_memory_peak_bytes",
+    "torch.cuda.alloc_retries": "torch_cuda_alloc_retries_total",
+    # Learning
+    "training.scalar": "training_scalar",
+    "training.scalar.step": "training_scalar_step",
+    "training.scalar.epoch": "training_scalar_epoch",
+    "training.nonfinite": "training_nonfinite_total",
+    # Diagnosis
+    "training.straggler": "training_straggler",
+    "training.straggler.excess": "training_straggler_excess_ratio",
+    "training.straggler.lost_time": "training_straggler_lost_time_seconds_total",
+    "training.node.work.max": "training_node_work_max_seconds",
+    "training.node.work.median": "training_node_work_median_seconds",
+    "training.collective.enqueued": "training_collective_enqueued",
+    "training.collective.completed": "training_collective_completed",
+    # Process
+    "process.cpu.time": "process_cpu_time_seconds_total",
+    "process.memory.usage": "process_memory_usage_bytes",
+    "process.memory.virtual": "process_memory_virtual_bytes",
+    "process.thread.count": "process_thread_count",
+    "process.unix.file_descriptor.count": "process_unix_file_descriptor_count",
+    "process.disk.io": "process_disk_io_bytes_total",
+    "process.context_switches": "process_context_switches_total",
+    "process.uptime": "process_uptime_seconds",
+    # GPU
+    "hw.gpu.utilization": "hw_gpu_utilization_ratio",
+    "gpu.mem_controller.utilization": "gpu_mem_controller_utilization_ratio",
+    "hw.gpu.memory.usage": "hw_gpu_memory_usage_bytes",
+    "hw.gpu.memory.limit": "hw_gpu_memory_limit_bytes",
+    "hw.power": "hw_power_watts",
+    "gpu.power.limit": "gpu_power_limit_watts",
+    "hw.energy": "hw_energy_joules_total",
+    "hw.temperature": "hw_temperature_celsius",
+    "gpu.clock.frequency": "gpu_clock_frequency_hertz",
+    "gpu.throttle.active": "gpu_throttle_active",
+    "gpu.throttle.duration": "gpu_throttle_duration_seconds_total",
+    "hw.gpu.io": "hw_gpu_io_bytes_total",
+    "gpu.nvlink.io": "gpu_nvlink_io_bytes_total",
+    "gpu.nvlink.errors": "gpu_nvlink_errors_total",
+    "gpu.pcie.replays": "gpu_pcie_replays_total",
+    "hw.errors": "hw_errors_total",
+    "gpu.xid.errors": "gpu_xid_errors_total",
+    "gpu.remapped_rows": "gpu_remapped_rows_total",
+    "gpu.engine.active": "gpu_engine_active_ratio",
+    "gpu.process.memory.usage": "gpu_process_memory_usage_bytes",
+    # Host
+    "system.cpu.utilization": "system_cpu_utilization_ratio",
+    "system.cpu.load_average.1m": "system_cpu_load_average_1m",
+    "system.memory.usage": "system_memory_usage_bytes",
+    "system.memory.limit": "system_memory_limit_bytes",
+    "system.paging.usage": "system_paging_usage_bytes",
+    "system.disk.io": "system_disk_io_bytes_total",
+    "system.filesystem.usage": "system_filesystem_usage_bytes",
+    "system.network.io": "system_network_io_bytes_total",
+    "system.network.errors": "system_network_errors_total",
+    "hw.network.io": "hw_network_io_bytes_total",
+    "system.linux.pressure": "system_linux_pressure_seconds_total",
+    # Ourselves
+    "otel_ddp.records.lost": "otel_ddp_records_lost_total",
+    "otel_ddp.values.refused": "otel_ddp_values_refused_total",
+    "otel_ddp.points.dropped": "otel_ddp_points_dropped_total",
+    "otel_ddp.exports": "otel_ddp_exports_total",
+    "otel_ddp.spool.size": "otel_ddp_spool_size_bytes",
+    "otel_ddp.hook.time": "otel_ddp_hook_time_seconds_total",
+    "otel_ddp.hook.errors": "otel_ddp_hook_errors_total",
+    "otel_ddp.agent.cpu.time": "otel_ddp_agent_cpu_time_seconds_total",
+    "otel_ddp.capability": "otel_ddp_capability",
+}
+
+every_metric = pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+
+
+def test_every_metric_has_the_prometheus_name_that_dashboards_use() -> None:
+    names = {metric.name: metric.prometheus for metric in METRICS}
+
+    assert names == PROMETHEUS_NAMES
+
+
+def test_metrics_stand_in_the_order_of_the_documentation() -> None:
+    assert list(PROMETHEUS_NAMES) == [metric.name for metric in METRICS]
+    assert list(PROMETHEUS_NAMES) == list(BY_NAME)
+
+
+def test_no_two_metrics_share_a_name_in_opentelemetry_or_in_prometheus() -> None:
+    assert len(METRICS) == len({metric.name for metric in METRICS})
+    assert len(METRICS) == len({metric.prometheus for metric in METRICS})
+
+
+def test_no_histogram_series_is_mistaken_for_another_metric() -> None:
+    expanded = {
+        f"{metric.prometheus}{suffix}"
+        for metric in METRICS
+        if metric.kind is Kind.HISTOGRAM
+        for suffix in ("_bucket", "_sum", "_count")
+    }
+
+    assert not expanded & {metric.prometheus for metric in METRICS}
+
+
+@every_metric
+def test_a_constant_is_called_like_its_metric(metric: Metric) -> None:
+    assert getattr(catalog, _constant(metric)) is metric
+
+
+@every_metric
+def test_only_a_ratio_has_the_unit_one(metric: Metric) -> None:
+    assert (metric.unit == "1") == metric.prometheus.endswith("_ratio")
+
+
+@every_metric
+def test_a_description_is_one_sentence(metric: Metric) -> None:
+    assert metric.description.endswith(".")
+    assert ". " not in metric.description
+    assert not metric.description[0].islower()
+    assert "|" not in metric.description
+    assert "\n" not in metric.description
+
+
+@every_metric
+def test_attributes_become_distinct_labels_that_hide_none_of_ours(metric: Metric) -> None:
+    labels = [catalog.prometheus_label(attribute) for attribute in metric.attributes]
+    labels += catalog.LABELS[metric.labels]
+
+    assert len(labels) == len(set(labels))
+    # A histogram's buckets are told apart by this one.
+    assert "le" not in labels
+
+
+@every_metric
+def test_bounds_belong_to_histograms_and_rise(metric: Metric) -> None:
+    assert (metric.kind is Kind.HISTOGRAM) == bool(metric.bounds)
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+
+
+# Who speaks of a metric without reporting it: the catalogue, and who only reads what is served.
+_READERS = ("catalog.py", "survey.py", "cli/", "demo/")
+
+
+def test_what_is_marked_as_reported_is_what_the_code_reports() -> None:
+    package = Path(catalog.__file__).parent
+    used = {
+        name
+        for path in package.rglob("*.py")
+        if not str(path.relative_to(package)).startswith(_READERS)
+        for name in re.findall(r"\bcatalog\.([A-Z][A-Z0-9_]+)", path.read_text())
+    }
+
+    reported = {metric.name for metric in METRICS if _constant(metric) in used}
+
+    assert {metric.name for metric in METRICS if metric.emitted} == reported
+
+
+@every_metric
+def test_the_documentation_says_what_is_not_reported_yet(metric: Metric) -> None:
+    (row,) = [line for line in catalog.markdown().splitlines() if f"| `{metric.name}` |" in line]
+
+    assert ("*Not yet.*" in row) != metric.emitted
+
+
+def _constant(metric: Metric) -> str:
+    return metric.name.replace(".", "_").upper()
+
+
+def test_phases_and_states_keep_their_codes() -> None:
+    assert catalog.PHASES == {
+        "other": 0,
+        "data": 1,
+        "forward": 2,
+        "backward": 3,
+        "comm_wait": 4,
+        "optimizer": 5,
+        "checkpoint": 6,
+        "eval": 7,
+        "compile": 8,
+    }
+    assert catalog.STATES == {
+        "starting": 0,
+        "running": 1,
+        "finished": 2,
+        "failed": 3,
+        "killed": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "unit", "expected"),
+    [
+        ("a.b", Kind.GAUGE, "", "a_b"),
+        ("a__b..c", Kind.GAUGE, "", "a_b_c"),
+        ("a.b", Kind.GAUGE, "By/s", "a_b_bytes_per_second"),
+        ("a.b", Kind.GAUGE, "{token}/s", "a_b_per_second"),
+        ("a.b", Kind.GAUGE, "/s", "a_b_per_second"),
+        ("a.b", Kind.GAUGE, "1", "a_b_ratio"),
+        ("a.ratio", Kind.GAUGE, "1", "a_ratio"),
+        ("a.b", Kind.COUNTER, "1", "a_b_total"),
+        ("a.b", Kind.UPDOWN, "1", "a_b"),
+        ("a.seconds", Kind.GAUGE, "s", "a_seconds"),
+        ("a.seconds.b", Kind.GAUGE, "s", "a_seconds_b"),
+        ("a.seconds_since", Kind.GAUGE, "s", "a_seconds_since"),
+        ("a.total.b", Kind.COUNTER, "s", "a_b_seconds_total"),
+        ("a.b", Kind.HISTOGRAM, "s", "a_b_seconds"),
+        ("a.b", Kind.GAUGE, "MHz", "a_b_MHz"),
+        ("1m.load", Kind.GAUGE, "", "_1m_load"),
+    ],
+)
+def test_a_prometheus_name_follows_the_rules_of_the_collector(
+    name: str, kind: Kind, unit: str, expected: str
+) -> None:
+    assert expected == catalog.prometheus_name(name, kind, unit)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ("local_rank", "local_rank"),
+        ("network.io.direction", "network_io_direction"),
+        ("config_lr-max", "config_lr_max"),
+        ("config_größe", "config_gr__e"),
+        ("a:b", "a_b"),
+        ("a__b", "a__b"),
+        ("2nd", "key_2nd"),
+        (".hidden", "key_hidden"),
+        ("__name", "__name"),
+        ("", "key_"),
+        ("学", "key_"),
+    ],
+)
+def test_a_label_follows_the_rules_of_the_otlp_receiver(attribute: str, expected: str) -> None:
+    assert expected == catalog.prometheus_label(attribute)
+
+
+def test_the_documentation_is_what_the_catalogue_says() -> None:
+    written = (DOCS / "metrics.md").read_text(encoding="utf-8")
+
+    assert written == catalog.markdown(), "docs/metrics.md is out of date: run `make docs`."

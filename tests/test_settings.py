@@ -1,0 +1,240 @@
+"""The table of settings: what wins over what, and what is said about a value that means nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import ConfigError, identity, settings
+
+WRONG = {
+    "OTEL_DDP_AGENT": ("maybe", "must be one of auto, external, off"),
+    "OTEL_METRIC_EXPORT_INTERVAL": ("abc", "must be a number of milliseconds above 0"),
+    "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),
+    "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
+    "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),
+    "OTEL_DDP_MAX_NAMES": ("0", "must be a whole number from 1 to 1000000"),
+    "OTEL_DDP_MAX_NAME_LENGTH": ("1e3", "must be a whole number from 32 to 4096"),
+}
+# What came, the field, the default that is used, and the warning.
+_PORTS = "must be a whole number from 0 to 65535"
+_ABOVE_0 = "must be a number of milliseconds above 0"
+MEANT_FOR_OTHERS = [
+    (
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "http/json",
+        "protocol",
+        "http/protobuf",
+        "http/protobuf, grpc",
+    ),
+    (
+        "OTEL_METRIC_EXPORT_INTERVAL",
+        "0",
+        "interval_s",
+        5.0,
+        f"{_ABOVE_0}, got '0'; the default, 5000",
+    ),
+    ("OTEL_METRIC_EXPORT_INTERVAL", "-5", "interval_s", 5.0, _ABOVE_0),
+    (
+        "OTEL_EXPORTER_OTLP_TIMEOUT",
+        "x",
+        "timeout_s",
+        10.0,
+        f"{_ABOVE_0}, got 'x'; the default, 10000",
+    ),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1", "timeout_s", 10.0, _ABOVE_0),
+    (
+        "OTEL_EXPORTER_PROMETHEUS_PORT",
+        "x",
+        "scrape_port",
+        9464,
+        f"{_PORTS}, got 'x'; the default, 9464",
+    ),
+    ("OTEL_EXPORTER_PROMETHEUS_PORT", "65536", "scrape_port", 9464, _PORTS),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "field", "default", "expected"), MEANT_FOR_OTHERS)
+def test_a_standard_variable_that_means_nothing_to_us_is_said_once_and_the_default_used(
+    variable: str,
+    text: str,
+    field: str,
+    default: Any,
+    expected: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "_said", set())
+
+    found = [settings.read({variable: text}) for _ in range(2)]
+
+    assert [default, default] == [getattr(each, field) for each in found]
+    (said,) = caplog.messages
+    assert said.startswith(f"{variable} must be ")
+    assert expected in said
+    assert f"got {text!r}; the default, " in said
+    assert said.endswith(" is used.")
+
+
+def test_an_agent_may_leave_at_once() -> None:
+    assert settings.read({"OTEL_DDP_LINGER_S": "0"}).linger_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("[::1]", "::1"), ("::1", "::1"), ("0.0.0.0", "0.0.0.0")]
+)
+def test_an_address_may_stand_in_brackets(text: str, expected: str) -> None:
+    assert expected == settings.read({"OTEL_EXPORTER_PROMETHEUS_HOST": text}).scrape_host
+
+
+@pytest.mark.parametrize("variable", WRONG)
+def test_a_variable_that_means_nothing_stops_init_with_help(variable: str, place: Here) -> None:
+    text, expected = WRONG[variable]
+    os.environ[variable] = text
+
+    with pytest.raises(ConfigError) as raised:
+        otel_ddp.init()
+
+    said = str(raised.value)
+    assert said.startswith(f"{variable} {expected}")
+    assert f"got {text!r}" in said
+    assert "Correct it, or unset it" in said
+    assert otel_ddp.current() is None
+    assert place.journals() == []
+
+
+def test_variables_are_read_when_init_is_called_not_at_import(place: Here) -> None:
+    os.environ["OTEL_DDP_MAX_NAMES"] = "1"
+
+    with otel_ddp.init() as run:
+        run.log({"a": 1.0})
+        run.log({"b": 1.0})
+
+    assert {"a"} == set(place.only().values)
+
+
+def test_defaults_and_units() -> None:
+    found = settings.read({})
+
+    assert (found.interval_s, found.timeout_s, found.linger_s) == (5.0, 10.0, 300.0)
+    assert (found.journal_bytes, found.spool_bytes) == (2 * 2**20, 256 * 2**20)
+    assert (found.agent, found.strategy, found.disabled) == ("auto", "all", False)
+
+
+def test_an_argument_wins_over_the_variable_and_an_empty_variable_is_unset() -> None:
+    env = {"OTEL_DDP_DIR": "/from/variable", "OTEL_DDP_AGENT": " "}
+
+    assert settings.read(env).directory == "/from/variable"
+    assert settings.read(env, directory="/from/argument").directory == "/from/argument"
+    assert settings.read(env).agent == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64k", None), ("1M", 2**20), ("0.5GiB", 2**29), ("200000", 200_000)]
+)
+def test_sizes_are_understood_with_their_units(text: str, expected: int | None) -> None:
+    env = {"OTEL_DDP_JOURNAL_BYTES": text}
+
+    if expected is None:
+        with pytest.raises(ConfigError):
+            settings.read(env)
+    else:
+        assert expected == settings.read(env).journal_bytes
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("TRUE", True), ("1", False)])
+def test_only_true_disables_as_the_specification_has_it(text: str, expected: bool) -> None:
+    assert expected == settings.read({"OTEL_SDK_DISABLED": text}).disabled
+
+
+def _obstacle(kind: str, folder: Path) -> Path:
+    path = folder / "place"
+    if kind == "a file":
+        path.write_text("")
+    elif kind == "a link":
+        path.symlink_to(folder)
+    else:
+        path = Path("/proc/nowhere")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "not writable"])
+def test_a_directory_named_by_the_user_must_be_usable(kind: str, tmp_path: Path) -> None:
+    path = _obstacle(kind, tmp_path)
+    os.environ["OTEL_DDP_DIR"] = str(path)
+
+    with pytest.raises(ConfigError) as raised:
+        otel_ddp.init()
+
+    said = str(raised.value)
+    assert said.startswith("OTEL_DDP_DIR must be a directory that this user can write to")
+    assert repr(str(path)) in said
+    assert "Name another one, or unset it" in said
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "strategy": ({"strategy": "most"}, "strategy must be .*all.*node.*main", "got 'most'"),
+    "share": ({"strategy": 1.5}, "a share of the ranks above 0 and up to 1", r"got 1\.5"),
+    "rank": (
+        {"global_rank": 4, "world_size": 4},
+        "The global rank must be below the world size",
+        "got rank 4 .* in a world of 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_an_argument_that_means_nothing_stops_init_with_help(argument: str, place: Here) -> None:
+    given, expected, got = ARGUMENTS[argument]
+
+    with pytest.raises(ConfigError, match=expected) as raised:
+        otel_ddp.init(**given)
+
+    raised.match(got)
+    raised.match("Correct")
+    assert place.journals() == []
+
+
+def test_the_page_of_settings_is_the_table() -> None:
+    page = Path(__file__).parents[1] / "docs" / "settings.md"
+
+    assert settings.markdown() == page.read_text()
+
+
+def test_the_page_names_every_variable_of_ours_that_the_source_reads() -> None:
+    package = Path(settings.__file__).parent
+    page = settings.markdown()
+    told = {name for each in (*settings.IDENTITY, *settings.EXPORT) for name in each.names}
+    told |= {name for row in settings.TABLE for name in row.variables}
+
+    sources = [path.read_text() for path in package.rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'"(OTEL_DDP_[A-Z_]+[A-Z])"', text)}
+    texts = {name for names in identity._VARIABLES.values() for name in names}
+
+    assert all(f"`{name}`" in page for name in told)
+    assert texts <= told
+    # What a process tells its children is nobody's setting.
+    assert named - told == {"OTEL_DDP_INHERITED_RUN"}
+
+
+def test_disabled_means_no_journal_no_directory_and_no_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = tmp_path / "place"
+    os.environ.update(OTEL_DDP_DIR=str(where), OTEL_SDK_DISABLED="true")
+
+    with otel_ddp.init(config={"lr": 0.1}) as run:
+        run.log({"loss": object()}, step="x")  # type: ignore[arg-type]
+        with run.phase("eval"), run.span("inner"):
+            run.event("now")
+        assert run is otel_ddp.current()
+        assert run is otel_ddp.init()
+
+    assert not where.exists()
+    assert caplog.records == []
