@@ -1,0 +1,115 @@
+"""Where every byte of a journal lies. docs/journal.md says the same in words."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+MAGIC = b"OTELDDPJ"
+VERSION = 1
+HEAD_BYTES = 4096
+SUFFIX = ".journal"
+TAKEN_SUFFIX = ".taken"
+
+# The fixed part of the head; its last word is the checksum of what stands before it.
+FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")
+FIXED_CRC = Struct("<I")
+
+# One word each, written by the writer alone: how far it has come in each area.
+RING_POSITION = 256
+DEFINITIONS_POSITION = 264
+LATEST_POSITION = 272
+WORD = Struct("<Q")
+
+# Where the process stands: each of them a word of its own, written with one store.
+PHASE = 512
+PHASE_NAME = 520
+STEP = 528
+MICRO_STEP = 536
+STATE = 544
+STEP_DURATION = 552
+# All of them as they lie there, from PHASE on.
+PROGRESS = Struct("<QQQQQd")
+# In one word with the time, so that neither is ever seen without the other.
+CODE_SHIFT = 56
+REASON = 1024
+REASON_HEAD = Struct("<II")
+REASON_BYTES = 2048
+
+# checksum, whole size (a multiple of 8), type, flags, running number
+RECORD = Struct("<IIHHI")
+PAD, SCALARS, SPAN, EVENT, END = 0, 16, 17, 18, 19
+IDENTITY, NAME, COUNTER, HISTOGRAM, CONFIG, FACTS = 1, 2, 3, 4, 5, 6
+
+# after the record's head: how many values, time, step, epoch; then the ids, then the values
+SCALARS_HEAD = Struct("<IIqqd")
+NAME_HEAD = Struct("<IHH")
+# size of what follows, its complement, the ring position that the copied record belongs to
+LATEST_HEAD = Struct("<IIQ")
+
+# position, running number of the next record, records lost so far: the reader's own file
+TAKEN = Struct("<QQQI")
+
+NO_STEP = -(2**63)
+LARGEST_RECORD = 60_000
+# A `log` of more values than this is written as several records.
+MOST_VALUES = 1000
+
+
+class Areas(NamedTuple):
+    """Offset and size of each area of a journal of one size."""
+
+    definitions: tuple[int, int]
+    totals: tuple[int, int]
+    latest: tuple[int, int]
+    ring: tuple[int, int]
+
+
+def areas(file_bytes: int) -> Areas:
+    """How a file of this size is divided: an eighth each to definitions and latest values."""
+    eighth = file_bytes // 8 // 4096 * 4096
+    totals_bytes = max(4096, eighth // 16 // 4096 * 4096)
+    definitions = (HEAD_BYTES, eighth)
+    totals = (HEAD_BYTES + eighth, totals_bytes)
+    latest = (totals[0] + totals[1], eighth)
+    start = latest[0] + latest[1]
+    return Areas(definitions, totals, latest, (start, (file_bytes - start) // 8 * 8))
+
+
+def padded(size: int) -> int:
+    """The next multiple of eight: every record starts on one."""
+    return (size + 7) & ~7
+
+
+def largest_record(ring_bytes: int) -> int:
+    """How large a record may be in a ring of this size."""
+    return min(LARGEST_RECORD, ring_bytes // 4)
+
+
+def checksum(body: bytes | memoryview, position: int) -> int:
+    """Seeded with the position, so that a stale record of an earlier lap is no record."""
+    return zlib.crc32(body, position & 0xFFFFFFFF)
+
+
+def read_taken(path: Path) -> tuple[int, int, int] | None:
+    """What a `.taken` file says, None where there is none that is whole."""
+    try:
+        # Asked for by a training process too: not even a fifo in its place may hold it up.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        content = os.read(fd, TAKEN.size)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    if len(content) < TAKEN.size:
+        return None
+    position, expected, lost, crc = TAKEN.unpack(content)
+    if crc != checksum(content[:-4], 0) or position % 8:
+        return None
+    return position, expected, lost

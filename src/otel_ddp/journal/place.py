@@ -1,0 +1,232 @@
+"""Where the processes of a node and their agent meet: a private directory, on tmpfs if possible."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal import layout
+
+_LONGEST_HOLD_S = 120.0
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class Place:
+    """The files of one meeting place."""
+
+    __slots__ = ("directory",)
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def agent_lock(self) -> Path:
+        """Held by the agent as long as it lives."""
+        return self.directory / "agent.lock"
+
+    @property
+    def agent_file(self) -> Path:
+        """What the agent says about itself, as JSON."""
+        return self.directory / "agent.json"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.directory / "agent.log"
+
+    @property
+    def start_lock(self) -> Path:
+        """Held while somebody starts an agent, so that eight ranks do not start eight."""
+        return self.directory / "start.lock"
+
+    @property
+    def nodes_file(self) -> Path:
+        """Which name each node of a run got, as JSON."""
+        return self.directory / "nodes.json"
+
+    @property
+    def doorbell(self) -> Path:
+        """A fifo that the agent reads: one byte says that there is something new."""
+        return self.directory / "doorbell"
+
+    def hold_starts(self, seconds: float) -> None:
+        """Let nobody start an agent for so long; 0 takes that back."""
+        with contextlib.suppress(OSError):
+            fd = os.open(
+                self._holding, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+            try:
+                os.pwrite(fd, f"{time.monotonic() + seconds:<32.3f}".encode(), 0)
+            finally:
+                os.close(fd)
+
+    def start_not_before(self) -> float:
+        """The moment, on the monotonic clock, from which on an agent may be started."""
+        try:
+            moment = float(self._holding.read_bytes()[:32])
+        except (OSError, ValueError):
+            return 0.0
+        # A moment that is far away was written before this machine was started.
+        return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
+
+    @property
+    def _holding(self) -> Path:
+        # Not the lock file: closing any descriptor of that would give the lock back.
+        return self.directory / "start.after"
+
+    def journals(self) -> list[Path]:
+        try:
+            names = sorted(os.listdir(self.directory))
+        except OSError:
+            return []
+        return [
+            self.directory / name
+            for name in names
+            if name.endswith(layout.SUFFIX) and not name.startswith(".")
+        ]
+
+    def agent_lives(self) -> bool:
+        """Whether an agent holds the lock, in whatever PID namespace it may be."""
+        return self.agent_pid() is not None
+
+    def agent_pid(self) -> int | None:
+        """The agent's process; 0 where it has no number here, None where there is no agent."""
+        return lock_holder(self.agent_lock)
+
+    def ring(self) -> None:
+        """Wake the agent; nothing happens where none listens."""
+        try:
+            # For reading as well: an agent that leaves just now is then no SIGPIPE, which kills
+            # a process that has switched Python's guard against it off.
+            fd = os.open(self.doorbell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return
+        try:
+            os.write(fd, b"!")
+        except OSError:
+            pass  # full: it has been rung often enough
+        finally:
+            os.close(fd)
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock on this file, 0 for one of another PID namespace."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        kind, _, _, _, pid = _FLOCK.unpack(answer)
+        return None if kind == fcntl.F_UNLCK else max(0, pid)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def private_directory(path: Path, named: bool = False) -> Path:
+    """This directory, made if need be, owned by us and closed to others; OSError otherwise."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the umask took away
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(20, "is no directory (a link is not followed)", str(path))
+    if found.st_uid != os.geteuid():
+        raise PermissionError(1, f"belongs to user {found.st_uid}, not to us", str(path))
+    if found.st_mode & 0o077:
+        if named:
+            # Not ours to change: it may be shared for a reason.
+            raise PermissionError(1, "other users can enter it; it must have mode 0700", str(path))
+        # Ours, but open to others: somebody's umask. Close it before anything is put there.
+        os.chmod(path, 0o700)
+    return path
+
+
+def candidates(env: Mapping[str, str]) -> Iterator[Path]:
+    """The directories to try where the user named none, best first."""
+    own = f"otel_ddp-{os.geteuid()}"
+    yield Path("/dev/shm") / own
+    # Absolute: the agent has another working directory than the training process.
+    if runtime := env.get("XDG_RUNTIME_DIR"):
+        yield Path(runtime).absolute() / "otel_ddp"
+    try:
+        yield Path(env.get("TMPDIR") or tempfile.gettempdir()).absolute() / own
+    except FileNotFoundError:
+        return  # no temporary directory here can be written to
+
+
+def find(named: str, env: Mapping[str, str] | None = None) -> tuple[list[Place], str]:
+    """The places that can be used, best first, and what to say; ConfigError for a bad named one."""
+    env = os.environ if env is None else env
+    if named:
+        path = Path(named).absolute()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            private_directory(path, named=True)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "is not writable", str(path))
+        except OSError as error:
+            raise ConfigError(
+                f"OTEL_DDP_DIR must be a directory that this user can write to, got {named!r} "
+                f"({error.strerror}). Name another one, or unset it for the default."
+            ) from None
+        return [Place(path)], ""
+    found: list[Place] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(candidates(env)):
+        usable = _usable(path, problems)
+        if usable is not None:
+            found.append(usable)
+    if not found:
+        return [], f"{problems[0]}: this process is not recorded"
+    # A container may have a plain directory in the place of /dev/shm.
+    found.sort(key=lambda place: not on_memory(place.directory))
+    where = found[0].directory
+    if on_memory(where):
+        return found, ""
+    because = problems[0] if problems else "there is none"
+    return found, f"no tmpfs for the journal ({because}), so it lies on a disk: {where}"
+
+
+def existing(named: str, env: Mapping[str, str]) -> list[Place]:
+    """The places that are there, for somebody who only looks."""
+    paths = [Path(named).absolute()] if named else candidates(env)
+    return [Place(path) for path in dict.fromkeys(paths) if path.is_dir()]
+
+
+def _usable(path: Path, problems: list[str]) -> Place | None:
+    try:
+        return Place(private_directory(path))
+    except OSError as error:
+        problems.append(f"{path} cannot be used: {error.strerror}")
+        return None
+
+
+def on_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether a directory lies on a file system that is memory."""
+    best, kind = "", ""
+    try:
+        text = os.fsdecode(mounts.read_bytes())
+    except OSError:
+        return True
+    where = os.path.realpath(path)
+    for line in text.split("\n"):
+        parts = line.split(" ")
+        if len(parts) < 3:
+            continue
+        # The kernel writes a space as \040.
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), parts[1])
+        under = where == point or where.startswith(point.rstrip("/") + "/")
+        if under and len(point) >= len(best):
+            best, kind = point, parts[2]
+    return kind in ("tmpfs", "ramfs")

@@ -1,0 +1,444 @@
+"""Reads a journal that another process writes: whatever it holds, nothing here raises or loops."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp.journal import layout
+from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
+
+# fcntl.fcntl wants a struct flock: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+# One reading takes at most this many bytes, so that one rank cannot starve the others.
+_MOST_BYTES = 4 * 1024 * 1024
+# How many readings wait for bytes that are not (yet) what their position says they are.
+_PATIENCE = 20
+# Without the code that lies above it in the same word.
+_SINCE_US = (1 << layout.CODE_SHIFT) - 1
+
+
+class Name(NamedTuple):
+    """A name as it was logged, and the split it was logged under."""
+
+    text: str
+    split: str
+
+
+class Scalars(NamedTuple):
+    """One call of `log`: pairs of name number and value."""
+
+    time_ns: int
+    step: int | None
+    epoch: float | None
+    values: tuple[tuple[int, float], ...]
+    position: int
+
+
+class Document(NamedTuple):
+    """A span or an event, as its writer put it down."""
+
+    kind: int
+    content: dict[str, Any]
+    position: int
+
+
+class Progress(NamedTuple):
+    """Where the process stands."""
+
+    step: int | None
+    micro_step: int
+    phase: int
+    phase_name: int
+    state: int
+    phase_since_ns: int
+    state_since_ns: int
+    step_duration_s: float
+
+
+class Total(NamedTuple):
+    """A cumulative total, or the parts of a histogram."""
+
+    metric: str
+    attributes: dict[str, str]
+    values: tuple[float, ...]
+    bounds: tuple[float, ...] | None
+
+
+class Unreadable(Exception):
+    """This file is no journal that we can read; the text says why."""
+
+
+class JournalReader:
+    """One journal, seen from outside. Raises `Unreadable` on opening, and nothing afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise Unreadable(f"{path}: {error.strerror}") from None
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _open(self) -> None:
+        head = self._pread(0, layout.FIXED.size + 4)
+        if len(head) < layout.FIXED.size + 4 or head[:8] != layout.MAGIC:
+            raise Unreadable(f"{self.path} is not a journal")
+        # fmt: off
+        (_, self.version, head_bytes, size, *places, self.pid, self.start_ticks, _,
+         self.created_ns, self.created_monotonic_ns, self.journal_id) = layout.FIXED.unpack(
+            head[: layout.FIXED.size])
+        # fmt: on
+        if self.version != layout.VERSION:
+            raise Unreadable(
+                f"{self.path} is a journal of version {self.version}; "
+                f"this otel-ddp reads version {layout.VERSION}"
+            )
+        (crc,) = layout.FIXED_CRC.unpack(head[-4:])
+        whole = crc == checksum(head[:-4], 0) and head_bytes == layout.HEAD_BYTES
+        areas = [(places[i], places[i + 1]) for i in range(0, 8, 2)]
+        if not whole or os.fstat(self._fd).st_size < size:
+            raise Unreadable(f"{self.path} is damaged")
+        if any(start < head_bytes or start + room > size for start, room in areas):
+            raise Unreadable(f"{self.path} is damaged")
+        self._definitions, self._totals, self._latest, self._ring = areas
+        if self._ring[1] < 1024 or self._ring[1] % 8:
+            raise Unreadable(f"{self.path} is damaged")
+        self.identity: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.names: dict[int, Name] = {}
+        self.identities = 0
+        self.definitions_read = 0
+        self.unreadable = 0
+        self._defined = 0
+        self._definitions_stuck = 0
+        self._places: list[dict[str, Any]] = []
+        self._stuck = 0
+        # A record, and the padding before it, are written first and published then.
+        self._unpublished = 2 * layout.largest_record(self._ring[1])
+        self._last_progress: Progress | None = None
+        self._taken_path = self.path.with_suffix(layout.TAKEN_SUFFIX)
+        self.position, self._expected, self.lost = layout.read_taken(self._taken_path) or (0, 1, 0)
+        self.refresh()
+
+    def _pread(self, at: int, size: int) -> bytes:
+        # Not a mapping: whoever truncates the file costs us a short read, not a SIGBUS.
+        try:
+            return os.pread(self._fd, size, at)
+        except OSError:
+            return b""
+
+    def _word(self, at: int) -> int:
+        word = self._pread(at, 8)
+        return int.from_bytes(word, "little") if len(word) == 8 else 0
+
+    # -- definitions
+
+    def refresh(self) -> None:
+        """Read what was defined since the last time."""
+        start, room = self._definitions
+        end = min(self._word(layout.DEFINITIONS_POSITION), room)
+        if end <= self._defined:
+            return
+        block = self._pread(start + self._defined, end - self._defined)
+        at = 0
+        while at + RECORD.size <= len(block):
+            parsed = _record(block, at, self._defined + at)
+            if parsed is None:
+                # On a weakly ordered machine the position may be seen before the bytes.
+                self._definitions_stuck += 1
+                if self._definitions_stuck < _PATIENCE:
+                    break
+                if self._definitions_stuck == _PATIENCE:
+                    self.unreadable += 1  # once for the whole stretch
+                at += 8
+                continue
+            self._definitions_stuck = 0
+            size, kind, _, payload = parsed
+            self._define(kind, payload)
+            at += size
+        self._defined += min(at, len(block))
+        self.definitions_read += 1
+
+    def _define(self, kind: int, payload: bytes) -> None:
+        if kind == layout.NAME:
+            if len(payload) < layout.NAME_HEAD.size:
+                self.unreadable += 1
+                return
+            number, name_bytes, split_bytes = layout.NAME_HEAD.unpack_from(payload)
+            start = layout.NAME_HEAD.size
+            name = payload[start : start + name_bytes]
+            split = payload[start + name_bytes : start + name_bytes + split_bytes]
+            self.names[number] = Name(name.decode(errors="replace"), split.decode(errors="replace"))
+            return
+        content = _document(payload)
+        if content is None:
+            self.unreadable += 1
+        elif kind == layout.IDENTITY:
+            self.identity = content
+            self.identities += 1
+        elif kind == layout.CONFIG:
+            self.config.update(content)
+        elif kind == layout.FACTS:
+            self.facts.update(content)
+        elif kind in (layout.COUNTER, layout.HISTOGRAM):
+            self._places.append(content)
+
+    # -- the ring
+
+    def read(self) -> list[Scalars | Document]:
+        """Every whole record since the last reading, in order; what was overwritten is counted."""
+        start, ring = self._ring
+        end = self._end()
+        # After the position: whatever a record before it refers to was defined before it.
+        self.refresh()
+        if end - self.position > ring:
+            if self._end() < end:
+                return []  # no position ever: it only grows
+            self.position = end - ring
+        records: list[Scalars | Document] = []
+        read_bytes = 0
+        while self.position < end and read_bytes < _MOST_BYTES:
+            offset = self.position % ring
+            whole = min(end - self.position, ring - offset)
+            want = min(whole, _MOST_BYTES)
+            block = self._pread(start + offset, want)
+            # What was cut off the file is zeros, which are no record, and is given up in time.
+            block += bytes(want - len(block))
+            read_bytes += want
+            taken = self._walk(
+                block, want if want == whole else want - layout.LARGEST_RECORD, records
+            )
+            self.position += taken
+            if taken < want:
+                break
+        return records
+
+    def _end(self) -> int:
+        # Always a multiple of eight, unless it is damaged.
+        return self._word(layout.RING_POSITION) & ~7
+
+    def _walk(self, block: bytes, stop: int, records: list[Scalars | Document]) -> int:
+        """Read the records that start before *stop*; how far that went."""
+        ring = self._ring[1]
+        gone = -self._unpublished
+        at = 0
+        while at < stop:
+            position = self.position + at
+            if len(block) - at < RECORD.size:
+                # Only the end of a lap can leave less than a head: nothing is written there.
+                return len(block)
+            parsed = _record(block, at, position)
+            if parsed is None:
+                if self._stuck < _PATIENCE and position >= gone + self._unpublished:
+                    gone = self._end() - ring
+                if position < gone + self._unpublished:
+                    # The writer went on while we read: go on behind what it wrote over.
+                    at = min(len(block), max(at + 8, gone - self.position))
+                elif self._stuck < _PATIENCE:
+                    # Not yet visible, or torn by a death: give it a few readings' time.
+                    self._stuck += 1
+                    return at
+                else:
+                    at += 8
+                continue
+            self._stuck = 0
+            size, kind, number, payload = parsed
+            at += size
+            if kind == layout.PAD:
+                continue
+            # Running numbers have 32 bits; a difference that looks negative is an old record.
+            gap = (number - self._expected) & 0xFFFFFFFF
+            if gap < 0x80000000:
+                self.lost += gap
+            self._expected = (number + 1) & 0xFFFFFFFF
+            record = self._understand(kind, payload, position)
+            if record is None:
+                self.unreadable += 1
+            else:
+                records.append(record)
+        return at
+
+    def _understand(self, kind: int, payload: bytes, position: int) -> Scalars | Document | None:
+        if kind == layout.SCALARS:
+            return _scalars(payload, position)
+        if kind in (layout.SPAN, layout.EVENT, layout.END):
+            content = _document(payload)
+            return None if content is None else Document(kind, content, position)
+        return None
+
+    def commit(self, position: int, expected: int, lost: int) -> None:
+        """Write down that everything before *position* is in safe hands."""
+        content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
+        content += checksum(content, 0).to_bytes(4, "little")
+        try:
+            fd = os.open(
+                self._taken_path,
+                os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+                0o600,
+            )
+        except OSError:
+            return  # a full or vanished directory: we would read some records again
+        try:
+            os.pwrite(fd, content, 0)
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+
+    def mark(self) -> tuple[int, int, int]:
+        """What `commit` wants, as of now."""
+        return self.position, self._expected, self.lost
+
+    # -- what is overwritten in place
+
+    def latest(self) -> list[Scalars]:
+        """The last value of everything ever logged, oldest first."""
+        start, room = self._latest
+        end = min(self._word(layout.LATEST_POSITION), room)
+        block = self._pread(start, end)
+        self.refresh()
+        found = []
+        at = 0
+        while at + layout.LATEST_HEAD.size <= len(block):
+            size, complement, position = layout.LATEST_HEAD.unpack_from(block, at)
+            at += layout.LATEST_HEAD.size
+            if size ^ complement != 0xFFFFFFFF or at + size > len(block):
+                break
+            if size < RECORD.size or size % 8:
+                break
+            parsed = _record(block, at, position)
+            # Torn: its writer is in the middle of it, or died there; the ring has it as well.
+            if parsed is not None and parsed[1] == layout.SCALARS:
+                record = _scalars(parsed[3], position)
+                if record is not None:
+                    found.append(record)
+            at += size
+        found.sort(key=lambda record: record.position)
+        return found
+
+    def totals(self) -> list[Total]:
+        """Every total as it stands now."""
+        start, room = self._totals
+        block = self._pread(start, room)
+        found = []
+        for place in self._places:
+            total = _total(place, block)
+            if total is not None:
+                found.append(total)
+        return found
+
+    def progress(self) -> Progress | None:
+        """Where the process stands, each word as it was written last; None before the first one."""
+        # The state first: where it has been written, so has all the rest.
+        if self._word(layout.STATE):
+            block = self._pread(layout.PHASE, layout.PROGRESS.size)
+            if len(block) == layout.PROGRESS.size:
+                phase, name, step, micro_step, state, duration_s = layout.PROGRESS.unpack(block)
+                self._last_progress = Progress(
+                    step - 1 if step else None,
+                    micro_step,
+                    phase >> layout.CODE_SHIFT,
+                    name,
+                    state >> layout.CODE_SHIFT,
+                    (phase & _SINCE_US) * 1000,
+                    (state & _SINCE_US) * 1000,
+                    duration_s,
+                )
+        # Of a file that was cut meanwhile: what it said before.
+        return self._last_progress
+
+    def reason(self) -> str:
+        """Why the run ended, if it said so."""
+        block = self._pread(layout.REASON, layout.REASON_BYTES)
+        if len(block) < layout.REASON_HEAD.size:
+            return ""
+        size, crc = layout.REASON_HEAD.unpack_from(block)
+        text = block[layout.REASON_HEAD.size : layout.REASON_HEAD.size + size]
+        if len(text) != size or not size or crc != checksum(text, layout.REASON):
+            return ""
+        return text.decode(errors="replace")
+
+    def writer_lives(self) -> bool:
+        """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            answer = fcntl.fcntl(self._fd, fcntl.F_GETLK, query)
+        except (OSError, ValueError):
+            return False
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def used(self) -> float:
+        """Which part of the ring is unread, 0 to 1."""
+        unread = max(0, self._end() - self.position)
+        return float(min(1.0, unread / self._ring[1]))
+
+    def drained(self) -> bool:
+        """Whether nothing is left to read."""
+        return self.position >= self._end()
+
+    def close(self) -> None:
+        """Let go of the file; from here on there is nothing to read."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
+    """Size, type, number and payload of the whole record at this place, if there is one."""
+    crc, size, kind, _, number = RECORD.unpack_from(block, at)
+    if size < RECORD.size or size % 8 or at + size > len(block):
+        return None
+    end = at + (RECORD.size if kind == layout.PAD else size)
+    if checksum(memoryview(block)[at + 4 : end], position) != crc:
+        return None
+    return size, kind, number, block[at + RECORD.size : end]
+
+
+def _scalars(payload: bytes, position: int) -> Scalars | None:
+    if len(payload) < SCALARS_HEAD.size:
+        return None
+    count, _, time_ns, step, epoch = SCALARS_HEAD.unpack_from(payload)
+    values_at = SCALARS_HEAD.size + padded(4 * count)
+    if count == 0 or values_at + 8 * count > len(payload):
+        return None
+    ids = struct.unpack_from(f"<{count}I", payload, SCALARS_HEAD.size)
+    values = struct.unpack_from(f"<{count}d", payload, values_at)
+    return Scalars(
+        time_ns,
+        None if step == layout.NO_STEP else step,
+        None if epoch != epoch else epoch,
+        tuple(zip(ids, values, strict=True)),
+        position,
+    )
+
+
+def _document(payload: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(payload.rstrip(b"\0"))
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _total(place: dict[str, Any], block: bytes) -> Total | None:
+    index, metric = place.get("index"), place.get("metric")
+    bounds, attributes = place.get("bounds"), place.get("attributes")
+    if not isinstance(index, int) or not isinstance(metric, str) or index < 0:
+        return None
+    if not isinstance(attributes, dict) or not isinstance(bounds, (list, type(None))):
+        return None
+    count = 1 if bounds is None else len(bounds) + 2
+    if (index + count) * 8 > len(block):
+        return None
+    values = struct.unpack_from(f"<{count}d", block, index * 8)
+    return Total(metric, attributes, values, None if bounds is None else tuple(bounds))

@@ -1,0 +1,334 @@
+"""Where memory is short: on small and full file systems of our own, in a mount namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.journal.writer import open_journal
+
+PREAMBLE = """
+import errno, json, math, os, sys
+from pathlib import Path
+from otel_ddp.journal import place
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter, Shape, open_journal
+
+here = Path(sys.argv[1])
+mounts = [Path(path) for path in sys.argv[2:]]
+
+def answer(**said):
+    print(json.dumps(said), flush=True)
+
+def fill(directory):
+    # Another process takes all that is left, to the last block.
+    child = os.fork()
+    if child == 0:
+        with open(directory / "greedy", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError as error:
+                os._exit(0 if error.errno == errno.ENOSPC else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    room = os.statvfs(directory)
+    assert room.f_bavail == 0
+
+def laps(writer, count):
+    shape = Shape([writer.name(f"name {i}") for i in range(40)])
+    total = writer.counter("total")
+    step = 0
+    while writer.position < count * os.path.getsize(writer.path):
+        step += 1
+        writer.scalars(shape, step, step, math.nan, [float(step)] * 40, 40)
+        writer.phase(2, 0, step)
+        writer.step(step)
+        writer.micro_step(step)
+        writer.state(1, step)
+        writer.step_duration(0.5)
+        writer.add(total, 1.0)
+    writer.reason("r" * 3000)
+    while writer.name("n" * 50):
+        pass
+    return step
+
+def last(path):
+    reader = JournalReader(path)
+    return reader.read()[-1].step
+"""
+
+
+@pytest.fixture(scope="module")
+def namespace() -> list[str]:
+    """How to get a mount namespace here; its mounts go with the process."""
+    for command in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
+        probe = [*command, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
+        try:
+            if subprocess.run(probe, capture_output=True).returncode == 0:
+                return command
+        except FileNotFoundError:
+            break
+    pytest.skip("this machine lets nobody mount a tmpfs of his own")
+
+
+class Elsewhere:
+    """Runs Python where file systems of chosen sizes are mounted."""
+
+    def __init__(self, namespace: list[str], root: Path) -> None:
+        self._namespace = namespace
+        self._root = root
+
+    def run(self, code: str, *mounts: str, also: str = "true") -> subprocess.CompletedProcess[str]:
+        points, lines = [], ["set -e"]
+        for number, options in enumerate(mounts):
+            point = self._root / f"mount{number}"
+            point.mkdir(exist_ok=True)
+            points.append(str(point))
+            kind, _, more = options.partition(":")
+            lines.append(f"mount -t {kind} {'-o ' + more if more else ''} none '{point}'")
+        lines += [also, 'exec "$@"']
+        command = [*self._namespace, "sh", "-c", "\n".join(lines), "sh"]
+        command += [sys.executable, "-c", PREAMBLE + code, str(self._root), *points]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def ask(self, code: str, *mounts: str, also: str = "true") -> Any:
+        done = self.run(code, *mounts, also=also)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def elsewhere(namespace: list[str], tmp_path: Path) -> Elsewhere:
+    return Elsewhere(namespace, tmp_path)
+
+
+OPEN = """
+writer, remark = open_journal(mounts, 2 * 1024 * 1024, {})
+steps = laps(writer, 3) if writer else 0
+assert not writer or last(writer.path) == steps
+left = [name for point in mounts for name in os.listdir(point)]
+answer(
+    remark=remark,
+    bytes=os.path.getsize(writer.path) if writer else 0,
+    at=str(writer.path.parent) if writer else None,
+    files=len(left),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "kib"),
+    [("64k", 0), ("300k", 0), ("1020k", 0), ("1m", 128), ("3m", 128), ("8m", 512), ("64m", 2048)],
+)
+def test_the_journal_takes_no_more_than_an_eighth_of_the_room(
+    elsewhere: Elsewhere, tmp_path: Path, size: str, kib: int
+) -> None:
+    found = elsewhere.ask(OPEN, f"tmpfs:size={size}")
+
+    where = tmp_path / "mount0"
+    remark = ""
+    if kib == 0:
+        remark = (
+            f"no room for a journal ({where}: No space left on device): "
+            "this process is not recorded"
+        )
+    elif kib < 2048:
+        remark = (
+            f"little room in {where}: the journal is {kib} KiB instead of 2048 KiB, "
+            "so it bridges a shorter absence of the agent"
+        )
+    assert {
+        "remark": remark,
+        "bytes": kib * 1024,
+        "at": str(where) if kib else None,
+        "files": 1 if kib else 0,
+    } == found
+
+
+@pytest.mark.parametrize("kind", ["tmpfs:size=0", "ramfs:"])
+def test_memory_without_a_limit_has_room(elsewhere: Elsewhere, kind: str) -> None:
+    # Such a file system says that it has no blocks, neither free nor at all.
+    found = elsewhere.ask(OPEN, kind)
+
+    assert (found["remark"], found["bytes"]) == ("", 2048 * 1024)
+
+
+def test_a_directory_without_room_is_passed_over_with_a_word(
+    elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    found = elsewhere.ask(OPEN, "tmpfs:size=300k", "tmpfs:size=64m")
+
+    first, second = tmp_path / "mount0", tmp_path / "mount1"
+    assert found["remark"] == (
+        f"no journal in {first}: No space left on device, so it lies in {second}"
+    )
+    assert (2048 * 1024, str(second), 1) == (found["bytes"], found["at"], found["files"])
+
+
+def test_a_file_system_that_cannot_be_written_to_is_passed_over(
+    elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    found = elsewhere.ask(OPEN, "tmpfs:ro", "tmpfs:size=64m")
+
+    assert found["at"] == str(tmp_path / "mount1")
+    assert "Read-only file system" in found["remark"]
+
+
+def test_a_file_system_without_inodes_leaves_nothing_behind(elsewhere: Elsewhere) -> None:
+    found = elsewhere.ask(OPEN, "tmpfs:size=64m,nr_inodes=1")
+
+    assert (found["at"], found["files"]) == (None, 0)
+
+
+def test_where_no_directory_is_given_there_is_no_journal(tmp_path: Path) -> None:
+    writer, remark = open_journal([tmp_path / "nowhere"], 128 * 1024, {})
+
+    assert writer is None
+    assert remark == (
+        f"no room for a journal ({tmp_path}/nowhere: No such file or directory): "
+        "this process is not recorded"
+    )
+
+
+FULL = """
+writer, remark = open_journal(mounts, 128 * 1024, {})
+fill(mounts[0])
+steps = laps(writer, 5)
+writer.close()
+answer(steps=steps, last=last(writer.path), blocks=os.stat(writer.path).st_blocks)
+"""
+
+
+def test_a_full_tmpfs_does_not_kill_a_writer_that_has_its_blocks(elsewhere: Elsewhere) -> None:
+    found = elsewhere.ask(FULL, "tmpfs:size=2m")
+
+    assert found["steps"] == found["last"] > 1000
+    assert found["blocks"] == 256
+
+
+def test_without_its_blocks_the_same_writer_dies_of_sigbus(elsewhere: Elsewhere) -> None:
+    # The control: the same file, but sparse.
+    sparse = "os.posix_fallocate = lambda fd, at, size: os.ftruncate(fd, size)\n"
+
+    done = elsewhere.run(sparse + FULL, "tmpfs:size=2m")
+
+    assert done.returncode == -signal.SIGBUS
+    assert done.stdout == ""
+
+
+def test_a_full_tmpfs_keeps_the_reader_from_nothing_but_its_mark(elsewhere: Elsewhere) -> None:
+    code = """
+writer, remark = open_journal(mounts, 128 * 1024, {})
+fill(mounts[0])
+laps(writer, 1)
+reader = JournalReader(writer.path)
+read = len(reader.read())
+reader.commit(*reader.mark())
+answer(read=read, taken=writer.taken(), again=JournalReader(writer.path).mark())
+"""
+
+    found = elsewhere.ask(code, "tmpfs:size=2m")
+
+    assert found["read"] > 100
+    assert (found["taken"], found["again"]) == (0, [0, 1, 0])
+
+
+FIND = """
+env = {"TMPDIR": str(here)}
+places, remark = place.find("", env)
+answer(places=[str(each.directory) for each in places], remark=remark)
+"""
+
+
+def test_without_shared_memory_the_journal_lies_on_a_disk_and_that_is_said(
+    elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    own = f"otel_ddp-{os.geteuid()}"
+    # Something else lies over /dev, as in a container that has no /dev/shm.
+    found = elsewhere.ask(FIND, also="mount -t tmpfs none /dev && : > /dev/null")
+
+    assert [str(tmp_path / own)] == found["places"]
+    if not _on_tmpfs(tmp_path):
+        assert found["remark"] == (
+            f"no tmpfs for the journal (/dev/shm/{own} cannot be used: No such file or directory),"
+            f" so it lies on a disk: {tmp_path / own}"
+        )
+
+
+def _on_tmpfs(path: Path) -> bool:
+    done = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True)
+    return done.stdout.strip() in ("tmpfs", "ramfs")
+
+
+def test_shared_memory_that_is_read_only_is_passed_over(
+    elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    found = elsewhere.ask(FIND, also="mount -t tmpfs -o ro none /dev/shm")
+
+    assert [str(tmp_path / f"otel_ddp-{os.geteuid()}")] == found["places"]
+
+
+def test_a_named_directory_on_a_read_only_file_system_is_refused(elsewhere: Elsewhere) -> None:
+    code = """
+from otel_ddp.errors import ConfigError
+try:
+    place.find(str(mounts[0]), {})
+except ConfigError as error:
+    answer(why=str(error))
+"""
+
+    found = elsewhere.ask(code, "tmpfs:ro,mode=700")
+
+    assert "OTEL_DDP_DIR must be a directory that this user can write to" in found["why"]
+    assert "(is not writable)" in found["why"]
+
+
+def test_the_room_of_a_mount_is_asked_where_the_journal_would_lie(elsewhere: Elsewhere) -> None:
+    code = "answer(memory=[place.on_memory(here), place.on_memory(mounts[0] / 'below')])"
+
+    found = elsewhere.ask(code, "tmpfs:size=1m")
+
+    assert found["memory"][1]
+
+
+FULL_OF_THE_DEAD = """
+import os, sys
+from pathlib import Path
+from otel_ddp.journal.writer import JournalWriter, open_journal
+
+folder = Path(sys.argv[1])
+for _ in range(200):
+    # Each life is a process: a dead one's lock is free.
+    child = os.fork()
+    if child == 0:
+        writer, remark = open_journal([folder], 2 << 20, {"run": "r"})
+        os._exit(0 if writer is not None and not remark else 1)
+    assert os.waitpid(child, 0)[1] == 0
+print(len(list(folder.glob("*.journal"))))
+"""
+
+
+def test_the_dead_make_room_for_the_living() -> None:
+    script = (
+        'folder=$(mktemp -d) && mount -t tmpfs -o size=40m none "$folder" && '
+        'exec "$0" -c "$1" "$folder"'
+    )
+
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, FULL_OF_THE_DEAD],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    # Without an agent they stay as long as there is room, and no longer.
+    assert 1 < int(done.stdout) < 20

@@ -1,0 +1,390 @@
+"""Where processes and agent meet: private, in memory where possible, and helpful where not."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal import place
+from otel_ddp.journal.place import (
+    Place,
+    candidates,
+    find,
+    lock_holder,
+    on_memory,
+    private_directory,
+)
+
+NOBODY = 65534
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- a named directory
+
+
+def test_a_named_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    named = tmp_path / "a" / "b"
+
+    places, remark = find(str(named), {})
+
+    assert [named] == [each.directory for each in places]
+    assert remark == ""
+    assert mode_of(named) == 0o700
+
+
+@pytest.mark.parametrize("umask", [0o777, 0o077, 0o000])
+def test_no_umask_makes_it_useless_or_open(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        find(str(tmp_path / "new"), {})
+    finally:
+        os.umask(before)
+
+    assert mode_of(tmp_path / "new") == 0o700
+
+
+def test_a_default_directory_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
+    open_one = tmp_path / "open"
+    open_one.mkdir()
+    open_one.chmod(0o755)
+
+    private_directory(open_one)
+
+    assert mode_of(open_one) == 0o700
+
+
+def test_a_named_directory_that_is_open_to_others_is_refused_and_left_alone(
+    tmp_path: Path,
+) -> None:
+    named = tmp_path / "shared"
+    named.mkdir()
+    named.chmod(0o755)
+
+    assert complaint(named) == "other users can enter it; it must have mode 0700"
+    assert mode_of(named) == 0o755
+
+
+def complaint(named: Path | str) -> str:
+    with pytest.raises(ConfigError) as why:
+        find(str(named), {})
+    text = str(why.value)
+    start = f"OTEL_DDP_DIR must be a directory that this user can write to, got {str(named)!r} ("
+    assert text.startswith(start)
+    assert text.endswith("). Name another one, or unset it for the default.")
+    return text[len(start) :].partition("). Name")[0]
+
+
+def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+
+    assert complaint(tmp_path / "link") == "is no directory (a link is not followed)"
+    assert complaint(tmp_path / "dangling") == "is no directory (a link is not followed)"
+    assert mode_of(target) == 0o755
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert complaint(tmp_path / "file") == "is no directory (a link is not followed)"
+    assert complaint(tmp_path / "file" / "below") == "File exists"
+
+
+def directory_of_another(tmp_path: Path) -> tuple[Path, int]:
+    if os.geteuid():
+        return Path("/proc"), 0
+    other = tmp_path / "other"
+    other.mkdir(mode=0o777)
+    os.chown(other, NOBODY, NOBODY)
+    return other, NOBODY
+
+
+def test_a_directory_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
+    other, owner = directory_of_another(tmp_path)
+    before = mode_of(other)
+
+    assert f"belongs to user {owner}, not to us" == complaint(other)
+    assert before == mode_of(other)
+
+
+AS_NOBODY = """
+import os, sys
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal import place
+closed = sys.argv[1]
+os.mkdir(closed)
+if os.geteuid() == 0:  # to whom everything is writable
+    os.chown(closed, 65534, 65534)
+    os.setuid(65534)
+os.chmod(closed, 0o500)
+try:
+    place.find(closed, {})
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_named_directory_that_is_not_writable_is_refused() -> None:
+    # Not in tmp_path, which nobody but its owner may enter.
+    with tempfile.TemporaryDirectory() as above:
+        os.chmod(above, 0o711)
+        closed = f"{above}/closed"
+
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, closed], capture_output=True, text=True
+        )
+
+    assert done.stdout == (
+        f"OTEL_DDP_DIR must be a directory that this user can write to, got {closed!r} "
+        "(is not writable). Name another one, or unset it for the default.\n"
+    )
+
+
+# -- the default
+
+
+def test_the_candidates_are_shared_memory_the_session_and_temporary(tmp_path: Path) -> None:
+    own = f"otel_ddp-{os.geteuid()}"
+
+    # fmt: off
+    assert [
+        Path("/dev/shm") / own, Path("/run/user/7/otel_ddp"), tmp_path / own,
+    ] == list(candidates({"XDG_RUNTIME_DIR": "/run/user/7", "TMPDIR": str(tmp_path)}))
+    # fmt: on
+    assert len(list(candidates({}))) == 2
+
+
+def test_candidates_are_absolute_because_the_agent_runs_elsewhere() -> None:
+    found = list(candidates({"XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}))
+
+    assert all(path.is_absolute() for path in found)
+    assert Path.cwd() / "run" / "otel_ddp" == found[1]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Candidates of the test's own, instead of this machine's."""
+    paths = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
+    monkeypatch.setattr(place, "candidates", lambda env: iter(paths))
+    monkeypatch.setattr(place, "on_memory", lambda path: path == paths[0])
+    return paths
+
+
+def test_the_first_that_is_memory_is_taken_without_a_word(here: list[Path]) -> None:
+    for path in here:
+        path.parent.mkdir()
+
+    places, remark = find("", {})
+
+    assert here == [each.directory for each in places]
+    assert remark == ""
+
+
+def test_memory_goes_before_disk(here: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "on_memory", lambda path: path == here[1])
+    for path in here:
+        path.parent.mkdir()
+
+    places, remark = find("", {})
+
+    assert here[::-1] == [each.directory for each in places]
+    assert remark == ""
+
+
+def test_a_missing_shared_memory_is_said_in_one_line(here: list[Path]) -> None:
+    here[1].parent.mkdir()
+
+    places, remark = find("", {})
+
+    assert [here[1]] == [each.directory for each in places]
+    assert remark == (
+        f"no tmpfs for the journal ({here[0]} cannot be used: No such file or directory), "
+        f"so it lies on a disk: {here[1]}"
+    )
+
+
+def test_a_link_that_somebody_put_there_is_passed_over(here: list[Path], tmp_path: Path) -> None:
+    for path in here:
+        path.parent.mkdir()
+    here[0].symlink_to(tmp_path)
+
+    places, remark = find("", {})
+
+    assert [here[1]] == [each.directory for each in places]
+    assert "is no directory (a link is not followed)" in remark
+
+
+def test_a_directory_of_another_user_is_passed_over(here: list[Path], tmp_path: Path) -> None:
+    other, owner = directory_of_another(tmp_path)
+    here[0] = other
+    here[1].parent.mkdir()
+
+    places, remark = find("", {})
+
+    assert [here[1]] == [each.directory for each in places]
+    assert f"belongs to user {owner}, not to us" in remark
+
+
+def test_where_nothing_can_be_used_that_is_said_and_nothing_raised(here: list[Path]) -> None:
+    places, remark = find("", {})
+
+    assert places == []
+    assert remark == (
+        f"{here[0]} cannot be used: No such file or directory: this process is not recorded"
+    )
+
+
+def test_a_disk_in_place_of_shared_memory_is_said(
+    here: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "on_memory", lambda path: False)
+    for path in here:
+        path.parent.mkdir()
+
+    _, remark = find("", {})
+
+    assert f"no tmpfs for the journal (there is none), so it lies on a disk: {here[0]}" == remark
+
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+proc /proc proc rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+/dev/vdb /dev/shm/disk xfs rw 0 0
+tmpfs /with\\040space tmpfs rw 0 0
+tmpfs /größe tmpfs rw 0 0
+tmpfs /back\\134slash ramfs rw 0 0
+tmpfs /over tmpfs rw 0 0
+/dev/vdc /over ext4 rw 0 0
+odd
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "memory"),
+    [
+        ("/dev/shm", True),
+        ("/dev/shm/otel_ddp-0", True),
+        ("/dev/shmem", False),
+        ("/dev/shm/disk/below", False),
+        ("/with space/a", True),
+        ("/größe/a", True),
+        ("/back\\slash", True),
+        ("/over/a", False),
+        ("/home", False),
+        ("/", False),
+    ],
+)
+def test_what_lies_on_memory_is_told_by_the_mounts(tmp_path: Path, path: str, memory: bool) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS, encoding="utf-8")
+
+    assert memory == on_memory(Path(path), tmp_path / "mounts")
+
+
+def test_without_a_list_of_mounts_nothing_is_said_about_disks(tmp_path: Path) -> None:
+    assert on_memory(Path("/"), tmp_path / "nowhere")
+
+
+# -- the files of a place
+
+
+def test_journals_are_listed_without_what_is_still_being_made(tmp_path: Path) -> None:
+    for name in ("2-b.journal", "1-a.journal", ".3-c.journal", "1-a.taken", "agent.json"):
+        (tmp_path / name).touch()
+
+    assert [path.name for path in Place(tmp_path).journals()] == ["1-a.journal", "2-b.journal"]
+    assert Place(tmp_path / "nowhere").journals() == []
+
+
+def test_the_doorbell_wakes_who_listens_and_disturbs_nobody_else(tmp_path: Path) -> None:
+    here = Place(tmp_path)
+    here.ring()
+    assert not here.doorbell.exists()
+
+    os.mkfifo(here.doorbell)
+    here.ring()  # nobody listens
+    listener = os.open(here.doorbell, os.O_RDWR | os.O_NONBLOCK)
+    here.ring()
+    here.ring()
+    assert os.read(listener, 10) == b"!!"
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(listener, bytes(4096))
+    here.ring()  # it has been rung often enough
+    os.close(listener)
+
+
+def test_a_doorbell_without_a_listener_does_not_kill(tmp_path: Path) -> None:
+    # The listener goes between the opening and the writing; with SIGPIPE as the system has it.
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from otel_ddp.journal.place import Place\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "here = Place(Path(sys.argv[1])); os.mkfifo(here.doorbell)\n"
+        "listener = os.open(here.doorbell, os.O_RDONLY | os.O_NONBLOCK)\n"
+        "write = os.write\n"
+        "os.write = lambda *sent: (os.close(listener), write(*sent))\n"
+        "here.ring(); write(1, b'alive')\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+
+    assert (done.stdout, done.returncode) == ("alive", 0)
+
+
+def test_an_agent_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
+    here = Place(tmp_path)
+    assert not here.agent_lives()
+    here.agent_lock.touch()
+    assert not here.agent_lives()
+    code = (
+        "import fcntl, os, sys\n"
+        "fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX)\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(here.agent_lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as agent:
+        assert agent.stdout is not None
+        agent.stdout.readline()
+        assert here.agent_lives()
+        assert here.agent_pid() == agent.pid
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+
+    assert not here.agent_lives()
+    assert here.agent_pid() is None
+
+
+def test_asking_for_a_lock_follows_no_link_and_waits_for_no_fifo(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "fifo")
+    with open(tmp_path / "file", "r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+
+        assert lock_holder(tmp_path / "link") is None
+        assert lock_holder(tmp_path / "fifo") is None

@@ -1,0 +1,441 @@
+"""What the reader says about files that are no journals, and how it finds its way in real ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars, Unreadable
+from otel_ddp.journal.writer import JournalWriter, Shape
+
+SMALLEST = 128 * 1024
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[JournalWriter]:
+    made = JournalWriter(tmp_path, SMALLEST, {"run": "r"})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(writer: JournalWriter) -> Iterator[JournalReader]:
+    made = JournalReader(writer.path)
+    yield made
+    made.close()
+
+
+def log(writer: JournalWriter, shape: Shape, step: int, *values: float) -> None:
+    writer.scalars(shape, step * 10, step, math.nan, values, len(values))
+
+
+def steps(records: list[Scalars | Document]) -> list[int | None]:
+    return [record.step for record in records if isinstance(record, Scalars)]
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    # The file is read-only: what stands in it changes by accident, by root, or by a new kernel bug.
+    path.chmod(0o600)
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+# -- what is no journal
+
+
+def why_unreadable(path: Path) -> str:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Unreadable) as why:
+        JournalReader(path)
+    assert descriptors == len(os.listdir("/proc/self/fd"))
+    return str(why.value)
+
+
+def test_what_is_no_regular_file_is_no_journal(tmp_path: Path, writer: JournalWriter) -> None:
+    directory, fifo, link = tmp_path / "d.journal", tmp_path / "f.journal", tmp_path / "l.journal"
+    directory.mkdir()
+    os.mkfifo(fifo)
+    link.symlink_to(writer.path)
+
+    assert f"{directory} is not a journal" == why_unreadable(directory)
+    assert f"{fifo} is not a journal" == why_unreadable(fifo)
+    assert f"{link}: Too many levels of symbolic links" == why_unreadable(link)
+    assert f"{tmp_path}/x: No such file or directory" == why_unreadable(tmp_path / "x")
+
+
+@pytest.mark.parametrize("size", [0, 1, 147])
+def test_a_file_that_is_too_short_is_no_journal(
+    tmp_path: Path, writer: JournalWriter, size: int
+) -> None:
+    path = tmp_path / "short.journal"
+    path.write_bytes(writer.path.read_bytes()[:size])
+
+    assert f"{path} is not a journal" == why_unreadable(path)
+
+
+def test_a_file_of_another_version_says_which(writer: JournalWriter) -> None:
+    overwrite(writer.path, 8, struct.pack("<I", 2))
+
+    expected = f"{writer.path} is a journal of version 2; this otel-ddp reads version 1"
+    assert expected == why_unreadable(writer.path)
+
+
+@pytest.mark.parametrize(
+    ("at", "word"),
+    [
+        (24, 0),  # definitions that lie on the head
+        (40, 2**63),  # totals beyond the end
+        (64, 2**64 - 1),  # more latest values than a file has bytes
+        (80, 90113),  # a ring that is no multiple of eight
+        (80, 0),  # no ring at all
+        (16, SMALLEST + 8),  # larger than it is
+    ],
+)
+def test_a_head_that_contradicts_itself_is_damaged(
+    writer: JournalWriter, at: int, word: int
+) -> None:
+    overwrite(writer.path, at, struct.pack("<Q", word))
+    data = writer.path.read_bytes()[:144]
+    overwrite(writer.path, 144, struct.pack("<I", layout.checksum(data, 0)))
+
+    assert f"{writer.path} is damaged" == why_unreadable(writer.path)
+
+
+# -- in a real one
+
+
+def test_a_name_is_known_with_the_first_value_that_has_it(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    number = writer.name("loss", "train")
+    log(writer, Shape((number,)), 1, 1.0)
+
+    assert number not in reader.names
+    (record,) = reader.read()
+    assert isinstance(record, Scalars)
+    assert reader.names[record.values[0][0]] == ("loss", "train")
+
+    number = writer.name("accuracy")
+    log(writer, Shape((number,)), 2, 1.0)
+    assert [record.step for record in reader.latest()] == [1, 2]
+    assert reader.names[number] == ("accuracy", "")
+
+
+def test_a_later_document_replaces_or_completes_an_earlier_one(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    writer.document(layout.IDENTITY, {"rank": 3})
+    writer.document(layout.CONFIG, {"lr": 0.1, "seed": 1})
+    writer.document(layout.CONFIG, {"lr": 0.2})
+    writer.document(layout.FACTS, {"python": "3.11"})
+    writer.document(99, {"from": "a later version"})
+    writer.define(layout.FACTS, b"not JSON")
+
+    reader.refresh()
+
+    assert reader.identity == {"rank": 3}
+    assert reader.identities == 2
+    assert reader.config == {"lr": 0.2, "seed": 1}
+    assert reader.facts == {"python": "3.11"}
+    assert reader.unreadable == 1
+
+
+def test_records_that_it_does_not_understand_are_counted_and_passed_over(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    writer.append(99, b"{}")
+    writer.append(layout.EVENT, b"[1]")
+    writer.append(layout.EVENT, b"[" * 20_000)
+    writer.append(layout.SPAN, b"\xff\xfe")
+    writer.append(layout.SCALARS, struct.pack("<IIqqd", 9, 0, 0, 0, 0))
+    log(writer, Shape((1,)), 7, 1.0)
+
+    assert steps(reader.read()) == [7]
+    assert reader.unreadable == 5
+    assert reader.lost == 0
+
+
+def test_a_torn_record_is_waited_for_and_then_given_up(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    shape = Shape((1,))
+    for step in range(3):
+        log(writer, shape, step, 1.0)
+    torn = 40960 + 64 + 40
+    before = writer.path.read_bytes()[torn : torn + 1]
+    overwrite(writer.path, torn, b"\xaa")
+
+    assert steps(reader.read()) == [0]
+    for _ in range(19):
+        assert reader.read() == []
+    assert not reader.drained()
+    assert steps(reader.read()) == [2]
+    assert reader.drained()
+    assert reader.lost == 1
+
+    # The next one that is torn is waited for again.
+    log(writer, shape, 3, 1.0)
+    log(writer, shape, 4, 1.0)
+    overwrite(writer.path, torn + 128, b"\xaa")
+    for _ in range(20):
+        assert reader.read() == []
+    assert steps(reader.read()) == [4]
+
+    # A record whose bytes only arrive a little later is not lost.
+    overwrite(writer.path, torn, before)
+    again = JournalReader(writer.path)
+    overwrite(writer.path, torn, b"\xaa")
+    assert steps(again.read()) == [0]
+    overwrite(writer.path, torn, before)
+    assert steps(again.read()) == [1, 2]
+    overwrite(writer.path, torn + 128, before)
+    assert steps(again.read()) == [3, 4]
+    assert again.lost == 0
+    again.close()
+
+
+def test_a_damaged_definition_is_waited_for_and_then_counted_once(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    at = 4096 + struct.unpack_from("<Q", writer.path.read_bytes(), 264)[0]
+    writer.name("x" * 100)
+    writer.name("y")
+    overwrite(writer.path, at + 30, b"!")
+
+    for _ in range(19):
+        reader.refresh()
+        assert reader.names == {}
+    reader.refresh()
+
+    assert reader.names == {2: ("y", "")}
+    assert reader.unreadable == 1
+
+
+def test_a_position_that_went_back_for_a_moment_costs_nothing(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    log(writer, Shape((1,)), 1, 1.0)
+    assert steps(reader.read()) == [1]
+    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 0))
+
+    assert reader.read() == []
+    assert reader.used() == 0.0
+
+    log(writer, Shape((1,)), 2, 1.0)
+    assert steps(reader.read()) == [2]
+    assert reader.lost == 0
+
+
+def test_a_position_that_no_record_ends_at_is_rounded_down(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    shape = Shape((1,))
+    for step in range(3):
+        log(writer, shape, step, 1.0)
+    overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 2 * 64 + 5))
+
+    assert steps(reader.read()) == [0, 1]
+    assert reader.drained()
+
+    log(writer, shape, 3, 1.0)
+    assert steps(reader.read()) == [2, 3]
+    assert reader.lost == 0
+
+
+def test_a_writer_that_goes_round_while_it_is_read_costs_only_what_it_overwrote(
+    writer: JournalWriter, reader: JournalReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 1408 records of 64 bytes are a lap. The writer goes on between two system calls of the reader.
+    shape = Shape((1,))
+    for step in range(1408):
+        log(writer, shape, step, 1.0)
+    pread, calls = os.pread, []
+
+    def late(fd: int, size: int, at: int) -> bytes:
+        if size > 60_000 and not calls:
+            calls.append(at)
+            for step in range(1408, 2408):
+                log(writer, shape, step, 1.0)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", late)
+
+    assert list(range(1000, 1408)) == steps(reader.read())
+    assert reader.lost == 1000
+    assert list(range(1408, 2408)) == steps(reader.read())
+    assert reader.lost == 1000
+
+
+def test_a_slot_of_latest_values_that_is_too_small_ends_the_list(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    log(writer, Shape((1,)), 1, 1.0)
+    overwrite(writer.path, 24576 + 80, struct.pack("<II", 8, 8 ^ 0xFFFFFFFF))
+    overwrite(writer.path, layout.LATEST_POSITION, struct.pack("<Q", 80 + 24))
+
+    assert [record.step for record in reader.latest()] == [1]
+
+
+def test_there_is_no_progress_before_its_state(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    writer.phase(3, 4, 10)
+    writer.step(1)
+    assert reader.progress() is None
+
+    # Its code is 0, and so is that of the first state of all.
+    writer.state(0, 20)
+
+    assert Progress(1, 0, 3, 4, 0, 10_000, 20_000, 0.0) == reader.progress()
+
+
+def test_a_progress_that_was_cut_off_is_the_one_before(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    writer.state(1, 20)
+    before = reader.progress()
+    writer.state(2, 30)
+    writer.path.chmod(0o600)
+    os.truncate(writer.path, 552)
+
+    assert before is not None
+    assert before == reader.progress()
+
+
+def test_a_progress_that_makes_no_sense_is_passed_on(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    most = 2**64 - 1
+    latest = 2**56 - 1
+    overwrite(writer.path, 512, struct.pack("<QQQQQd", most, most, most, most, most, math.inf))
+    senseless = reader.progress()
+    overwrite(writer.path, 512, struct.pack("<QQQQQd", 200 << 56, 7, 0, 0, 201 << 56, -1.0))
+
+    # fmt: off
+    assert senseless == (
+        most - 1, most, 255, most, 255, latest * 1000, latest * 1000, math.inf)
+    # fmt: on
+    assert reader.progress() == (None, 0, 200, 7, 201, 0, 0, -1.0)
+
+
+def test_one_reading_of_a_large_ring_is_bounded(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, 16 * 1024 * 1024, {})
+    shape = Shape(range(1, 901))
+    size = shape.size
+    count = 10 * 1024 * 1024 // size
+    for step in range(count):
+        log(writer, shape, step, *([float(step)] * 900))
+    reader = JournalReader(writer.path)
+
+    found = []
+    readings = 0
+    while not reader.drained():
+        records = steps(reader.read())
+        assert 4 * 1024 * 1024 - 60_000 - size <= len(records) * size or reader.drained()
+        assert len(records) * size <= 4 * 1024 * 1024
+        found += records
+        readings += 1
+
+    assert list(range(count)) == found
+    assert readings == 3
+    assert reader.lost == 0
+    reader.close()
+    writer.close()
+
+
+def test_a_record_at_the_edge_of_a_reading_is_read_even_behind_damage(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, 16 * 1024 * 1024, {})
+    shape = Shape(range(1, 901))
+    across = 4 * 1024 * 1024 // shape.size
+    for step in range(across + 3):
+        log(writer, shape, step, *([float(step)] * 900))
+    start = layout.areas(16 * 1024 * 1024).ring[0]
+    overwrite(writer.path, start, bytes(across * shape.size))
+    reader = JournalReader(writer.path)
+
+    for _ in range(20):
+        assert reader.read() == []
+    found = steps(reader.read()) + steps(reader.read())
+
+    assert found == [across, across + 1, across + 2]
+    assert reader.lost == across
+    reader.close()
+    writer.close()
+
+
+def test_a_position_caught_half_written_is_asked_for_again(
+    writer: JournalWriter, reader: JournalReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(3):
+        log(writer, Shape((1,)), step, 1.0)
+    pread, calls = os.pread, []
+
+    def torn(fd: int, size: int, at: int) -> bytes:
+        if at == layout.RING_POSITION and not calls:
+            calls.append(at)
+            return struct.pack("<Q", 2**40)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", torn)
+
+    assert reader.read() == []
+    assert steps(reader.read()) == [0, 1, 2]
+    assert reader.lost == 0
+
+
+def test_used_is_the_unread_part_of_the_ring(writer: JournalWriter, reader: JournalReader) -> None:
+    assert reader.used() == 0.0
+    for step in range(704):
+        log(writer, Shape((1,)), step, 1.0)
+    assert reader.used() == 0.5
+    for step in range(704, 3000):
+        log(writer, Shape((1,)), step, 1.0)
+    assert reader.used() == 1.0
+    reader.read()
+    assert reader.used() == 0.0
+
+
+def test_a_closed_reader_finds_nothing_and_raises_nothing(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    log(writer, Shape((1,)), 1, 1.0)
+    reader.close()
+    reader.close()
+
+    assert reader.read() == []
+    assert reader.latest() == []
+    assert reader.totals() == []
+    assert reader.progress() is None
+    assert reader.reason() == ""
+    assert not reader.writer_lives()
+    assert reader.drained()
+
+
+def test_a_mark_that_cannot_be_written_is_no_error(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    writer.path.with_suffix(".taken").mkdir()
+
+    reader.commit(8, 1, 0)
+
+    assert writer.taken() == 0
+
+
+def test_a_mark_that_no_reader_can_have_made_is_none(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    log(writer, Shape((1,)), 1, 1.0)
+    reader.commit(5, 1, 0)  # no record begins there
+
+    again = JournalReader(writer.path)
+
+    assert again.mark() == (0, 1, 0)
+    assert steps(again.read()) == [1]
+    again.close()

@@ -1,0 +1,622 @@
+"""What the writer puts into the file, byte by byte, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import Document, JournalReader, Scalars
+from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape, open_journal
+
+SMALLEST = 128 * 1024
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[JournalWriter]:
+    made = JournalWriter(tmp_path, SMALLEST, {"run": "r"})
+    yield made
+    made.close()
+
+
+def log(writer: JournalWriter, shape: Shape, step: int, *values: float) -> None:
+    writer.scalars(shape, step * 10, step, math.nan, values, len(values))
+
+
+def read(writer: JournalWriter) -> list[Scalars | Document]:
+    reader = JournalReader(writer.path)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
+
+
+# -- the bytes
+
+
+def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> None:
+    # Only numbers that docs/journal.md states, none from the code: the two must not drift apart.
+    loss, grad = writer.name("loss", "train"), writer.name("größe")
+    steps = writer.counter("steps", {"kind": "x"})
+    times = writer.histogram("times", (0.5, 1.0))
+    writer.document(6, {"gpu": "H200"})
+    writer.document(5, {"lr": 0.1})
+    writer.add(steps, 3.0)
+    writer.add(times, 0.7)
+    writer.add(times + 2, 1.0)
+    shape = Shape((loss, grad, loss))
+    writer.scalars(shape, 111, 7, 0.5, (1.5, -2.0, 3.0), 3)
+    writer.append(17, b'{"name":"save"}')
+    writer.scalars(shape, 222, NO_STEP, math.nan, (4.5, 5.0, 6.0), 3)
+    writer.phase(4, 5, 1_750_000_000_000_001)
+    writer.step(13)
+    writer.micro_step(3)
+    writer.state(2, 1_750_000_000_000_002)
+    writer.step_duration(0.25)
+    writer.reason("out of memory")
+
+    data = writer.path.read_bytes()
+
+    def u32(at: int) -> int:
+        return int(struct.unpack_from("<I", data, at)[0])
+
+    def u64(at: int) -> int:
+        return int(struct.unpack_from("<Q", data, at)[0])
+
+    def i64(at: int) -> int:
+        return int(struct.unpack_from("<q", data, at)[0])
+
+    def f64(at: int) -> float:
+        return float(struct.unpack_from("<d", data, at)[0])
+
+    # The head.
+    assert data[0:8] == b"OTELDDPJ"
+    assert (u32(8), u32(12), u64(16)) == (1, 4096, 131072)
+    assert (u64(24), u64(32)) == (4096, 16384)  # definitions
+    assert (u64(40), u64(48)) == (20480, 4096)  # totals
+    assert (u64(56), u64(64)) == (24576, 16384)  # latest
+    assert (u64(72), u64(80)) == (40960, 90112)  # ring
+    assert u64(88) == os.getpid()
+    stat = Path("/proc/self/stat").read_text()
+    assert u64(96) == int(stat.rpartition(")")[2].split()[19])
+    assert u64(104) == 0
+    assert i64(112) == writer.created_ns
+    assert i64(120) > 0
+    assert data[128:144] == writer.journal_id
+    assert u32(144) == zlib.crc32(data[0:144], 0)
+
+    # Progress: a word each; a code and its time share one.
+    assert u64(512) == 4 * 2**56 + 1_750_000_000_000_001
+    assert u64(520) == 5
+    assert u64(528) == 13 + 1
+    assert u64(536) == 3
+    assert u64(544) == 2 * 2**56 + 1_750_000_000_000_002
+    assert f64(552) == 0.25
+    assert data[560:1024] == bytes(464)
+
+    # The reason.
+    assert u32(1024) == 13
+    assert u32(1028) == zlib.crc32(b"out of memory", 1024)
+    assert data[1032:1045] == b"out of memory"
+
+    # Definitions: records from the area's start to the word at 264.
+    def records(start: int, end: int) -> list[tuple[int, int, int, bytes]]:
+        found, at = [], 0
+        while at < end:
+            size = u32(start + at + 4)
+            body = data[start + at + 4 : start + at + size]
+            assert size % 8 == 0
+            assert u32(start + at) == zlib.crc32(body, at)
+            kind, flags, number = struct.unpack_from("<HHI", body, 4)
+            assert flags == 0
+            found.append((at, kind, number, body[12:]))
+            at += size
+        assert at == end
+        return found
+
+    definitions = records(4096, u64(264))
+    kinds = [kind for _, kind, _, _ in definitions]
+    assert kinds == [1, 2, 2, 3, 4, 6, 5]
+    assert {number for _, _, number, _ in definitions} == {0}
+    documents = [payload for _, kind, _, payload in definitions if kind != 2]
+    assert [json.loads(payload.rstrip(b"\0")) for payload in documents] == [
+        {"run": "r"},
+        {"index": 0, "metric": "steps", "attributes": {"kind": "x"}},
+        {"index": 1, "metric": "times", "attributes": {}, "bounds": [0.5, 1.0]},
+        {"gpu": "H200"},
+        {"lr": 0.1},
+    ]
+    names = [payload for _, kind, _, payload in definitions if kind == 2]
+    assert struct.unpack_from("<IHH", names[0]) == (1, 4, 5)
+    assert names[0][8:17] == b"losstrain"
+    assert struct.unpack_from("<IHH", names[1]) == (2, 7, 0)
+    assert names[1][8:15] == "größe".encode()
+
+    # Totals: a float each; a histogram has its sum, then one total a bucket.
+    assert [f64(20480 + 8 * i) for i in range(6)] == [3.0, 0.7, 0.0, 1.0, 0.0, 0.0]
+
+    # The ring, up to the word at 256.
+    ring = records(40960, u64(256))
+    assert [(kind, number) for _, kind, number, _ in ring] == [(16, 1), (17, 2), (16, 3)]
+    assert ring[1][3].rstrip(b"\0") == b'{"name":"save"}'
+    for (_, _, _, payload), time_ns, step, values in (
+        (ring[0], 111, 7, (1.5, -2.0, 3.0)),
+        (ring[2], 222, -(2**63), (4.5, 5.0, 6.0)),
+    ):
+        assert struct.unpack_from("<IIqq", payload) == (3, 0, time_ns, step)
+        assert struct.unpack_from("<III", payload, 32) == (1, 2, 1)
+        assert payload[44:48] == bytes(4)
+        assert struct.unpack_from("<ddd", payload, 48) == values
+    assert struct.unpack_from("<d", ring[0][3], 24) == (0.5,)
+    assert math.isnan(struct.unpack_from("<d", ring[2][3], 24)[0])
+
+    # The latest values: size, its complement, position, then a copy of the ring's record.
+    at = ring[2][0]
+    assert u64(272) == 16 + 88
+    assert (u32(24576), u32(24580), u64(24584)) == (88, 88 ^ 0xFFFFFFFF, at)
+    assert data[24592 : 24592 + 88] == data[40960 + at : 40960 + at + 88]
+
+    # The reader's own file.
+    reader = JournalReader(writer.path)
+    reader.read()
+    reader.commit(*reader.mark())
+    reader.close()
+    taken = writer.path.with_name(writer.path.name.replace(".journal", ".taken")).read_bytes()
+    assert len(taken) == 28
+    assert struct.unpack("<QQQ", taken[:24]) == (u64(256), 4, 0)
+    assert struct.unpack("<I", taken[24:])[0] == zlib.crc32(taken[:24], 0)
+
+
+def test_the_end_of_a_lap_is_filled_as_the_documentation_says(writer: JournalWriter) -> None:
+    # 3 values: 88 bytes. 1024 of them fill a ring of 90112 bytes exactly.
+    shape = Shape((1, 2, 3))
+    for step in range(1023):
+        log(writer, shape, step, 1.0, 2.0, 3.0)
+    assert writer.append(17, bytes(60))  # 80 bytes: leaves 8, too few for a record's head
+    log(writer, shape, 2000, 1.0, 2.0, 3.0)
+    assert writer.position == 90112 + 88
+    for step in range(1022):
+        log(writer, shape, step, 1.0, 2.0, 3.0)
+    at = writer.position % 90112
+    assert writer.append(17, bytes(90))  # 112 bytes: more than the 88 that are left
+
+    data = writer.path.read_bytes()
+
+    crc, size, kind, flags, number = struct.unpack_from("<IIHHI", data, 40960 + at)
+    assert (size, kind, flags) == (90112 - at, 0, 0)
+    assert number == 2047
+    # Of a filler, only its head is checked: what follows is left as it was.
+    assert crc == zlib.crc32(data[40960 + at + 4 : 40960 + at + 16], 90112 + at)
+    assert writer.position == 2 * 90112 + 112
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (128 * 1024, ((4096, 16384), (20480, 4096), (24576, 16384), (40960, 90112))),
+        (512 * 1024, ((4096, 65536), (69632, 4096), (73728, 65536), (139264, 385024))),
+        (2**21, ((4096, 262144), (266240, 16384), (282624, 262144), (544768, 1552384))),
+    ],
+)
+def test_a_file_is_divided_as_the_documentation_says(
+    size: int, expected: tuple[tuple[int, int], ...]
+) -> None:
+    assert expected == layout.areas(size)
+
+
+def test_zeros_are_no_record_anywhere(tmp_path: Path) -> None:
+    # What was allocated and never written must not pass for something.
+    writer = JournalWriter(tmp_path, SMALLEST, {})
+    reader = JournalReader(writer.path)
+
+    assert reader.progress() is None
+    assert reader.reason() == ""
+    assert reader.latest() == []
+    assert reader.read() == []
+
+    reader.close()
+    writer.close()
+
+
+def test_a_word_of_the_progress_leaves_the_others_alone(writer: JournalWriter) -> None:
+    def words() -> tuple[int, ...]:
+        return struct.unpack("<6Q", writer.path.read_bytes()[512:560])
+
+    most = 2**64 - 1
+    seen = [words()]
+    for change in (
+        lambda: writer.phase(255, most, 2**56 - 1),
+        lambda: writer.step(most - 1),
+        lambda: writer.micro_step(most),
+        lambda: writer.state(255, 2**56 - 1),
+        lambda: writer.step_duration(-math.inf),
+        lambda: writer.phase(0, 0, 0),
+        lambda: writer.step(-1),
+    ):
+        change()
+        seen.append(words())
+
+    endless = 0xFFF0_0000_0000_0000
+    assert seen == [
+        (0, 0, 0, 0, 0, 0),
+        (most, most, 0, 0, 0, 0),
+        (most, most, most, 0, 0, 0),
+        (most, most, most, most, 0, 0),
+        (most, most, most, most, most, 0),
+        (most, most, most, most, most, endless),
+        (0, 0, most, most, most, endless),
+        (0, 0, 0, most, most, endless),
+    ]
+
+
+# -- values that do not fit
+
+
+def test_a_value_that_does_not_pack_is_not_counted_as_lost(writer: JournalWriter) -> None:
+    shape = Shape((1,))
+    log(writer, shape, 1, 1.0)
+    with pytest.raises(struct.error):
+        log(writer, shape, 2, 10**400)
+    with pytest.raises(struct.error):
+        writer.scalars(shape, 1, 2, "late", (1.0,), 1)  # type: ignore[arg-type]
+    log(writer, shape, 3, 3.0)
+    reader = JournalReader(writer.path)
+
+    steps = [record.step for record in reader.read() if isinstance(record, Scalars)]
+
+    assert steps == [1, 3]
+    assert reader.lost == 0
+    reader.close()
+
+
+@pytest.mark.parametrize("count", [1000, 1001, 2000, 9999, 20_000])
+def test_more_values_than_a_record_holds_become_several(writer: JournalWriter, count: int) -> None:
+    ids = range(1, count + 1)
+    shape = Shape(ids)
+    values = {number: number / 2 for number in ids}
+    reader = JournalReader(writer.path)
+    found: dict[int, float] = {}
+
+    for step in (1, 2):
+        writer.scalars(shape, 5, step, math.nan, values.values(), count)
+        records = reader.read()
+        found = {n: v for r in records if isinstance(r, Scalars) for n, v in r.values}
+        assert {5} == {r.time_ns for r in records if isinstance(r, Scalars)}
+
+    # The last ones where all of them are more than a ring.
+    assert found.items() <= values.items()
+    assert len(found) == count or reader.lost > 0
+    assert count in found
+    reader.close()
+
+
+def test_a_set_of_values_is_written_wholly_or_not_at_all(writer: JournalWriter) -> None:
+    shape = Shape(range(1, 2001))
+
+    with pytest.raises(OverflowError):
+        writer.scalars(shape, 5, 1, math.nan, [1.0] * 1999 + [10**400], 2000)
+
+    assert read(writer) == []
+
+
+def test_a_record_that_is_too_large_is_refused(writer: JournalWriter) -> None:
+    assert not writer.append(layout.EVENT, bytes(90112 // 4 - 15))
+    assert writer.append(layout.EVENT, bytes(90112 // 4 - 16))
+
+
+def test_where_no_more_latest_values_fit_the_ring_still_has_them(writer: JournalWriter) -> None:
+    shapes = [Shape(range(i * 100, i * 100 + 100)) for i in range(1, 15)]
+    for step, shape in enumerate(shapes):
+        log(writer, shape, step, *([1.0] * 100))
+        log(writer, shape, step, *([2.0] * 100))
+    reader = JournalReader(writer.path)
+
+    latest = reader.latest()
+
+    # 16 + 1248 bytes each
+    assert list(range(16384 // 1264)) == [record.step for record in latest]
+    assert {2.0} == {value for record in latest for _, value in record.values}
+    assert len(reader.read()) == 28
+    reader.close()
+
+
+def test_where_no_more_definitions_fit_it_says_so(writer: JournalWriter) -> None:
+    while writer.name("n"):
+        pass
+
+    assert writer.full == 1
+    assert not writer.document(layout.FACTS, {"text": "x" * 200})
+    assert writer.counter("c") == -1
+    assert writer.histogram("h", (1.0,)) == -1
+    writer.add(-1, 1.0)
+    writer.set(-1, 1.0)
+
+
+def test_one_document_never_takes_the_room_of_the_names(writer: JournalWriter) -> None:
+    assert not writer.document(layout.CONFIG, {"text": "x" * 5000})
+    assert writer.name("loss") == 1
+
+
+def test_where_no_more_totals_fit_there_is_no_place(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, SMALLEST, {})
+
+    assert writer.histogram("h", range(508)) == 0
+    assert writer.histogram("i", (1.0,)) == -1
+    assert writer.counter("c") == 510
+    assert writer.counter("d") == 511
+    assert writer.counter("e") == -1
+    writer.close()
+
+
+def test_a_name_that_is_no_text_for_others_still_gets_its_number(writer: JournalWriter) -> None:
+    assert writer.name("half \ud800", "\udfff") == 1
+    reader = JournalReader(writer.path)
+
+    assert reader.names == {1: ("half ?", "?")}
+    reader.close()
+
+
+def test_a_long_reason_is_cut_between_two_characters(writer: JournalWriter) -> None:
+    writer.reason("x" + "ö" * 3000)
+    reader = JournalReader(writer.path)
+
+    assert reader.reason() == "x" + "ö" * 1019
+
+    writer.reason("\ud800 gone")
+    assert reader.reason() == "? gone"
+    reader.close()
+
+
+def test_a_size_that_is_no_multiple_of_eight_is_rounded(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, 131_079, {})
+    log(writer, Shape((1,)), 1, 2.0)
+
+    assert writer.path.stat().st_size == 131_072
+    assert len(read(writer)) == 1
+    writer.close()
+
+
+def test_running_numbers_go_round_after_four_billion(writer: JournalWriter) -> None:
+    # Nobody logs four billion values in a test: the counter is wound forward.
+    writer._number = 2**32 - 3
+    reader = JournalReader(writer.path)
+    reader._expected = 2**32 - 2
+    for step in range(6):
+        log(writer, Shape((1,)), step, 1.0)
+
+    assert len(reader.read()) == 6
+    assert reader.lost == 0
+    reader.close()
+
+
+# -- what it costs the process
+
+
+def open_files() -> dict[str, str]:
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    # The descriptor of the listing itself is gone by now.
+    return {link.rpartition("/")[2]: os.readlink(link) for link in links if os.path.lexists(link)}
+
+
+def test_a_journal_is_two_descriptors_no_thread_and_nothing_after_close(tmp_path: Path) -> None:
+    before, tasks = open_files(), os.listdir("/proc/self/task")
+
+    writer, remark = open_journal([tmp_path], SMALLEST, {})
+    assert writer is not None
+    assert remark == ""
+    log(writer, Shape((1,)), 1, 1.0)
+
+    new = {fd: at for fd, at in open_files().items() if fd not in before}
+    # Ours, which holds the lock, and the one that mmap keeps.
+    assert [str(writer.path)] * 2 == list(new.values())
+    assert not any(os.get_inheritable(int(fd)) for fd in new)
+    assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 1
+    assert tasks == os.listdir("/proc/self/task")
+    writer.close()
+    writer.close()
+    assert before == open_files()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_the_file_is_for_its_owner_alone_and_not_to_be_written(writer: JournalWriter) -> None:
+    assert writer.path.stat().st_mode == 0o100400
+    assert writer.path.stat().st_blocks * 512 >= SMALLEST
+
+
+def test_an_opening_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = open_files()
+
+    with pytest.raises(TypeError):
+        JournalWriter(tmp_path, SMALLEST, {"run": object()})
+
+    assert list(tmp_path.iterdir()) == []
+    assert before == open_files()
+
+
+def test_the_writer_goes_on_when_somebody_deletes_its_file(writer: JournalWriter) -> None:
+    reader = JournalReader(writer.path)
+    shape = Shape((1,))
+
+    writer.path.unlink()
+    for step in range(5000):
+        log(writer, shape, step, step / 2)
+
+    steps = [record.step for record in reader.read() if isinstance(record, Scalars)]
+    assert len(steps) + reader.lost == 5000
+    assert steps[-1] == 4999
+    assert writer.taken() == 0
+    reader.close()
+
+
+def test_whatever_stands_in_place_of_the_taken_file_holds_nobody_up(
+    writer: JournalWriter, tmp_path: Path
+) -> None:
+    log(writer, Shape((1,)), 1, 1.0)
+    taken = writer.path.with_suffix(".taken")
+    secret = tmp_path / "elsewhere"
+    secret.write_bytes(b"untouched")
+
+    for make in (
+        lambda: os.mkfifo(taken),
+        lambda: taken.symlink_to(secret),
+        lambda: taken.write_bytes(b"short"),
+        lambda: taken.write_bytes(bytes(28)),
+    ):
+        make()
+        assert writer.taken() == 0
+        reader = JournalReader(writer.path)
+        assert len(reader.read()) == 1
+        reader.commit(*reader.mark())
+        reader.close()
+        taken.unlink()
+    assert secret.read_bytes() == b"untouched"
+
+
+# -- the lock
+
+OPEN = """
+import os, signal, sys
+from pathlib import Path
+from otel_ddp.journal.writer import JournalWriter
+writer = JournalWriter(Path(sys.argv[1]), 128 * 1024, {})
+"""
+
+
+def process(code: str, directory: Path, *before: str) -> subprocess.Popen[str]:
+    """A process with a journal, told to go on by the end of its input."""
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", OPEN + code, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def test_a_forked_child_does_not_hold_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
+    code = "child = os.fork()\nif child: print(writer.path, child, flush=True)\nsys.stdin.read()"
+    with process(code, tmp_path) as parent:
+        path, child = first_line(parent).split()
+        reader = JournalReader(Path(path))
+        assert reader.writer_lives()
+
+        parent.kill()
+        parent.wait()
+
+        os.kill(int(child), 0)
+        assert path in [os.readlink(link) for link in Path(f"/proc/{child}/fd").iterdir()]
+        assert not reader.writer_lives()
+        reader.close()
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdin.close()
+        assert parent.stdout.read() == ""  # the child has gone as well
+
+
+@pytest.mark.parametrize("ending", ["writer.close(); os._exit(0)", "os._exit(0)", "sys.exit(0)"])
+def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path: Path, ending: str) -> None:
+    code = (
+        f"\nchild = os.fork()\nif not child: {ending}\n"
+        "os.waitpid(child, 0)\nprint(writer.path, flush=True)\nsys.stdin.read()"
+    )
+    with process(code, tmp_path) as parent:
+        reader = JournalReader(Path(first_line(parent)))
+
+        assert reader.writer_lives()
+
+        parent.kill()
+        parent.wait()
+        assert not reader.writer_lives()
+        reader.close()
+
+
+def test_a_program_that_is_started_gets_nothing_of_the_journal(tmp_path: Path) -> None:
+    code = (
+        "import subprocess\n"
+        "print(subprocess.run(['ls', '-l', '/proc/self/fd'], close_fds=False, text=True,"
+        " stdout=subprocess.PIPE).stdout)"
+    )
+    with process(code, tmp_path) as parent:
+        output, _ = parent.communicate()
+
+        assert "pipe:" in output
+        assert ".journal" not in output
+
+
+def test_a_writer_that_closed_lets_go_of_the_lock(tmp_path: Path) -> None:
+    code = "\nprint(writer.path, flush=True)\nsys.stdin.readline()\nwriter.close()\nprint()\n"
+    with process(code + "sys.stdout.flush()\nsys.stdin.read()", tmp_path) as parent:
+        reader = JournalReader(Path(first_line(parent)))
+        assert reader.writer_lives()
+        assert parent.stdin is not None
+
+        parent.stdin.write("close\n")
+        parent.stdin.flush()
+        assert first_line(parent) == ""
+
+        assert not reader.writer_lives()
+        reader.close()
+
+
+NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+def pid_namespace() -> list[str]:
+    for more in ([], ["--map-root-user"]):
+        command = [*NAMESPACE, *more]
+        if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+            return command
+    pytest.skip("this machine lets nobody make a PID namespace")
+
+
+def test_a_writer_in_another_pid_namespace_is_seen_to_live(tmp_path: Path) -> None:
+    command = pid_namespace()
+    code = "\nprint(writer.path, os.getpid(), flush=True)\nsys.stdin.read()\nos._exit(0)"
+    with process(code, tmp_path, *command) as parent:
+        path, pid = first_line(parent).split()
+        reader = JournalReader(Path(path))
+        assert pid == "1"
+        assert reader.pid == 1
+        assert reader.writer_lives()
+
+        parent.communicate()
+
+        assert not reader.writer_lives()
+        reader.close()
+
+
+def test_a_reader_in_another_pid_namespace_sees_the_writer_live(tmp_path: Path) -> None:
+    command = pid_namespace()
+    ask = (
+        "import sys; from pathlib import Path; from otel_ddp.journal.reader import JournalReader;"
+        "print(JournalReader(Path(sys.argv[1])).writer_lives())"
+    )
+    with process("\nprint(writer.path, flush=True)\nsys.stdin.read()", tmp_path) as parent:
+        path = first_line(parent)
+
+        def answer() -> str:
+            asked = subprocess.run(
+                [*command, sys.executable, "-c", ask, path], capture_output=True, text=True
+            )
+            return asked.stdout.strip()
+
+        assert answer() == "True"
+
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+
+        assert answer() == "False"
