@@ -1,0 +1,301 @@
+"""Who am I: group, run, job_type, node, rank and local rank, from the launcher's environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, SupportsIndex
+
+from otel_ddp import launchers, run_names
+from otel_ddp.errors import ConfigError
+from otel_ddp.run_names import INHERITED_RUN, hand_down
+
+# What names each text, where no argument does: our own variable, then those of other trackers.
+_VARIABLES = {
+    "group": ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
+    "run": ("OTEL_DDP_RUN",),
+    "job_type": ("OTEL_DDP_JOB_TYPE", "SWANLAB_JOB_TYPE", "WANDB_JOB_TYPE"),
+    "project": ("OTEL_DDP_PROJECT", "SWANLAB_PROJ_NAME", "WANDB_PROJECT"),
+    "name": ("OTEL_DDP_NAME", "SWANLAB_NAME", "SWANLAB_EXP_NAME", "WANDB_NAME"),
+    "description": ("OTEL_DDP_DESCRIPTION", "SWANLAB_DESCRIPTION", "WANDB_NOTES"),
+    "node": ("OTEL_DDP_NODE",),
+}
+
+
+class GroupFacts(NamedTuple):
+    """What the default process group says about this process."""
+
+    global_rank: int
+    world_size: int
+    backend: str
+    agreed_run: str | None
+    store_host: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """One process of a training job, as far as it is known."""
+
+    group: str = ""
+    run: str = ""
+    job_type: str = "train"
+    project: str = ""
+    name: str = ""
+    description: str = ""
+    node: str = ""
+    """What the user called this node; empty where nobody did."""
+    host: str = ""
+    pid: int = 0
+    global_rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    node_rank: int | None = None
+    nodes: int | None = None
+    launcher: str = "lone"
+    run_settled: bool = False
+    rank_settled: bool = False
+    restarts: int = 0
+    given: frozenset[str] = frozenset()
+    """What the user said, by argument or OTEL_DDP_*: nothing found out later overrules it."""
+    run_from: str = ""
+    """given, launcher, inherited, parent, rendezvous, made or agreed."""
+    proposal: str = ""
+    """A name that no other launch has, for the ranks to agree on. `run` itself may be no such
+    name: address and port of a rendezvous are the same the next time."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether neither the run nor the rank waits for a process group."""
+        return self.run_settled and self.rank_settled
+
+    @property
+    def wants_agreement(self) -> bool:
+        """Whether a name that all ranks of a process group agree on is better than `run`."""
+        return self.run_from in run_names.NEGOTIABLE
+
+    @property
+    def label_rank(self) -> str:
+        """The `rank` label. Two processes that do not know theirs must not share a series."""
+        return f"p{self.pid}" if self.global_rank is None else str(self.global_rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content["given"] = sorted(self.given)
+        return content
+
+
+def resolve(
+    *,
+    group: str | None = None,
+    run: str | None = None,
+    job_type: str | None = None,
+    project: str | None = None,
+    name: str | None = None,
+    description: str | None = None,
+    node: str | None = None,
+    global_rank: int | None = None,
+    local_rank: int | None = None,
+    world_size: int | None = None,
+    env: Mapping[str, str] = os.environ,
+    process_group: GroupFacts | None = None,
+    proc: Path = Path("/proc"),
+    in_spawned_child: bool | None = None,
+    make_id: Callable[[], str] | None = None,
+    host: str | None = None,
+    pid: int | None = None,
+) -> Identity:
+    """Find out who this process is; raises ConfigError for what cannot be."""
+    parent = launchers.multiprocessing_parent()
+    here = launchers.Here(
+        env=env,
+        proc=proc,
+        host=os.uname().nodename if host is None else host,
+        pid=os.getpid() if pid is None else pid,
+        spawned=parent is not None if in_spawned_child is None else in_spawned_child,
+        parent=parent or 0,
+    )
+    given_rank = _number("global_rank", global_rank, "OTEL_DDP_RANK", env)
+    given_local = _number("local_rank", local_rank, "OTEL_DDP_LOCAL_RANK", env)
+    given_world = _number("world_size", world_size, "OTEL_DDP_WORLD_SIZE", env, least=1)
+    given_node = _number("node_rank", None, "OTEL_DDP_NODE_RANK", env)
+    given_run = _text("run", run, env)
+    said = {
+        "global_rank": given_rank,
+        "local_rank": given_local,
+        "world_size": given_world,
+        "node_rank": given_node,
+        "run": given_run or None,
+    }
+    given = frozenset(key for key, value in said.items() if value is not None)
+
+    told = launchers.read(here)
+    rank = told.global_rank if given_rank is None else given_rank
+    world = told.world_size if given_world is None else given_world
+    if told.launcher == "lone" and not rank and world in (None, 1):
+        rank, world = 0, 1
+        told = told._replace(local_rank=0, node_rank=0, nodes=1)
+    if process_group is None:
+        _check_rank(rank, world, given, told.launcher)
+    else:
+        # What a launcher said may be wrong then: the group is believed before it.
+        _check_rank(given_rank, given_world, given, told.launcher)
+    node_rank = told.node_rank if given_node is None else given_node
+    local = told.local_rank if given_local is None else given_local
+    if local is None:
+        master = env.get("MASTER_ADDR", "")
+        local = _local_rank(rank, world, node_rank, told.nodes, master, here.host)
+
+    found = run_names.find(given_run, here, told, world, make_id or run_names.make)
+    identity = Identity(
+        group=_text("group", group, env),
+        run=found.run,
+        job_type=_text("job_type", job_type, env) or "train",
+        project=_text("project", project, env),
+        name=_text("name", name, env),
+        description=_text("description", description, env),
+        node=_text("node", node, env),
+        host=run_names.clean(here.host),
+        pid=here.pid,
+        global_rank=rank,
+        local_rank=local,
+        world_size=world,
+        node_rank=node_rank,
+        nodes=told.nodes,
+        launcher=told.launcher,
+        run_settled=found.settled,
+        rank_settled=rank is not None,
+        restarts=launchers.restarts(env),
+        given=given,
+        run_from=found.source,
+        proposal=found.proposal,
+    )
+    return identity if process_group is None else settle(identity, process_group, env=env)
+
+
+def settle(
+    identity: Identity, facts: GroupFacts, *, env: Mapping[str, str] = os.environ
+) -> Identity:
+    """Complete an identity with what the process group says. This may be mid-training: no raise.
+
+    The group is believed where it disagrees with the launcher: some platforms put the node's
+    index into RANK. The user's own word stands. Nothing better than a process group will come,
+    so what it leaves open stays as it is and counts as settled.
+    """
+    given = identity.given
+    rank = identity.global_rank if "global_rank" in given else facts.global_rank
+    world = identity.world_size if "world_size" in given else facts.world_size
+    same_world = identity.world_size in (None, world)
+    node_rank = identity.node_rank if same_world or "node_rank" in given else None
+    nodes = identity.nodes if same_world else None
+    launcher = identity.launcher
+    if launcher == "lone" and world != 1:
+        launcher = "torch.distributed"
+
+    local = identity.local_rank
+    same = same_world and identity.global_rank in (None, rank)
+    assumed = identity.launcher == "lone" or local == identity.global_rank
+    if local is None or (not same and assumed and "local_rank" not in given):
+        master = facts.store_host or env.get("MASTER_ADDR", "")
+        local = _local_rank(rank, world, node_rank, nodes, master, identity.host)
+
+    run, run_from = identity.run, identity.run_from
+    if identity.wants_agreement and world != 1 and facts.agreed_run:
+        run, run_from = run_names.clean(facts.agreed_run), "agreed"
+    return dataclasses.replace(
+        identity,
+        run=run,
+        run_from=run_from,
+        run_settled=True,
+        global_rank=rank,
+        local_rank=local,
+        world_size=world,
+        node_rank=node_rank,
+        nodes=nodes,
+        launcher=launcher,
+        rank_settled=True,
+    )
+
+
+def _local_rank(
+    rank: int | None,
+    world: int | None,
+    node_rank: int | None,
+    nodes: int | None,
+    master: str,
+    host: str,
+) -> int | None:
+    """The local rank where nobody told it: certain on one node, by blocks of ranks on several."""
+    if rank is None:
+        return None
+    if world == 1 or nodes == 1 or _is_here(master, host):
+        return rank
+    if world and nodes and node_rank is not None and world % nodes == 0:
+        index = rank - node_rank * (world // nodes)
+        return index if 0 <= index < world // nodes else None
+    return None
+
+
+def _is_here(master: str, host: str) -> bool:
+    name = master.strip().lower().strip("[]")
+    own = host.lower()
+    return (
+        name in ("localhost", "::1", "localhost.localdomain")
+        or name.startswith("127.")
+        or (bool(name) and name in (own, own.partition(".")[0]))
+    )
+
+
+def _text(name: str, argument: object, env: Mapping[str, str]) -> str:
+    if argument is not None and not isinstance(argument, str):
+        raise ConfigError(
+            f"{name} must be text, got {argument!r} ({type(argument).__name__}); "
+            f"pass str(...) of it."
+        )
+    # An empty argument counts as unset, as an empty variable does: os.environ.get("X", "").
+    texts = (argument or "", *(env.get(variable, "") for variable in _VARIABLES[name]))
+    return next(filter(None, map(run_names.clean, texts)), "")
+
+
+def _number(
+    name: str, argument: object, variable: str, env: Mapping[str, str], least: int = 0
+) -> int | None:
+    if argument is None:
+        text = env.get(variable, "").strip()
+        return launchers.whole(variable, text, least, "correct or unset it") if text else None
+    value = least - 1
+    # A bool is an int to Python; numpy's and torch's integers are not, yet mean one.
+    if isinstance(argument, SupportsIndex) and not isinstance(argument, bool):
+        value = operator.index(argument)
+    if value < least:
+        raise ConfigError(
+            f"{name} must be a whole number, {least} or more, got {argument!r}; "
+            f"leave it out and it is read from the launcher."
+        )
+    return value
+
+
+def _check_rank(rank: int | None, world: int | None, given: frozenset[str], launcher: str) -> None:
+    if rank is None or world is None or rank < world:
+        return
+    rank_from, world_from = (
+        "given as argument or OTEL_DDP_*" if name in given else f"from {launcher}"
+        for name in ("global_rank", "world_size")
+    )
+    raise ConfigError(
+        f"The global rank must be below the world size, got rank {rank} ({rank_from}) in a world "
+        f"of {world} ({world_from}); ranks count from 0. Correct one of them, or leave both out."
+    )
+
+
+__all__ = [
+    "INHERITED_RUN",
+    "GroupFacts",
+    "Identity",
+    "hand_down",
+    "resolve",
+    "settle",
+]

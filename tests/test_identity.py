@@ -1,0 +1,578 @@
+"""Who a process is, told by environments written down here and a /proc tree on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp import identity
+from otel_ddp.errors import ConfigError
+from otel_ddp.identity import GroupFacts, Identity, hand_down, resolve, settle
+
+PID = 4000
+LAUNCHER = 3000
+
+
+def grow_proc(root: Path, *, boot: str = "boot-1", started: int = 777, pids: Any = (PID,)) -> Path:
+    """A /proc with the given workers, all children of one launcher, itself a child of init."""
+    (root / "sys/kernel/random").mkdir(parents=True)
+    (root / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+    add_process(root, LAUNCHER, parent=1, started=started)
+    for pid in pids:
+        add_process(root, pid, parent=LAUNCHER)
+    return root
+
+
+def add_process(
+    root: Path, pid: int, *, parent: int, started: int = 1, env: dict[str, str] | None = None
+) -> None:
+    directory = root / str(pid)
+    directory.mkdir()
+    middle = " ".join("0" for _ in range(17))
+    (directory / "stat").write_text(f"{pid} (a (b) c) S {parent} {middle} {started} 0 0\n")
+    pairs = [f"{name}={value}\0" for name, value in (env or {}).items()]
+    (directory / "environ").write_bytes("".join(pairs).encode())
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    return grow_proc(tmp_path / "proc")
+
+
+def who(env: dict[str, str], proc: Path = Path("/nowhere"), **more: Any) -> Identity:
+    more.setdefault("in_spawned_child", False)
+    more.setdefault("make_id", lambda: "made-here")
+    more.setdefault("host", "alpha")
+    more.setdefault("pid", PID)
+    return resolve(env=env, proc=proc, **more)
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "alpha",
+    "MASTER_PORT": "29500",
+}
+TORCHRUN_ON_TWO_NODES = TORCHRUN | {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+}
+SLURM = {
+    "SLURM_JOB_ID": "812",
+    "SLURM_STEP_ID": "3",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "64",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_NNODES": "16",
+    "SLURM_STEP_NUM_NODES": "2",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "PMIX_RANK": "5",
+    "PMIX_NAMESPACE": "prterun-alpha-77@1",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}
+BY_HAND = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "beta",
+    "MASTER_PORT": "29500",
+}
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+}
+
+PLACES = {
+    # launcher, global rank, local rank, world size, node rank, nodes
+    "lone": ({}, ("lone", 0, 0, 1, 0, 1)),
+    "torchrun": (TORCHRUN, ("torchrun", 1, 1, 2, 0, 1)),
+    "torchrun on two nodes": (TORCHRUN_ON_TWO_NODES, ("torchrun", 3, 1, 4, 1, 2)),
+    "torchrun, virtual": (TORCHRUN | {"LOCAL_RANK": "0"}, ("torchrun", 1, 1, 2, 0, 1)),
+    "torchrun in slurm": (SLURM | TORCHRUN_ON_TWO_NODES, ("torchrun", 3, 1, 4, 1, 2)),
+    "torchrun in a pod": (POD | TORCHRUN, ("torchrun", 1, 1, 2, 0, 1)),
+    "slurm": (SLURM, ("slurm", 5, 1, 8, 1, 2)),
+    "slurm with pmi": (SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8"}, ("slurm", 5, 1, 8, 1, 2)),
+    "slurm by variables": (
+        SLURM | {"RANK": "5", "WORLD_SIZE": "8"},
+        ("environment", 5, 1, 8, 1, 2),
+    ),
+    "openmpi": (OPENMPI, ("openmpi", 5, 1, 8, None, 2)),
+    "openmpi's daemon by srun": (SLURM | OPENMPI, ("openmpi", 5, 1, 8, 1, 2)),
+    "hydra": (HYDRA, ("hydra", 5, 1, 8, None, 2)),
+    "mvapich": (MVAPICH, ("mvapich", 5, 1, 8, None, 2)),
+    "pmi": ({"PMI_RANK": "5", "PMI_SIZE": "8"}, ("pmi", 5, None, 8, None, None)),
+    "pmix": ({"PMIX_RANK": "5", "PMIX_NAMESPACE": "x"}, ("pmix", 5, None, None, None, None)),
+    "by hand": (BY_HAND, ("environment", 1, 1, 4, None, None)),
+    "by hand, one node": (
+        {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"},
+        ("environment", 1, 1, 4, None, None),
+    ),
+    "a local rank only": (
+        {"LOCAL_RANK": "1", "WORLD_SIZE": "4"},
+        ("environment", None, 1, 4, None, None),
+    ),
+    "pod": (POD, ("kubernetes", 1, None, 4, None, None)),
+    "openmpi in a pod": (POD | OPENMPI, ("openmpi", 5, 1, 8, None, 2)),
+    "batch script": (
+        {"SLURM_JOB_ID": "812", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+        ("lone", 0, 0, 1, 0, 1),
+    ),
+    "interactive step": (SLURM | {"SLURM_STEP_ID": "4294967290"}, ("lone", 0, 0, 1, 0, 1)),
+    "srun --pty bash": (SLURM | {"SLURM_PTY_PORT": "39933"}, ("lone", 0, 0, 1, 0, 1)),
+    "a stray RANK": ({"RANK": "7"}, ("lone", 0, 0, 1, 0, 1)),
+    "empty variables": (
+        dict.fromkeys((*TORCHRUN, *SLURM, *OPENMPI), ""),
+        ("lone", 0, 0, 1, 0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_the_launcher_tells_the_place_of_a_process(case: str) -> None:
+    env, expected = PLACES[case]
+
+    me = who(env)
+
+    place = (me.launcher, me.global_rank, me.local_rank, me.world_size, me.node_rank, me.nodes)
+    assert expected == place
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "nightly-7"}, ("nightly-7", "launcher", True)),
+        (
+            SLURM | TORCHRUN_ON_TWO_NODES | {"TORCHELASTIC_RUN_ID": "nightly-7"},
+            ("nightly-7", "launcher", True),
+        ),
+        (SLURM, ("slurm-812.3", "launcher", True)),
+        (SLURM | {"SLURM_RESTART_COUNT": "2"}, ("slurm-812.3", "launcher", True)),
+        (
+            SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | TORCHRUN_ON_TWO_NODES,
+            ("slurm-812.3", "launcher", True),
+        ),
+        (BY_HAND | {"OTEL_DDP_RUN": "mine"}, ("mine", "given", True)),
+        (BY_HAND | {identity.INHERITED_RUN: "17:parents"}, ("parents", "inherited", True)),
+        (SLURM | {identity.INHERITED_RUN: "17:parents"}, ("slurm-812.3", "launcher", True)),
+        (
+            {identity.INHERITED_RUN: "17:parents", "OTEL_DDP_RANK": "2"},
+            ("parents", "inherited", True),
+        ),
+        ({identity.INHERITED_RUN: "17:parents"}, ("made-here", "made", True)),
+        ({identity.INHERITED_RUN: "17:parents", "RANK": "1"}, ("made-here", "made", True)),
+        (
+            {identity.INHERITED_RUN: "17:parents", "RANK": "0", "WORLD_SIZE": "1"},
+            ("made-here", "made", True),
+        ),
+        ({identity.INHERITED_RUN: f"{PID}:own"}, ("made-here", "made", True)),
+        ({}, ("made-here", "made", True)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ("made-here", "made", True)),
+    ],
+)
+def test_the_run_is_named_by_the_first_that_knows(
+    env: dict[str, str], expected: tuple[str, str, bool]
+) -> None:
+    me = who(env)
+
+    assert expected == (me.run, me.run_from, me.run_settled)
+
+
+def test_an_argument_wins_over_our_variable_and_that_over_the_launcher() -> None:
+    env = TORCHRUN | {"OTEL_DDP_RANK": "2", "OTEL_DDP_WORLD_SIZE": "8", "OTEL_DDP_RUN": "variable"}
+
+    me = who(env, global_rank=3, run="argument")
+
+    assert (me.global_rank, me.world_size, me.local_rank, me.run) == (3, 8, 1, "argument")
+    assert frozenset({"global_rank", "world_size", "run"}) == me.given
+
+
+def test_our_variables_name_everything() -> None:
+    names = ("GROUP", "JOB_TYPE", "PROJECT", "NAME", "DESCRIPTION", "NODE")
+    env = {f"OTEL_DDP_{name}": name.lower() for name in names} | {"OTEL_DDP_NODE_RANK": "4"}
+
+    me = who(env)
+
+    values = (me.group, me.job_type, me.project, me.name, me.description, me.node, me.node_rank)
+    assert values == ("group", "job_type", "project", "name", "description", "node", 4)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {
+            "SWANLAB_GROUP": "g",
+            "SWANLAB_JOB_TYPE": "eval",
+            "SWANLAB_PROJ_NAME": "p",
+            "SWANLAB_NAME": "n",
+            "SWANLAB_DESCRIPTION": "d",
+            "WANDB_RUN_GROUP": "not read, SwanLab's is set",
+        },
+        {
+            "WANDB_RUN_GROUP": "g",
+            "WANDB_JOB_TYPE": "eval",
+            "WANDB_PROJECT": "p",
+            "WANDB_NAME": "n",
+            "WANDB_NOTES": "d",
+            "SWANLAB_GROUP": "",
+        },
+    ],
+)
+def test_names_set_for_another_tracker_are_read_last(env: dict[str, str]) -> None:
+    there = who(env)
+    overruled = who(env | {"OTEL_DDP_GROUP": "ours"}, job_type="train")
+
+    values = (there.group, there.job_type, there.project, there.name, there.description)
+    assert values == ("g", "eval", "p", "n", "d")
+    assert (overruled.group, overruled.job_type) == ("ours", "train")
+
+
+def test_names_are_one_line_of_valid_text_of_bounded_length() -> None:
+    me = who({}, group=" a\nb\x00c\u2028d\udcff ", job_type="", name="x" * 5000)
+
+    assert (me.group, me.job_type, me.name) == ("a b c d\ufffd", "train", "x" * 200)
+
+
+BAD = {
+    "rank of no number": ({}, {"global_rank": "two"}, "global_rank must be a whole number.*'two'"),
+    "rank as a bool": ({}, {"global_rank": True}, "global_rank .*True"),
+    "negative rank": ({}, {"global_rank": -1}, "global_rank .*0 or more, got -1"),
+    "negative local rank": ({}, {"local_rank": -1}, "local_rank .*0 or more, got -1"),
+    "world of nobody": ({}, {"world_size": 0}, "world_size .*1 or more, got 0"),
+    "rank beyond world": ({}, {"global_rank": 5, "world_size": 4}, "rank 5 .* world of 4 "),
+    "rank beyond launcher": (TORCHRUN, {"global_rank": 5}, "world of 2 .from torchrun"),
+    "launcher's nonsense": (TORCHRUN | {"RANK": "abc"}, {}, "RANK must be .*'abc'"),
+    "launcher's minus": (SLURM | {"SLURM_LOCALID": "-1"}, {}, "SLURM_LOCALID must .*'-1'"),
+    "launcher's world": (TORCHRUN | {"RANK": "2"}, {}, "rank 2 .* world of 2 "),
+    "our nonsense": ({"OTEL_DDP_RANK": "1.5"}, {}, "OTEL_DDP_RANK must .*'1.5'"),
+    "endless number": ({"OTEL_DDP_RANK": "9" * 5000}, {}, "OTEL_DDP_RANK must"),
+    "group of no text": ({}, {"group": 7}, "group must be text, got 7"),
+    "run of no text": ({}, {"run": b"x"}, "run must be text, got b'x'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_with_a_reason(case: str) -> None:
+    env, arguments, message = BAD[case]
+
+    with pytest.raises(ConfigError, match=message):
+        who(env, **arguments)
+
+
+def test_a_number_of_another_library_is_a_number() -> None:
+    class Int64:
+        def __index__(self) -> int:
+            return 3
+
+    assert who({}, global_rank=Int64(), world_size=4).global_rank == 3
+
+
+def test_restarts_of_torchrun_and_of_slurm_add_up() -> None:
+    env = SLURM | TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "1"}
+
+    assert who(env).restarts == 3
+
+
+def test_workers_of_one_torchrun_share_a_run_that_no_other_launch_has(tmp_path: Path) -> None:
+    first = grow_proc(tmp_path / "first", pids=(PID, PID + 1))
+    later = grow_proc(tmp_path / "later", started=888)
+    rebooted = grow_proc(tmp_path / "rebooted", boot="boot-2")
+
+    rank_0 = who(TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"}, first)
+    rank_1 = who(TORCHRUN, first, pid=PID + 1)
+
+    assert re.fullmatch(r"run-[0-9a-f]{10}", rank_0.run)
+    assert rank_0.run == rank_1.run
+    assert (rank_0.run_settled, rank_0.wants_agreement) == (True, False)
+    assert len({rank_0.run, who(TORCHRUN, later).run, who(TORCHRUN, rebooted).run}) == 3
+    assert rank_0.run != who(TORCHRUN, first, host="beta").run
+
+
+@pytest.mark.parametrize("env", [TORCHRUN, OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}])
+def test_a_shell_between_launcher_and_worker_does_not_tell_ranks_apart(
+    env: dict[str, str], proc: Path
+) -> None:
+    add_process(proc, 3500, parent=LAUNCHER, env=env)
+    add_process(proc, 4500, parent=3500)
+
+    direct = who(env, proc)
+    wrapped = who(env, proc, pid=4500)
+
+    assert direct.run == wrapped.run
+
+
+def test_ranks_are_told_their_run_by_mpi_on_several_nodes() -> None:
+    here = who(OPENMPI)
+    there = who(OPENMPI | {"OMPI_COMM_WORLD_RANK": "2"}, host="beta", pid=99)
+    again = who(OPENMPI | {"PMIX_NAMESPACE": "prterun-alpha-78@1"})
+
+    assert here.run == there.run
+    assert here.run != again.run
+    assert here.run_settled
+
+
+def test_several_torchruns_within_one_step_are_several_runs(tmp_path: Path) -> None:
+    env = SLURM | TORCHRUN
+    first = who(env, grow_proc(tmp_path / "first"))
+    second = who(env, grow_proc(tmp_path / "second", started=888))
+
+    assert first.run != second.run
+
+
+def test_a_torchrun_on_several_nodes_without_an_id_waits_for_the_store(proc: Path) -> None:
+    me = who(TORCHRUN_ON_TWO_NODES, proc)
+    other_node = who(TORCHRUN_ON_TWO_NODES | {"RANK": "0"}, host="beta")
+
+    assert me.run == other_node.run
+    assert (me.run_from, me.run_settled, me.rank_settled) == ("rendezvous", False, True)
+    assert me.wants_agreement
+    assert me.proposal not in (me.run, other_node.proposal)
+
+
+def test_ranks_started_by_hand_wait_for_the_store() -> None:
+    me = who(BY_HAND)
+
+    assert (me.run_settled, me.rank_settled, me.run_from) == (False, True, "rendezvous")
+    assert me.run == who(BY_HAND | {"RANK": "0"}, host="beta").run
+    assert me.run != who(BY_HAND | {"MASTER_PORT": "29501"}).run
+
+
+def test_a_rank_given_without_any_launcher_is_one_of_several() -> None:
+    me = who({"OTEL_DDP_RANK": "2", "OTEL_DDP_WORLD_SIZE": "4"})
+    alone = who({}, global_rank=0)
+
+    assert (me.global_rank, me.local_rank, me.world_size, me.run_settled) == (2, None, 4, False)
+    assert (
+        alone.global_rank,
+        alone.local_rank,
+        alone.world_size,
+        alone.run_settled,
+    ) == (0, 0, 1, True)
+
+
+def test_a_spawned_child_shares_its_parents_run_and_does_not_know_its_rank_yet(
+    tmp_path: Path,
+) -> None:
+    proc = grow_proc(tmp_path, pids=(PID, PID + 1))
+
+    me = who({}, proc, in_spawned_child=True)
+    sibling = who({}, proc, in_spawned_child=True, pid=PID + 1)
+
+    assert me.run == sibling.run
+    assert (
+        me.launcher,
+        me.global_rank,
+        me.local_rank,
+        me.world_size,
+    ) == ("spawn", None, None, None)
+    assert (me.run_settled, me.rank_settled, me.settled) == (False, False, False)
+    assert (me.label_rank, sibling.label_rank) == ("p4000", "p4001")
+
+
+def test_a_spawned_child_knows_the_rank_that_was_set_for_it(tmp_path: Path) -> None:
+    proc = grow_proc(tmp_path, pids=())
+    add_process(proc, 3500, parent=LAUNCHER, env=POD)
+    add_process(proc, PID, parent=3500)
+
+    the_parents = who(POD, proc, in_spawned_child=True)
+    its_own = who(POD | {"RANK": "3", "LOCAL_RANK": "1"}, proc, in_spawned_child=True)
+
+    assert (the_parents.global_rank, the_parents.rank_settled) == (None, False)
+    assert (its_own.global_rank, its_own.local_rank, its_own.rank_settled) == (3, 1, True)
+    assert the_parents.run == its_own.run
+
+
+def test_children_spawned_by_slurm_tasks_share_the_step_and_not_the_tasks_rank() -> None:
+    env = SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+
+    me = who(env, in_spawned_child=True)
+    up = settle(me, GroupFacts(6, 8, "nccl", None, "alpha-0"), env={})
+
+    assert (me.run, me.run_settled, me.global_rank) == ("slurm-812.3", True, None)
+    assert (
+        up.global_rank,
+        up.local_rank,
+        up.world_size,
+        up.node_rank,
+        up.nodes,
+    ) == (6, 2, 8, 1, 2)
+
+
+def test_a_process_group_completes_a_spawned_child(proc: Path) -> None:
+    me = who({}, proc, in_spawned_child=True)
+
+    up = settle(me, GroupFacts(1, 2, "gloo", "agreed-on", "127.0.0.1"), env={})
+
+    assert (
+        up.run,
+        up.global_rank,
+        up.local_rank,
+        up.world_size,
+        up.settled,
+    ) == ("agreed-on", 1, 1, 2, True)
+    assert (me.pid, "spawn", False) == (up.pid, up.launcher, up.wants_agreement)
+
+
+def test_without_agreement_the_provisional_run_stays(proc: Path) -> None:
+    me = who({}, proc, in_spawned_child=True)
+
+    up = settle(me, GroupFacts(1, 2, "gloo", None), env={})
+
+    assert (me.run, True, None) == (up.run, up.run_settled, up.local_rank)
+
+
+@pytest.mark.parametrize("master", ["localhost", "127.0.1.1", "::1", "alpha", "ALPHA"])
+def test_a_rendezvous_on_this_machine_makes_the_local_rank_the_rank(master: str) -> None:
+    me = who({}, in_spawned_child=True, host="alpha.cluster")
+
+    up = settle(me, GroupFacts(1, 2, "gloo", None), env={"MASTER_ADDR": master})
+
+    assert up.local_rank == 1
+
+
+def test_a_rendezvous_elsewhere_leaves_the_local_rank_open() -> None:
+    me = who({}, in_spawned_child=True)
+
+    up = settle(me, GroupFacts(1, 2, "gloo", None), env={"MASTER_ADDR": "beta"})
+
+    assert up.local_rank is None
+
+
+def test_a_live_process_group_is_believed_before_the_launcher() -> None:
+    facts = GroupFacts(9, 16, "nccl", "agreed-on")
+
+    me = who(POD, process_group=facts)
+
+    assert (me.global_rank, me.world_size, me.local_rank, me.nodes) == (9, 16, None, None)
+    assert (me.run, me.settled) == ("agreed-on", True)
+
+
+def test_a_process_group_does_not_overrule_what_the_user_said() -> None:
+    facts = GroupFacts(1, 2, "nccl", "agreed-on")
+
+    me = who(
+        {"OTEL_DDP_RANK": "5", "OTEL_DDP_LOCAL_RANK": "3"},
+        world_size=8,
+        run="mine",
+        process_group=facts,
+    )
+
+    assert (me.global_rank, me.local_rank, me.world_size, me.run) == (5, 3, 8, "mine")
+
+
+def test_a_process_group_does_not_rename_what_the_launcher_named() -> None:
+    me = who(SLURM, process_group=GroupFacts(5, 8, "nccl", "agreed-on"))
+
+    assert (me.run, me.local_rank) == ("slurm-812.3", 1)
+
+
+def test_a_lone_process_that_turns_out_to_be_one_of_many_takes_the_common_run() -> None:
+    me = who({})
+
+    up = settle(me, GroupFacts(1, 2, "gloo", "agreed-on", "10.0.0.7"), env={})
+    alone = settle(me, GroupFacts(0, 1, "gloo", "agreed-on"), env={})
+
+    assert (
+        up.run,
+        up.launcher,
+        up.global_rank,
+        up.local_rank,
+        up.nodes,
+    ) == ("agreed-on", "torch.distributed", 1, None, None)
+    assert (
+        alone.run,
+        alone.launcher,
+        alone.global_rank,
+        alone.local_rank,
+    ) == ("made-here", "lone", 0, 0)
+
+
+def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> None:
+    env: dict[str, str] = {}
+
+    hand_down("the-run: one", env)
+
+    child = who(env, proc, in_spawned_child=True)
+    rank = who(BY_HAND | env, proc)
+    script = who(env, proc)
+    same = who(env, proc, pid=os.getpid())
+    assert (child.run, rank.run) == ("the-run: one", "the-run: one")
+    assert (script.run, same.run) == ("made-here", "made-here")
+
+
+@pytest.mark.parametrize("spawned", [False, True])
+def test_a_sweeps_trial_and_its_children_have_a_run_of_their_own(
+    spawned: bool, tmp_path: Path
+) -> None:
+    sweep = {identity.INHERITED_RUN: "17:sweep"}
+    proc = grow_proc(tmp_path, pids=())
+    for trial in (3500, 3600):
+        add_process(proc, trial, parent=LAUNCHER, env=sweep)
+        add_process(proc, trial + 1, parent=trial, env=sweep)
+
+    names = (str(name) for name in range(9))
+    runs = [
+        who(sweep, proc, pid=trial + spawned, in_spawned_child=spawned, make_id=lambda: next(names))
+        for trial in (3500, 3600)
+    ]
+
+    assert len({"sweep", *(each.run for each in runs)}) == 3
+
+
+def test_a_child_of_a_trial_that_opened_a_run_joins_that_one(tmp_path: Path) -> None:
+    proc = grow_proc(tmp_path, pids=())
+    add_process(proc, 3500, parent=LAUNCHER, env={identity.INHERITED_RUN: "17:sweep"})
+    add_process(proc, PID, parent=3500)
+
+    me = who({identity.INHERITED_RUN: "3500:trial"}, proc, in_spawned_child=True)
+
+    assert (me.run, me.run_from) == ("trial", "inherited")
+
+
+def test_a_lone_run_is_named_after_the_time_and_differs_from_the_next() -> None:
+    first, second = (resolve(env={}, in_spawned_child=False).run for _ in range(2))
+
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", first)
+    assert first != second
+
+
+def test_without_proc_every_case_still_has_an_answer(tmp_path: Path) -> None:
+    for env in (TORCHRUN, TORCHRUN_ON_TWO_NODES, HYDRA, BY_HAND):
+        assert who(env, tmp_path / "none").run.startswith("run-")
+
+
+def test_an_identity_survives_json() -> None:
+    me = who(TORCHRUN_ON_TWO_NODES, group="g", global_rank=2)
+
+    back = json.loads(json.dumps(me.to_dict()))
+
+    assert me == Identity(**{**back, "given": frozenset(back["given"])})

@@ -1,0 +1,216 @@
+"""Who a process is, asked in real processes of real launchers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+WORKER = '''
+"""Say who this process is, before and, where asked, after init_process_group."""
+import json, os, sys
+from pathlib import Path
+from otel_ddp import identity
+
+def report(directory, tell, group=False):
+    before = after = identity.resolve()
+    if group:
+        import torch.distributed as dist
+        from otel_ddp.torch import process_group
+        dist.init_process_group("gloo", **tell)
+        facts = process_group.facts(before.proposal, agree=before.wants_agreement)
+        after = identity.settle(before, facts)
+        dist.barrier()
+        dist.destroy_process_group()
+    said = {"before": before.to_dict(), "after": after.to_dict()}
+    Path(directory, f"{os.getpid()}.json").write_text(json.dumps(said))
+
+if __name__ == "__main__":
+    report(sys.argv[1], {}, group="group" in sys.argv)
+'''
+
+SPAWNER = """
+import sys
+import torch.multiprocessing as mp
+from worker import report
+
+def child(index, directory, store):
+    tell = {"init_method": f"file://{store}", "rank": index, "world_size": 2}
+    if not store:
+        import os
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[4])
+        tell = {"rank": index, "world_size": 2}
+    report(directory, tell, group=True)
+
+if __name__ == "__main__":
+    mp.spawn(child, (sys.argv[1], ""), nprocs=2)
+    mp.spawn(child, (sys.argv[2], sys.argv[3]), nprocs=2)
+"""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "spawner.py").write_text(SPAWNER)
+    return tmp_path
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
+
+
+@contextlib.contextmanager
+def launched(scripts: Path, *commands: Sequence[str | Path]) -> Iterator[None]:
+    """Run commands at the same time, to their ends; whatever happens, nothing of them stays."""
+    strange = ("OTEL_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "PET_", "SWANLAB_", "WANDB_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(strange) and name not in names
+    }
+    processes = [
+        subprocess.Popen(
+            [str(part) for part in command],
+            cwd=scripts,
+            env=env | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command in commands
+    ]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, output
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                # Asked first: torchrun's workers have sessions of their own, it alone ends them.
+                process.terminate()
+                try:
+                    process.communicate(timeout=40)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            process.communicate()
+
+
+def said(directory: Path, when: str = "after") -> list[dict[str, Any]]:
+    """What the workers of one launch said, by rank."""
+    told = [json.loads(file.read_text())[when] for file in directory.glob("*.json")]
+    return sorted(told, key=lambda each: -1 if each["global_rank"] is None else each["global_rank"])
+
+
+def places(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    names = ("global_rank", "local_rank", "world_size", "node_rank", "nodes")
+    return [tuple(each[name] for name in names) for each in told]
+
+
+def runs(*tolds: list[dict[str, Any]]) -> list[set[str]]:
+    return [{each["run"] for each in told} for told in tolds]
+
+
+def directories(scripts: Path, *names: str) -> list[Path]:
+    paths = [scripts / name for name in names]
+    for path in paths:
+        path.mkdir()
+    return paths
+
+
+def test_workers_of_a_launcher_on_one_node_share_a_settled_run(scripts: Path) -> None:
+    standalone, plain, wrapped, legacy, lone, lone_too = directories(
+        scripts, "standalone", "plain", "wrapped", "legacy", "lone", "lone_too"
+    )
+    two = "--nproc-per-node=2"
+    # A shell between torchrun and each worker, which is then its parent.
+    shell = ("sh", "-c", f'{sys.executable} worker.py "$0"; exit $?')
+
+    with launched(
+        scripts,
+        (*TORCHRUN, "--standalone", two, "worker.py", standalone),
+        (*TORCHRUN, f"--master-port={free_port()}", two, "worker.py", plain),
+        (*TORCHRUN, f"--master-port={free_port()}", two, "--no-python", *shell, wrapped),
+        (
+            *(sys.executable, "-W", "ignore", "-m", "torch.distributed.launch"),
+            *(f"--master-port={free_port()}", two, "--use-env", "worker.py", legacy),
+        ),
+        (sys.executable, "worker.py", lone),
+        (sys.executable, "worker.py", lone_too),
+    ):
+        pairs = [said(each) for each in (standalone, plain, wrapped, legacy)]
+        alone = [said(each) for each in (lone, lone_too)]
+
+    names = runs(*pairs, *alone)
+    assert [len(each) for each in names] == [1] * 6
+    assert len(set.union(*names)) == 6
+    assert [places(each) for each in pairs] == [[(0, 0, 2, 0, 1), (1, 1, 2, 0, 1)]] * 4
+    assert [places(each) for each in alone] == [[(0, 0, 1, 0, 1)]] * 2
+    everyone = [each for told in (*pairs, *alone) for each in told]
+    assert all(each["run_settled"] and each["rank_settled"] for each in everyone)
+    assert {each["launcher"] for told in pairs for each in told} == {"torchrun"}
+    assert {each["launcher"] for told in alone for each in told} == {"lone"}
+
+
+def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> None:
+    by_address, by_file = directories(scripts, "by_address", "by_file")
+
+    with launched(
+        scripts,
+        (
+            *(sys.executable, "spawner.py", by_address, by_file),
+            *(scripts / "store", free_port()),
+        ),
+    ):
+        before = [said(each, "before") for each in (by_address, by_file)]
+        after = [said(each) for each in (by_address, by_file)]
+
+    first, second = runs(*after)
+    assert (len(first), len(second)) == (1, 1)
+    assert first != second
+    assert len(set.union(*runs(*before))) == 1
+    early = {(each["global_rank"], each["run_settled"]) for told in before for each in told}
+    assert early == {(None, False)}
+    assert places(after[0]) == [(0, 0, 2, None, None), (1, 1, 2, None, None)]
+    # A file tells no one on which machines the ranks are.
+    assert places(after[1]) == [(0, None, 2, None, None), (1, None, 2, None, None)]
+
+
+def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> None:
+    first, second = directories(scripts, "first", "second")
+    port = free_port()
+
+    def node(index: int, directory: Path) -> tuple[str | Path, ...]:
+        where = ("--master-addr=127.0.0.1", f"--master-port={port}")
+        place = ("--nnodes=2", f"--node-rank={index}", "--nproc-per-node=1")
+        return (*TORCHRUN, *place, *where, "worker.py", directory, "group")
+
+    # The same address and port twice: only the store can tell the launches apart.
+    for directory in (first, second):
+        with launched(scripts, node(0, directory), node(1, directory)):
+            pass
+
+    before = [said(each, "before") for each in (first, second)]
+    after = [said(each) for each in (first, second)]
+    assert len(set.union(*runs(*before))) == 1
+    assert not any(each["run_settled"] for told in before for each in told)
+    one, other = runs(*after)
+    assert (len(one), len(other)) == (1, 1)
+    assert one != other
+    assert all(each["run_settled"] for told in after for each in told)
+    assert [places(told) for told in after] == [[(0, 0, 2, 0, 2), (1, 0, 2, 1, 2)]] * 2
