@@ -1,0 +1,113 @@
+"""The training process's side of the agent: starts it, wakes it, hands the last records over."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from otel_ddp import containment
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.writer import JournalWriter
+
+# How long an agent may take to its lock before another process may try, and how often ranks look.
+START_GRACE_S = 5.0
+LOOK_EVERY_NS = 4_000_000_000
+HAND_OVER_S = 0.25
+
+
+# Whatever these names are by now, opening them neither follows, waits nor is inherited.
+_CAREFULLY = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@containment.contained(default=False)
+def ensure_agent(place: Place) -> bool:
+    """Start the node's agent unless one lives or is being started; True if one was started."""
+    if place.agent_lives():
+        return False
+    try:
+        return _start_once(place)
+    except OSError as error:
+        # The place was cleared away in mid-run, or is not what it was, or no process may be added.
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        containment.say_once("agent", "the node agent cannot be started (%s).", what)
+        return False
+
+
+def _start_once(place: Place) -> bool:
+    fd = os.open(place.start_lock, os.O_RDWR | _CAREFULLY, 0o600)
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False  # another rank is at it
+        if time.monotonic() < place.start_not_before() or place.agent_lives():
+            return False
+        place.hold_starts(START_GRACE_S)
+        return _start(place)
+    finally:
+        os.close(fd)
+
+
+def _start(place: Place) -> bool:
+    if not sys.executable:
+        containment.say_once("agent", "sys.executable is unset, so no node agent can be started.")
+        return False
+    root = str(Path(__file__).parents[1])
+    # Appended, not prepended: our parent directory must not shadow anything of the agent's.
+    code = (
+        f"import sys; sys.path.append({root!r}); "
+        f"from otel_ddp.agent.service import main; main({str(place.directory)!r})"
+    )
+    command = shlex.join([sys.executable, *_flags(), "-c", code])
+    # The shell goes at once, so the agent belongs to init and is nobody's zombie; the working
+    # directory is given up so that no local json.py is imported and no file system kept busy.
+    script = f"cd / && {command} &"
+    # Opened here rather than by the shell, which would complain on the training's terminal.
+    log = os.open(place.agent_log, os.O_WRONLY | os.O_APPEND | _CAREFULLY, 0o600)
+    try:
+        # Closing descriptors is not tidiness: torch's FileStore holds a flock on one that is
+        # inherited through exec, and an agent that kept it would hold the other ranks up for ever.
+        subprocess.run(
+            ["/bin/sh", "-c", script],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            close_fds=True,
+            check=False,
+        )
+    finally:
+        os.close(log)
+    return True
+
+
+def _flags() -> list[str]:
+    """What keeps strange modules out of the training process keeps them out of the agent, too."""
+    flags = sys.flags
+    asked = {"-I": flags.isolated, "-E": flags.ignore_environment, "-S": flags.no_site}
+    return [flag for flag, given in asked.items() if given]
+
+
+def _environment() -> dict[str, str]:
+    # What profilers and launchers preload into a training process is not meant for the agent.
+    left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
+    return {key: value for key, value in os.environ.items() if key not in left_out}
+
+
+def hand_over(
+    place: Place, journal: JournalWriter, limit_s: float = HAND_OVER_S, pause_s: float = 0.002
+) -> bool:
+    """Wait, briefly, until the agent has taken the last record; True if it has."""
+    place.ring()
+    deadline = time.monotonic() + limit_s
+    while journal.taken() < journal.position:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+    return True

@@ -1,0 +1,503 @@
+"""Puts what one process says into its journal: from any thread, never waiting, never raising."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from math import fsum
+from operator import index
+from time import time_ns
+from typing import Any, NamedTuple, TypeVar
+
+from otel_ddp import catalog, containment, values
+from otel_ddp.journal import layout
+from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
+from otel_ddp.settings import Settings
+
+T = TypeVar("T")
+
+_NO_EPOCH = float("nan")
+_MOST_SHAPES = 4096
+# Of all shapes together: names that change with every call must not fill the memory.
+_MOST_SHAPED_NAMES = 200_000
+_MOST_WARNINGS = 50
+_LARGEST_STEP = 2**63
+_AS_FLOAT = float.conjugate
+_PLAIN_TYPES: set[type] = {float, int, bool}
+# Nothing of the user's runs when one of these is walked through.
+_PLAIN_MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict})
+
+
+class _Written(NamedTuple):
+    """How the values of one set of names are written."""
+
+    shape: Shape
+    length: int
+    floats: bool
+
+
+class Recorder:
+    """Knows the names, the totals and the caps of one journal."""
+
+    def __init__(self, writer: JournalWriter, conf: Settings) -> None:
+        self.writer = writer
+        self._scalars = writer.scalars
+        self.step = -1
+        # Called every few seconds of logging, with the time; and once, at the first value.
+        self.look_at = 0
+        self.look_around: Callable[[int], None] = lambda now: None
+        self.first_value: Callable[[int], None] = lambda now: None
+        self._conf = conf
+        self._lock = threading.RLock()
+        self._inside = False
+        self._closed = False
+        self._interrupted = 0
+        self._shapes: dict[tuple[Any, ...], _Written] = {}
+        self._by_ids: dict[tuple[int, ...], _Written] = {}
+        self._shaped_names = 0
+        self._names: dict[tuple[str, str], int] = {}
+        self._named: dict[int, tuple[str, str]] = {}
+        self._texts: dict[str, int] = {}
+        self._totals: dict[tuple[str, ...], int] = {}
+        self._documents: dict[int, Mapping[str, Any]] = {}
+        self._config: dict[str, Any] = {}
+        # Names need the area as well, so the configuration gets a quarter of it, once for all.
+        self._config_room = layout.areas(writer.path.stat().st_size).definitions[1] // 4
+        # Made at the first tensor of a device, which is when torch is there for sure.
+        self.in_flight: Any = None
+        self._warned: set[str] = set()
+
+    # -- values
+
+    def log(self, metrics: Any, step: Any, epoch: Any, split: Any) -> None:
+        """Record numbers. The quick way here: names seen before, plain finite numbers."""
+        now = time_ns()
+        try:
+            if type(metrics) not in _PLAIN_MAPPINGS:
+                return self._log_slowly(metrics, step, epoch, split, now)
+            key = (split, *metrics)
+            shape, length, floats = self._shapes[key]
+            numbers = metrics.values()
+            # fsum, not sum: NumPy's scalars warn about an overflow or an infinity among them.
+            if floats:
+                # float's own method takes floats and no tensor, which would be asked for its value.
+                total = fsum(map(_AS_FLOAT, numbers))
+            elif _PLAIN_TYPES.issuperset(map(type, numbers)):
+                total = fsum(numbers)
+            else:
+                return self._log_slowly(metrics, step, epoch, split, now)
+            if (
+                total - total != 0.0
+                or (step is not None and (type(step) is not int or step < 0))
+                or (epoch is not None and (type(epoch) not in (int, float) or epoch - epoch != 0))
+            ):
+                return self._log_slowly(metrics, step, epoch, split, now)
+            # fmt: off
+            with self._lock:
+                if self._inside:
+                    return self._reentered()
+                self._inside = True
+                try:
+                    self._scalars(
+                        shape, now, NO_STEP if step is None else step,
+                        _NO_EPOCH if epoch is None else epoch, numbers, length)
+                finally:
+                    self._inside = False
+            # fmt: on
+            if step is not None:
+                self.step = step
+        # Names seen for the first time, above all; whatever it is, the slow way is contained.
+        except containment.ANYTHING:
+            return self._log_slowly(metrics, step, epoch, split, now)
+        if now > self.look_at:
+            self.look_around(now)
+        return None
+
+    @containment.contained()
+    def _log_slowly(self, metrics: Any, step: Any, epoch: Any, split: Any, now: int) -> None:
+        if self._closed:
+            return
+        if not containment.attempt(lambda: isinstance(metrics, Mapping), False):
+            kind = type(metrics).__name__
+            self.refuse("value", "log", f"log expects a mapping of names to numbers, got {kind}")
+            return
+        pairs: list[tuple[Any, Any]] = []
+        # What the mapping gave before it failed is kept.
+        if not _collect(metrics, pairs):
+            kind = type(metrics).__name__
+            self.refuse("value", "log", f"log could not read all of the {kind} it was given")
+        clean_step, clean_epoch, word = self._whole(step), self._epoch(epoch), self._split(split)
+        ids: list[int] = []
+        numbers: list[float] = []
+        for name, value in pairs:
+            known = self._name(name, word)
+            if not known:
+                continue
+            if values.is_device_tensor(value):
+                self._fly(known, value, clean_step, clean_epoch, now)
+                continue
+            try:
+                numbers.append(values.number(value))
+            except values.Refused as why:
+                shown = values.shown(name)
+                self.refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
+                continue
+            ids.append(known)
+        self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
+        if clean_step is not None:
+            self.step = clean_step
+        self._remember(metrics, pairs, split, ids)
+        if now > self.look_at:
+            self.look_around(now)
+
+    def _write(
+        self,
+        ids: tuple[int, ...],
+        numbers: Sequence[float],
+        step: int | None,
+        epoch: float | None,
+        now: int,
+    ) -> None:
+        if not ids or not self._alone(lambda: self._append(ids, numbers, step, epoch, now), False):
+            return
+        self.first_value(now)
+        for number, value in zip(ids, numbers, strict=True):
+            if value - value != 0.0:
+                name, split = self._named[number]
+                self.count(catalog.TRAINING_NONFINITE, name=name, split=split)
+
+    def _append(
+        self,
+        ids: tuple[int, ...],
+        numbers: Sequence[float],
+        step: int | None,
+        epoch: float | None,
+        now: int,
+    ) -> bool:
+        written = self._by_ids.get(ids)
+        if written is None:
+            self._make_room()
+            self._shaped_names += len(ids)
+            written = self._by_ids[ids] = _Written(Shape(ids), len(ids), False)
+        # fmt: off
+        self.writer.scalars(
+            written.shape, now, NO_STEP if step is None else step,
+            _NO_EPOCH if epoch is None else epoch, numbers, written.length)
+        # fmt: on
+        return True
+
+    def _make_room(self) -> None:
+        # Names that change with every call: start over rather than grow.
+        known = max(len(self._by_ids), len(self._shapes))
+        if known >= _MOST_SHAPES or self._shaped_names >= _MOST_SHAPED_NAMES:
+            self._by_ids.clear()
+            self._shapes.clear()
+            self._shaped_names = 0
+
+    def _remember(
+        self, metrics: Any, pairs: Sequence[tuple[Any, Any]], split: Any, ids: Sequence[int]
+    ) -> None:
+        # Only what the quick way would write in just the same way.
+        if type(metrics) not in _PLAIN_MAPPINGS or not (split is None or type(split) is str):
+            return
+        written = self._by_ids.get(tuple(ids))
+        if written is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
+            return
+        longest = self._conf.max_name_length
+        if len(ids) > 512 or not all(type(k) is str and len(k) <= longest for k, _ in pairs):
+            return
+        if split is not None and not 0 < len(split) <= longest:
+            return
+        self._make_room()
+        self._shaped_names += len(ids)
+        self._by_ids[tuple(ids)] = written
+        key = (split, *(name for name, _ in pairs))
+        floats = all(isinstance(value, float) for _, value in pairs)
+        self._shapes[key] = written._replace(floats=floats)
+        # NumPy's scalars come by the million; struct reads them as it reads a float.
+        for _, value in pairs:
+            kind = type(value)
+            if kind.__module__ == "numpy" and kind.__name__ in ("float64", "float32", "int64"):
+                _PLAIN_TYPES.add(kind)
+
+    def _name(self, name: Any, split: str | None) -> int:
+        try:
+            clean, changed = values.text(name, self._conf.max_name_length)
+        except values.Refused as why:
+            self.refuse("name", f"name:{type(name).__name__}", f"a value was not recorded: {why}")
+            return 0
+        key = (clean, values.split_of(clean, split))
+        known = self._names.get(key)
+        if known is not None:
+            return known
+        known = self._alone(lambda: self._new_name(key), -1)
+        if known < 0:
+            return 0
+        if known == 0:
+            self._refuse_name(clean)
+        elif changed:
+            self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
+        return known
+
+    def _new_name(self, key: tuple[str, str]) -> int:
+        # Another thread may have been here since we looked.
+        known = self._names.get(key)
+        if known is not None:
+            return known
+        if len(self._names) >= self._conf.max_names:
+            return 0
+        number = self.writer.name(*key)
+        if number:
+            self._names[key] = number
+            self._named[number] = key
+        return number
+
+    def _refuse_name(self, clean: str) -> None:
+        if "names" in self._warned:  # there may be very many: no text for nobody
+            self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="names_full")
+            return
+        full = len(self._names) >= self._conf.max_names
+        self.refuse(
+            "names_full",
+            "names",
+            f"{values.shown(clean)} and further new names are not recorded: this process has "
+            f"logged {len(self._names)} different ones "
+            f"({'OTEL_DDP_MAX_NAMES' if full else 'OTEL_DDP_JOURNAL_BYTES'})",
+        )
+
+    def _whole(self, step: Any) -> int | None:
+        if step is None:
+            return None
+        whole = containment.attempt(lambda: _whole_number(step), -1)
+        if not 0 <= whole < _LARGEST_STEP:
+            shown = values.shown(step)
+            self.refuse("value", "step", f"step must be a whole number from 0 on, got {shown}")
+            return None
+        return whole
+
+    def _epoch(self, epoch: Any) -> float | None:
+        if epoch is None:
+            return None
+        try:
+            number = values.number(epoch)
+            if number - number != 0.0:
+                raise values.Refused(f"a finite number was expected, got {number}")
+        except values.Refused as why:
+            self.refuse("value", "epoch", f"the epoch was not recorded: {why}")
+            return None
+        return number
+
+    def _split(self, split: Any) -> str | None:
+        if split is None:
+            return None
+        try:
+            return values.text(split, 64)[0]
+        except values.Refused as why:
+            self.refuse("name", "split", f"the split was not recorded: {why}")
+            return None
+
+    # -- tensors of a device
+
+    @containment.contained()
+    def _fly(
+        self, number: int, tensor: Any, step: int | None, epoch: float | None, now: int
+    ) -> None:
+        if self.in_flight is None:
+            from otel_ddp.torch.in_flight import InFlight
+
+            self.in_flight = InFlight(self._landed)
+        if why := self.in_flight.take(number, tensor, step, epoch, now):
+            name = values.shown(self._named[number][0])
+            self.refuse("value", f"tensor:{name}", f"{name} was not recorded: {why}")
+
+    def _landed(
+        self, number: int, value: float, step: int | None, epoch: float | None, now: int
+    ) -> None:
+        self._write((number,), (value,), step, epoch, now)
+
+    @containment.contained()
+    def land(self) -> None:
+        """Record the tensors that have arrived by now."""
+        self._admit()
+        if self.in_flight is not None:
+            self.in_flight.land()
+            self._mourn()
+
+    @containment.contained()
+    def last_call(self) -> None:
+        """Give the tensors that are still on their way a moment."""
+        self._admit()
+        if self.in_flight is not None:
+            self.in_flight.last_call()
+            self._mourn()
+
+    def _mourn(self) -> None:
+        """Count the tensors that will never arrive."""
+        lost = self.in_flight.lost
+        self.in_flight.lost = 0
+        for _ in range(lost):
+            self.refuse("value", "lost", "tensors logged last were lost: their device failed")
+
+    # -- the rest
+
+    def document(self, kind: int, content: Mapping[str, Any]) -> bool:
+        """Say something that stays true: facts, identity. Said twice, it is written once."""
+        if self._documents.get(kind) == content:
+            return True
+        written = self._alone(lambda: self.writer.document(kind, content), False)
+        if written:
+            self._documents[kind] = content
+        return written
+
+    def config(self, content: Mapping[str, Any]) -> bool:
+        """Record what is new in a configuration; False if not all of it found room."""
+        new = {
+            key: value
+            for key, value in content.items()
+            if key not in self._config or self._config[key] != value
+        }
+        whole = True
+        while new and not self._alone(partial(self._configure, new), False):
+            new, whole = dict(islice(new.items(), len(new) // 2)), False
+        return whole
+
+    def _configure(self, new: Mapping[str, Any]) -> bool:
+        size = len(json.dumps(new, separators=(",", ":")))
+        if size > self._config_room or not self.writer.document(layout.CONFIG, new):
+            return False
+        self._config_room -= size
+        self._config.update(new)
+        return True
+
+    def append(self, kind: int, content: Mapping[str, Any]) -> None:
+        """Record a span or an event."""
+        payload = json.dumps(content, separators=(",", ":")).encode()
+        if not self._alone(lambda: self.writer.append(kind, payload), True):
+            shown = values.shown(content.get("name"))
+            self.refuse("value", "record", f"{shown} was not recorded: it is too large")
+
+    def text_number(self, text: str) -> int:
+        """The number of a word that the progress refers to; 0 where no more fit."""
+        return self._alone(lambda: self._text_number(text), 0)
+
+    def _text_number(self, text: str) -> int:
+        if text not in self._texts and len(self._texts) < self._conf.max_names:
+            self._texts[text] = self.writer.name(text)
+        return self._texts.get(text, 0)
+
+    def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> None:
+        """Raise a cumulative total."""
+        self._alone(lambda: self.writer.add(self._total(metric, attributes), amount), None)
+
+    def stamp(self, metric: catalog.Metric, value: float) -> None:
+        """Overwrite a value of which only the last one counts."""
+        self._alone(lambda: self.writer.set(self._total(metric, {}), value), None)
+
+    def observe(self, metric: catalog.Metric, value: float) -> None:
+        """Put a value into a histogram."""
+        self._alone(lambda: self._observe(metric, value), None)
+
+    def _observe(self, metric: catalog.Metric, value: float) -> None:
+        place = self._totals.get((metric.name,))
+        if place is None:
+            place = self.writer.histogram(metric.name, metric.bounds)
+            self._totals[(metric.name,)] = place
+        if place >= 0:
+            self.writer.add(place, value)
+            self.writer.add(place + 1 + sum(bound < value for bound in metric.bounds), 1.0)
+
+    def _total(self, metric: catalog.Metric, attributes: Mapping[str, str]) -> int:
+        key = (metric.name, *attributes.values())
+        place = self._totals.get(key)
+        if place is None:
+            place = self._totals[key] = self.writer.counter(metric.name, attributes)
+        return place
+
+    # The two below are single words: a signal handler may come in between, another thread's close
+    # may not.
+
+    def phase(self, code: int, name: int, since_us: int) -> None:
+        """Overwrite what this process is busy with, and its step."""
+        with self._lock:
+            if not self._closed:
+                self.writer.step(self.step)
+                self.writer.phase(code, name, since_us)
+
+    def state(self, code: int, since_us: int) -> None:
+        """Overwrite how this process is doing, and its step."""
+        with self._lock:
+            if not self._closed:
+                self.writer.step(self.step)
+                self.writer.state(code, since_us)
+
+    def reason(self, text: str) -> None:
+        """Say why the run ended."""
+        self._alone(lambda: self.writer.reason(text), None)
+
+    def refuse(self, why: str, place: str, text: str, amount: float = 1.0) -> None:
+        """Count what was not recorded, and warn once a place."""
+        self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
+        if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(place)
+            containment.log.warning("%s.", text)
+
+    def close(self) -> None:
+        """Let go of the journal; what other threads still say is left unsaid."""
+        with self._lock:
+            self._closed = True
+            self.writer.close()
+
+    # -- one at a time
+
+    def _alone(self, act: Callable[[], T], otherwise: T) -> T:
+        """Touch the journal: one thread at a time, and no signal handler in the middle of it."""
+        with self._lock:
+            if self._closed:
+                return otherwise
+            if self._inside:
+                self._reentered()
+                return otherwise
+            self._inside = True
+            try:
+                return act()
+            finally:
+                self._inside = False
+
+    def _reentered(self) -> None:
+        # A signal handler that logs while its own thread is inside log: the lock lets it in, and
+        # writing now would tear what is being written. Even counting has to wait.
+        self._interrupted += 1
+        self.look_at = 0
+
+    def _admit(self) -> None:
+        """Count what signal handlers said at a bad moment."""
+        lost, self._interrupted = self._interrupted, 0
+        if lost:
+            text = "a value logged by a signal handler was lost: it came in the middle of another"
+            self.refuse("reentered", "reentered", text, lost)
+
+
+def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
+    """Put what a mapping holds into a list; False where it failed before its end."""
+
+    def walk() -> bool:
+        pairs.extend(metrics.items())
+        return True
+
+    return containment.attempt(walk, False)
+
+
+def _whole_number(value: Any) -> int:
+    """A step as a plain int, -1 where it is none. May run the user's code."""
+    if values.is_device_tensor(value) or values.is_spread(value):
+        return -1
+    # As itself where it can be: a float has no room for a large one.
+    whole = containment.attempt(lambda: index(value), None)
+    if whole is not None:
+        return int(whole)
+    number = values.number(value)
+    return int(number) if number.is_integer() else -1

@@ -1,0 +1,408 @@
+"""Run: what the user holds. Everything it is told goes into this process's journal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from otel_ddp import agent_link, agent_terms, containment, identity, settings, values
+from otel_ddp.errors import ConfigError
+from otel_ddp.identity import Identity
+from otel_ddp.journal import layout, place
+from otel_ddp.journal.writer import open_journal
+from otel_ddp.progress import Phase, Standing
+from otel_ddp.recorder import Recorder
+from otel_ddp.spans import OpenSpan, record_event
+from otel_ddp.strategies import Choice
+
+T = TypeVar("T")
+
+
+class Run:
+    """One process's part of one launch. Get it from `otel_ddp.init` or `otel_ddp.instrument`."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = dict(arguments)
+        self._identity: Identity | None = None
+        self._recorder: Recorder | None = None
+        self._standing: Standing | None = None
+        self._place: place.Place | None = None
+        self._settled = False
+        # Until it is opened, a run that was unpickled in a child opens itself at its first use.
+        self._opened = False
+
+    def told(self, arguments: Mapping[str, Any]) -> Run:
+        """This run, not opened yet, with what `init` was told on top of what it came with."""
+        self._arguments.update({k: v for k, v in arguments.items() if v is not None})
+        self._identity = None
+        return self
+
+    # -- opening
+
+    def open(self) -> None:
+        """Read the world as it is now and start the journal. Strict: this may raise."""
+        self._opened = True
+        asked = dict(self._arguments)
+        strategy, config = asked.pop("strategy", None), asked.pop("config", None)
+        conf = self._settings = settings.read()
+        self._choice = Choice(conf.strategy if strategy is None else strategy)
+        who = self._identity = identity.resolve(**asked)
+        if conf.disabled:
+            self._settled = True
+            return
+        who = self._identity = self._ask_group(who)
+        self._exported = self._choice.exports(who)
+        self._settled = who.settled
+        places, remark = place.find(conf.directory)
+        if remark:
+            containment.say_once("place", "%s.", remark)
+        directories = [each.directory for each in places]
+        writer, remark = open_journal(directories, conf.journal_bytes, self._told())
+        if remark:
+            containment.say_once("journal", "%s.", remark)
+        if writer is None:
+            return
+        self._place = place.Place(writer.path.parent)
+        recorder = self._recorder = Recorder(writer, conf)
+        self._standing = Standing(recorder)
+        recorder.first_value = self._standing.running
+        recorder.look_around = self._look_around
+        containment.count_failure = self._count_failure
+        recorder.document(layout.FACTS, {**_facts(), "terms": agent_terms.terms(os.environ)})
+        if self._settled:
+            self._announce()
+        self._look_around(writer.created_ns)
+        self._place.ring()
+        if config is not None:
+            self.config(config)
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            **self.identity.to_dict(),
+            "strategy": self._choice.text,
+            "exported": bool(self._exported),
+            "settled": self.identity.settled,
+        }
+
+    def _announce(self) -> None:
+        identity.hand_down(self.identity.run)
+        self._say_unknown()
+
+    def _say_unknown(self) -> None:
+        if self._exported is None:
+            what = "LOCAL_RANK" if self._choice.text == "node" else "RANK"
+            containment.say_once(
+                "strategy",
+                "strategy %r needs the %s of this process, which is not known here, so its series "
+                "stay on the node. Set OTEL_DDP_%s, or open the run after init_process_group.",
+                self._choice.text,
+                what.lower().replace("_", " "),
+                what,
+            )
+
+    def _ask_group(self, who: Identity) -> Identity:
+        # Whoever has not imported torch.distributed has no process group.
+        if "torch.distributed" not in sys.modules:
+            return who
+        from otel_ddp.torch import process_group
+
+        if not process_group.is_up():
+            return who
+        facts = process_group.facts(who.proposal, agree=who.wants_agreement)
+        return who if facts is None else identity.settle(who, facts)
+
+    @containment.contained()
+    def _settle(self, recorder: Recorder) -> None:
+        """Until the process group is up, ask at each call whether it is."""
+        who = self._ask_group(self.identity)
+        if who is self._identity:
+            return
+        self._identity = who
+        self._exported = self._choice.exports(who)
+        self._settled = who.settled
+        recorder.document(layout.IDENTITY, self._told())
+        if self._settled:
+            self._announce()
+            if self._place is not None:
+                self._place.ring()
+
+    def _ready(self) -> Recorder | None:
+        """What to record with, or None where this process is silent."""
+        if not self._opened:
+            if _in_data_worker():
+                return None
+            self._join()
+        recorder = self._recorder
+        if recorder is not None and not self._settled:
+            self._settle(recorder)
+        return recorder
+
+    @containment.contained()
+    def _join(self) -> None:
+        from otel_ddp import session
+
+        session.join(self)
+
+    # -- what it is
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is."""
+        if self._identity is None:
+            self._identity = identity.resolve(
+                **{k: v for k, v in self._arguments.items() if k not in ("strategy", "config")}
+            )
+        return self._identity
+
+    @property
+    def group(self) -> str:
+        """What ties several processes or runs of one experiment together."""
+        return self.identity.group
+
+    @property
+    def run(self) -> str:
+        """The name of this launch, the same on all its ranks."""
+        return self.identity.run
+
+    @property
+    def job_type(self) -> str:
+        """The role of this process."""
+        return self.identity.job_type
+
+    # -- what users say
+
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
+        recorder = self._recorder
+        if recorder is None or not self._settled:
+            recorder = self._ready()
+            if recorder is None:
+                return
+            if not self._settled:
+                # Values are logged and still nobody knows the rank: this may be all there is.
+                self._say_unknown()
+        recorder.log(metrics, step, epoch, split)
+
+    def config(self, mapping: T) -> T:
+        """Record the configuration of this run, flat or nested; returned unchanged."""
+        self._config(mapping)
+        return mapping
+
+    @containment.contained()
+    def _config(self, mapping: Any) -> None:
+        recorder = self._ready()
+        if recorder is None:
+            return
+        content = values.flat(mapping)
+        if not content:
+            kind = type(mapping).__name__
+            recorder.refuse("value", "config", f"config expects a mapping, got {kind}")
+        elif not recorder.config(content):
+            recorder.refuse("value", "config", "not all of the configuration found room")
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say what this process does: `with run.phase("checkpoint"): save()`."""
+        opened = self._begin(name, phase=True)
+        try:
+            yield
+        except BaseException as raised:
+            self._end(opened, {}, type(raised).__name__)
+            raise
+        self._end(opened, {}, "")
+
+    @contextlib.contextmanager
+    def span(self, name: str, /, **attributes: Any) -> Iterator[None]:
+        """Record how long something takes: `with run.span("load", shard=3): ...`."""
+        opened = self._begin(name)
+        try:
+            yield
+        except BaseException as raised:
+            self._end(opened, attributes, type(raised).__name__)
+            raise
+        self._end(opened, attributes, "")
+
+    @containment.contained()
+    def _begin(self, name: Any, phase: bool = False) -> tuple[OpenSpan, Phase | None] | None:
+        recorder = self._ready()
+        if recorder is None or self._standing is None:
+            return None
+        try:
+            clean, _ = values.text(name, 200)
+        except values.Refused as why:
+            recorder.refuse("name", "span", f"a span was not recorded: {why}")
+            return None
+        entered = self._standing.begin(clean) if phase else None
+        return OpenSpan(clean, recorder.step), entered
+
+    @containment.contained()
+    def _end(
+        self,
+        opened: tuple[OpenSpan, Phase | None] | None,
+        attributes: Mapping[str, Any],
+        error: str,
+    ) -> None:
+        if opened is None:
+            return
+        span, entered = opened
+        took_s = span.leave()
+        recorder, standing = self._recorder, self._standing
+        if recorder is None or standing is None:
+            return
+        # The phase first: it must not stay open where the span cannot be written.
+        if entered is not None:
+            standing.end(entered, took_s)
+        span.record(recorder, took_s, attributes, error)
+
+    @containment.contained()
+    def event(self, name: str, /, **attributes: Any) -> None:
+        """Record that something happened: `run.event("lr drop", factor=0.1)`."""
+        recorder = self._ready()
+        if recorder is None:
+            return
+        try:
+            record_event(recorder, name, attributes)
+        except values.Refused as why:
+            recorder.refuse("name", "event", f"an event was not recorded: {why}")
+
+    @containment.contained()
+    def describe(self, model: Any) -> None:
+        """Say what model this run trains."""
+        recorder = self._ready()
+        if recorder is None:
+            return
+        inner = getattr(model, "module", model)
+        counts: dict[str, int] = {}
+        for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
+            key = "true" if parameter.requires_grad else "false"
+            counts[key] = counts.get(key, 0) + int(parameter.numel())
+        facts = {"model": type(inner).__name__[:200], "parameters": counts}
+        recorder.document(layout.FACTS, facts)
+
+    # -- the end
+
+    def finish(self, state: str = "finished", *, reason: str = "") -> None:
+        """End this run: the last values are handed to the agent, which takes at most 0.3 s."""
+        if state not in ("finished", "failed"):
+            raise ConfigError(f'state must be "finished" or "failed", got {state!r}.')
+        self.close(state, str(reason))
+
+    @containment.contained()
+    def close(self, state: str, reason: str) -> None:
+        """What `finish` does, and the end of the process where nobody called it."""
+        from otel_ddp import session
+
+        session.release(self)
+        self._opened = True
+        recorder, standing, where = self._recorder, self._standing, self._place
+        if recorder is None or standing is None or where is None:
+            return
+        if not self._settled:
+            self._settle(recorder)
+        recorder.last_call()
+        self.fall_silent()
+        if reason:
+            recorder.reason(reason)
+        standing.over(state)
+        # After the progress: whoever has taken this record has seen the end.
+        recorder.append(layout.END, {"state": state, "time": time.time_ns()})
+        if self._settings.agent == "auto":
+            agent_link.ensure_agent(where)
+        if self._settings.agent != "off":
+            agent_link.hand_over(where, recorder.writer)
+        recorder.close()
+        where.ring()
+
+    def fall_silent(self) -> None:
+        """Record nothing from here on; in a forked child the journal is the parent's."""
+        self._opened = True
+        self._recorder = self._standing = None
+        self._settled = True
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A program may well leave through sys.exit(0).
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close("finished", "")
+        else:
+            self.close("failed", why(error))
+
+    def __reduce__(self) -> tuple[Callable[..., Run], tuple[dict[str, Any]]]:
+        """Pickled into a child process, a run joins the same launch there at its first use."""
+        from otel_ddp import session
+
+        arguments = {
+            key: value
+            for key, value in self._arguments.items()
+            # Ranks and configuration are the parent's; a function may not survive the journey.
+            if key not in ("config", "global_rank", "local_rank", "world_size")
+            and not callable(value)
+        }
+        arguments.update(run=self.run, group=self.group)
+        return (session.attach, (arguments,))
+
+    def __repr__(self) -> str:
+        who = self.identity
+        return f"<otel_ddp.Run {who.run!r} rank {who.label_rank} of {who.world_size}>"
+
+    # -- now and then
+
+    @containment.contained()
+    def _look_around(self, now: int) -> None:
+        """Every few seconds: is the agent still there? A training process has no thread to ask."""
+        recorder = self._recorder
+        if recorder is None or self._place is None:
+            return
+        recorder.look_at = now + agent_link.LOOK_EVERY_NS
+        recorder.land()
+        if self._settings.agent == "auto":
+            agent_link.ensure_agent(self._place)
+
+    def _count_failure(self) -> None:
+        from otel_ddp import catalog
+
+        if self._recorder is not None:
+            self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS)
+
+
+def why(error: BaseException) -> str:
+    """An exception in one line."""
+    message = values.one_line(containment.attempt(lambda: str(error), ""), 1000)
+    return f"{type(error).__name__}: {message}"[:1000] if message else type(error).__name__
+
+
+def _in_data_worker() -> bool:
+    module = sys.modules.get("torch.utils.data")
+    return module is not None and module.get_worker_info() is not None
+
+
+def _facts() -> dict[str, Any]:
+    """What the run's info says about this program."""
+    found: dict[str, Any] = {
+        "script": os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "",
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(getattr(torch, "__version__", ""))
+        found["cuda"] = str(getattr(getattr(torch, "version", None), "cuda", None) or "")
+    return found

@@ -1,0 +1,190 @@
+"""The run of this process: opened once, spoken to by the module's functions, ended in time."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from otel_ddp import containment
+from otel_ddp.run import Run, why
+from otel_ddp.strategies import Strategy
+
+T = TypeVar("T")
+
+_current: Run | None = None
+# A run that came into this process by pickle and was not used yet.
+_unused: Run | None = None
+_opening = threading.RLock()
+_watched: set[int] = set()
+
+
+def init(
+    strategy: Strategy | None = None,
+    *,
+    group: str | None = None,
+    run: str | None = None,
+    job_type: str | None = None,
+    project: str | None = None,
+    name: str | None = None,
+    description: str | None = None,
+    node: str | None = None,
+    global_rank: int | None = None,
+    local_rank: int | None = None,
+    world_size: int | None = None,
+    config: Any = None,
+) -> Run:
+    """Open the run of this process, or return the one that is open.
+
+    Every argument has a variable (OTEL_DDP_GROUP, ...) and a default from the launcher.
+    """
+    with _opening:
+        if _current is not None:
+            if config is not None:
+                _current.config(config)
+            return _current
+        arguments = {
+            "strategy": strategy,
+            "group": group,
+            "run": run,
+            "job_type": job_type,
+            "project": project,
+            "name": name,
+            "description": description,
+            "node": node,
+            "global_rank": global_rank,
+            "local_rank": local_rank,
+            "world_size": world_size,
+            "config": config,
+        }
+        opened = Run(arguments) if _unused is None else _unused.told(arguments)
+        opened.open()
+        adopt(opened)
+        return opened
+
+
+def current() -> Run | None:
+    """The run of this process, if one is open."""
+    return _current
+
+
+def log(
+    metrics: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    epoch: float | None = None,
+    split: str | None = None,
+) -> None:
+    """Record numbers in the current run; nothing happens where there is none."""
+    if _current is not None:
+        _current.log(metrics, step=step, epoch=epoch, split=split)
+
+
+def phase(name: str) -> contextlib.AbstractContextManager[None]:
+    """Say what this process does, in the current run if there is one."""
+    return contextlib.nullcontext() if _current is None else _current.phase(name)
+
+
+def span(name: str, /, **attributes: Any) -> contextlib.AbstractContextManager[None]:
+    """Record how long something takes, in the current run if there is one."""
+    return contextlib.nullcontext() if _current is None else _current.span(name, **attributes)
+
+
+def event(name: str, /, **attributes: Any) -> None:
+    """Record that something happened, in the current run if there is one."""
+    if _current is not None:
+        _current.event(name, **attributes)
+
+
+def config(mapping: T) -> T:
+    """Record the configuration in the current run if there is one; returned unchanged."""
+    return mapping if _current is None else _current.config(mapping)
+
+
+def finish(state: str = "finished", *, reason: str = "") -> None:
+    """End the current run if there is one."""
+    if _current is not None:
+        _current.finish(state, reason=reason)
+
+
+# -- the life of the run
+
+
+def attach(arguments: dict[str, Any]) -> Run:
+    """What an unpickled run becomes. Lazily: a data loader's worker has one too, and is silent."""
+    global _unused
+    with _opening:
+        if _current is not None:
+            return _current
+        # However often it comes, and whoever uses it first: one process, one run.
+        if _unused is None:
+            _unused = Run(arguments)
+        return _unused
+
+
+def join(run: Run) -> None:
+    """Open a run that came by pickle and is used for the first time."""
+    with _opening:
+        if run is _unused:
+            run.open()
+            adopt(run)
+
+
+def adopt(run: Run) -> None:
+    """Make this the run of the process, and see to its end."""
+    global _current, _unused
+    _current, _unused = run, None
+    pid = os.getpid()
+    if pid in _watched:
+        return
+    _watched.add(pid)
+    atexit.register(_at_exit, pid)
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        # A forked child leaves without atexit; and only here is its exception still at hand.
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _at_exit, args=(pid,), exitpriority=100)
+
+
+def release(run: Run) -> None:
+    """This run is no longer the one of the process."""
+    global _current
+    if _current is run:
+        _current = None
+
+
+@containment.contained()
+def _at_exit(pid: int) -> None:
+    run = _current
+    if run is None or os.getpid() != pid:
+        return
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if hasattr(sys, "ps1"):
+        error = None  # what failed at a prompt hours ago did not end this process
+    if error is None:
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            # torch's spawn reports a failure by leaving with 1 from its exception handler.
+            error = (error.__context__ or error) if error.code else None
+    if error is None:
+        run.close("finished", "")
+    else:
+        run.close("failed", why(error))
+
+
+def _after_fork() -> None:
+    global _current, _unused, _opening
+    # A thread of the parent may have held it, and that thread is not here.
+    _opening = threading.RLock()
+    runs, _current, _unused = (_current, _unused), None, None
+    for run in runs:
+        if run is not None:
+            run.fall_silent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,72 @@
+"""What `import otel_ddp` offers, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import otel_ddp
+
+FORBIDDEN = ("torch", "opentelemetry", "prometheus_client", "pynvml", "requests", "grpc", "psutil")
+
+
+def python(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_every_public_name_is_there_and_nothing_else_is_listed() -> None:
+    public = {name for name in dir(otel_ddp) if not name.startswith("_")}
+
+    for name in otel_ddp.__all__:
+        assert getattr(otel_ddp, name) is not None
+    assert len(otel_ddp.__all__) == len(set(otel_ddp.__all__))
+    assert set(otel_ddp.__all__) - {"__version__"} <= public
+    assert set(otel_ddp._HOME) == set(otel_ddp.__all__) - {"__version__"}
+
+
+def test_a_star_import_gives_the_public_names() -> None:
+    names = python("from otel_ddp import *; print(*[n for n in dir() if n[:2] != '__'])").split()
+
+    assert set(otel_ddp.__all__) - {"__version__"} == set(names)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'otel_ddp' has no attribute 'instrumment'"):
+        otel_ddp.instrumment  # noqa: B018
+
+
+def test_a_bare_import_loads_nothing_of_ours_and_nothing_heavy() -> None:
+    new = python(
+        "import sys; before = set(sys.modules); import otel_ddp; "
+        "print(*sorted(set(sys.modules) - before))"
+    ).split()
+
+    assert [name for name in new if name.startswith("otel_ddp")] == ["otel_ddp"]
+    heavy = {"dataclasses", "inspect", "json", "logging", "asyncio", "typing_extensions"}
+    assert set() == heavy & set(new)
+    assert set() == {*FORBIDDEN} & {name.split(".")[0] for name in new}
+
+
+def test_a_training_process_loads_neither_the_sdk_nor_torch_nor_the_agent(tmp_path: Path) -> None:
+    new = python(
+        f"import os, sys; os.environ.update(OTEL_DDP_AGENT='off', OTEL_DDP_DIR={str(tmp_path)!r})\n"
+        "import otel_ddp\n"
+        "with otel_ddp.instrument(None, config={'a': 1}) as run:\n"
+        "    run.log({'loss': 1.0}, step=1)\n"
+        "    with run.phase('eval'): run.event('now')\n"
+        "print(*sys.modules)"
+    ).split()
+
+    assert set() == {*FORBIDDEN} & {name.split(".")[0] for name in new}
+    assert not [name for name in new if name.startswith(("otel_ddp.agent.", "otel_ddp.torch"))]
+    assert "otel_ddp.recorder" in new
+
+
+def test_the_version_is_the_packages_own() -> None:
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+
+    assert f'\nversion = "{otel_ddp.__version__}"\n' in text

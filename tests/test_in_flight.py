@@ -1,0 +1,448 @@
+"""Tensors of a device: recorded as they were logged, and never waited for."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import otel_ddp
+from conftest import Here, Journal
+from otel_ddp import catalog, settings
+from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.recorder import Recorder
+
+torch = pytest.importorskip("torch")
+
+from otel_ddp.torch.in_flight import InFlight  # noqa: E402
+
+waited: list[str] = []
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor that says it lies on a device, and fails whoever would wait for that device."""
+
+    @property
+    def device(self) -> Any:
+        return torch.device(getattr(self, "where", "cuda:0"))
+
+    def detach(self) -> Any:
+        # What the copy engine does with it, the device does in its own time.
+        return self.as_subclass(torch.Tensor).detach()
+
+    def _waits(self, *_: Any) -> Any:
+        # Kept as well as raised: some questions may fail without anyone noticing.
+        waited.append("this would have waited for the device")
+        raise AssertionError(waited[-1])
+
+    item = tolist = cpu = numpy = __float__ = __int__ = __index__ = __bool__ = _waits
+    __add__ = __radd__ = __sub__ = __lt__ = __repr__ = __str__ = _waits
+
+
+def on_device(value: Any, where: str = "cuda:0", dtype: Any = None) -> Any:
+    tensor = torch.tensor(value, dtype=dtype).as_subclass(DeviceTensor)
+    tensor.where = where
+    return tensor
+
+
+class FakeDevice:
+    """What torch.cuda offers, with a device that is as slow as the test wants it."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.recorded: list[Any] = []
+        self.capturing = False
+        self.broken = False
+        self.interrupt: Callable[[], None] = lambda: None
+        device = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                device.interrupt()
+                self.number = len(device.recorded)
+                self.stream = stream
+                device.recorded.append(self)
+
+            def query(self) -> bool:
+                assert not device.capturing, "a query spoils the graph"
+                if device.broken:
+                    raise RuntimeError("CUDA error: device-side assert triggered")
+                arrived = bool(self.number < device.done)
+                device.interrupt()
+                return arrived
+
+            def synchronize(self) -> None:
+                raise AssertionError("this would have waited for the device")
+
+        self.Event = Event
+
+    def current_stream(self, device: Any) -> str:
+        return f"the stream of {device}"
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def synchronize(self) -> None:
+        raise AssertionError("this would have waited for the device")
+
+    def finish_all(self) -> None:
+        self.done = len(self.recorded)
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    waited.clear()
+    yield FakeDevice()
+    assert waited == []
+
+
+@pytest.fixture
+def recorder(place: Here, device: FakeDevice) -> Iterator[Recorder]:
+    writer = JournalWriter(place.directory, 512 * 1024, {})
+    recorder = Recorder(writer, settings.read())
+    recorder.look_at = 2**63  # the test looks around itself
+    recorder.in_flight = InFlight(
+        recorder._landed, module=lambda _: device, slab=lambda: torch.empty(256, dtype=torch.double)
+    )
+    recorder.state(0, 1)
+    yield recorder
+    recorder.close()
+
+
+def log(recorder: Recorder, metrics: Any, step: int | None = None) -> None:
+    recorder.log(metrics, step, None, None)
+
+
+def refused(journal: Journal) -> float:
+    return journal.total(catalog.OTEL_DDP_VALUES_REFUSED)
+
+
+def test_a_tensor_is_recorded_once_it_arrived_with_the_step_and_time_of_its_logging(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    log(recorder, {"loss": on_device(0.5), "lr": 0.1}, step=7)
+    log(recorder, {"lr": 0.2}, step=8)
+    recorder.land()
+    before = place.only()
+
+    device.finish_all()
+    recorder.land()
+
+    assert before.points == [("lr", 0.1), ("lr", 0.2)]
+    after = place.only()
+    assert after.points == [("lr", 0.1), ("lr", 0.2), ("loss", 0.5)]
+    first, _, landed = after.calls
+    assert (7, first.time_ns) == (landed.step, landed.time_ns)
+
+
+def test_tensors_are_recorded_in_the_order_of_their_logging(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    for step in range(5):
+        log(recorder, {"loss": on_device(float(step))}, step=step)
+    device.done = 3
+
+    recorder.land()
+
+    assert [call.step for call in place.only().calls] == [0, 1, 2]
+    device.finish_all()
+    recorder.land()
+    assert [float(step) for step in range(5)] == [value for _, value in place.only().points]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *((1.5, None), ([1.5], None), ([[1.5]], torch.float16), (1.5, torch.bfloat16)),
+        *((3, torch.int64), (True, torch.bool)),
+    ],
+    ids=str,
+)
+def test_every_kind_of_scalar_flies(
+    given: Any, recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    value, dtype = given
+    tensor = on_device(value, dtype=dtype)
+
+    log(recorder, {"x": tensor})
+    device.finish_all()
+    recorder.land()
+
+    expected = torch.tensor(value).double().item() if torch.tensor(value).ndim == 0 else 1.5
+    assert [("x", expected)] == place.only().points
+
+
+def test_a_tensor_that_is_nan_is_counted_when_it_lands(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    log(recorder, {"loss": on_device(math.nan)})
+    device.finish_all()
+    recorder.land()
+
+    assert place.only().total(catalog.TRAINING_NONFINITE, name="loss", split="train") == 1
+
+
+@pytest.mark.parametrize("first", [1.0, 1])
+def test_the_quick_way_never_asks_a_tensor(
+    first: float, recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    log(recorder, {"loss": 1.0, "lr": first})
+    log(recorder, {"loss": 1.0, "lr": 1.0})
+
+    # The names are known now; only the types tell that this is another matter.
+    log(recorder, {"loss": on_device(2.0), "lr": on_device(3.0)}, step=1)
+    log(recorder, {"loss": 4.0, "lr": on_device(5.0)}, step=2)
+    device.finish_all()
+    recorder.land()
+
+    expected = [("loss", 1.0), ("lr", 1.0)] * 2
+    expected += [("loss", 4.0), ("loss", 2.0), ("lr", 3.0), ("lr", 5.0)]
+    # Which one lands while a later one takes off is the device's business.
+    assert sorted(expected) == sorted(place.only().points)
+
+
+@pytest.mark.parametrize("where", ["step", "epoch", "split"])
+def test_a_tensor_where_a_plain_number_belongs_is_refused_and_not_asked(
+    where: str, recorder: Recorder, place: Here
+) -> None:
+    given: dict[str, Any] = {"step": None, "epoch": None, "split": None, where: on_device(1.0)}
+    recorder.log({"loss": 1.0}, None, None, None)
+
+    recorder.log({"loss": 2.0}, given["step"], given["epoch"], given["split"])
+
+    journal = place.only()
+    assert journal.points == [("loss", 1.0), ("loss", 2.0)]
+    assert refused(journal) == 1
+
+
+def test_where_too_many_are_on_their_way_the_next_is_refused_and_room_comes_back(
+    recorder: Recorder, device: FakeDevice, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(300):
+        log(recorder, {"loss": on_device(1.0)}, step=step)
+
+    assert refused(place.only()) == 300 - 256
+    (said,) = caplog.messages
+    assert "256 tensors are still on their way" in said
+
+    device.finish_all()
+    log(recorder, {"loss": on_device(1.0)}, step=300)
+    device.finish_all()
+    recorder.land()
+
+    assert len(place.only().calls) == 257
+    assert refused(place.only()) == 300 - 256
+
+
+def test_while_a_graph_is_captured_nothing_is_sent_and_nothing_is_asked(
+    recorder: Recorder, device: FakeDevice, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(recorder, {"loss": on_device(1.0)}, step=1)
+    device.finish_all()
+    device.capturing = True
+
+    log(recorder, {"loss": on_device(2.0)}, step=2)
+    recorder.land()
+
+    assert place.only().points == []
+    assert refused(place.only()) == 1
+    assert caplog.messages == [
+        "'loss' was not recorded: a graph is being captured; log outside of it."
+    ]
+    device.capturing = False
+    recorder.land()
+    assert place.only().points == [("loss", 1.0)]
+
+
+def test_a_device_that_failed_costs_its_tensors_and_nothing_else(
+    recorder: Recorder, device: FakeDevice, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(3):
+        log(recorder, {"loss": on_device(1.0), "lr": 0.1}, step=step)
+    device.broken = True
+
+    recorder.land()
+    log(recorder, {"lr": 0.2})
+    recorder.last_call()
+
+    assert [value for _, value in place.only().points] == [0.1, 0.1, 0.1, 0.2]
+    assert refused(place.only()) == 3
+    assert caplog.messages == ["tensors logged last were lost: their device failed."]
+
+
+def test_a_hung_device_holds_the_end_for_a_moment_only(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    log(recorder, {"loss": on_device(1.0)})
+
+    recorder.last_call()
+
+    assert refused(place.only()) == 1
+
+
+def test_an_event_is_recorded_on_the_stream_of_the_tensors_own_device(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    for where in ("cuda:0", "cuda:1", "cuda:0"):
+        log(recorder, {"loss": on_device(1.0, where)})
+        device.finish_all()
+    recorder.land()
+
+    first, second, third = device.recorded
+    assert (third.stream, second.stream) == ("the stream of cuda:0", "the stream of cuda:1")
+    assert first is third, "an event is used again, on its own device"
+    assert first is not second
+
+
+def test_inference_mode_and_another_default_device_do_not_matter(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    with torch.inference_mode():
+        log(recorder, {"val/loss": on_device(1.0)})
+    tensor = on_device(2.0)
+    with torch.device("meta"):
+        log(recorder, {"loss": tensor})
+    device.finish_all()
+    recorder.land()
+
+    assert place.only().points == [("val/loss", 1.0), ("loss", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (lambda: on_device([1.0, 2.0]), "one number was expected, got 2 (shape (2,))"),
+        (lambda: on_device(1j), "a complex number has no place on a curve"),
+    ],
+)
+def test_a_tensor_that_is_no_number_is_refused_and_the_rest_recorded(
+    tensor: Callable[[], Any],
+    reason: str,
+    recorder: Recorder,
+    place: Here,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        log(recorder, {"x": tensor(), "lr": 0.1})
+
+    assert place.only().points == [("lr", 0.1)] * 2
+    assert refused(place.only()) == 2
+    (said,) = caplog.messages
+    assert f"'x' was not recorded: {reason}" in said
+
+
+class Replicated:
+    def is_replicate(self) -> bool:
+        return True
+
+
+class Sharded:
+    def is_replicate(self) -> bool:
+        return False
+
+
+class FakeDTensor(DeviceTensor):
+    def to_local(self) -> Any:
+        return on_device(self.as_subclass(torch.Tensor).item())
+
+
+def test_a_tensor_spread_over_ranks_is_recorded_where_it_is_whole_and_else_refused(
+    recorder: Recorder, device: FakeDevice, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, part = (torch.tensor(1.5).as_subclass(FakeDTensor) for _ in range(2))
+    whole.placements, part.placements = (Replicated(),), (Replicated(), Sharded())
+
+    log(recorder, {"whole": whole, "part": part})
+    device.finish_all()
+    recorder.land()
+
+    assert place.only().points == [("whole", 1.5)]
+    (said,) = caplog.messages
+    assert "'part' was not recorded: its parts are spread over ranks" in said
+
+
+def test_a_device_without_events_is_said_and_costs_nothing_else(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init() as run:
+        for _ in range(2):
+            run.log({"loss": torch.zeros((), device="meta"), "lr": 0.1}, step=1)
+
+    assert place.only().points == [("lr", 0.1)] * 2
+    (said,) = caplog.messages
+    assert "'loss' was not recorded: a tensor on meta cannot be copied" in said
+
+
+def test_threads_that_log_tensors_lose_none_and_mix_up_none(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    start = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        start.wait()
+        for step in range(50):
+            log(recorder, {f"of{number}": on_device(float(1000 * number + step))}, step=step)
+            device.finish_all()
+            recorder.land()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.land()
+
+    found: dict[str, deque[float]] = {}
+    for name, value in place.only().points:
+        found.setdefault(name, deque()).append(value)
+    assert {
+        f"of{number}": deque(1000.0 * number + step for step in range(50)) for number in range(4)
+    } == found
+
+
+def test_a_signal_handler_in_the_middle_mixes_up_nothing(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    def handler() -> None:
+        device.interrupt = lambda: None
+        log(recorder, {"handled": on_device(9.0)})
+        recorder.land()
+
+    device.interrupt = handler
+    log(recorder, {"loss": on_device(1.0)}, step=1)
+    log(recorder, {"loss": on_device(2.0)}, step=2)
+    device.done = 1
+    device.interrupt = handler
+    recorder.land()
+    one = place.only().points
+    device.finish_all()
+    recorder.land()
+
+    assert one == [("loss", 1.0)]
+    assert place.only().points == [("loss", 1.0), ("loss", 2.0)]
+    assert refused(place.only()) == 2
+
+
+@pytest.mark.gpu
+def test_a_real_device_is_not_waited_for(place: Here) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    weights = torch.zeros(1, device="cuda")
+    with otel_ddp.init() as run:
+        run.log({"loss": weights.sum()}, step=0)  # page-locked memory is made once
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that it is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            for step in range(1, 100):
+                run.log({"loss": weights.sum() + step, "lr": 0.1}, step=step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    losses = [(c.step, v) for c in place.only().calls for n, v in c.values if v != 0.1]
+    assert [(step, float(step)) for step in range(100)] == losses

@@ -1,0 +1,575 @@
+"""Whatever is given to log: no exception, the rest of the call recorded, one warning a place."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import tracemalloc
+import warnings
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import otel_ddp
+from conftest import Here, Journal
+from otel_ddp import Run, catalog, containment
+
+
+class Rude:
+    """Every question is answered with an exception of its own kind."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise ZeroDivisionError("rude")
+
+    __float__ = __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = _raise
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        raise ZeroDivisionError(name)
+
+
+class RudeHash:
+    """A key that is found in a dictionary once, and refuses to be looked for again."""
+
+    calm = True
+
+    def __hash__(self) -> int:
+        if not RudeHash.calm:
+            raise ZeroDivisionError("rude")
+        return 1
+
+
+class HalfRead(Mapping[str, float]):
+    """Gives two of its values and fails at the third."""
+
+    def __getitem__(self, key: str) -> float:
+        if key == "third":
+            raise ZeroDivisionError("rude")
+        return 1.0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("first", "second", "third"))
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.fixture(params=["strict", "as users have it"])
+def run(request: pytest.FixtureRequest, place: Here) -> Run:
+    # Bad input is no failure of ours, so it must not even reach the containment.
+    containment.reraise = request.param == "strict"
+    return otel_ddp.init()
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns far more often than they would."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def refused(journal: Journal, why: str = "") -> float:
+    attributes = {"why": why} if why else {}
+    return journal.total(catalog.OTEL_DDP_VALUES_REFUSED, **attributes)
+
+
+def finished(place: Here) -> Journal:
+    otel_ddp.finish()
+    assert containment.swallowed == {}
+    return place.only()
+
+
+VALUES = {
+    "None": None,
+    "text": "0.5",
+    "complex": 1j,
+    "list": [0.5],
+    "array": np.zeros(3),
+    "object": object(),
+    "rude": Rude(),
+    "beyond floats": 2**2000,
+    "digits": -(10**5000),
+    "type": float,
+}
+
+
+@pytest.mark.parametrize("given", VALUES)
+def test_a_value_that_is_no_number_costs_itself_and_one_warning(
+    given: str, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(3):
+        run.log({"before": 1.0, "bad": VALUES[given], "after": 2.0}, step=step)
+
+    journal = finished(place)
+    assert journal.points == [("before", 1.0), ("after", 2.0)] * 3
+    assert [call.step for call in journal.calls] == [0, 1, 2]
+    assert 3 == refused(journal) == refused(journal, "value")
+    (said,) = caplog.messages
+    assert said.startswith("'bad' was not recorded: ")
+    assert len(said) < 200
+
+
+def test_each_place_is_warned_about_once_and_not_for_ever(
+    run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        run.log({f"bad{number}": None for number in range(200)})
+
+    assert refused(finished(place)) == 400
+    assert 50 == len(caplog.messages) == len(set(caplog.messages))
+
+
+class Shouting(str):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    __repr__ = __str__
+
+
+NAMES: dict[str, tuple[Any, str | None]] = {
+    "number": (3, "3"),
+    "newline and quotes": ('a\n"b"\'', 'a\n"b"\''),
+    "surrogate": ("a\ud800", "a?"),
+    "nul": ("a\0b", "a?b"),
+    "subclass": (Shouting("a"), "a"),
+    "None": (None, None),
+    "empty": ("", None),
+    "bytes": (b"a", None),
+    "tuple": (("a", 1), None),
+    "rude": (Rude(), None),
+    "digits": (10**5000, None),
+}
+
+
+@pytest.mark.parametrize("given", NAMES)
+def test_a_name_is_converted_or_refused(
+    given: str, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, expected = NAMES[given]
+
+    for _ in range(3):
+        run.log({"before": 1.0, name: 0.5, "after": 2.0})
+
+    journal = finished(place)
+    bad = [] if expected is None else [(expected, 0.5)]
+    assert [("before", 1.0), *bad, ("after", 2.0)] * 3 == journal.points
+    assert (1 if expected is None else 0) == len(caplog.messages)
+    changed = expected is not None and expected != name
+    assert (3 if expected is None else 0) == refused(journal, "name")
+    assert changed == refused(journal, "name_changed")
+
+
+def test_a_megabyte_of_a_name_is_shortened_and_told_apart(run: Run, place: Here) -> None:
+    for _ in range(2):
+        run.log({"n" * 2**20 + "1": 1.0, "n" * 2**20 + "2": 2.0})
+
+    journal = finished(place)
+    names = {name for name, _ in journal.points}
+    assert ({200}, 2) == ({len(name) for name in names}, len(names))
+    assert [value for _, value in journal.points] == [1.0, 2.0] * 2
+    assert refused(journal, "name_changed") == 2
+
+
+def test_two_names_that_become_one_are_both_recorded(run: Run, place: Here) -> None:
+    for _ in range(3):
+        run.log({"1": 1.0, 1: 2.0, "a?": 3.0, "a\ud800": 4.0})  # type: ignore[dict-item]
+
+    expected = [("1", 1.0), ("1", 2.0), ("a?", 3.0), ("a?", 4.0)]
+    assert expected * 3 == finished(place).points
+
+
+@pytest.mark.parametrize(
+    "step",
+    [-1, 1.5, "3", 2**70, 2**63, math.nan, math.inf, None.__class__, [1], Rude(), np.zeros(2)],
+    ids=lambda step: type(step).__name__,
+)
+def test_a_step_that_is_no_whole_number_costs_only_the_step(
+    step: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.log({"loss": 0.5}, step=1)
+    run.log({"loss": 0.25}, step=step)
+    run.log({"loss": 0.125}, step=step)
+
+    journal = finished(place)
+    assert [(call.step, call.values[0][1]) for call in journal.calls] == [
+        (1, 0.5),
+        (None, 0.25),
+        (None, 0.125),
+    ]
+    assert refused(journal) == 2
+    (said,) = caplog.messages
+    assert "step must be a whole number from 0 on, got " in said
+
+
+@pytest.mark.parametrize("step", [True, 1.0, np.int64(1), np.float32(1), np.array([1])], ids=repr)
+def test_a_step_that_means_a_whole_number_is_taken(step: Any, run: Run, place: Here) -> None:
+    for _ in range(2):
+        run.log({"loss": 0.5}, step=step)
+
+    journal = finished(place)
+    assert [call.step for call in journal.calls] == [1, 1]
+    assert refused(journal) == 0
+
+
+def test_a_large_numpy_step_is_exact(run: Run, place: Here) -> None:
+    run.log({"loss": 0.5}, step=np.int64(2**60 + 1))  # type: ignore[arg-type]
+
+    assert [call.step for call in finished(place).calls] == [2**60 + 1]
+
+
+@pytest.mark.parametrize(
+    "epoch",
+    ["one", [1], Rude(), math.nan, math.inf, 2**2000, 1j],
+    ids=lambda epoch: type(epoch).__name__,
+)
+def test_an_epoch_that_is_no_number_costs_only_the_epoch(
+    epoch: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.log({"loss": 0.5}, step=1, epoch=1.5)
+    run.log({"loss": 0.25}, step=2, epoch=epoch)
+
+    journal = finished(place)
+    assert [(call.step, call.epoch) for call in journal.calls] == [(1, 1.5), (2, None)]
+    assert 1 == refused(journal) == len(caplog.messages)
+
+
+@pytest.mark.parametrize("split", ["", 1j, ["val"], Rude(), b"val"], ids=str.__class__)
+def test_a_split_that_is_no_text_costs_only_the_split(
+    split: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        run.log({"val/loss": 0.5}, split=split)
+
+    journal = finished(place)
+    assert journal.splits() == {"val/loss": "val"}
+    assert (len(journal.points), refused(journal, "name"), len(caplog.messages)) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [None, 0.5, "loss", ["loss"], [("loss", 0.5)], object(), np.zeros(3), Rude()],
+    ids=lambda metrics: type(metrics).__name__,
+)
+def test_what_is_no_mapping_is_refused(
+    metrics: Any, run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        run.log(metrics, step=1)
+    run.log({"loss": 0.5})
+
+    journal = finished(place)
+    assert journal.points == [("loss", 0.5)]
+    assert refused(journal) == 2
+    (said,) = caplog.messages
+    expected = f"log expects a mapping of names to numbers, got {type(metrics).__name__}."
+    assert expected == said
+
+
+def test_an_endless_iterator_is_not_walked(run: Run, place: Here) -> None:
+    def endless() -> Iterator[str]:
+        while True:
+            yield "name"
+
+    run.log(endless())  # type: ignore[arg-type]
+
+    assert refused(finished(place)) == 1
+
+
+def test_what_a_mapping_gave_before_it_failed_is_recorded(
+    run: Run, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(2):
+        run.log(HalfRead(), step=step)
+
+    journal = finished(place)
+    assert journal.points == [("first", 1.0), ("second", 1.0)] * 2
+    assert caplog.messages == ["log could not read all of the HalfRead it was given."]
+    assert refused(journal) == 2
+
+
+def test_a_key_that_fails_when_it_is_looked_for_harms_nothing(run: Run, place: Here) -> None:
+    RudeHash.calm = True
+    metrics: dict[Any, float] = {"before": 1.0, RudeHash(): 0.5, "after": 2.0}
+    RudeHash.calm = False
+
+    run.log(metrics)
+
+    assert finished(place).points == [("before", 1.0), ("after", 2.0)]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, lambda d: defaultdict(float, d)])
+def test_every_kind_of_mapping_is_taken(kind: Any, run: Run, place: Here) -> None:
+    for _ in range(3):
+        run.log(kind({"a": 1.0, "b": 2.0}))
+
+    assert finished(place).points == [("a", 1.0), ("b", 2.0)] * 3
+
+
+def test_no_values_are_no_record(run: Run, place: Here) -> None:
+    run.log({}, step=1)
+    run.log({"bad": None}, step=2)
+
+    assert finished(place).calls == []
+
+
+def test_values_that_are_not_finite_are_recorded_and_counted(run: Run, place: Here) -> None:
+    for _ in range(2):
+        run.log({"a": math.nan, "b": math.inf, "c": -math.inf, "d": -0.0}, split="val")
+
+    journal = finished(place)
+    assert [str(value) for _, value in journal.points] == ["nan", "inf", "-inf", "-0.0"] * 2
+    for name in "abc":
+        assert journal.total(catalog.TRAINING_NONFINITE, name=name, split="val") == 2
+    assert journal.total(catalog.TRAINING_NONFINITE) == 6
+
+
+def test_a_sum_beyond_floats_is_no_value_beyond_floats(run: Run, place: Here) -> None:
+    for _ in range(3):
+        run.log({"a": 1.7e308, "b": 1.7e308, "c": 2**1000})
+
+    journal = finished(place)
+    assert journal.points == [("a", 1.7e308), ("b", 1.7e308), ("c", 2.0**1000)] * 3
+    assert journal.total(catalog.TRAINING_NONFINITE) == 0
+
+
+def test_numpy_scalars_take_the_quick_way_with_equal_results_and_no_warning(
+    run: Run, place: Here
+) -> None:
+    largest = np.finfo(np.float32).max
+    given = {"f": np.float32(0.1), "d": np.float64(0.1), "i": np.int64(2**40), "n": 1}
+    extreme = {"f": largest, "d": np.float64("inf"), "i": np.int64(2**62), "n": -1}
+    expected = [(name, float(value)) for name, value in given.items()]
+
+    # An error would only send the call the slow way.
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            run.log(given)
+            run.log(extreme)
+            run.log({"f": largest, "d": np.float64(-np.inf), "i": np.int64(2**62), "n": largest})
+        run.log({"f": 0.1, "d": 0.1, "i": 2**40, "n": 1})
+
+    assert said == []
+    points = finished(place).points
+    assert expected == points[:4] == points[12:16]
+    assert points[-4:] == [("f", 0.1), ("d", 0.1), ("i", 2.0**40), ("n", 1.0)]
+
+
+def test_a_hundred_thousand_names_are_capped_counted_and_bounded(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init()
+    run.log({"loss": 1.0}, step=0)
+    tracemalloc.start()
+    try:
+        for start in range(0, 100_000, 1000):
+            run.log({f"name{number}": 1.0 for number in range(start, start + 1000)}, step=1)
+            run.log({"loss": 2.0}, step=1)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    journal = finished(place)
+    assert len(journal.names) == 1000
+    assert refused(journal, "names_full") == 100_000 - 999
+    assert sum(name == "loss" for name, _ in journal.points) == 101
+    assert sum(name != "loss" for name, _ in journal.points) == 999
+    (said,) = caplog.messages
+    assert "this process has logged 1000 different ones (OTEL_DDP_MAX_NAMES)" in said
+    assert grown < 2e6
+
+
+def test_more_values_than_a_record_takes_are_several_records(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_MAX_NAMES", "10000")
+    with otel_ddp.init() as run:
+        for step in range(3):
+            run.log({f"n{number}": float(number) for number in range(2500)}, step=step)
+
+    journal = place.only()
+    assert {f"n{number}": float(number) for number in range(2500)} == journal.values
+    assert [call.step for call in journal.calls] == [0] * 3 + [1] * 3 + [2] * 3
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_key_sets_that_always_change_do_not_fill_the_memory(long: bool, place: Here) -> None:
+    run = otel_ddp.init()
+    names = [f"{number:03}" for number in range(300)]
+    tracemalloc.start()
+    try:
+        for call in range(150 if long else 8000):
+            chosen = [names[call % 140], names[140 + call // 140 % 140], *names[290:]]
+            # A long one is a text of its own each time, cut to the same name as before.
+            tail = "x" * 2**16 if long else ""
+            run.log({name + tail: 1.0 for name in chosen}, step=call)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert grown < 8e6
+    assert len(finished(place).names) <= 300
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_mapping_changed_by_another_thread_harms_nothing(run: Run, place: Here) -> None:
+    metrics = {f"n{number}": 1.0 for number in range(20)}
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.is_set():
+            metrics["extra"] = 1.0
+            metrics["n0"] = math.nan
+            del metrics["extra"]
+            metrics["n0"] = 1.0
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        for step in range(2000):
+            run.log(metrics, step=step)
+    finally:
+        stop.set()
+        thread.join()
+
+    journal = finished(place)
+    assert (journal.lost, journal.unreadable) == (0, 0)
+    assert list(range(2000)) == [call.step for call in journal.calls]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_threads_that_log_at_once_lose_nothing(place: Here) -> None:
+    start = threading.Barrier(8)
+    with otel_ddp.init() as run:
+
+        def work(number: int) -> None:
+            start.wait()
+            for step in range(2000):
+                run.log({f"of{number}": float(step), "all": 1.0}, step=step)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    journal = place.only()
+    assert (journal.lost, journal.unreadable) == (0, 0)
+    for number in range(8):
+        name = f"of{number}"
+        assert list(range(2000)) == [value for found, value in journal.points if found == name]
+    assert len(journal.names) == 9, "a name that two threads meet first is one name"
+
+
+def test_a_signal_handler_that_logs_tears_nothing_and_blocks_nothing(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init()
+    came = 0
+
+    def handler(number: int, frame: Any) -> None:
+        nonlocal came
+        came += 1
+        # A new name every time: it must not tear what is being defined either.
+        run.log({f"handled{came}": 1.0, "handled": float(came)}, step=came)
+        run.event(f"came{came}")
+        if came == 400:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    logged = 0
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        while came < 400:
+            run.log({"loss": float(logged), f"new{logged % 400}": 1.0}, step=logged)
+            logged += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    # What came in the middle is counted at the next look around, and not in the handler.
+    journal = finished(place)
+    assert journal.unreadable == 0
+    kept = [value for name, value in journal.points if name == "loss"]
+    # The ring is as long as it is; what is there is whole and in order.
+    assert list(map(float, range(logged - len(kept), logged))) == kept
+    handled = [value for name, value in journal.points if name == "handled"]
+    assert len(set(handled)) == len(handled)
+    assert refused(journal, "reentered") + len(journal.events) + len(handled) >= 400
+    assert len(caplog.messages) <= 1
+    for name in journal.names.values():
+        assert name.text.startswith(("loss", "new", "handled")), name
+
+
+@pytest.mark.parametrize("name", ["loss", "new"])
+def test_what_a_handler_said_in_the_middle_is_counted(name: str, place: Here) -> None:
+    run = otel_ddp.init()
+    run.log({"loss": 1.0})
+    recorder = run._recorder
+    assert recorder is not None
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: run.log({name: 3.0}))
+    try:
+        recorder._alone(lambda: signal.raise_signal(signal.SIGUSR1), None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    run.log({"loss": 2.0})
+
+    journal = finished(place)
+    assert journal.points == [("loss", 1.0), ("loss", 2.0)]
+    assert refused(journal, "reentered") == 1
+
+
+def test_what_a_thread_says_after_the_end_is_left_unsaid(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init()
+    run.log({"loss": 1.0})
+    # As a thread holds it that was held up on its way.
+    recorder = run._recorder
+    assert recorder is not None
+    run.finish()
+
+    recorder.log({"loss": 2.0}, None, None, None)
+    recorder.log({"new": 2.0}, None, None, None)
+    recorder.append(17, {"name": "late"})
+    recorder.count(catalog.TRAINING_NONFINITE, name="loss", split="train")
+    recorder.land()
+
+    assert caplog.messages == []
+    assert finished(place).points == [("loss", 1.0)]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_logging_while_another_thread_finishes_is_quiet(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init()
+    go, stop = threading.Barrier(5), threading.Event()
+
+    def work() -> None:
+        go.wait()
+        while not stop.is_set():
+            run.log({"loss": 1.0}, step=1)
+            run.event("now")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    go.wait()
+    run.finish()
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert place.only().state == "finished"
+    assert caplog.messages == []

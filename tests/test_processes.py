@@ -1,0 +1,457 @@
+"""Real processes: forked, spawned, dying; and what a training process holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import otel_ddp
+from conftest import Here, Journal
+from node import until
+from otel_ddp import agent_link
+
+PATIENCE_S = 60
+
+
+def start(code: str, folder: Path, **env: str) -> subprocess.Popen[str]:
+    """A Python program of its own, as a file: a spawned child imports it again."""
+    script = folder / "train.py"
+    script.write_text(code)
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(code: str, folder: Path, **env: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a program."""
+    with start(code, folder, **env) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
+def quietly(code: str, folder: Path) -> str:
+    """The output of a program that ends well and says nothing on the side."""
+    status, out, err = run(code, folder)
+    assert (status, err) == (0, "")
+    return out
+
+
+def by_job(place: Here) -> dict[str, Journal]:
+    journals = {journal.identity["job_type"]: journal for journal in place.read()}
+    assert len(journals) == len(place.journals())
+    return journals
+
+
+# -- the end of a process
+
+LOG = "import sys, otel_ddp\nrun = otel_ddp.init()\nrun.log({'loss': 0.5}, step=1)\n"
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "raise SystemExit", "run.finish()"])
+def test_a_process_that_ends_has_finished(end: str, place: Here, tmp_path: Path) -> None:
+    quietly(LOG + end, tmp_path)
+
+    assert (place.only().state, place.only().reason) == ("finished", "")
+    assert place.only().values == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("around", ["if True", "with run.phase('eval'), run.span('inner')"])
+def test_an_uncaught_exception_is_the_reason_and_passes_untouched(
+    around: str, place: Here, tmp_path: Path
+) -> None:
+    status, _, err = run(f"{LOG}{around}:\n    raise ValueError('no more data')", tmp_path)
+
+    assert status == 1
+    assert (place.only().state, place.only().reason) == ("failed", "ValueError: no more data")
+    assert [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path / "train.py"}", line 5, in <module>',
+        "    raise ValueError('no more data')",
+        "ValueError: no more data",
+    ] == err.splitlines()
+
+
+def test_what_failed_at_a_prompt_hours_ago_did_not_end_the_process(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(LOG + "sys.ps1 = '>>> '\nsys.last_value = ValueError('earlier')", tmp_path)
+
+    assert place.only().state == "finished"
+
+
+# -- children
+
+FORK = """
+import os, sys, otel_ddp
+run = otel_ddp.init()
+run.log({"before": 1.0}, step=1)
+with run.phase("eval"):
+    pid = os.fork()
+    if pid == 0:
+        run.log({"child": 1.0}, step=2)
+        otel_ddp.log({"child": 1.0})
+        with run.span("child"):
+            run.event("child")
+        run.config({"child": 1})
+        run.finish("failed", reason="child")
+        assert otel_ddp.current() is None
+        sys.exit(0)  # runs what the parent registered
+    assert os.waitpid(pid, 0)[1] == 0
+    run.log({"after": 2.0}, step=3)
+"""
+
+
+def test_a_forked_child_is_silent_and_the_parent_goes_on(place: Here, tmp_path: Path) -> None:
+    quietly(FORK, tmp_path)
+
+    journal = place.only()
+    assert journal.points == [("before", 1.0), ("after", 2.0)]
+    # The child leaves the phase it was forked in, too, and must not say so.
+    assert ({"eval"}, set(), {}) == (set(journal.spans), set(journal.events), journal.config)
+    assert (journal.state, journal.reason) == ("finished", "")
+
+
+FORK_WHILE_OPENING = """
+import os, threading, warnings, otel_ddp
+warnings.simplefilter("ignore")  # newer Pythons warn about a fork with threads
+inside, go = threading.Event(), threading.Event()
+
+def slow(who):
+    inside.set()
+    go.wait()
+    return True
+
+thread = threading.Thread(target=otel_ddp.init, args=(slow,))
+thread.start()
+inside.wait()
+pid = os.fork()
+if pid == 0:
+    otel_ddp.init(job_type="child").finish()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+go.set()
+thread.join()
+"""
+
+
+def test_a_child_forked_while_a_thread_opens_a_run_may_open_its_own(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(FORK_WHILE_OPENING, tmp_path)
+
+    assert {"train", "child"} == set(by_job(place))
+
+
+FORKED_INIT = """
+import multiprocessing, otel_ddp
+
+def child(job):
+    run = otel_ddp.init(job_type=job)
+    run.log({"loss": 1.0}, step=1)
+    if job == "bad":
+        raise ValueError("no more data")
+    if job == "leaving":
+        raise SystemExit(0)
+
+if __name__ == "__main__":
+    with otel_ddp.init(group="g") as run:
+        context = multiprocessing.get_context("fork")
+        jobs = ("good", "bad", "leaving")
+        children = [context.Process(target=child, args=(job,)) for job in jobs]
+        for process in children:
+            process.start()
+            process.join()
+        print(*[process.exitcode for process in children])
+        run.log({"loss": 2.0})
+"""
+
+
+def test_a_forked_child_that_opens_a_run_has_its_own_journal_and_end(
+    place: Here, tmp_path: Path
+) -> None:
+    status, out, _ = run(FORKED_INIT, tmp_path)
+
+    journals = by_job(place)
+    assert (status, out) == (0, "0 1 0\n")
+    assert {"train", "good", "bad", "leaving"} == set(journals)
+    assert len({journal.pid for journal in journals.values()}) == 4
+    assert len({journal.identity["run"] for journal in journals.values()}) == 1
+    assert {job: journal.state for job, journal in journals.items()} == {
+        "train": "finished",
+        "good": "finished",
+        "bad": "failed",
+        "leaving": "finished",
+    }
+    assert journals["bad"].reason == "ValueError: no more data"
+    assert journals["train"].points == [("loss", 2.0)]
+
+
+SWEEP = """
+import subprocess, sys, otel_ddp
+trial = "import otel_ddp; print(otel_ddp.init(job_type='trial').run)"
+run = otel_ddp.init(job_type="sweep")
+runs = {subprocess.check_output([sys.executable, "-c", trial], text=True) for _ in range(3)}
+assert len({run.run, *runs}) == 4, runs
+"""
+
+
+def test_scripts_started_from_a_process_with_a_run_have_runs_of_their_own(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(SWEEP, tmp_path)
+
+    assert len({journal.identity["run"] for journal in place.read()}) == 4
+
+
+INHERIT = """
+import multiprocessing, sys, otel_ddp
+
+def child():
+    otel_ddp.init(job_type="child")
+
+if __name__ == "__main__":
+    otel_ddp.init(job_type="parent")
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_a_child_of_multiprocessing_takes_part_in_its_parents_run(
+    how: str, place: Here, tmp_path: Path
+) -> None:
+    quietly(INHERIT.replace("sys.argv[1]", repr(how)), tmp_path)
+
+    journals = by_job(place)
+    assert {"parent", "child"} == set(journals)
+    assert len({journal.identity["run"] for journal in journals.values()}) == 1
+
+
+SPAWN = """
+import multiprocessing, os, pickle, otel_ddp
+
+def child(run, again, how):
+    assert otel_ddp.current() is None, "not before its first use"
+    if how == "init":
+        assert otel_ddp.init(job_type="init") is run
+    run.log({"pid": os.getpid()}, step=1)
+    assert otel_ddp.current() is run
+    other = pickle.loads(again)
+    assert other is run, "one process, one run"
+    other.log({"other": 1.0}, step=2)
+
+if __name__ == "__main__":
+    run = otel_ddp.init(lambda who: True, run="mine", group="g", job_type="parent",
+                        global_rank=0, local_rank=0, world_size=1, config={"lr": 0.1})
+    again = pickle.dumps(run)
+    context = multiprocessing.get_context("spawn")
+    for how in ("use", "init"):
+        process = context.Process(target=child, args=(run, again, how))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+"""
+
+
+def test_a_pickled_run_joins_the_launch_in_a_spawned_child_at_its_first_use(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(SPAWN, tmp_path)
+
+    parent, *children = sorted(place.read(), key=lambda each: each.identity["job_type"] != "parent")
+    assert len(children) == 2
+    for journal in children:
+        assert (journal.identity["run"], journal.identity["group"]) == ("mine", "g")
+        assert [("pid", float(journal.pid)), ("other", 1.0)] == journal.points
+        assert journal.pid != parent.pid
+        assert journal.identity["global_rank"] is None, "the parent's rank is not the child's"
+        assert (journal.state, journal.config) == ("finished", {})
+    assert {"parent", "init"} == {journal.identity["job_type"] for journal in children}
+    assert parent.points == []
+
+
+TORCH = """
+import sys
+import torch, torch.multiprocessing, torch.utils.data as data
+import otel_ddp
+
+class Numbers(data.Dataset):
+    def __init__(self, run):
+        self.run = run
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.run.log({"worker": 1.0}, step=index)
+        otel_ddp.log({"worker": 1.0})
+        with self.run.span("worker"):
+            return index
+
+def child(index):
+    otel_ddp.init(job_type="child").log({"loss": 1.0})
+    raise ValueError("no more data")
+
+if __name__ == "__main__":
+    run = otel_ddp.init(job_type="parent")
+    for how in ("fork", "spawn"):
+        loader = data.DataLoader(Numbers(run), num_workers=1, multiprocessing_context=how)
+        for batch in loader:
+            run.log({how: batch}, step=int(batch))
+    try:
+        torch.multiprocessing.spawn(child, nprocs=1)
+    except torch.multiprocessing.ProcessRaisedException:
+        print("raised")
+"""
+
+
+def test_data_loader_workers_are_silent_and_a_child_of_torchs_spawn_fails(
+    place: Here, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+
+    assert quietly(TORCH, tmp_path) == "raised\n"
+
+    journals = by_job(place)
+    assert {"parent", "child"} == set(journals)
+    expected = [(how, float(step)) for how in ("fork", "spawn") for step in range(4)]
+    assert expected == journals["parent"].points
+    assert journals["parent"].spans == {}
+    assert (journals["parent"].state, journals["child"].state) == ("finished", "failed")
+    assert journals["child"].reason == "ValueError: no more data"
+
+
+# -- what a training process holds
+
+HOLDINGS = """
+import json, os, sys, threading, otel_ddp
+run = otel_ddp.init()
+run.log({"loss": 1.0}, step=1)
+links = []
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        pass
+print(json.dumps({
+    "threads": [thread.name for thread in threading.enumerate()],
+    "tasks": len(os.listdir("/proc/self/task")),
+    "sockets": [link for link in links if link.startswith("socket:")],
+    "modules": list(sys.modules),
+    "children": open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else [],
+}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("agent", ["off", "auto"])
+def test_a_training_process_holds_no_thread_no_socket_and_no_child(
+    agent: str, place: Here, tmp_path: Path
+) -> None:
+    quiet = {
+        "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_DDP_SPOOL_DIR": str(tmp_path / "spool"),
+    }
+    try:
+        status, out, err = run(HOLDINGS, tmp_path, OTEL_DDP_AGENT=agent, **quiet)
+    finally:
+        if agent == "auto":
+            until(lambda: place.agent_lives() and place.agent_file.exists(), "the agent")
+            os.kill(json.loads(place.agent_file.read_text())["pid"], signal.SIGTERM)
+            until(lambda: not place.agent_lives(), "the agent's end")
+
+    held = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (held["threads"], held["tasks"]) == (["MainThread"], 1)
+    assert (held["sockets"], held["children"]) == ([], [])
+    loaded = {name.split(".")[0] for name in held["modules"]}
+    heavy = {"opentelemetry", "prometheus_client", "pynvml", "requests", "grpc", "torch", "psutil"}
+    assert set() == heavy & loaded
+    assert not any(name.startswith("otel_ddp.agent.") for name in held["modules"])
+
+
+# -- the agent that a process starts
+
+# Instead of the interpreter: writes down how it was called.
+INTERPRETER = """#!/bin/sh
+echo "$@" >{said}.part && mv {said}.part {said}
+"""
+START = """
+import sys
+from pathlib import Path
+sys.path.append({root!r})
+from otel_ddp import agent_link
+from otel_ddp.journal.place import Place
+sys.executable = {interpreter!r}
+assert agent_link.ensure_agent(Place(Path({directory!r})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([], []), (["-I"], ["-I", "-E"]), (["-E"], ["-E"]), (["-S"], ["-S"]), (["-s"], [])],
+)
+def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
+    given: list[str], expected: list[str], place: Here, tmp_path: Path
+) -> None:
+    said, interpreter = tmp_path / "said", tmp_path / "interpreter"
+    interpreter.write_text(INTERPRETER.format(said=said))
+    interpreter.chmod(0o700)
+    root = str(Path(agent_link.__file__).parents[1])
+    code = START.format(root=root, interpreter=str(interpreter), directory=str(place.directory))
+
+    subprocess.run([sys.executable, *given, "-c", code], check=True, timeout=PATIENCE_S)
+
+    until(said.exists, "the interpreter")
+    assert [*expected, "-c", "import", "sys;"] == said.read_text().split()[: len(expected) + 3]
+
+
+def _spoil(place: Here, how: str) -> None:
+    if how == "removed":
+        shutil.rmtree(place.directory)
+        return
+    path = place.directory / how
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+@pytest.mark.parametrize("how", ["start.lock", "agent.log", "removed"])
+def test_a_spoilt_meeting_place_is_said_in_one_sentence_and_training_goes_on(
+    how: str, place: Here, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = otel_ddp.init()
+    run.log({"loss": 0.5}, step=1)
+    _spoil(place, how)
+
+    started = []
+    for _ in range(2):
+        started.append(agent_link.ensure_agent(place))
+        place.hold_starts(0)
+    run.log({"loss": 0.5}, step=2)
+    run.finish()
+
+    (record,) = caplog.records
+    assert started == [False, False]
+    assert record.getMessage().startswith("the node agent cannot be started (")
+    assert record.exc_info is None
+    assert capfd.readouterr().err == ""
+    place.directory.mkdir(exist_ok=True)  # the fixture takes it away

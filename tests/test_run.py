@@ -1,0 +1,335 @@
+"""What a run promises to whoever holds it."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import logging
+import os
+import time
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import ConfigError, catalog, containment
+
+torch = pytest.importorskip("torch")
+
+
+def test_what_is_logged_is_recorded_with_its_step_epoch_split_and_time(place: Here) -> None:
+    run = otel_ddp.init()
+
+    before = time.time_ns()
+    run.log({"loss": 0.5, "acc": 1}, step=3, epoch=0.25, split="val")
+    after = time.time_ns()
+
+    journal = place.only()
+    (call,) = journal.calls
+    assert journal.points == [("loss", 0.5), ("acc", 1.0)]
+    assert (call.step, call.epoch) == (3, 0.25)
+    assert before <= call.time_ns <= after
+    assert journal.splits() == {"loss": "val", "acc": "val"}
+
+
+def test_the_slow_way_and_the_quick_way_record_the_same(place: Here) -> None:
+    run = otel_ddp.init()
+    metrics = {"loss": 0.1, "lr": 1, "ok": True, "zero": -0.0}
+
+    for step in range(3):
+        run.log(metrics, step=step, epoch=1, split="training")
+    run.log(dict(reversed(metrics.items())))
+
+    journal = place.only()
+    first, second, third, _ = journal.calls
+    assert first.values == second.values == third.values
+    assert [call.step for call in journal.calls] == [0, 1, 2, None]
+    assert [call.epoch for call in journal.calls] == [1.0, 1.0, 1.0, None]
+    assert list(reversed([*metrics])) == [name for name, _ in journal.points[-4:]]
+    assert {"train"} == set(journal.splits().values())
+
+
+def test_numbers_of_all_origins_may_be_mixed(place: Here) -> None:
+    with otel_ddp.init() as run:
+        for _ in range(2):
+            run.log(
+                {
+                    "loss": torch.tensor(0.5, requires_grad=True),
+                    "half": torch.tensor([0.5], dtype=torch.bfloat16),
+                    "array": np.array(0.5),
+                    "decimal": Decimal("0.5"),
+                    "plain": 0.5,
+                }
+            )
+
+    assert {0.5} == {value for _, value in place.only().points}
+    assert len(place.only().points) == 10
+
+
+def test_one_name_under_two_splits_is_two_series(place: Here) -> None:
+    with otel_ddp.init() as run:
+        for split in ("train", "eval", "validation", None):
+            run.log({"loss": 0.5}, split=split)
+
+    assert sorted((name.text, name.split) for name in place.only().names.values()) == [
+        ("loss", "train"),
+        ("loss", "val"),
+    ]
+
+
+def test_init_and_instrument_twice_are_one_run(place: Here) -> None:
+    model = torch.nn.Linear(3, 2)
+
+    first = otel_ddp.init(config={"lr": 0.1})
+    second = otel_ddp.init(config={"lr": 0.2})
+    third = otel_ddp.instrument(model)
+    fourth = otel_ddp.instrument(model, config={"seed": 1})
+
+    assert first is second is third is fourth is otel_ddp.current()
+    journal = place.only()
+    assert journal.config == {"lr": 0.2, "seed": 1}
+    assert (journal.facts["model"], journal.facts["parameters"]) == ("Linear", {"true": 8})
+
+
+def test_instrument_opens_the_run_and_says_what_is_trained(place: Here) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model[0].weight.requires_grad_(False)
+    wrapped = torch.nn.Module()
+    wrapped.module = model
+
+    with otel_ddp.instrument(wrapped, group="g", job_type="eval", name="n") as run:
+        assert (run.group, run.job_type) == ("g", "eval")
+
+    facts = place.only().facts
+    assert (facts["model"], facts["parameters"]) == ("Sequential", {"false": 6, "true": 5})
+    assert torch.__version__ == facts["torch"]
+
+
+def test_describing_the_same_model_for_ever_leaves_room_for_names(place: Here) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+    run = otel_ddp.init()
+    for _ in range(1000):
+        otel_ddp.instrument(torch.nn.Linear(1, 1), config={"lr": 0.1})
+
+    run.log({f"n{number}": 1.0 for number in range(200)})
+
+    assert len(place.only().values) == 200
+
+
+def test_a_configuration_that_always_changes_leaves_room_for_names(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init()
+    for number in range(5000):
+        run.config({"text": f"{number}" * 10})
+
+    run.log({f"n{number}": 1.0 for number in range(900)})
+
+    assert len(place.only().values) == 900
+    assert caplog.messages == ["not all of the configuration found room."]
+
+
+def test_of_a_configuration_too_large_the_first_part_is_kept(place: Here) -> None:
+    with otel_ddp.init() as run:
+        run.config({f"key{number}": "x" * 200 for number in range(500)})
+
+    kept = place.only().config
+    assert 100 <= len(kept) < 500
+    assert [f"key{number}" for number in range(len(kept))] == list(kept)
+
+
+@dataclasses.dataclass
+class Config:
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_config_returns_the_very_object(opened: bool, place: Here) -> None:
+    run = otel_ddp.init() if opened else None
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+
+    for given in ({"a": {"b": 1}}, Config(), argparse.Namespace(a=1), loop, None, 3, "text"):
+        assert otel_ddp.config(given) is given
+        if run is not None:
+            assert run.config(given) is given
+
+    if run is not None:
+        assert {"a.b": 1, "lr": 0.1, "a": 1}.items() <= place.only().config.items()
+
+
+def test_the_module_is_quiet_without_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    otel_ddp.log({"loss": object()}, step=-1)  # type: ignore[dict-item]
+    otel_ddp.event("now", anything=1)
+    with otel_ddp.phase("eval"), otel_ddp.span("load", shard=1):
+        pass
+    otel_ddp.finish()
+    otel_ddp.finish("nonsense")
+
+    assert otel_ddp.current() is None
+    assert caplog.messages == []
+
+
+def test_the_module_speaks_to_the_open_run(place: Here) -> None:
+    otel_ddp.init()
+
+    otel_ddp.log({"loss": 0.5}, step=1, epoch=2.0, split="test")
+    with otel_ddp.phase("eval"), otel_ddp.span("load", name="x"):
+        otel_ddp.event("now", name="y")
+    otel_ddp.config({"lr": 0.1})
+    otel_ddp.finish("failed", reason="no more data")
+
+    journal = place.only()
+    assert journal.points == [("loss", 0.5)]
+    assert ({"eval", "load"}, {"now"}) == (set(journal.spans), set(journal.events))
+    assert (journal.state, journal.reason) == ("failed", "no more data")
+    assert otel_ddp.current() is None
+
+
+def test_a_run_starts_runs_and_finishes(place: Here) -> None:
+    run = otel_ddp.init()
+    starting = place.only()
+    run.log({"loss": 0.5})
+    running = place.only()
+    run.finish()
+
+    assert [
+        starting.state,
+        running.state,
+        place.only().state,
+    ] == ["starting", "running", "finished"]
+    assert starting.progress.state_since_ns < running.progress.state_since_ns
+    assert starting.progress.phase_since_ns == running.progress.phase_since_ns
+
+
+def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init()
+    run.finish()
+    before = place.only().records
+
+    run.finish()
+    run.finish("failed")
+    run.log({"loss": 0.5}, step=1)
+    with run.phase("eval"), run.span("inner"):
+        run.event("now")
+    given = {"a": 1}
+    assert run.config(given) is given
+    run.describe(None)
+
+    assert before == place.only().records
+    assert place.only().state == "finished"
+    assert caplog.messages == []
+
+
+def test_a_state_that_is_none_is_an_error_of_the_user(place: Here) -> None:
+    run = otel_ddp.init()
+
+    with pytest.raises(ConfigError, match=r'"finished" or "failed", got \'nonsense\''):
+        run.finish(state="nonsense")
+
+    assert run is otel_ddp.current()
+
+
+def test_init_after_finish_is_another_run(place: Here) -> None:
+    first = otel_ddp.init()
+    first.finish()
+    second = otel_ddp.init()
+
+    assert first is not second
+    assert first.run != second.run
+    assert len(place.read()) == 2
+
+
+def test_with_ends_the_run(place: Here) -> None:
+    with otel_ddp.init() as run:
+        assert run is otel_ddp.current()
+
+    assert otel_ddp.current() is None
+    assert place.only().state == "finished"
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+ENDS: dict[str, tuple[BaseException, str, str]] = {
+    "error": (ValueError("no more data"), "failed", "ValueError: no more data"),
+    "wordless": (ValueError(), "failed", "ValueError"),
+    "unspeakable": (Unspeakable(), "failed", "Unspeakable"),
+    "keyboard": (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+    "long": (ValueError("ñ" * 5000), "failed", "ValueError: " + "ñ" * 988),
+    "several lines": (
+        ValueError("\nno\r\n\tmore\x1b[31m\x00data\u2028\n"),
+        "failed",
+        "ValueError: no more [31m data",
+    ),
+    "exit 0": (SystemExit(0), "finished", ""),
+    "exit": (SystemExit(), "finished", ""),
+    "exit 3": (SystemExit(3), "failed", "SystemExit: 3"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_with_says_how_the_run_ended_and_lets_the_exception_pass(end: str, place: Here) -> None:
+    error, state, reason = ENDS[end]
+
+    with pytest.raises(type(error)) as raised, otel_ddp.init():
+        raise error
+
+    assert raised.value is error
+    journal = place.only()
+    assert (state, reason) == (journal.state, journal.reason)
+
+
+def test_our_own_failure_is_said_once_counted_and_goes_no_further(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    containment.reraise = False
+    run = otel_ddp.init()
+
+    class Model:
+        @property
+        def module(self) -> Any:
+            raise ZeroDivisionError("not ours")
+
+    for _ in range(3):
+        run.describe(Model())
+
+    assert place.only().total(catalog.OTEL_DDP_HOOK_ERRORS) == 3
+    (record,) = caplog.records
+    assert record.getMessage() == "Run.describe failed; training goes on without it."
+    assert (record.levelno, record.exc_info is not None) == (logging.WARNING, True)
+
+
+def test_a_copy_of_a_run_is_that_run(place: Here) -> None:
+    run = otel_ddp.init()
+
+    assert copy.copy(run) is run
+    assert copy.deepcopy({"held": run})["held"] is run
+
+
+def test_a_run_shows_itself_in_one_line(place: Here) -> None:
+    with otel_ddp.init(run="mine") as run:
+        assert repr(run) == "<otel_ddp.Run 'mine' rank 0 of 1>"
+        assert (run.run, run.group, run.job_type) == ("mine", "", "train")
+        assert os.getpid() == run.identity.pid
+
+
+def test_a_journal_that_finds_no_room_is_smaller_and_that_is_said(
+    caplog: pytest.LogCaptureFixture, place: Here
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "100000G"
+
+    with otel_ddp.init() as run:
+        run.log({"loss": 0.5})
+
+    (said,) = caplog.messages
+    assert "the journal is 512 KiB instead of" in said
+    assert place.only().values == {"loss": 0.5}

@@ -1,0 +1,332 @@
+"""Spans, events and phases: who is inside whom, how long it took, and what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import catalog, settings
+from otel_ddp.catalog import TRAINING_CHECKPOINT_DURATION, TRAINING_CHECKPOINT_TIMESTAMP
+from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.progress import Standing
+from otel_ddp.recorder import Recorder
+
+
+def test_a_span_knows_its_parent_and_shares_its_trace(place: Here) -> None:
+    with otel_ddp.init() as run:
+        run.log({"loss": 1.0}, step=7)
+        with run.span("outer", shard=3), run.span("inner"):
+            run.event("now", why="because")
+        with run.span("next"):
+            pass
+
+    journal = place.only()
+    outer, inner, after = (journal.spans[name] for name in ("outer", "inner", "next"))
+    assert ("", outer["id"], "") == (outer["parent"], inner["parent"], after["parent"])
+    assert {"step/7"} == {each["trace"] for each in journal.spans.values()}
+    assert (outer["attributes"], outer["step"], outer["error"]) == ({"shard": 3}, 7, "")
+    assert outer["start"] <= inner["start"] <= inner["end"] <= outer["end"]
+    event = journal.events["now"]
+    assert (inner["id"], "step/7") == (event["span"], event["trace"])
+    assert event["attributes"] == {"why": "because"}
+    assert inner["start"] <= event["time"] <= inner["end"]
+
+
+def test_ranks_name_the_trace_of_a_step_alike_without_asking(place: Here) -> None:
+    for rank in range(2):
+        with otel_ddp.init(global_rank=rank, world_size=2, run="one") as run:
+            run.log({"loss": 1.0}, step=3)
+            with run.span("save"):
+                pass
+
+    first, second = (journal.spans["save"] for journal in place.read())
+    assert first["trace"] == second["trace"] == "step/3"
+    assert first["id"] != second["id"]
+
+
+def test_a_trace_goes_on_where_the_step_changes_inside(place: Here) -> None:
+    with otel_ddp.init() as run, run.span("epoch"):
+        run.log({"loss": 1.0}, step=1)
+        with run.span("step"):
+            pass
+
+    spans = place.only().spans
+    assert {"name/epoch"} == {each["trace"] for each in spans.values()}
+
+
+def test_threads_have_spans_of_their_own(place: Here) -> None:
+    with otel_ddp.init() as run:
+
+        def work() -> None:
+            with run.span("theirs"):
+                pass
+
+        with run.span("ours"):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+    assert place.only().spans["theirs"]["parent"] == ""
+
+
+def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
+    run = otel_ddp.init()
+
+    async def batches(name: str) -> AsyncIterator[int]:
+        with run.span(name):
+            yield 1
+            with run.span(f"in {name}"):
+                pass
+            yield 2
+
+    async def task(name: str) -> None:
+        with run.span(name):
+            await asyncio.sleep(0)
+            with run.span(f"in {name}"):
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(task("one"), task("two"))
+        async for _ in batches("generator"):
+            pass
+        # Left half way, and closed in another context than the one it was opened in.
+        abandoned = batches("abandoned")
+        await anext(abandoned)
+        await asyncio.create_task(abandoned.aclose())  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    run.finish()
+
+    spans = place.only().spans
+    for name in ("one", "two", "generator"):
+        assert spans[name]["id"] == spans[f"in {name}"]["parent"]
+    assert spans["abandoned"]["error"] == "GeneratorExit"
+
+
+def test_an_exception_is_written_down_and_goes_on_untouched(place: Here) -> None:
+    error = KeyError("mine")
+    with otel_ddp.init() as run:
+        with pytest.raises(KeyError) as raised, run.phase("eval"), run.span("inner"):
+            raise error
+        with run.span("next"):
+            pass
+
+    assert raised.value is error
+    assert (error.__context__, error.__cause__) == (None, None)
+    spans = place.only().spans
+    assert (spans["inner"]["error"], spans["eval"]["error"]) == ("KeyError", "KeyError")
+    assert (spans["next"]["error"], spans["next"]["parent"]) == ("", "")
+    assert place.only().phase == "other"
+
+
+@pytest.mark.parametrize("error", [StopIteration(), GeneratorExit(), KeyboardInterrupt()])
+def test_even_exceptions_that_steer_python_pass(error: BaseException, place: Here) -> None:
+    run = otel_ddp.init()
+
+    with pytest.raises(type(error)) as raised, run.span("inner"):
+        raise error
+
+    assert raised.value is error
+    run.finish()
+    assert type(error).__name__ == place.only().spans["inner"]["error"]
+
+
+class Rude:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+    __str__ = __repr__
+
+
+def test_attributes_are_scalars_or_short_text(place: Here) -> None:
+    with otel_ddp.init() as run:
+        run.event(
+            "now",
+            name="a name of its own",
+            self=1,
+            rude=Rude(),
+            long="x" * 5000,
+            inf=float("inf"),
+            big=2**70,
+            items=[1, 2],
+            **{"": 1, "sur\ud800": "\ud800"},
+        )
+        with run.span("then", name="as well"):
+            pass
+
+    attributes = place.only().events["now"]["attributes"]
+    assert (attributes["name"], attributes["self"]) == ("a name of its own", 1)
+    assert tuple(attributes[k] for k in ("rude", "inf", "items")) == ("<Rude>", "inf", "[1, 2]")
+    assert (1024, str(2**70)) == (len(attributes["long"]), attributes["big"])
+    assert attributes["sur?"] == "?"
+    assert place.only().spans["then"]["attributes"] == {"name": "as well"}
+
+
+@pytest.mark.parametrize("name", [None, "", 1j, Rude()], ids=lambda name: type(name).__name__)
+def test_a_name_that_is_none_costs_the_span_and_not_the_training(
+    name: Any, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = []
+    with otel_ddp.init() as run:
+        for _ in range(2):
+            with run.span(name), run.phase(name):
+                ran.append(1)
+            run.event(name)
+
+    journal = place.only()
+    assert ran == [1, 1]
+    assert (journal.spans, journal.events) == ({}, {})
+    assert journal.total(catalog.OTEL_DDP_VALUES_REFUSED, why="name") == 6
+    assert len(caplog.messages) == 2
+
+
+def test_attributes_too_large_cost_the_span_and_close_the_phase(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init() as run, run.phase("eval"):
+        run.event("huge", **{f"key{n}": "ñ" * 2000 for n in range(64)})
+
+    journal = place.only()
+    assert ({"eval"}, set()) == (set(journal.spans), set(journal.events))
+    assert caplog.messages == ["'huge' was not recorded: it is too large."]
+
+
+# -- phases
+
+
+def seconds(journal: Any, phase: str) -> float:
+    return float(journal.total(catalog.TRAINING_PHASE_TIME, phase=phase, clock="host"))
+
+
+def test_the_progress_says_the_phase_that_is_open(place: Here) -> None:
+    run = otel_ddp.init()
+    seen = [place.only().state]
+
+    with run.phase("eval"):
+        seen.append(place.only().phase)
+        with run.phase("checkpoint"):
+            seen.append(place.only().phase)
+        seen.append(place.only().phase)
+    seen += [place.only().phase, place.only().state]
+
+    assert seen == ["starting", "eval", "checkpoint", "eval", "other", "running"]
+
+
+def test_the_progress_says_the_last_step_and_since_when(place: Here) -> None:
+    run = otel_ddp.init()
+    seen = [place.only().progress]
+    began_ns = time.time_ns()
+
+    run.log({"loss": 0.5}, step=7)
+    with run.phase("eval"):
+        seen.append(place.only().progress)
+        run.log({"loss": 0.5}, step=8)
+    seen.append(place.only().progress)
+    run.log({"loss": 0.5}, step=9)
+    run.finish()
+    seen.append(place.only().progress)
+
+    assert [each.step for each in seen] == [None, 7, 8, 9]
+    first, inside, after, last = seen
+    assert first.phase_since_ns <= first.state_since_ns <= began_ns
+    assert began_ns // 1000 * 1000 <= inside.state_since_ns <= inside.phase_since_ns
+    assert inside.phase_since_ns < after.phase_since_ns == last.phase_since_ns
+    assert inside.state_since_ns == after.state_since_ns < last.state_since_ns <= time.time_ns()
+
+
+def test_a_phase_left_after_another_thread_closed_the_journal_is_left_unsaid(place: Here) -> None:
+    writer = JournalWriter(place.directory, 128 * 1024, {})
+    recorder = Recorder(writer, settings.read())
+    standing = Standing(recorder)
+    phase = standing.begin("eval")
+
+    recorder.close()
+    standing.end(phase, 0.5)
+    standing.begin("rollout")
+    standing.over("finished")
+
+    assert (place.only().phase, place.only().state) == ("eval", "running")
+
+
+def test_a_phase_may_have_a_name_of_the_users_own(place: Here) -> None:
+    with otel_ddp.init() as run, run.phase("rollout"):
+        inside = place.only()
+
+    assert inside.phase == "rollout"
+    assert catalog.PHASES["other"] == inside.progress.phase
+    assert seconds(place.only(), "other") > 0
+    assert {"rollout"} == set(place.only().spans)
+
+
+def test_nested_phases_count_no_second_twice(place: Here) -> None:
+    with otel_ddp.init() as run, run.phase("eval"), run.phase("checkpoint"):
+        while seconds(place.only(), "eval") == 0:
+            pass
+        began = os.times().elapsed
+        while os.times().elapsed - began < 0.05:
+            pass
+    journal = place.only()
+
+    outer, inner = (
+        (journal.spans[name]["end"] - journal.spans[name]["start"]) / 1e9
+        for name in ("eval", "checkpoint")
+    )
+    assert seconds(journal, "checkpoint") > 0.04
+    # Within what it takes to write a record down.
+    assert abs(seconds(journal, "checkpoint") - inner) < 0.02
+    assert abs(seconds(journal, "eval") - (outer - inner)) < 0.02
+
+
+def test_a_checkpoint_is_a_histogram_and_a_time(place: Here) -> None:
+    with otel_ddp.init() as run:
+        for _ in range(3):
+            with run.phase("checkpoint"):
+                pass
+
+    journal = place.only()
+    total, *buckets = journal.histogram(TRAINING_CHECKPOINT_DURATION)
+    assert 3 == buckets[0] == sum(buckets)
+    assert 0 < total < 0.3
+    ended = journal.spans["checkpoint"]["end"] / 1e9
+    assert abs(journal.total(TRAINING_CHECKPOINT_TIMESTAMP) - ended) < 0.1
+
+
+def test_phases_of_threads_may_end_in_any_order(place: Here) -> None:
+    opened, close = threading.Event(), threading.Event()
+    run = otel_ddp.init()
+
+    def save() -> None:
+        with run.phase("checkpoint"):
+            opened.set()
+            close.wait()
+
+    thread = threading.Thread(target=save)
+    with run.phase("eval"):
+        thread.start()
+        opened.wait()
+    after_eval = place.only()
+    close.set()
+    thread.join()
+    run.finish()
+
+    assert after_eval.phase == "checkpoint"
+    assert sum(place.only().histogram(TRAINING_CHECKPOINT_DURATION)[1:]) == 1
+    assert place.only().phase == "other"
+
+
+def test_a_run_that_ends_inside_a_phase_is_quiet(place: Here) -> None:
+    run = otel_ddp.init()
+
+    with run.phase("eval"), run.span("inner"):
+        run.finish()
+
+    assert place.only().state == "finished"
+    assert place.only().phase == "eval"

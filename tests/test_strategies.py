@@ -1,0 +1,126 @@
+"""Which ranks' series leave the node."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+import pytest
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import Identity
+from otel_ddp.errors import ConfigError
+from otel_ddp.strategies import Choice
+
+
+def rank(number: int | None, local: int | None = None) -> Identity:
+    return Identity(run="a-run", global_rank=number, local_rank=local)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("all", [True] * 4), ("node", [True, False] * 2), ("main", [True, False, False, False])],
+)
+def test_two_nodes_of_two_ranks(strategy: str, expected: list[bool]) -> None:
+    choice = Choice(strategy)
+
+    assert expected == [choice.exports(rank(each, each % 2)) for each in range(4)]
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert Choice("main").exports(rank(None, local=0)) is None
+    assert Choice("node").exports(rank(0, local=None)) is None
+    assert Choice(0.5).exports(rank(None, local=0)) is None
+    assert Choice("all").exports(rank(None)) is True
+
+
+@pytest.mark.parametrize("share", [0.1, "0.1", 0.5])
+def test_a_share_is_about_that_share_always_the_same_and_with_rank_0(share: float | str) -> None:
+    chosen = {each for each in range(10_000) if Choice(share).exports(rank(each))}
+    again = {each for each in range(10_000) if Choice(share).exports(rank(each))}
+
+    assert chosen == again
+    assert 0 in chosen
+    assert abs(len(chosen) / 10_000 - float(share)) < 0.02
+
+
+def test_rank_0_is_in_every_share_of_every_run() -> None:
+    runs = [Identity(run=str(number), global_rank=0) for number in range(100)]
+
+    assert all(Choice(0.01).exports(who) for who in runs)
+
+
+def test_another_run_chooses_other_ranks() -> None:
+    other = {n for n in range(1000) if Choice(0.1).exports(Identity(run="b", global_rank=n))}
+
+    assert other != {n for n in range(1000) if Choice(0.1).exports(rank(n))}
+
+
+def test_a_share_of_one_is_every_rank() -> None:
+    assert all(Choice(1).exports(rank(each)) for each in range(1000))
+
+
+def test_a_function_is_asked_about_the_identity(place: Here) -> None:
+    asked: list[Identity] = []
+
+    with otel_ddp.init(lambda who: asked.append(who) or who.global_rank == 3, global_rank=3) as run:
+        assert [run.identity] == asked
+
+    told = place.only().identity
+    assert (told["strategy"], told["exported"]) == ("custom", True)
+
+
+@pytest.mark.parametrize("strategy", ["", "every", "0", "1.5", "nan", 0, -0.1, 2, True, [0]])
+def test_what_is_no_strategy_is_refused(strategy: Any) -> None:
+    with pytest.raises(ConfigError, match="strategy must be"):
+        Choice(strategy)
+
+
+def test_the_default_of_instrument_reads_all() -> None:
+    assert inspect.signature(otel_ddp.instrument).parameters["strategy"].default == "all"
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "expected"),
+    [
+        *(("all", "node", "all"), ("main", "node", "main"), (None, "node", "node")),
+        *((None, "0.25", "0.25"), (None, "", "all")),
+    ],
+)
+def test_the_argument_wins_over_the_variable_over_all(
+    argument: str | None, variable: str, expected: str, place: Here
+) -> None:
+    os.environ["OTEL_DDP_STRATEGY"] = variable
+
+    if argument is None:
+        otel_ddp.instrument(None).finish()
+    else:
+        otel_ddp.instrument(None, strategy=argument).finish()
+
+    assert expected == place.only().identity["strategy"]
+
+
+def test_a_rank_that_is_not_known_is_said_once_and_not_guessed(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A process of several, of which only the local rank is known.
+    with otel_ddp.init("main", local_rank=0, world_size=4) as run:
+        for step in range(3):
+            run.log({"loss": 1.0}, step=step)
+
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert "strategy 'main' needs the rank of this process" in said
+    assert "Set OTEL_DDP_RANK" in said
+    assert not place.only().identity["exported"]
+    assert len(place.only().calls) == 3
+
+
+def test_a_rank_that_comes_to_be_known_before_the_first_value_is_no_news(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init("main", local_rank=0, world_size=4, config={"lr": 0.1}):
+        pass
+
+    assert caplog.records == []

@@ -1,0 +1,331 @@
+"""What becomes a number, what becomes a name, and what a configuration turns into."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from otel_ddp import values
+
+torch = pytest.importorskip("torch")
+
+
+class DeviceScalar(torch.Tensor):
+    """A tensor that says it lies on a device, and fails whoever would wait for that device."""
+
+    asked: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> Any:
+        return torch.device("cuda:0")
+
+    def _synchronises(self, *_: Any) -> Any:
+        raise AssertionError("this would have waited for the device")
+
+    item = tolist = cpu = numpy = __float__ = __int__ = __bool__ = __index__ = _synchronises
+    __add__ = __radd__ = __lt__ = __repr__ = __str__ = _synchronises
+
+
+def on_device(value: float = 1.0) -> Any:
+    return torch.tensor(value).as_subclass(DeviceScalar)
+
+
+class Rude:
+    """Every question is answered with an exception of its own kind."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise ZeroDivisionError("rude")
+
+    __float__ = __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = _raise
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        raise ZeroDivisionError(name)
+
+
+class Phase(enum.IntEnum):
+    WARM = 3
+
+
+GOOD = {
+    "float": (0.25, 0.25),
+    "int": (3, 3.0),
+    "bool": (True, 1.0),
+    "huge int": (2**70, 2.0**70),
+    "enum": (Phase.WARM, 3.0),
+    "decimal": (Decimal("0.5"), 0.5),
+    "fraction": (Fraction(3, 4), 0.75),
+    "numpy float64": (np.float64(0.1), 0.1),
+    "numpy float32": (np.float32(0.5), 0.5),
+    "numpy float16": (np.float16(0.5), 0.5),
+    "numpy int64": (np.int64(7), 7.0),
+    "numpy bool": (np.bool_(True), 1.0),
+    "numpy 0-d": (np.array(1.5), 1.5),
+    "numpy (1,)": (np.array([1.5]), 1.5),
+    "torch 0-d": (torch.tensor(1.5), 1.5),
+    "torch (1,)": (torch.tensor([1.5]), 1.5),
+    "torch (1, 1)": (torch.tensor([[1.5]]), 1.5),
+    "torch grad": (torch.tensor(1.5, requires_grad=True), 1.5),
+    "torch float16": (torch.tensor(1.5, dtype=torch.float16), 1.5),
+    "torch bfloat16": (torch.tensor(1.5, dtype=torch.bfloat16), 1.5),
+    "torch int64": (torch.tensor(2**40), 2.0**40),
+    "torch bool": (torch.tensor(True), 1.0),
+    "negative zero": (-0.0, -0.0),
+    "infinite": (math.inf, math.inf),
+}
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_whatever_is_one_number_is_taken_as_a_float(given: str) -> None:
+    value, expected = GOOD[given]
+
+    found = values.number(value)
+
+    assert type(found) is float
+    assert (expected, math.copysign(1, expected)) == (found, math.copysign(1, found))
+
+
+BAD = {
+    "None": (None, "got None"),
+    "text": ("0.5", "got '0.5'"),
+    "bytes": (b"0.5", "got b'0.5'"),
+    "a buffer": (bytearray(b"0.5"), "got bytearray"),
+    "complex": (1j, "complex"),
+    "numpy complex": (np.complex64(1j), "complex"),
+    "torch complex": (torch.tensor(1j), "complex"),
+    "list": ([0.5], r"got \[0.5\]"),
+    "two elements": (torch.zeros(2), r"got 2 \(shape \(2,\)\)"),
+    "no elements": (torch.zeros(0), r"got 0 \(shape \(0,\)\)"),
+    "many elements": (np.zeros((2, 3)), r"got 6 \(shape \(2, 3\)\)"),
+    "array of text": (np.array("0.5"), "a number was expected"),
+    "array of objects": (np.array([object()]), "a number was expected"),
+    "meta": (torch.zeros((), device="meta"), "got a tensor on meta"),
+    "rude": (Rude(), "got <Rude>"),
+    "type": (float, "got <class 'float'>"),
+    "beyond floats": (2**2000, "larger than any float"),
+    "fraction beyond": (Fraction(2**2000), "larger than any float"),
+    "device": (on_device(), "got a tensor on cuda:0"),
+}
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_what_is_no_number_is_refused_with_the_reason(given: str) -> None:
+    value, reason = BAD[given]
+
+    with pytest.raises(values.Refused, match=reason):
+        values.number(value)
+
+
+class Spread:
+    """A DTensor whose value would take a collective."""
+
+    shape = ()
+
+    class _Shard:
+        def is_replicate(self) -> bool:
+            return False
+
+    placements = (_Shard(),)
+
+    def item(self) -> float:
+        raise AssertionError("this would have been a collective")
+
+    __float__ = item
+
+
+def test_a_tensor_spread_over_ranks_is_not_gathered() -> None:
+    with pytest.raises(values.Refused, match="full_tensor"):
+        values.number(Spread())
+
+
+class Shouting(str):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("loss", "loss"),
+        ('quo"ted\nline', 'quo"ted\nline'),
+        ("sur\ud800rogate", "sur?rogate"),
+        ("nul\0", "nul?"),
+        ("Verlust ñ 損失", "Verlust ñ 損失"),
+        (3, "3"),
+        (0.5, "0.5"),
+        (Shouting("loss"), "loss"),
+    ],
+)
+def test_a_name_becomes_clean_text(name: Any, expected: str) -> None:
+    clean, changed = values.text(name, 200)
+
+    assert expected == clean
+    assert (name != expected) == changed
+    assert clean == clean.encode().decode()
+
+
+NO_NAMES = ["", None, b"loss", ("a",), 10**5000, Rude(), on_device()]
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=lambda name: type(name).__name__)
+def test_what_cannot_be_a_name_is_refused(name: Any) -> None:
+    with pytest.raises(values.Refused):
+        values.text(name, 200)
+
+
+def test_long_names_are_cut_and_stay_different() -> None:
+    one, changed = values.text("x" * 2**20 + "1", 200)
+    other, _ = values.text("x" * 2**20 + "2", 200)
+
+    assert changed
+    assert 200 == len(one) == len(other)
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        *(("train", "train"), ("training", "train"), ("TRAIN", "train")),
+        *(("val", "val"), ("validate", "val"), ("validation", "val"), ("eval", "val")),
+        *(("evaluation", "val"), ("test", "test"), ("testing", "test")),
+        *(("calibration", "calibration"), ("OOD", "OOD")),
+    ],
+)
+def test_synonyms_of_a_split_are_one_and_other_words_are_kept(split: str, expected: str) -> None:
+    assert expected == values.split_of("loss", split)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *(("loss", "train"), ("val/loss", "val"), ("eval_loss", "val"), ("test.acc", "test")),
+        *(("validation/acc", "val"), ("value/x", "train"), ("testimony", "train")),
+    ],
+)
+def test_where_no_split_is_said_the_names_prefix_decides(name: str, expected: str) -> None:
+    assert expected == values.split_of(name, None)
+
+
+# -- configurations
+
+
+@dataclasses.dataclass
+class Optimizer:
+    lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+
+
+def test_a_nested_configuration_becomes_dotted_names() -> None:
+    given = {
+        "model": {"layers": 2, "bias": False},
+        "optimizer": Optimizer(),
+        "arguments": argparse.Namespace(seed=1, out=Path("/data")),
+        "shard": np.int64(3),
+        "scale": torch.tensor(0.5),
+        "infinite": np.float64("inf"),
+        "nothing": None,
+        "empty": {},
+        7: "seven",
+    }
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = values.flat(given)
+
+    expected = {
+        "model.layers": 2,
+        "model.bias": False,
+        "optimizer.lr": 0.1,
+        "optimizer.betas": "(0.9, 0.95)",
+        "arguments.seed": 1,
+        "arguments.out": "/data",
+        "shard": 3,
+        "scale": 0.5,
+        "infinite": "inf",
+        "nothing": None,
+        "empty": "{}",
+        "7": "seven",
+    }
+    assert expected == found
+    assert expected == json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_a_configuration_that_contains_itself_ends() -> None:
+    config: dict[str, Any] = {"lr": 0.1}
+    config["self"] = config
+    config["twice"] = config
+
+    found = values.flat(config)
+
+    assert found["lr"] == 0.1
+    assert len(found) <= 500
+
+
+def test_a_huge_configuration_is_bounded() -> None:
+    novel = "x" * 2**20
+
+    found = values.flat({f"key{i}" * 100: novel for i in range(10_000)})
+
+    assert len(found) == 500
+    assert max(map(len, found)) <= 200
+    assert {200} == {len(value) for value in found.values()}
+
+
+class Broken(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise ZeroDivisionError
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        raise ZeroDivisionError
+
+
+def test_what_raises_in_a_configuration_costs_nothing_else() -> None:
+    found = values.flat({"rude": Rude(), "broken": Broken(), Rude(): 1, "lr": 0.1})
+
+    assert found["lr"] == 0.1
+    assert found["rude"] == "<Rude>"
+    assert {"rude", "broken", "<Rude>", "lr"} == set(found)
+
+
+def test_showing_a_value_never_asks_a_device() -> None:
+    tensor = on_device()
+    given = {"plain": tensor, "inside": [tensor, {"deep": (tensor,)}]}
+
+    found = values.flat(given)
+
+    assert found["plain"] == "a tensor on cuda:0"
+    assert found["inside"].count("a tensor on cuda:0") == 2
+    assert values.shown(list(given.values()), 200).count("a tensor on cuda:0") - 1 == 2
+    assert values.attributes({"x": tensor}) == {"x": "a tensor on cuda:0"}
+
+
+def test_showing_a_huge_value_is_cheap_and_short() -> None:
+    class Counted(list[int]):
+        seen = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for value in super().__iter__():
+                Counted.seen += 1
+                yield value
+
+    for huge in ("x" * 2**24, b"x" * 2**24, Counted(range(10**6)), 10**5000):
+        assert len(values.shown(huge)) <= 60
+        assert len(values.plain(huge, 200)) <= 200
+    assert Counted.seen < 1000
