@@ -1,0 +1,1 @@
+"""What runs once on every node: reads the journals, speaks OpenTelemetry."""

@@ -1,0 +1,182 @@
+"""Renders the ledger, spans and events as OTLP requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2s
+from typing import Any
+
+from otel_ddp import __version__
+from otel_ddp.agent.delivery import Request
+from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
+from otel_ddp.agent.otlp import encode, resource
+from otel_ddp.catalog import Kind, Metric
+from otel_ddp.journal.layout import SPAN
+from otel_ddp.journal.reader import Document
+
+SCOPE = "otel_ddp"
+_MOST_POINTS = 2000
+_MOST_SPANS = 500
+
+
+class Renderer:
+    """Knows the resource; turns what there is into requests of bounded size."""
+
+    def __init__(self, attributes: dict[str, str]) -> None:
+        self._attributes = attributes
+        self._resources: dict[str, bytes] = {}
+
+    def _resource(self, project: str) -> bytes:
+        if project not in self._resources:
+            self._resources[project] = encode.resource_bytes(
+                resource.with_project(self._attributes, project)
+            )
+        return self._resources[project]
+
+    def metrics(self, ledger: Ledger, now_ns: int) -> list[Request]:
+        """Every logged value since the last time, and how everything else stands now."""
+        # Apart: what is logged is lost with its request, what stands is told again next time.
+        batches: dict[tuple[str, bool], _Batch] = {}
+        with ledger.lock:
+            for metric, rows in ledger.families():
+                lasting = is_logged(metric)
+                for series in rows:
+                    batch = batches.get((series.project, lasting))
+                    if batch is None:
+                        batch = _Batch(self._resource(series.project), lasting)
+                        batches[series.project, lasting] = batch
+                    batch.add(metric, _points(series, now_ns))
+        return [request for batch in batches.values() for request in batch.close()]
+
+    def documents(self, taken: Iterable[tuple[Labels, str, Sequence[Document]]]) -> list[Request]:
+        """Spans as traces, events as log records."""
+        spans: dict[str, list[encode.Span]] = {}
+        records: dict[str, list[encode.LogRecord]] = {}
+        for labels, project, documents in taken:
+            for document in documents:
+                if document.kind == SPAN:
+                    if (span := _span(labels, document.content)) is not None:
+                        spans.setdefault(project, []).append(span)
+                elif (record := _event(labels, document.content)) is not None:
+                    records.setdefault(project, []).append(record)
+        requests = []
+        for project, found in spans.items():
+            attributes = resource.with_project(self._attributes, project)
+            for at in range(0, len(found), _MOST_SPANS):
+                part = found[at : at + _MOST_SPANS]
+                body = encode.spans_request(attributes, part, SCOPE, __version__)
+                requests.append(Request("traces", body, len(part)))
+        for project, events in records.items():
+            attributes = resource.with_project(self._attributes, project)
+            for at in range(0, len(events), _MOST_SPANS):
+                some = events[at : at + _MOST_SPANS]
+                body = encode.logs_request(attributes, some, SCOPE, __version__)
+                requests.append(Request("logs", body, len(some)))
+        return requests
+
+
+class _Batch:
+    """Gathers points into requests of at most 2,000."""
+
+    def __init__(self, of: bytes, lasting: bool) -> None:
+        self._resource = of
+        self._lasting = lasting
+        self._metrics: dict[str, tuple[Metric, list[bytes]]] = {}
+        self._count = 0
+        self._requests: list[Request] = []
+
+    def add(self, metric: Metric, points: list[bytes]) -> None:
+        while points:
+            room = _MOST_POINTS - self._count
+            self._metrics.setdefault(metric.name, (metric, []))[1].extend(points[:room])
+            self._count += min(room, len(points))
+            points = points[room:]
+            if self._count >= _MOST_POINTS:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._count:
+            return
+        metrics = [
+            encode.metric(metric.name, metric.description, metric.unit, metric.kind.value, points)
+            for metric, points in self._metrics.values()
+        ]
+        body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
+        self._requests.append(Request("metrics", body, self._count, self._lasting))
+        self._metrics, self._count = {}, 0
+
+    def close(self) -> list[Request]:
+        self._flush()
+        return self._requests
+
+
+def _points(series: Series, now_ns: int) -> list[bytes]:
+    value = series.value
+    if isinstance(value, Buckets):
+        attributes = series.encoded or encode.attribute_bytes(
+            dict(series.labels), encode.HISTOGRAM_ATTRIBUTES
+        )
+        series.encoded = attributes
+        counts = [int(count) for count in value.counts]
+        # fmt: off
+        return [encode.histogram_point(attributes, now_ns, series.start_ns, sum(counts),
+                                       value.total, series.metric.bounds, counts)]
+        # fmt: on
+    if value is None:
+        return []
+    attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
+    series.encoded = attributes
+    if is_logged(series.metric):
+        history, series.history = series.history, None
+        return [encode.number_point(attributes, at, seen) for at, seen in history or ()]
+    start_ns = series.start_ns if series.metric.kind is not Kind.GAUGE else 0
+    return [encode.number_point(attributes, now_ns, value, start_ns)]
+
+
+def trace_id(labels: Labels, trace: str) -> bytes:
+    """The same on every rank that names its trace alike: ranks never have to agree on one."""
+    run = dict(labels).get("run", "")
+    return blake2s(f"{run}/{trace}".encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
+    try:
+        return encode.Span(
+            name=str(content["name"]),
+            trace_id=trace_id(labels, str(content.get("trace") or "")),
+            span_id=bytes.fromhex(content["id"]),
+            parent_span_id=bytes.fromhex(content.get("parent") or ""),
+            start_ns=int(content["start"]),
+            end_ns=int(content["end"]),
+            attributes=_attributes(labels, content),
+            error=str(content["error"]) if content.get("error") else None,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None  # another version's record
+
+
+def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
+    try:
+        trace = str(content.get("trace") or "")
+        return encode.LogRecord(
+            time_ns=int(content["time"]),
+            event_name=str(content["name"]),
+            body=str(content["name"]),
+            attributes=_attributes(labels, content),
+            trace_id=trace_id(labels, trace) if trace else b"",
+            span_id=bytes.fromhex(content.get("span") or ""),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _attributes(labels: Labels, content: dict[str, Any]) -> dict[str, Any]:
+    said = content.get("attributes")
+    found: dict[str, Any] = {}
+    if isinstance(said, dict):
+        found.update((key, value) for key, value in said.items() if value is not None)
+    if content.get("step") is not None:
+        found["step"] = int(content["step"])
+    # Last: no attribute of the user's takes the place of a label.
+    found.update(labels)
+    return found

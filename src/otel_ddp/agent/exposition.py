@@ -1,0 +1,14 @@
+"""Reads what an endpoint serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def parse(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of every sample of a classic exposition."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield sample.name, dict(sample.labels), float(sample.value)

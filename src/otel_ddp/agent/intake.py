@@ -1,0 +1,307 @@
+"""Takes one process's journal into the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from otel_ddp import catalog, survey
+from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
+from otel_ddp.catalog import STATES
+from otel_ddp.journal.layout import END
+from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars
+
+# A process that waits for its process group keeps its provisional name off the wire this long.
+_UNSETTLED_S = 60.0
+_MOST_CONFIG = 60
+
+
+class _Entry(NamedTuple):
+    """The series of one logged name."""
+
+    value: Series
+    step: Series
+    epoch: Series
+
+
+class Intake:
+    """One journal's way into the ledger."""
+
+    def __init__(
+        self, reader: JournalReader, ledger: Ledger, name_node: Callable[[dict[str, Any]], str]
+    ) -> None:
+        self.reader = reader
+        self.labels: Labels = ()
+        self.state = STATES["starting"]
+        self.ended_at: float | None = None
+        self.seen_alive_ns = reader.created_ns
+        self.last_step: int | None = None
+        self.last_epoch: float | None = None
+        self.documents: list[Document] = []
+        self._ledger = ledger
+        self._name_node = name_node
+        self._known_identities = -1
+        self._info_of: tuple[int, int] = (-1, -1)
+        self._info: Series | None = None
+        self._entries: dict[int, _Entry] = {}
+        self._restored = False
+
+    # -- who it is
+
+    @property
+    def who(self) -> dict[str, Any]:
+        return self.reader.identity
+
+    @property
+    def exported(self) -> bool:
+        """Whether the strategy lets this process's series leave the node."""
+        return bool(self.who.get("exported"))
+
+    @property
+    def project(self) -> str:
+        return str(self.who.get("project") or "")
+
+    def settled(self) -> bool:
+        """Whether it knows who it is, or will not learn it any more."""
+        if self.who.get("settled"):
+            return True
+        age_s = (time.time_ns() - self.reader.created_ns) / 1e9
+        return self.ended_at is not None or age_s > _UNSETTLED_S or self.reader.used() > 0.5
+
+    def _label(self) -> None:
+        if self._known_identities == self.reader.identities:
+            return
+        self._known_identities = self.reader.identities
+        labels = rank_labels(self.who, self._name_node(self.who), self.reader.pid)
+        if labels != self.labels:
+            self.forget()
+            self.labels = labels
+            self._restored = False
+
+    def forget(self) -> None:
+        """Take everything of this process out of the ledger."""
+        if self.labels:
+            self._ledger.drop(self.labels)
+        self._entries.clear()
+        self._info = None
+        self._info_of = (-1, -1)
+
+    # -- reading
+
+    def take(self, now_ns: int, alive: bool) -> None:
+        """Read what is new. The caller holds the ledger's lock."""
+        self.reader.refresh()
+        if alive:
+            self.seen_alive_ns = now_ns
+        progress = self.reader.progress()
+        self._judge(progress, alive)
+        if not self.settled():
+            return
+        self._label()
+        if not self._restored:
+            self._restore()
+        before, lost = self.reader.position, self.reader.lost
+        records = self.reader.read()
+        if self.reader.lost > lost:
+            records = self._rescued(before, records) + records
+        for record in records:
+            if isinstance(record, Scalars):
+                self._scalars(record, live=True)
+            elif record.kind == END:
+                # It may have ended after we looked at its progress.
+                self._judge(self.reader.progress(), alive)
+            elif self.exported:
+                self.documents.append(record)
+
+    def _rescued(self, before: int, records: list[Scalars | Document]) -> list[Scalars | Document]:
+        """Of what was overwritten, the last value of each name: a copy of it is kept apart."""
+        first = records[0].position if records else self.reader.position
+        found: list[Scalars | Document] = [
+            record for record in self.reader.latest() if before <= record.position < first
+        ]
+        self.reader.lost -= len(found)
+        return found
+
+    def _judge(self, progress: Progress | None, alive: bool) -> None:
+        self.state = survey.judge(None if progress is None else progress.state, alive)
+        if self.state in survey.ENDED and self.ended_at is None:
+            self.ended_at = time.monotonic()
+
+    def _restore(self) -> None:
+        # What an earlier agent has exported is not sent again, but stays to be seen.
+        self._restored = True
+        for record in self.reader.latest():
+            if record.position < self.reader.position:
+                self._scalars(record, live=False)
+
+    def _scalars(self, record: Scalars, live: bool) -> None:
+        step, epoch = record.step, record.epoch
+        if step is not None:
+            self.last_step = step
+        if epoch is not None:
+            self.last_epoch = epoch
+        if not self.exported:
+            return
+        ledger = self._ledger
+        for number, value in record.values:
+            entry = self._entries.get(number)
+            if entry is None:
+                entry = self._enter(number)
+                if entry is None:
+                    continue
+            if live:
+                at = ledger.log(entry.value, value, record.time_ns)
+                if step is not None:
+                    ledger.log(entry.step, float(step), at)
+                if epoch is not None:
+                    ledger.log(entry.epoch, epoch, at)
+                continue
+            for series, seen in ((entry.value, value), (entry.step, step), (entry.epoch, epoch)):
+                if seen is not None and record.time_ns >= series.time_ns:
+                    series.value, series.time_ns = float(seen), record.time_ns
+
+    def _enter(self, number: int) -> _Entry | None:
+        name = self.reader.names.get(number)
+        if name is None:
+            return None  # its definition was not readable: no value without a name
+        labels = (*self.labels, ("name", name.text), ("split", name.split))
+        start_ns, project = self.reader.created_ns, self.project
+        made = [
+            self._ledger.series(metric, labels, start_ns, project)
+            for metric in (
+                catalog.TRAINING_SCALAR,
+                catalog.TRAINING_SCALAR_STEP,
+                catalog.TRAINING_SCALAR_EPOCH,
+            )
+        ]
+        nonfinite = self._ledger.series(catalog.TRAINING_NONFINITE, labels, start_ns, project)
+        if nonfinite.value is None:
+            # So that the first event is an increase, for every name although few ever need it:
+            # a scrape fetches, so a 0 that is made together with the first event may never be
+            # seen, and without one before it Prometheus' increase() takes the event for none.
+            nonfinite.value = 0.0
+        entry = self._entries[number] = _Entry(*made)
+        return entry
+
+    # -- what stands rather than flows
+
+    def stand(self, now_ns: int, leads: bool) -> None:
+        """Bring the series of state and totals up to date. The caller holds the ledger's lock.
+
+        *leads* is false for a process that another one with the same labels has replaced: of a
+        parent and the child that became rank 0, or of two attempts, the newest speaks.
+        """
+        if not self.labels or not self.exported or not leads:
+            return
+        progress = self.reader.progress()
+        self._put(catalog.TRAINING_STATE, self.state, now_ns)
+        self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, self.seen_alive_ns / 1e9, now_ns)
+        self._put(catalog.TRAINING_RESTARTS, float(self.who.get("restarts") or 0), now_ns)
+        if progress is not None:
+            self._put(catalog.TRAINING_PHASE, progress.phase, now_ns)
+            self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, progress.phase_since_ns / 1e9, now_ns)
+        if (step := self.step()) is not None:
+            self._put(catalog.TRAINING_STEP, step, now_ns)
+        if self.last_epoch is not None:
+            self._put(catalog.TRAINING_EPOCH, self.last_epoch, now_ns)
+        self._put(catalog.OTEL_DDP_RECORDS_LOST, self.reader.lost, now_ns, ("why", "overwritten"))
+        self._put(
+            catalog.OTEL_DDP_RECORDS_LOST, self.reader.unreadable, now_ns, ("why", "unreadable")
+        )
+        self._put_totals(now_ns)
+        if self.who.get("global_rank") == 0:
+            self._put_run(now_ns)
+
+    def step(self) -> int | None:
+        """The last step that the process spoke of."""
+        progress = self.reader.progress()
+        steps = [self.last_step, None if progress is None else progress.step]
+        return max((step for step in steps if step is not None), default=None)
+
+    def _put(
+        self, metric: catalog.Metric, value: float | Buckets, now_ns: int, *more: tuple[str, str]
+    ) -> None:
+        self._ledger.put(
+            metric,
+            (*self.labels, *more),
+            value if isinstance(value, Buckets) else float(value),
+            now_ns,
+            self.reader.created_ns,
+            self.project,
+        )
+
+    def _put_totals(self, now_ns: int) -> None:
+        for total in self.reader.totals():
+            metric = catalog.BY_NAME.get(total.metric)
+            if metric is None:
+                continue
+            more = [(str(key), str(value)) for key, value in total.attributes.items()]
+            if total.bounds is None:
+                self._put(metric, total.values[0], now_ns, *more)
+            elif len(total.bounds) == len(metric.bounds):
+                self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
+
+    def _put_run(self, now_ns: int) -> None:
+        world = self.who.get("world_size")
+        if isinstance(world, int):
+            self._put(catalog.TRAINING_WORLD_SIZE, world, now_ns)
+        self._put(catalog.TRAINING_RUN_START_TIMESTAMP, self.reader.created_ns / 1e9, now_ns)
+        parameters = self.reader.facts.get("parameters")
+        if isinstance(parameters, dict):
+            for trainable, count in parameters.items():
+                if isinstance(count, int):
+                    pair = ("trainable", str(trainable))
+                    self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
+        version = (self.reader.identities, self.reader.definitions_read)
+        if version != self._info_of or self._info is None:
+            self._info_of = version
+            if self._info is not None:
+                self._ledger.forget(self._info)
+            labels = (*self.labels, *run_info(self.who, self.reader.facts, self.reader.config))
+            self._info = self._ledger.series(
+                catalog.TRAINING_RUN_INFO, labels, self.reader.created_ns, self.project
+            )
+        self._info.value, self._info.time_ns = 1.0, now_ns
+
+    def describe(self) -> dict[str, Any]:
+        """What `otel-ddp status` shows of this process."""
+        described = survey.describe(self.reader, self.state, self.last_step, self.seen_alive_ns)
+        described["node"] = dict(self.labels).get("node", described["node"])
+        return described
+
+
+def rank_labels(who: dict[str, Any], node: str, pid: int) -> Labels:
+    """The six labels of a process."""
+    rank, local_rank = who.get("global_rank"), who.get("local_rank")
+    return (
+        ("group", str(who.get("group") or "")),
+        ("run", str(who.get("run") or "")),
+        ("job_type", str(who.get("job_type") or "")),
+        ("node", node),
+        # Without a rank the process id tells two processes apart, and is plainly no rank.
+        ("rank", f"p{pid}" if rank is None else str(rank)),
+        ("local_rank", "" if local_rank is None else str(local_rank)),
+    )
+
+
+def run_info(who: dict[str, Any], facts: dict[str, Any], config: dict[str, Any]) -> Labels:
+    """The attributes of the run's info: what is known of it, and its configuration, bounded."""
+    found: dict[str, str] = {}
+    for key in ("project", "name", "description", "world_size", "nodes", "strategy"):
+        found[key] = _word(who.get(key))
+    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha"):
+        found[key] = _word(facts.get(key))
+    for key, value in list(config.items())[:_MOST_CONFIG]:
+        # Two keys may become one label ("a.b", "a_b"): the first one keeps it.
+        name = catalog.prometheus_label(f"config_{key}")[:100]
+        found.setdefault(name, _word(value))
+    return tuple((key, value) for key, value in found.items() if value)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)[:120]

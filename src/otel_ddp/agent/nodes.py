@@ -1,0 +1,83 @@
+"""What a node is called: its host's name, told apart where two nodes of one run share a host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_MOST_RUNS = 200
+
+
+class NodeNames:
+    """Remembered in a file, so that an agent that starts again gives the same names."""
+
+    def __init__(
+        self,
+        file: Path,
+        own_name: str,
+        living: Callable[[], Iterable[Mapping[str, Any]]] = lambda: (),
+    ) -> None:
+        """*living*: the identities of the processes that live, that of the one asked about too."""
+        self._file = file
+        self._own_name = own_name
+        self._living = living
+        self._runs = _read(file)
+
+    def name(self, identity: Mapping[str, Any]) -> str:
+        """The node label of a process."""
+        if explicit := str(identity.get("node") or ""):
+            return explicit
+        key = self._key(identity)
+        if key is None:
+            return self._host(identity)
+        run = str(identity.get("run"))
+        names = self._runs.setdefault(run, {})
+        living = {self._key(each) for each in self._living() if str(each.get("run")) == run}
+        known = names.get(key)
+        if known is not None and key not in living:
+            return known
+        # torchrun deals node ranks anew at each restart: who has one now may be the node that had
+        # another before. Only of two that live at the same time we know that they are two.
+        taken = {names.get(other or "") for other in living - {key}}
+        if known is None or known in taken:
+            host = self._host(identity)
+            names[key] = f"{host}-{identity['node_rank']}" if host in taken else host
+            self._write()
+        return names[key]
+
+    def _host(self, identity: Mapping[str, Any]) -> str:
+        return self._own_name or str(identity.get("host") or "") or "unknown"
+
+    def _key(self, identity: Mapping[str, Any]) -> str | None:
+        """Who is named: a node rank on a host; None where none is known, or the user names it."""
+        node_rank = identity.get("node_rank")
+        if node_rank is None or identity.get("node"):
+            return None
+        return f"{self._host(identity)}/{node_rank}"
+
+    def _write(self) -> None:
+        for run in list(self._runs)[:-_MOST_RUNS]:
+            del self._runs[run]
+        temporary = self._file.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps(self._runs))
+            temporary.replace(self._file)
+        except OSError:
+            return  # a full tmpfs: the names hold until the agent is started again
+
+
+def _read(file: Path) -> dict[str, dict[str, str]]:
+    """What is there and makes sense: a damaged memory is no memory."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return {
+        run: {key: name for key, name in names.items() if name and isinstance(name, str)}
+        for run, names in content.items()
+        if isinstance(names, dict)
+    }

@@ -1,0 +1,235 @@
+"""The processes of this node: found by their journals, read, let go when all is in safe hands."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp import containment
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.nodes import NodeNames
+from otel_ddp.journal import layout
+from otel_ddp.journal.place import Place, lock_holder
+from otel_ddp.journal.reader import Document, JournalReader, Unreadable
+
+log = logging.getLogger("otel_ddp.agent")
+
+Mark = tuple[int, int, int]
+Marks = dict[Path, Mark]
+
+_HIDDEN_S = 60.0
+_MOST_ENDED = 500
+
+
+class Ended(NamedTuple):
+    """What is left of a process whose journal is gone: its series, and what is said of it."""
+
+    labels: Labels
+    created_ns: int
+    ended_at: float
+    described: dict[str, Any]
+
+
+class Processes:
+    """Called from the agent's loop alone, but for `commit`."""
+
+    def __init__(self, place: Place, ledger: Ledger, own_name: str) -> None:
+        self._place = place
+        self._ledger = ledger
+        self._names = NodeNames(place.nodes_file, own_name, living=self._living)
+        self._intakes: dict[Path, Intake] = {}
+        self._ended: list[Ended] = []
+        self._committed: Marks = {}
+        self._handed: Marks = {}
+        self.unreadable: dict[Path, str] = {}
+
+    def _living(self) -> Iterator[Mapping[str, Any]]:
+        # Asked of the lock: what was last seen of it may be a tick old.
+        return (
+            each.who
+            for each in list(self._intakes.values())
+            if each.ended_at is None and each.reader.writer_lives()
+        )
+
+    # -- finding and reading
+
+    def look(self) -> None:
+        """Find the journals that are new."""
+        for path in self._place.journals():
+            if path in self._intakes or path in self.unreadable:
+                continue
+            try:
+                reader = JournalReader(path)
+            except Unreadable as why:
+                if path.exists():
+                    self.unreadable[path] = str(why)
+                    log.warning("%s", why)
+                continue
+            self._intakes[path] = Intake(reader, self._ledger, self._names.name)
+
+    def sweep(self) -> None:
+        """Remove what a process left that was killed while it made its journal."""
+        for path in self._place.directory.glob(f".*{layout.SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _HIDDEN_S and lock_holder(path) is None:
+                    path.unlink()
+
+    def take(self) -> None:
+        """Read what is new into the ledger."""
+        now_ns = time.time_ns()
+        for intake in self._intakes.values():
+            self._take_one(intake, now_ns)
+
+    @containment.contained()
+    def _take_one(self, intake: Intake, now_ns: int) -> None:
+        # Asked before reading: what a process wrote before it died is then surely read.
+        alive = intake.reader.writer_lives()
+        with self._ledger.lock:
+            intake.take(now_ns, alive)
+
+    def documents(self) -> list[tuple[Labels, str, list[Document]]]:
+        """The spans and events that were read since the last time."""
+        taken = []
+        for intake in self._intakes.values():
+            if intake.documents:
+                taken.append((intake.labels, intake.project, intake.documents))
+                intake.documents = []
+        return taken
+
+    # -- safe hands
+
+    def marks(self) -> Marks:
+        """How far each journal is read."""
+        return {path: intake.reader.mark() for path, intake in self._intakes.items()}
+
+    def commit(self, marks: Marks) -> None:
+        """What was read up to here is in safe hands.
+
+        Called by the delivery's thread as well; batches settle in order, so marks only grow.
+        """
+        for path, mark in marks.items():
+            intake = self._intakes.get(path)
+            before = self._committed.get(path)
+            if intake is not None and (before is None or before[0] <= mark[0]) and before != mark:
+                self._committed[path] = mark
+                intake.reader.commit(*mark)
+
+    def somebody_waits(self) -> bool:
+        """Whether a process has ended whose last values nobody has been given yet."""
+        return any(
+            intake.ended_at is not None
+            and mark not in (self._committed.get(path), self._handed.get(path))
+            for path, intake in self._intakes.items()
+            for mark in [intake.reader.mark()]
+        )
+
+    def handed(self, marks: Marks) -> None:
+        """These marks were given to the delivery in a hurry: once is enough."""
+        self._handed.update(marks)
+
+    # -- standing
+
+    def stand(self) -> None:
+        """Bring the series of states and totals up to date."""
+        now_ns = time.time_ns()
+        newest: dict[Labels, int] = {}
+        for labels, created_ns in self._seats():
+            newest[labels] = max(created_ns, newest.get(labels, 0))
+        with self._ledger.lock:
+            for intake in self._intakes.values():
+                self._stand_one(intake, now_ns, newest[intake.labels] == intake.reader.created_ns)
+
+    def _seats(self) -> Iterator[tuple[Labels, int]]:
+        for intake in self._intakes.values():
+            yield intake.labels, intake.reader.created_ns
+        for ended in self._ended:
+            yield ended.labels, ended.created_ns
+
+    @containment.contained()
+    def _stand_one(self, intake: Intake, now_ns: int, leads: bool) -> None:
+        intake.stand(now_ns, leads)
+
+    # -- letting go
+
+    def release(self, tell: Callable[[], None]) -> None:
+        """Give the memory of dead processes back: shared memory belongs to the living.
+
+        *tell* writes down what is known of them, before their journals go.
+        """
+        done = [path for path, intake in self._intakes.items() if self._is_done(path, intake)]
+        if done:
+            # Once more, so that their series say how they ended.
+            self.stand()
+        for path in done:
+            intake = self._intakes.pop(path)
+            self._committed.pop(path, None)
+            self._handed.pop(path, None)
+            ended_at = intake.ended_at or 0.0
+            described = intake.describe()
+            self._ended.append(Ended(intake.labels, intake.reader.created_ns, ended_at, described))
+            intake.reader.close()
+        if done:
+            tell()
+        for path in done:
+            path.unlink(missing_ok=True)
+            path.with_suffix(layout.TAKEN_SUFFIX).unlink(missing_ok=True)
+
+    def _is_done(self, path: Path, intake: Intake) -> bool:
+        reader = intake.reader
+        return (
+            intake.ended_at is not None
+            and reader.drained()
+            and self._committed.get(path) == reader.mark()
+            # A process that is being taken over still looks for its mark.
+            and not reader.writer_lives()
+        )
+
+    def retire(self, linger_s: float) -> None:
+        """Forget the series of what ended long ago."""
+        now = time.monotonic()
+        old = [each for each in self._ended if now - each.ended_at >= linger_s]
+        self._ended = [each for each in self._ended if now - each.ended_at < linger_s]
+        held = {labels for labels, _ in self._seats()}
+        with self._ledger.lock:
+            for each in old:
+                if each.labels and each.labels not in held:
+                    self._ledger.drop(each.labels)
+
+    # -- what there is
+
+    def any_alive(self) -> bool:
+        """Whether a process of this node is still at work."""
+        return any(intake.ended_at is None for intake in self._intakes.values())
+
+    def empty(self) -> bool:
+        """Whether nothing is left to read, to hand over or to show."""
+        return not self._intakes and not self._ended
+
+    def terms(self) -> set[str]:
+        """Under which terms for their agent the living processes were started."""
+        return {
+            str(intake.reader.facts.get("terms") or "")
+            for intake in self._intakes.values()
+            if intake.ended_at is None
+        }
+
+    def nodes(self) -> dict[str, str]:
+        """The node label of each journal."""
+        return {
+            path.name: dict(intake.labels)["node"]
+            for path, intake in self._intakes.items()
+            if intake.labels
+        }
+
+    def ended(self) -> list[dict[str, Any]]:
+        """What is said of the processes whose journals are gone."""
+        return [each.described for each in self._ended[-_MOST_ENDED:]]
+
+    def described(self) -> list[dict[str, Any]]:
+        """What is said of every process."""
+        return [*self.ended(), *(each.describe() for each in list(self._intakes.values()))]

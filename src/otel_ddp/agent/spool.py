@@ -1,0 +1,296 @@
+"""What could not be delivered waits here, bounded, oldest dropped first and counted.
+
+One file a request, named so that sorting gives the order and the name tells what is inside:
+
+    00000000000000000042-metrics-2000.z
+    00000000000000000043-metrics-300-standing.z
+
+The second is dropped before the first: how series stand is told again anyway.
+
+A file is written under a name that starts with a dot and then renamed, so a kill leaves either the
+whole request or none of it. There is no fsync: what survives is a killed process, not a power
+cut; a file that a power cut tore is found out by its checksum, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from otel_ddp.agent.otlp.outcome import SIGNALS, Signal
+
+# A file takes whole blocks: a hundred thousand tiny spans are not as small as they look.
+BLOCK = 4096
+
+Loss = Literal["spool_full", "spool_error", "corrupt"]
+
+_NAME = re.compile(r"(\d{20})-(metrics|traces|logs)-(\d+)(-standing)?\.z")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request on disk."""
+
+    path: Path
+    number: int
+    signal: Signal
+    points: int
+    size_bytes: int
+    lasting: bool = True
+    """Whether it holds what nobody sends again."""
+
+    def read(self) -> bytes | None:
+        """The request, None where the file is not what was written."""
+        try:
+            return zlib.decompress(self.path.read_bytes())
+        except (OSError, zlib.error):
+            return None
+
+
+class Spool:
+    """A directory of requests in order. Nothing here raises; any thread may call."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+        self.problem: str | None = None
+        """Why nothing can be written at the moment; None while all is well."""
+        self._lock = threading.Lock()
+        # Numbers only grow, and a dict keeps the order in which they came.
+        self._entries: dict[Signal, dict[int, Entry]] = {signal: {} for signal in SIGNALS}
+        self._standing: dict[int, Entry] = {}
+        """Those of them that are dropped first."""
+        self._kept: set[int] = set()
+        self._dropped: Counter[str] = Counter()
+        self._size_bytes = 0
+        self._next = 1
+        self._loaded = False
+        # Only a look: nothing is made before there is something to put there.
+        with (
+            self._lock,
+            self._owning_up(),
+            contextlib.suppress(FileNotFoundError),
+            self._opened() as opened,
+        ):
+            self._load(opened)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much disk the waiting requests take."""
+        return self._size_bytes
+
+    @property
+    def entries(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self._entries.values()))
+
+    @property
+    def dropped_points(self) -> Mapping[str, int]:
+        """Points that were lost here, by why."""
+        with self._lock:
+            return dict(self._dropped)
+
+    def append(
+        self, signal: Signal, body: bytes, points: int, lasting: bool = True
+    ) -> Entry | None:
+        """Put a request behind all others; None if the disk does not take it.
+
+        What is not taken is not counted as lost: whoever asked still has it.
+        """
+        packed = zlib.compress(body, 1)
+        cost = _on_disk(len(packed))
+        with self._lock:
+            if cost > self.limit_bytes:
+                self.problem = f"a request of {cost} bytes is larger than the spool"
+                return None
+            entry: Entry | None = None
+            with self._owning_up():
+                self._make()
+                with self._opened() as directory:
+                    self._load(directory)
+                    self._make_room(directory, cost)
+                    number = self._next
+                    name = f"{number:020d}-{signal}-{points}{'' if lasting else '-standing'}.z"
+                    self._next += 1
+                    _write(directory, name, packed)
+                entry = Entry(self.directory / name, number, signal, points, cost, lasting)
+                self._remember(entry)
+                self.problem = None
+            return entry
+
+    def oldest(self, signal: Signal | None = None) -> Entry | None:
+        """The request that waits longest, of one signal or of all."""
+        with self._lock:
+            while (entry := self._first(SIGNALS if signal is None else (signal,))) is not None:
+                if os.path.lexists(entry.path):
+                    return entry
+                # Somebody cleaned up behind our back.
+                self._forget(entry)
+                self._dropped["spool_error"] += entry.points
+        return None
+
+    def keep(self, entry: Entry) -> None:
+        """This one is on its way: until it is released, it is not dropped to make room."""
+        with self._lock:
+            self._kept.add(entry.number)
+
+    def release(self, entry: Entry) -> None:
+        """It came back, and is as good as any other."""
+        with self._lock:
+            self._kept.discard(entry.number)
+
+    def remove(self, entry: Entry, lost: Loss | None = None) -> None:
+        """Take a request away: it was delivered, or it is lost."""
+        with self._lock:
+            if entry.number not in self._entries[entry.signal]:
+                return
+            self._forget(entry)
+            if lost is not None:
+                self._dropped[lost] += entry.points
+            with contextlib.suppress(OSError, ValueError), self._opened() as directory:
+                os.unlink(entry.path.name, dir_fd=directory)
+
+    def _load(self, directory: int) -> None:
+        """What an earlier process left; done once, as soon as the directory can be read."""
+        if not self._loaded:
+            for name in sorted(os.listdir(directory)):
+                self._found(directory, name)
+            self._next = max((max(of, default=0) for of in self._entries.values()), default=0) + 1
+            self._loaded = True
+
+    def _found(self, directory: int, name: str) -> None:
+        if name.startswith(".") and name.endswith(".z"):
+            # Begun by a process that was killed; the request is still in its journal.
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=directory)
+            return
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return
+        try:
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            return  # somebody cleans up at this moment
+        if not stat.S_ISREG(found.st_mode):
+            return
+        number, points = int(match[1]), int(match[3])
+        signal: Signal = match[2]  # type: ignore[assignment]
+        cost, lasting = _on_disk(found.st_size), match[4] is None
+        self._remember(Entry(self.directory / name, number, signal, points, cost, lasting))
+
+    @contextlib.contextmanager
+    def _owning_up(self) -> Iterator[None]:
+        """Whatever is wrong with the directory is our problem, and nobody else's."""
+        try:
+            yield
+        except OSError as error:
+            self.problem = f"{self.directory}: {error.strerror or error}"
+        except ValueError as error:
+            # A name that no file can have.
+            self.problem = f"{str(self.directory)!r}: {error}"
+
+    def _make(self) -> None:
+        """The directory and what is missing above it, closed to others."""
+        missing = []
+        for path in (self.directory, *self.directory.parents):
+            if os.path.lexists(path):
+                break
+            missing.append(path)
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+                os.chmod(path, 0o700)  # whatever the umask took away
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The directory, certainly ours; FileNotFoundError where there is none."""
+        # Opened anew each time: it may have been cleaned away, or swapped, since the last.
+        with contextlib.ExitStack() as stack:
+            path, above = self.directory, None
+            if path.parent.name == f"otel_ddp-{os.geteuid()}":
+                # Made by us where everybody may write: somebody may have been faster.
+                above = _private(path.parent, None, "the directory above it ")
+                stack.callback(os.close, above)
+                path = Path(path.name)
+            descriptor = _private(path, above)
+            stack.callback(os.close, descriptor)
+            yield descriptor
+
+    def _make_room(self, directory: int, cost: int) -> None:
+        while self._size_bytes + cost > self.limit_bytes:
+            standing = (e for number, e in self._standing.items() if number not in self._kept)
+            entry = (
+                next(standing, None)
+                or self._first(SIGNALS, spare=self._kept)
+                or self._first(SIGNALS)
+            )
+            if entry is None:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path.name, dir_fd=directory)
+            self._forget(entry)
+            self._dropped["spool_full"] += entry.points
+
+    def _first(self, signals: Iterable[Signal], spare: Set[int] = frozenset()) -> Entry | None:
+        heads = (
+            next((entry for number, entry in of.items() if number not in spare), None)
+            for of in (self._entries[signal] for signal in signals)
+        )
+        return min(filter(None, heads), key=lambda entry: entry.number, default=None)
+
+    def _remember(self, entry: Entry) -> None:
+        self._entries[entry.signal][entry.number] = entry
+        if not entry.lasting:
+            self._standing[entry.number] = entry
+        self._size_bytes += entry.size_bytes
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.signal][entry.number]
+        self._standing.pop(entry.number, None)
+        self._kept.discard(entry.number)
+        self._size_bytes -= entry.size_bytes
+
+
+def _private(path: Path, above: int | None, who: str = "") -> int:
+    """A directory, opened if it is ours; no link is followed."""
+    descriptor = os.open(path, _DIRECTORY, dir_fd=above)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise PermissionError(1, f"{who}belongs to somebody else")
+        if found.st_mode & 0o077:
+            os.fchmod(descriptor, 0o700)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _on_disk(length: int) -> int:
+    return max(-(-length // BLOCK), 1) * BLOCK
+
+
+def _write(directory: int, name: str, content: bytes) -> None:
+    hidden = f".{name}"
+    descriptor = os.open(hidden, _NEW_FILE, 0o600, dir_fd=directory)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            # A full disk may take a part and say so by a short count.
+            if file.write(content) != len(content):
+                raise OSError(28, "No space left on device")
+        os.rename(hidden, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(hidden, dir_fd=directory)
+        raise

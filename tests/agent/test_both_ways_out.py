@@ -1,0 +1,177 @@
+"""One catalogue, two ways out: the same name, labels and value on the endpoint and over OTLP."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from prometheus_client import CollectorRegistry, generate_latest
+
+from otel_ddp import catalog
+from otel_ddp.agent.endpoint import LedgerCollector
+from otel_ddp.agent.export import Renderer
+from otel_ddp.agent.exposition import parse
+from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
+from otel_ddp.catalog import Kind, Metric
+
+NOW_NS = 1_700_000_000_000_000_000
+KINDS = {Kind.COUNTER: "sum", Kind.UPDOWN: "sum", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
+
+
+def labels_of(metric: Metric) -> Labels:
+    names = (*catalog.LABELS[metric.labels], *metric.attributes)
+    return tuple((name, f"value of {name}") for name in names)
+
+
+def ledger_with(metric: Metric) -> Ledger:
+    ledger = Ledger()
+    ledger.keep_history = True
+    labels = labels_of(metric)
+    if metric.kind is Kind.HISTOGRAM:
+        counts = tuple(float(i) for i in range(len(metric.bounds) + 1))
+        ledger.put(metric, labels, Buckets(counts, 12.5), NOW_NS, 7)
+    elif is_logged(metric):
+        ledger.log(ledger.series(metric, labels), 0.25, NOW_NS)
+    else:
+        ledger.put(metric, labels, 3.0, NOW_NS, 7)
+    return ledger
+
+
+@pytest.mark.parametrize("metric", catalog.METRICS, ids=lambda metric: metric.name)
+def test_every_entry_leaves_both_ways_alike(metric: Metric) -> None:
+    ledger = ledger_with(metric)
+    registry = CollectorRegistry()
+    registry.register(LedgerCollector(ledger))
+
+    scraped = list(parse(generate_latest(registry).decode()))
+    (request,) = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
+
+    message = ExportMetricsServiceRequest.FromString(request.body)
+    (sent,) = message.resource_metrics[0].scope_metrics[0].metrics
+    assert (sent.name, sent.unit, sent.description) == (
+        metric.name,
+        metric.unit,
+        metric.description,
+    )
+    assert sent.WhichOneof("data") == KINDS[metric.kind]
+    (point,) = getattr(sent, KINDS[metric.kind]).data_points
+    attributes = {pair.key: pair.value.string_value for pair in point.attributes}
+    assert attributes == dict(labels_of(metric))
+    assert point.time_unix_nano == NOW_NS
+
+    # The collector's translation of what was sent is what the scrape shows.
+    name = catalog.prometheus_name(sent.name, metric.kind, sent.unit)
+    labels = {catalog.prometheus_label(key): value for key, value in attributes.items()}
+    if metric.kind is Kind.HISTOGRAM:
+        by_name = {each: value for each, found, value in scraped if "le" not in found}
+        assert by_name == {f"{name}_count": point.count, f"{name}_sum": point.sum}
+        edges = [(found["le"], value) for each, found, value in scraped if "le" in found]
+        running = [sum(point.bucket_counts[: i + 1]) for i in range(len(point.bucket_counts))]
+        assert edges == [
+            (repr(float(bound)), seen)
+            for bound, seen in zip(point.explicit_bounds, running, strict=False)
+        ] + [("+Inf", float(point.count))]
+    else:
+        assert scraped == [(name, labels, point.as_double)]
+
+
+def test_counters_are_cumulative_and_monotonic_and_begin_with_the_process() -> None:
+    (request,) = Renderer({}).metrics(ledger_with(catalog.TRAINING_STEPS), NOW_NS)
+
+    message = ExportMetricsServiceRequest.FromString(request.body)
+    sent = message.resource_metrics[0].scope_metrics[0].metrics[0].sum
+    assert sent.is_monotonic
+    assert sent.aggregation_temporality == 2
+    assert sent.data_points[0].start_time_unix_nano == 7
+
+
+def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
+    ledger = Ledger()
+    ledger.keep_history = True
+    series = [
+        ledger.series(catalog.TRAINING_SCALAR, (("name", f"m{i}"), ("split", "train")))
+        for i in range(3)
+    ]
+    for at in range(2500):
+        for each in series:
+            ledger.log(each, float(at), NOW_NS + at * 10_000_000)
+
+    requests = Renderer({}).metrics(ledger, NOW_NS)
+    again = Renderer({}).metrics(ledger, NOW_NS)
+
+    assert [request.points for request in requests] == [2000, 2000, 2000, 1500]
+    found: dict[str, list[tuple[int, float]]] = {}
+    for request in requests:
+        message = ExportMetricsServiceRequest.FromString(request.body)
+        for metric in message.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.gauge.data_points:
+                name = point.attributes[0].value.string_value
+                found.setdefault(name, []).append((point.time_unix_nano, point.as_double))
+    expected = [(NOW_NS + at * 10_000_000, float(at)) for at in range(2500)]
+    assert found == {f"m{i}": expected for i in range(3)}
+    assert again == []
+
+
+def test_what_was_logged_and_what_stands_go_in_requests_of_their_own() -> None:
+    ledger = ledger_with(catalog.TRAINING_SCALAR)
+    ledger.put(catalog.TRAINING_STATE, (("rank", "0"),), 1.0, NOW_NS)
+    ledger.put(catalog.TRAINING_NONFINITE, (("rank", "0"),), 0.0, NOW_NS)
+
+    requests = Renderer({}).metrics(ledger, NOW_NS)
+
+    found = {
+        request.lasting: [
+            metric.name
+            for metric in ExportMetricsServiceRequest.FromString(request.body)
+            .resource_metrics[0]
+            .scope_metrics[0]
+            .metrics
+        ]
+        for request in requests
+    }
+    assert len(requests) == 2
+    assert found == {
+        True: ["training.scalar"],
+        False: ["training.state", "training.nonfinite"],
+    }
+
+
+def test_times_of_a_series_grow_by_a_millisecond_whatever_the_clock_does() -> None:
+    ledger = Ledger()
+    ledger.keep_history = True
+    series = ledger.series(catalog.TRAINING_SCALAR, (("name", "loss"),))
+
+    for time_ns in (5_000_000, 5_000_000, 1_000_000, 5_500_000, 9_000_000):
+        ledger.log(series, 1.0, time_ns)
+
+    assert series.history is not None
+    assert [at for at, _ in series.history] == [
+        5_000_000,
+        6_000_000,
+        7_000_000,
+        8_000_000,
+        9_000_000,
+    ]
+
+
+def test_projects_become_namespaces_of_their_own() -> None:
+    ledger = Ledger()
+    for project in ("a", "b"):
+        ledger.put(catalog.TRAINING_STATE, (("run", project),), 1.0, NOW_NS, project=project)
+
+    requests = Renderer({"service.name": "otel-ddp"}).metrics(ledger, NOW_NS)
+
+    resources = [
+        {
+            pair.key: pair.value.string_value
+            for pair in ExportMetricsServiceRequest.FromString(request.body)
+            .resource_metrics[0]
+            .resource.attributes
+        }
+        for request in requests
+    ]
+    assert resources == [
+        {"service.name": "otel-ddp", "service.namespace": "a"},
+        {"service.name": "otel-ddp", "service.namespace": "b"},
+    ]

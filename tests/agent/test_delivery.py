@@ -1,0 +1,696 @@
+"""Order, outages, and that nothing is lost or said twice."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp import settings
+from otel_ddp.agent.delivery import Delivery, Request
+from otel_ddp.agent.otlp.encode import (
+    attribute_bytes,
+    metric,
+    metrics_request,
+    number_point,
+    resource_bytes,
+)
+from otel_ddp.agent.otlp.outcome import Outcome, Signal
+from otel_ddp.agent.otlp.transport import Transport
+from otel_ddp.agent.spool import BLOCK, Spool
+from otlp_receiver import Receiver
+
+DELIVERED = Outcome("delivered", "accepted by http://c")
+DOWN = Outcome("retry", "connection refused by http://c")
+BAD = Outcome("refused", "400 from http://c/v1/metrics")
+PLENTY = 1024 * BLOCK
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeTransport:
+    """Answers as told, and remembers what arrived."""
+
+    destination = "http://c"
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Signal, bytes], Outcome] = lambda signal, body: DELIVERED
+        self.tried: list[bytes] = []
+        self.arrived: list[bytes] = []
+
+    def send(self, signal: Signal, body: bytes) -> Outcome:
+        self.tried.append(body)
+        outcome = self.answer(signal, body)
+        if outcome.kind == "delivered":
+            self.arrived.append(body)
+        return outcome
+
+    def always(self, outcome: Outcome) -> None:
+        self.answer = lambda signal, body: outcome
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def transport() -> FakeTransport:
+    return FakeTransport()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool", PLENTY)
+
+
+@pytest.fixture
+def delivery(transport: FakeTransport, spool: Spool, clock: FakeClock) -> Delivery:
+    """Driven by `step`, without a thread; the jitter is in the middle."""
+    return Delivery(transport, spool, clock, wall=lambda: 0.0, jitter=lambda: 0.5)
+
+
+def requests(
+    *names: str, signal: Signal = "metrics", points: int = 10, lasting: bool = True
+) -> list[Request]:
+    return [Request(signal, name.encode(), points, lasting) for name in names]
+
+
+def settle_all(delivery: Delivery) -> None:
+    """Send until nothing is due."""
+    while delivery.step() == 0.0:
+        pass
+
+
+# --------------------------------------------------------------------------- order
+
+
+def test_requests_go_out_in_order_and_are_settled_when_all_arrived(
+    delivery: Delivery, transport: FakeTransport, spool: Spool
+) -> None:
+    settled: list[str] = []
+    delivery.submit(requests("a", "b"), lambda: settled.append("first"))
+
+    delivery.step()
+    assert settled == []
+    delivery.step()
+
+    assert settled == ["first"]
+    assert transport.arrived == [b"a", b"b"]
+    assert delivery.step() is None
+    assert spool.entries == 0
+
+
+def test_nothing_to_send_is_settled_at_once(delivery: Delivery) -> None:
+    settled: list[str] = []
+
+    delivery.submit([], lambda: settled.append("empty"))
+
+    assert settled == ["empty"]
+
+
+def test_order_is_kept_through_an_outage(
+    delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
+) -> None:
+    settled: list[str] = []
+    transport.always(DOWN)
+    delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
+    assert settled == []
+    delivery.step()
+    assert settled == ["ab"]
+    delivery.submit(requests("c"), lambda: settled.append("c"))
+    assert settled == ["ab", "c"]
+    assert spool.entries == 3
+
+    transport.always(DELIVERED)
+    clock.now += 100
+    delivery.step()
+    # One is gone and two wait on disk: what comes now goes behind them.
+    delivery.submit(requests("d"), lambda: settled.append("d"))
+    assert spool.entries == 3
+    settle_all(delivery)
+
+    assert transport.arrived == [b"a", b"b", b"c", b"d"]
+    assert settled == ["ab", "c", "d"]
+    assert spool.entries == 0
+
+
+def test_a_new_delivery_over_an_old_spool_sends_that_first(
+    transport: FakeTransport, spool: Spool, clock: FakeClock
+) -> None:
+    for body in (b"1", b"2", b"3"):
+        spool.append("metrics", body, 1)
+    delivery = Delivery(transport, Spool(spool.directory, PLENTY), clock)
+
+    delivery.submit(requests("4"))
+    settle_all(delivery)
+
+    assert transport.arrived == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_signal_whose_backend_is_down_holds_up_no_other(
+    delivery: Delivery, transport: FakeTransport, spool: Spool
+) -> None:
+    transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
+    delivery.submit(requests("span", signal="traces") + requests("a", "b"))
+
+    settle_all(delivery)
+    delivery.submit(requests("c"))
+    settle_all(delivery)
+
+    assert transport.arrived == [b"a", b"b", b"c"]
+    assert spool.entries == 1
+    assert delivery.snapshot().state.startswith("traces: connection refused by http://c since")
+
+
+# --------------------------------------------------------------------------- patience
+
+
+def test_attempts_become_rarer_up_to_thirty_seconds(
+    delivery: Delivery, transport: FakeTransport, clock: FakeClock
+) -> None:
+    transport.always(DOWN)
+    delivery.submit(requests("a"))
+    waits = []
+
+    for _ in range(7):
+        assert delivery.step() == 0.0
+        wait_s = delivery.step()
+        assert wait_s is not None
+        waits.append(wait_s)
+        clock.now += wait_s
+
+    assert waits == pytest.approx([1, 2, 4, 8, 16, 30, 30])
+
+
+@pytest.mark.parametrize(("jitter", "wait_s"), [(0.0, 0.5), (1.0, 1.5)])
+def test_nodes_do_not_come_back_in_the_same_moment(
+    transport: FakeTransport, spool: Spool, clock: FakeClock, jitter: float, wait_s: float
+) -> None:
+    delivery = Delivery(transport, spool, clock, jitter=lambda: jitter)
+    transport.always(DOWN)
+    delivery.submit(requests("a"))
+
+    delivery.step()
+
+    assert delivery.step() == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
+def test_the_collectors_wish_is_granted_up_to_a_minute(
+    delivery: Delivery, transport: FakeTransport, wish_s: float, wait_s: float
+) -> None:
+    transport.always(Outcome("retry", "503", retry_after_s=wish_s))
+    delivery.submit(requests("a"))
+
+    delivery.step()
+
+    assert delivery.step() == pytest.approx(wait_s)
+
+
+def test_a_new_request_does_not_cut_the_wait_short(
+    delivery: Delivery, transport: FakeTransport
+) -> None:
+    transport.always(DOWN)
+    delivery.submit(requests("a"))
+    delivery.step()
+
+    delivery.submit(requests("b"))
+
+    assert delivery.step() == pytest.approx(1.0)
+    assert transport.tried == [b"a"]
+
+
+def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(
+    delivery: Delivery, transport: FakeTransport
+) -> None:
+    settled: list[str] = []
+    transport.answer = lambda signal, body: BAD if body == b"bad" else DELIVERED
+    delivery.submit(requests("a", "bad", "c"), lambda: settled.append("all"))
+
+    settle_all(delivery)
+
+    assert transport.arrived == [b"a", b"c"]
+    assert settled == ["all"]
+    facts = delivery.snapshot()
+    assert facts.dropped_points == {"refused": 10}
+    assert (facts.delivered, facts.refused, facts.failed) == (2, 1, 0)
+
+
+def test_a_refused_request_from_disk_leaves_the_disk(
+    delivery: Delivery, transport: FakeTransport, spool: Spool
+) -> None:
+    spool.append("metrics", b"bad", 7)
+    transport.always(BAD)
+
+    settle_all(delivery)
+
+    assert spool.entries == 0
+    assert delivery.snapshot().dropped_points == {"refused": 7}
+
+
+def test_a_torn_file_is_counted_and_the_next_goes_out(
+    delivery: Delivery, transport: FakeTransport, spool: Spool
+) -> None:
+    torn = spool.append("metrics", b"torn", 7)
+    spool.append("metrics", b"whole", 1)
+    assert torn is not None
+    torn.path.write_bytes(b"")
+
+    settle_all(delivery)
+
+    assert transport.arrived == [b"whole"]
+    assert delivery.snapshot().dropped_points == {"corrupt": 7}
+
+
+# --------------------------------------------------------------------------- no disk
+
+
+def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
+    transport: FakeTransport, tmp_path: Path, clock: FakeClock
+) -> None:
+    in_the_way = tmp_path / "spool"
+    in_the_way.write_text("")
+    delivery = Delivery(transport, Spool(in_the_way, PLENTY), clock)
+    settled: list[str] = []
+    transport.always(DOWN)
+    delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
+    delivery.step()
+    delivery.submit(requests("c"))
+    assert settled == []
+    assert delivery.take_over() is False
+
+    transport.always(DELIVERED)
+    clock.now += 100
+    settle_all(delivery)
+
+    assert transport.arrived == [b"a", b"b", b"c"]
+    assert settled == ["ab"]
+    assert delivery.snapshot().dropped_points == {}
+
+
+def test_when_the_disk_recovers_memory_moves_there(
+    transport: FakeTransport, tmp_path: Path, clock: FakeClock
+) -> None:
+    in_the_way = tmp_path / "spool"
+    in_the_way.write_text("")
+    spool = Spool(in_the_way, PLENTY)
+    delivery = Delivery(transport, spool, clock)
+    settled: list[str] = []
+    transport.always(DOWN)
+    delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
+    delivery.step()
+
+    in_the_way.unlink()
+    delivery.submit(requests("c"), lambda: settled.append("c"))
+
+    assert settled == ["ab", "c"]
+    assert (spool.entries, delivery.snapshot().memory_bytes) == (3, 0)
+    transport.always(DELIVERED)
+    clock.now += 100
+    settle_all(delivery)
+    assert transport.arrived == [b"a", b"b", b"c"]
+
+
+def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
+    transport: FakeTransport, tmp_path: Path, clock: FakeClock
+) -> None:
+    in_the_way = tmp_path / "spool"
+    in_the_way.write_text("")
+    delivery = Delivery(
+        transport, Spool(in_the_way, PLENTY), clock, memory_limit_bytes=3, jitter=lambda: 0.5
+    )
+    settled: list[str] = []
+    transport.always(DOWN)
+
+    for name in "abcde":
+        delivery.submit(requests(name), functools.partial(settled.append, name))
+        delivery.step()
+
+    facts = delivery.snapshot()
+    assert settled == ["a", "b"]
+    assert facts.dropped_points == {"memory_full": 20}
+    assert facts.memory_bytes == 3
+    assert "the disk does not take it" in facts.state
+    transport.always(DELIVERED)
+    clock.now += 100
+    settle_all(delivery)
+    assert transport.arrived == [b"c", b"d", b"e"]
+
+
+@pytest.fixture
+def no_disk(tmp_path: Path) -> Spool:
+    in_the_way = tmp_path / "spool"
+    in_the_way.write_text("")
+    return Spool(in_the_way, PLENTY)
+
+
+def test_without_a_disk_what_is_sent_again_anyway_goes_before_what_was_logged(
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
+) -> None:
+    delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=4, jitter=lambda: 0.5)
+
+    # One export after the other before the first attempt came back: nothing is known to be away.
+    for logged, standing in ("aA", "bB", "cC"):
+        delivery.submit(requests(logged) + requests(standing, points=3, lasting=False))
+    settle_all(delivery)
+
+    assert transport.arrived == [b"a", b"b", b"c", b"C"]
+    assert delivery.snapshot().dropped_points == {"memory_full": 6}
+
+
+def test_while_nobody_takes_it_only_the_newest_state_is_kept_in_memory(
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
+) -> None:
+    delivery = Delivery(transport, no_disk, clock, jitter=lambda: 0.5)
+    settled: list[str] = []
+    transport.always(DOWN)
+
+    for logged, one, two in ("aAa", "bBb", "cCc"):
+        delivery.submit(
+            requests(logged) + requests(one * 2, two * 3, points=4, lasting=False),
+            functools.partial(settled.append, logged),
+        )
+        delivery.step()
+    during = delivery.snapshot()
+    transport.always(DELIVERED)
+    clock.now += 100
+    settle_all(delivery)
+
+    # Two exports of two requests each were overtaken; all that was logged is there, in order.
+    assert during.dropped_points == {"superseded": 16}
+    assert transport.arrived == [b"a", b"b", b"c", b"CC", b"ccc"]
+    assert settled == ["a", "b", "c"]
+
+
+def test_on_disk_every_state_is_kept_while_there_is_room(
+    delivery: Delivery, transport: FakeTransport, spool: Spool
+) -> None:
+    transport.always(DOWN)
+
+    for name in "ABC":
+        delivery.submit(requests(name, lasting=False))
+        delivery.step()
+
+    assert spool.entries == 3
+    assert delivery.snapshot().dropped_points == {}
+
+
+def test_a_state_that_is_under_way_is_not_dropped(
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
+) -> None:
+    delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=1, jitter=lambda: 0.5)
+
+    def answer(signal: Signal, body: bytes) -> Outcome:
+        if body == b"A":
+            delivery.submit(requests("B", lasting=False))
+        return DELIVERED
+
+    transport.answer = answer
+    delivery.submit(requests("A", lasting=False))
+    settle_all(delivery)
+
+    assert transport.arrived == [b"A"]
+    assert delivery.snapshot().dropped_points == {"memory_full": 10}
+
+
+# --------------------------------------------------------------------------- what people see
+
+
+def test_the_facts_tell_how_it_goes(
+    delivery: Delivery, transport: FakeTransport, clock: FakeClock
+) -> None:
+    assert delivery.snapshot().state == "nothing sent yet to http://c"
+    transport.always(Outcome("delivered", "accepted by http://c, which dropped 3", rejected=3))
+    delivery.submit(requests("a"))
+    delivery.step()
+    well = delivery.snapshot()
+    transport.always(DOWN)
+    delivery.submit(requests("b"))
+    delivery.step()
+    ill = delivery.snapshot()
+
+    assert well.state == "delivering to http://c"
+    assert (well.delivered, well.rejected_points) == (1, 3)
+    assert (ill.delivered, ill.failed, ill.spool_bytes) == (1, 1, BLOCK)
+    assert ill.state.startswith("connection refused by http://c since ")
+    assert ill.state.endswith(", 4 KiB wait on disk")
+
+
+def test_an_outage_is_told_at_its_begin_its_end_and_every_five_minutes(
+    delivery: Delivery,
+    transport: FakeTransport,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "otel_ddp.agent")
+    transport.always(DOWN)
+    delivery.submit(requests("a") + requests("s", signal="traces"))
+    begin = clock.now
+    while clock.now < begin + 590:
+        clock.now += delivery.step() or 0.0
+    lines_during = len(caplog.records)
+    transport.always(DELIVERED)
+    clock.now += 60
+    settle_all(delivery)
+
+    assert lines_during == 2
+    assert caplog.records[0].message == (
+        "OTLP metrics: connection refused by http://c; what cannot be delivered waits on disk."
+    )
+    assert len(caplog.records) == 3
+    assert caplog.records[-1].message.startswith("OTLP: http://c takes data again after ")
+
+
+def test_a_collector_that_comes_and_goes_is_not_told_each_time(
+    delivery: Delivery,
+    transport: FakeTransport,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "otel_ddp.agent")
+    for _ in range(10):
+        transport.always(DOWN)
+        delivery.submit(requests("a"))
+        delivery.step()
+        transport.always(DELIVERED)
+        clock.now += 10
+        settle_all(delivery)
+
+    assert len(caplog.records) == 2
+
+
+# --------------------------------------------------------------------------- with its thread
+
+
+class Gate:
+    """A transport that hangs until it is let go."""
+
+    destination = "http://c"
+
+    def __init__(self, outcome: Outcome = DELIVERED) -> None:
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+        self.outcome = outcome
+        self.sent: list[bytes] = []
+
+    def send(self, signal: Signal, body: bytes) -> Outcome:
+        self.sent.append(body)
+        self.entered.set()
+        assert self.let_go.wait(60)
+        return self.outcome
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.let_go.set()
+
+
+def test_take_over_does_not_wait_for_a_hanging_collector_and_loses_nothing(
+    gate: Gate, spool: Spool
+) -> None:
+    delivery = Delivery(gate, spool)
+    settled: list[str] = []
+    delivery.start()
+    delivery.submit(requests("a", "b", "c"), lambda: settled.append("abc"))
+    assert gate.entered.wait(60)
+
+    # It returns although the transport does not: the gate is still closed.
+    taken = delivery.take_over()
+
+    assert taken
+    assert not gate.let_go.is_set()
+    assert settled == ["abc"]
+    after_a_kill = Spool(spool.directory, PLENTY)
+    assert after_a_kill.entries == 3
+    oldest = after_a_kill.oldest()
+    assert oldest is not None
+    assert oldest.read() == b"a"
+
+    gate.let_go.set()
+    assert delivery.flush(60)
+    delivery.stop(60)
+    # The copy of what arrived after all is gone, so it is not sent again.
+    assert gate.sent == [b"a", b"b", b"c"]
+    assert (settled, spool.entries) == (["abc"], 0)
+
+
+@pytest.mark.parametrize(("outcome", "left"), [(DOWN, 1), (BAD, 0)])
+def test_a_request_that_was_taken_over_in_flight_and_then_failed_is_handled_once(
+    gate: Gate, spool: Spool, outcome: Outcome, left: int
+) -> None:
+    gate.outcome = outcome
+    delivery = Delivery(gate, spool, backoff_s=(1e6, 1e6))
+    settled: list[str] = []
+    delivery.start()
+    delivery.submit(requests("a"), lambda: settled.append("a"))
+    assert gate.entered.wait(60)
+    delivery.take_over()
+
+    gate.let_go.set()
+    delivery.stop(60)
+
+    assert settled == ["a"]
+    assert spool.entries == left
+
+
+def test_stop_keeps_on_disk_what_did_not_go_out(gate: Gate, spool: Spool) -> None:
+    delivery = Delivery(gate, spool)
+    settled: list[str] = []
+    delivery.start()
+    delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
+    assert gate.entered.wait(60)
+
+    assert delivery.stop(0.0)
+
+    assert settled == ["ab"]
+    assert Spool(spool.directory, PLENTY).entries == 2
+    gate.let_go.set()
+    delivery.stop(60)
+
+
+def test_what_is_settled_may_hand_in_more(transport: FakeTransport, spool: Spool) -> None:
+    delivery = Delivery(transport, spool)
+    delivery.start()
+    done = threading.Event()
+
+    delivery.submit(requests("a"), lambda: delivery.submit(requests("b"), done.set))
+
+    assert done.wait(60)
+    assert delivery.stop(60)
+    assert transport.arrived == [b"a", b"b"]
+
+
+def test_flush_gives_up_at_its_time(gate: Gate, spool: Spool) -> None:
+    delivery = Delivery(gate, spool)
+    delivery.start()
+    delivery.submit(requests("a"))
+
+    assert delivery.flush(0.01) is False
+
+    gate.let_go.set()
+    assert delivery.flush(60)
+    delivery.stop(60)
+
+
+def test_flush_tries_once_more_what_waits_after_a_failure(
+    transport: FakeTransport, spool: Spool
+) -> None:
+    delivery = Delivery(transport, spool, backoff_s=(1e6, 1e6))
+    failed = threading.Event()
+    transport.always(DOWN)
+    delivery.start()
+    delivery.submit(requests("a"), failed.set)
+    assert failed.wait(60)
+
+    transport.always(DELIVERED)
+
+    assert delivery.flush(60)
+    delivery.stop(60)
+    assert transport.arrived == [b"a"]
+
+
+def test_flush_does_not_wait_for_a_collector_that_is_down(
+    transport: FakeTransport, spool: Spool
+) -> None:
+    delivery = Delivery(transport, spool, backoff_s=(1e6, 1e6))
+    transport.always(DOWN)
+    delivery.start()
+    delivery.submit(requests("a"))
+
+    assert delivery.flush(60)
+
+    delivery.stop(60)
+    assert spool.entries == 1
+
+
+# --------------------------------------------------------------------------- over real sockets
+
+
+def body(number: int) -> bytes:
+    point = number_point(attribute_bytes({"rank": 0}), number, float(number))
+    return metrics_request(
+        resource_bytes({}), "otel_ddp", "1", [metric("loss", "", "", "gauge", [point])]
+    )
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
+    spool: Spool, protocol: str
+) -> None:
+    with Receiver() as receiver:
+        begin = receiver.start_grpc if protocol == "grpc" else receiver.start_http
+        transport = Transport(settings.read({}, endpoint=begin(), protocol=protocol), {})
+        delivery = Delivery(transport, spool, backoff_s=(0.001, 0.001))
+        delivery.start()
+        for number in range(10):
+            delivery.submit([Request("metrics", body(number), 1)])
+        assert receiver.wait_for(lambda r: len(r.points()) == 10)
+        receiver.set_mode(503)
+        for number in range(10, 20):
+            delivery.submit([Request("metrics", body(number), 1)])
+        assert receiver.wait_for(lambda r: len(r.attempts) >= 13)
+        receiver.set_mode("ok")
+        for number in range(20, 30):
+            delivery.submit([Request("metrics", body(number), 1)])
+
+        assert receiver.wait_for(lambda r: len(r.points()) == 30)
+        assert [point.value for point in receiver.points()] == [float(n) for n in range(30)]
+        assert delivery.flush(60)
+        assert delivery.stop(60)
+        transport.close()
+    facts = delivery.snapshot()
+    assert facts.dropped_points == {}
+    assert (facts.delivered, facts.spool_bytes) == (30, 0)
+
+
+def test_a_real_collector_that_hangs_holds_up_no_take_over(spool: Spool) -> None:
+    with Receiver() as receiver:
+        receiver.set_mode("hang")
+        endpoint = receiver.start_http()
+        transport = Transport(settings.read({}, endpoint=endpoint, timeout_s=60.0), {})
+        delivery = Delivery(transport, spool)
+        settled = threading.Event()
+        delivery.start()
+        delivery.submit([Request("metrics", body(n), 1) for n in range(5)], settled.set)
+        assert receiver.wait_for(lambda r: r.hanging == 1)
+
+        assert delivery.take_over()
+
+        assert settled.is_set()
+        assert receiver.hanging == 1
+        assert spool.entries == 5
+    delivery.stop(60)
+    transport.close()

@@ -1,0 +1,212 @@
+"""The scrape endpoint: names, formats, odd label values, odd clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse_classic
+
+from otel_ddp import catalog
+from otel_ddp.agent.endpoint import Endpoint
+from otel_ddp.agent.ledger import Buckets, Labels, Ledger
+
+RANK: Labels = (
+    ("group", "g"),
+    ("run", "r"),
+    ("job_type", "train"),
+    ("node", "n1"),
+    ("rank", "0"),
+    ("local_rank", "0"),
+)
+SNAPSHOT = Path(__file__).with_name("exposition.txt")
+
+
+def filled() -> Ledger:
+    ledger = Ledger()
+    loss = ledger.series(catalog.TRAINING_SCALAR, (*RANK, ("name", "loss"), ("split", "train")))
+    ledger.log(loss, 0.25, 1_000_000_000)
+    ledger.put(catalog.TRAINING_STATE, RANK, 1.0, 1_000_000_000)
+    ledger.put(catalog.TRAINING_STEPS, RANK, 12.0, 1_000_000_000, 5)
+    duration = catalog.TRAINING_CHECKPOINT_DURATION
+    counts = tuple(1.0 if i in (0, 2) else 0.0 for i in range(len(duration.bounds) + 1))
+    ledger.put(duration, RANK, Buckets(counts, 1.5), 1_000_000_000, 5)
+    ledger.put(catalog.HW_GPU_MEMORY_USAGE, (("node", "n1"), ("hw.id", "GPU-1")), 5e9, 1)
+    return ledger
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Ledger, Endpoint]]:
+    ledger = filled()
+    endpoint = Endpoint(ledger, "127.0.0.1", 0, lambda: {"node": "<n1>", "processes": []})
+    endpoint.start()
+    yield ledger, endpoint
+    endpoint.stop()
+
+
+def get(endpoint: Endpoint, path: str, accept: str = "") -> tuple[str, str]:
+    url = f"http://127.0.0.1:{endpoint.port}{path}"
+    request = urllib.request.Request(url, headers={"Accept": accept} if accept else {})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.headers["Content-Type"], answer.read().decode()
+
+
+def test_the_exposed_text_is_the_snapshot(served: tuple[Ledger, Endpoint]) -> None:
+    kind, text = get(served[1], "/metrics")
+
+    assert kind.startswith("text/plain")
+    assert SNAPSHOT.read_text() == text
+
+
+def test_openmetrics_is_served_to_who_asks_for_it(served: tuple[Ledger, Endpoint]) -> None:
+    kind, text = get(served[1], "/metrics", "application/openmetrics-text; version=1.0.0")
+
+    samples = {s.name: s.value for family in parse_openmetrics(text) for s in family.samples}
+    assert kind.startswith("application/openmetrics-text")
+    assert samples["training_scalar"] == 0.25
+    assert samples["training_steps_total"] == 12.0
+    assert samples["training_checkpoint_duration_seconds_count"] == 2.0
+
+
+@pytest.mark.parametrize("odd", ['a"b', "a\nb", "a\\b", "ü√ 漢", "", "{}", "a,b=c"])
+def test_odd_names_come_through_unharmed(served: tuple[Ledger, Endpoint], odd: str) -> None:
+    ledger, endpoint = served
+    labels = (*RANK, ("name", odd), ("split", "train"))
+    ledger.log(ledger.series(catalog.TRAINING_SCALAR, labels), 7.0, 1)
+
+    for accept, parse in (("", parse_classic), ("application/openmetrics-text", parse_openmetrics)):
+        _, text = get(endpoint, "/metrics", accept)
+        found = [
+            sample.labels["name"]
+            for family in parse(text)
+            for sample in family.samples
+            if sample.name == "training_scalar" and sample.value == 7.0
+        ]
+        assert found == [odd]
+
+
+def test_not_a_number_and_infinity_are_told(served: tuple[Ledger, Endpoint]) -> None:
+    ledger, endpoint = served
+    for name, value in (("nan", float("nan")), ("inf", float("inf"))):
+        labels = (*RANK, ("name", name), ("split", "train"))
+        ledger.log(ledger.series(catalog.TRAINING_SCALAR, labels), value, 1)
+
+    _, text = get(endpoint, "/metrics")
+
+    assert 'name="nan",node="n1",rank="0",run="r",split="train"} NaN' in text
+    assert 'name="inf",node="n1",rank="0",run="r",split="train"} +Inf' in text
+
+
+def test_health_page_and_wrong_paths(served: tuple[Ledger, Endpoint]) -> None:
+    endpoint = served[1]
+
+    assert get(endpoint, "/healthz")[1] == "ok\n"
+    assert "&lt;n1&gt;" in get(endpoint, "/")[1]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(endpoint, "/etc/passwd")
+    assert refused.value.code == 404
+    refused.value.close()
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        endpoint = Endpoint(Ledger(), "127.0.0.1", port, dict)
+        endpoint.start()
+
+        found = get(endpoint, "/healthz")[1]
+
+        endpoint.stop()
+    assert found == "ok\n"
+    assert endpoint.port != port
+
+
+def test_two_agents_never_share_a_port() -> None:
+    first = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    second = Endpoint(Ledger(), "127.0.0.1", first.port, dict)
+    first.start()
+    second.start()
+
+    assert first.port != second.port
+
+    first.stop()
+    second.stop()
+
+
+def test_a_name_is_resolved_once_and_nobody_is_asked_for_our_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def counted(host: str, *args: Any, **kwargs: Any) -> Any:
+        asked.append(host)
+        return resolve(host, *args, **kwargs)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(socket, "getaddrinfo", counted)
+        monkeypatch.setattr(socket, "getfqdn", lambda name="": asked.append(f"fqdn {name}"))
+        endpoint = Endpoint(Ledger(), "localhost", taken.getsockname()[1], dict)
+        endpoint.start()
+        endpoint.stop()
+
+    assert asked == ["localhost"]
+    assert endpoint.url == f"http://127.0.0.1:{endpoint.port}/metrics"
+
+
+def test_an_address_that_is_not_ours_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    bind = socket.socket.bind
+
+    def counted(self: socket.socket, address: Any) -> None:
+        tried.append(address)
+        bind(self, address)
+
+    monkeypatch.setattr(socket.socket, "bind", counted)
+
+    # TEST-NET-1: nobody's, by RFC 5737.
+    with pytest.raises(OSError, match="assign"):
+        Endpoint(Ledger(), "192.0.2.1", 9464, dict)
+    assert tried == [("192.0.2.1", 9464)]
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
+def test_a_host_that_is_no_name_is_an_error_of_the_system(host: str) -> None:
+    with pytest.raises(OSError, match="is no host name"):
+        Endpoint(Ledger(), host, 0, dict)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
+    endpoint = Endpoint(Ledger(), host, 0, dict)
+    endpoint.start()
+
+    with urllib.request.urlopen(endpoint.url.replace("metrics", "healthz"), timeout=10) as answer:
+        found = answer.read()
+
+    endpoint.stop()
+    assert found == b"ok\n"
+    assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
+
+
+def test_a_client_that_says_nothing_holds_nobody_up(served: tuple[Ledger, Endpoint]) -> None:
+    with socket.create_connection(("127.0.0.1", served[1].port)):
+        assert get(served[1], "/healthz")[1] == "ok\n"
+
+
+def test_the_page_escapes_what_users_wrote() -> None:
+    from otel_ddp.agent.endpoint import page
+
+    text = page(json.loads('{"node": "n", "processes": [{"run": "<script>", "rank": 0}]}'))
+
+    assert "<script>" not in text

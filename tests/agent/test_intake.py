@@ -1,0 +1,328 @@
+"""From a journal into the ledger: who it is, what is told when, and what survives which restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp import catalog, survey
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.nodes import NodeNames
+from otel_ddp.identity import Identity
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter, Shape
+
+WHO = Identity(
+    group="g",
+    run="r",
+    host="h",
+    global_rank=0,
+    local_rank=0,
+    world_size=2,
+    run_settled=True,
+    rank_settled=True,
+)
+TOLD = {**WHO.to_dict(), "strategy": "all", "exported": True, "settled": True}
+SMALL = 128 * 1024
+
+
+class Bench:
+    """A writer on one side, an intake on the other."""
+
+    def __init__(self, folder: Path, told: dict[str, Any] = TOLD) -> None:
+        self.writer = JournalWriter(folder, SMALL, told)
+        self.ledger = Ledger()
+        self.ledger.keep_history = True
+        self.names = NodeNames(folder / "nodes.json", "")
+        self.intake = self.another()
+
+    def another(self) -> Intake:
+        return Intake(JournalReader(self.writer.path), self.ledger, self.names.name)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        ids = [self.writer.name(name, "train") for name in values]
+        shape = Shape(ids)
+        self.writer.scalars(
+            shape, time.time_ns(), step, float("nan"), list(values.values()), len(values)
+        )
+
+    def take(self) -> None:
+        now = time.time_ns()
+        self.intake.take(now, alive=True)
+        self.intake.stand(now, leads=True)
+
+    def told(self, metric: catalog.Metric) -> dict[str, Any]:
+        """Values of a metric by the labels beyond the six."""
+        found = {}
+        for each, rows in self.ledger.families():
+            if each.name == metric.name:
+                for series in rows:
+                    found["/".join(value for _, value in series.labels[6:])] = series.value
+        return found
+
+    def close(self) -> None:
+        self.intake.reader.close()
+        self.writer.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_process_that_waits_for_its_group_is_not_told_of_under_a_provisional_name(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, {**TOLD, "run": "provisional", "settled": False})
+    bench.log({"loss": 1.0}, step=1)
+
+    bench.take()
+    before = list(bench.ledger.families())
+    bench.writer.document(layout.IDENTITY, TOLD)
+    bench.take()
+
+    assert before == []
+    assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert dict(bench.intake.labels)["run"] == "r"
+    bench.close()
+
+
+def test_a_process_that_never_learns_its_name_is_told_of_when_it_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {**TOLD, "global_rank": None, "settled": False})
+    bench.log({"loss": 1.0}, step=1)
+
+    bench.intake.take(time.time_ns(), alive=False)
+
+    assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert dict(bench.intake.labels)["rank"] == f"p{bench.intake.reader.pid}"
+    bench.close()
+
+
+def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {**TOLD, "exported": False})
+    bench.log({"loss": 1.0}, step=4)
+
+    bench.take()
+
+    assert list(bench.ledger.families()) == []
+    assert bench.intake.describe()["step"] == 4
+    bench.close()
+
+
+def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Bench) -> None:
+    bench.log({"once": 42.0}, step=1)
+    bench.take()
+    bench.intake.reader.commit(*bench.intake.reader.mark())
+    bench.log({"loss": 2.0}, step=2)
+
+    bench.ledger = Ledger()
+    bench.ledger.keep_history = True
+    bench.intake = bench.another()
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 2.0}
+    history = {
+        dict(series.labels)["name"]: series.history
+        for metric, rows in bench.ledger.families()
+        for series in rows
+        if metric is catalog.TRAINING_SCALAR
+    }
+    assert history["once"] is None
+    assert history["loss"] is not None
+
+
+def test_a_name_counts_its_odd_values_from_0_before_there_is_one(bench: Bench) -> None:
+    bench.log({"loss": 1.0}, step=1)
+
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_NONFINITE) == {"loss/train": 0.0}
+
+
+def test_the_last_value_of_a_name_survives_an_overrun(bench: Bench) -> None:
+    bench.log({"once": 42.0}, step=1)
+    shape = Shape([bench.writer.name("loss", "train")])
+    for step in range(5000):
+        bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)], 1)
+
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 4999.0}
+    lost = bench.told(catalog.OTEL_DDP_RECORDS_LOST)["overwritten"]
+    sent = sum(
+        len(series.history or ())
+        for metric, rows in bench.ledger.families()
+        for series in rows
+        if metric is catalog.TRAINING_SCALAR
+    )
+    assert lost > 0
+    assert lost + sent == 5001
+
+
+def test_totals_are_right_whatever_was_lost(bench: Bench) -> None:
+    index = bench.writer.counter(
+        catalog.TRAINING_PHASE_TIME.name, {"phase": "eval", "clock": "host"}
+    )
+    for _ in range(10):
+        bench.writer.add(index, 0.5)
+
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_PHASE_TIME) == {"eval/host": 5.0}
+
+
+def test_a_total_of_another_version_is_left_out(bench: Bench) -> None:
+    bench.writer.add(bench.writer.counter("training.of.the.future", {}), 1.0)
+    bench.writer.histogram(catalog.TRAINING_CHECKPOINT_DURATION.name, [1.0, 2.0])
+
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_CHECKPOINT_DURATION) == {}
+
+
+def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
+    bench.take()
+    bench.writer.document(layout.CONFIG, {"lr": 0.1, "net.depth": 3, "net_depth": 4, "amp": True})
+    bench.writer.document(layout.FACTS, {"model": "Net", "parameters": {"true": 7}})
+
+    bench.take()
+
+    infos = [
+        dict(series.labels)
+        for metric, rows in bench.ledger.families()
+        for series in rows
+        if metric is catalog.TRAINING_RUN_INFO
+    ]
+    (info,) = infos
+    assert info["model"] == "Net"
+    assert (info["config_lr"], info["config_amp"]) == ("0.1", "true")
+    # Two keys that Prometheus would spell alike: the first one keeps the label.
+    assert info["config_net_depth"] == "3"
+    assert bench.told(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
+
+
+def test_a_process_whose_place_was_taken_does_not_speak_for_it(bench: Bench) -> None:
+    bench.writer.phase(2, 0, 1)
+    bench.writer.state(1, 1)
+    bench.take()
+    before = bench.told(catalog.TRAINING_PHASE)
+    bench.writer.phase(3, 0, 2)
+
+    bench.intake.take(time.time_ns(), alive=True)
+    bench.intake.stand(time.time_ns(), leads=False)
+
+    assert bench.told(catalog.TRAINING_PHASE) == before == {"": 2.0}
+
+
+def test_a_progress_that_makes_no_sense_does_no_harm(bench: Bench) -> None:
+    bench.writer.phase(200, 7, 0)
+    bench.writer.state(201, 0)
+
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_PHASE) == {"": 200.0}
+    assert bench.told(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": 0.0}
+    assert bench.told(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
+    described = survey.describe(bench.intake.reader, bench.intake.state, None, 0)
+    assert (described["phase"], described["phase_since_ns"]) == ("other", 0)
+
+
+class TestNodeNames:
+    """What a node is called."""
+
+    def test_two_nodes_of_one_run_on_one_host_are_told_apart(self, tmp_path: Path) -> None:
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), node(1)])
+
+        found = [names.name(node(rank)) for rank in (1, 0, 1)]
+
+        assert found == ["h", "h-0", "h"]
+
+    def test_names_outlast_the_agent_and_the_other_node(self, tmp_path: Path) -> None:
+        first = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), node(1)])
+        first.name(node(1))
+        first.name(node(0))
+
+        for living in ([node(0), node(1)], [node(0)], []):
+            second = NodeNames(tmp_path / "nodes.json", "", lambda living=living: living)
+            assert second.name(node(0)) == "h-0"
+            assert second.name(node(1)) == "h"
+
+    def test_a_node_whose_rank_changes_at_a_restart_keeps_its_name(self, tmp_path: Path) -> None:
+        living = [node(0)]
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
+
+        found = []
+        for rank in (0, 1, 3, 0):
+            living[:] = [node(rank), {**node(2), "host": "elsewhere"}, {**node(5), "run": "other"}]
+            found.append(names.name(node(rank)))
+
+        assert found == ["h"] * 4
+
+    def test_a_name_that_moved_with_its_node_is_not_given_twice(self, tmp_path: Path) -> None:
+        living = [node(0)]
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
+        names.name(node(0))
+        living[:] = [node(1)]
+        names.name(node(1))
+
+        # A second node comes to the host, and has the rank that the first one had before.
+        living[:] = [node(1), node(0)]
+        found = (names.name(node(1)), names.name(node(0)))
+
+        assert len(set(found)) == 2
+        again = NodeNames(tmp_path / "nodes.json", "", lambda: living)
+        assert (again.name(node(1)), again.name(node(0))) == found
+
+    def test_the_dead_keep_their_name_when_the_agent_starts_again(self, tmp_path: Path) -> None:
+        living = [node(0)]
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
+        names.name(node(0))
+        living[:] = [node(1)]
+        names.name(node(1))
+
+        again = NodeNames(tmp_path / "nodes.json", "", lambda: living)
+
+        assert (again.name(node(0)), again.name(node(1))) == ("h", "h")
+
+    def test_different_runs_have_the_host_each(self, tmp_path: Path) -> None:
+        names = NodeNames(tmp_path / "nodes.json", "")
+
+        assert names.name({"run": "a", "host": "h", "node_rank": 0}) == "h"
+        assert names.name({"run": "b", "host": "h", "node_rank": 1}) == "h"
+
+    def test_what_the_user_says_wins(self, tmp_path: Path) -> None:
+        names = NodeNames(tmp_path / "nodes.json", "machine")
+
+        assert names.name({"run": "a", "host": "h", "node": "mine", "node_rank": 0}) == "mine"
+        assert names.name({"run": "a", "host": "h", "node_rank": 0}) == "machine"
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b'{"r": [1, 2',
+            b"[" * 100_000,
+            b'{"r":' * 100_000,
+            b"[1]",
+            b'{"r": ["h/0"]}',
+            b'{"r": {"h/0": ["a"]}}',
+            b'{"r": {"h/0": ""}}',
+            b"\xff\xfe\x00",
+        ],
+        ids=range(8),
+    )
+    def test_a_damaged_memory_is_no_memory(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "nodes.json").write_bytes(content)
+
+        assert NodeNames(tmp_path / "nodes.json", "").name(node(0)) == "h"
+
+
+def node(node_rank: int) -> dict[str, Any]:
+    return {"run": "r", "host": "h", "node_rank": node_rank}

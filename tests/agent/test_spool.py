@@ -1,0 +1,344 @@
+"""What waits on disk: in order, bounded, and honest about what was lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.spool import BLOCK, Spool
+
+PLENTY = 1024 * BLOCK
+
+
+def drain(spool: Spool) -> list[bytes | None]:
+    bodies = []
+    while (entry := spool.oldest()) is not None:
+        bodies.append(entry.read())
+        spool.remove(entry)
+    return bodies
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+def test_requests_come_back_in_the_order_in_which_they_went_in(directory: Path) -> None:
+    spool = Spool(directory, PLENTY)
+    spool.append("metrics", b"one", 10)
+    spool.append("traces", b"two", 20)
+    spool.append("metrics", b"three", 30)
+
+    first = spool.oldest()
+    assert first is not None
+    assert (first.signal, first.points, first.read()) == ("metrics", 10, b"one")
+    of_traces = spool.oldest("traces")
+    assert of_traces is not None
+    assert (of_traces.signal, of_traces.points) == ("traces", 20)
+    assert drain(spool) == [b"one", b"two", b"three"]
+    assert (spool.entries, spool.size_bytes) == (0, 0)
+    assert list(directory.iterdir()) == []
+
+
+def test_a_restart_finds_everything_in_order_and_goes_on_behind_it(directory: Path) -> None:
+    before = Spool(directory, PLENTY)
+    for number in range(12):
+        before.append("metrics", b"%d" % number, number)
+
+    after = Spool(directory, PLENTY)
+    after.append("logs", b"12", 1)
+
+    assert (after.entries, after.size_bytes) == (13, 13 * BLOCK)
+    assert drain(after) == [b"%d" % number for number in range(13)]
+
+
+def test_a_kill_leaves_whole_requests_only(directory: Path) -> None:
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys; from pathlib import Path; from otel_ddp.agent.spool import Spool\n"
+            "spool = Spool(Path(sys.argv[1]), 2**30)\n"
+            "for i in range(10**9):\n"
+            "    spool.append('metrics', b'%d,' % i * 20000, 1)\n"
+            "    if i == 50: print('go', flush=True)",
+            str(directory),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.kill()
+
+    bodies = drain(Spool(directory, 2**30))
+
+    assert len(bodies) > 50
+    assert bodies == [b"%d," % number * 20000 for number in range(len(bodies))]
+    assert list(directory.iterdir()) == []
+
+
+def test_a_request_that_was_being_written_when_the_process_died_is_cleared_away(
+    directory: Path,
+) -> None:
+    Spool(directory, PLENTY).append("metrics", b"whole", 1)
+    (directory / ".00000000000000000002-metrics-7.z").write_bytes(b"ha")
+    (directory / "notes.txt").write_text("not ours")
+
+    spool = Spool(directory, PLENTY)
+
+    assert drain(spool) == [b"whole"]
+    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+
+
+def test_the_oldest_goes_first_when_there_is_no_room(directory: Path) -> None:
+    spool = Spool(directory, 3 * BLOCK)
+    for number in range(5):
+        assert spool.append("metrics", b"%d" % number, 10 + number)
+
+    assert spool.dropped_points == {"spool_full": 10 + 11}
+    assert spool.size_bytes == 3 * BLOCK
+    assert drain(spool) == [b"2", b"3", b"4"]
+
+
+def test_what_is_sent_again_anyway_goes_first_when_there_is_no_room(directory: Path) -> None:
+    before = Spool(directory, 4 * BLOCK)
+    before.append("metrics", b"logged", 1)
+    before.append("metrics", b"state", 2, lasting=False)
+    before.append("metrics", b"newer state", 4, lasting=False)
+
+    spool = Spool(directory, 4 * BLOCK)
+    for number in range(3):
+        spool.append("traces", b"span %d" % number, 8)
+
+    assert spool.dropped_points == {"spool_full": 2 + 4}
+    assert drain(spool) == [b"logged", b"span 0", b"span 1", b"span 2"]
+
+
+def test_a_request_on_its_way_is_not_dropped_to_make_room(directory: Path) -> None:
+    spool = Spool(directory, 2 * BLOCK)
+    first = spool.append("metrics", b"under way", 1)
+    assert first is not None
+    spool.keep(first)
+    spool.append("metrics", b"second", 2)
+    spool.append("metrics", b"third", 4)
+
+    assert spool.dropped_points == {"spool_full": 2}
+    spool.release(first)
+    spool.append("metrics", b"fourth", 8)
+    assert spool.dropped_points == {"spool_full": 3}
+    assert drain(spool) == [b"third", b"fourth"]
+
+
+def test_a_request_larger_than_the_spool_is_not_taken_and_nothing_makes_way_for_it(
+    directory: Path,
+) -> None:
+    spool = Spool(directory, 2 * BLOCK)
+    spool.append("metrics", b"small", 1)
+
+    assert spool.append("metrics", os.urandom(3 * BLOCK), 5) is None
+    assert spool.dropped_points == {}
+    assert drain(spool) == [b"small"]
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", None])
+def test_a_torn_file_is_found_out(directory: Path, content: bytes | None) -> None:
+    spool = Spool(directory, PLENTY)
+    entry = spool.append("metrics", b"x" * 1000, 7)
+    assert entry is not None
+    entry.path.write_bytes(entry.path.read_bytes()[:-3] if content is None else content)
+
+    assert entry.read() is None
+    spool.remove(entry, "corrupt")
+
+    assert spool.dropped_points == {"corrupt": 7}
+    assert spool.oldest() is None
+
+
+def test_files_that_somebody_else_removed_are_counted(directory: Path) -> None:
+    spool = Spool(directory, PLENTY)
+    gone = spool.append("metrics", b"gone", 7)
+    spool.append("metrics", b"there", 1)
+    assert gone is not None
+    gone.path.unlink()
+
+    assert drain(spool) == [b"there"]
+    assert spool.dropped_points == {"spool_error": 7}
+    assert spool.size_bytes == 0
+
+
+def test_a_directory_that_vanished_is_made_again(directory: Path) -> None:
+    spool = Spool(directory, PLENTY)
+    spool.append("metrics", b"lost", 3)
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()
+
+    assert spool.append("metrics", b"new", 1)
+    assert drain(spool) == [b"new"]
+    assert spool.dropped_points == {"spool_error": 3}
+
+
+def test_the_directory_is_private(directory: Path) -> None:
+    directory.mkdir(mode=0o777)
+    directory.chmod(0o777)
+
+    spool = Spool(directory, PLENTY)
+    entry = spool.append("metrics", b"x", 1)
+
+    assert entry is not None
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert entry.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_made_before_there_is_something_to_put_there(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "a" / "b" / "spool", PLENTY)
+    before = list(tmp_path.iterdir())
+
+    entry = spool.append("metrics", b"x", 1)
+
+    assert (before, spool.problem) == ([], None)
+    assert entry is not None
+    made = [tmp_path / "a", tmp_path / "a" / "b", spool.directory]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 3
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/nope/spool", "/dev/null/a/spool", "/tmp/nul\0/spool", "/tmp/" + "x" * 300]
+)
+def test_a_directory_that_cannot_be_made_is_a_problem_and_no_exception(path: str) -> None:
+    spool = Spool(Path(path), PLENTY)
+
+    assert spool.append("metrics", b"x", 1) is None
+    assert spool.oldest() is None
+    assert spool.problem is not None
+    assert "spool" in spool.problem or "x" * 300 in spool.problem
+
+
+def own_parent(tmp_path: Path) -> Path:
+    return tmp_path / f"otel_ddp-{os.geteuid()}"
+
+
+def test_a_file_in_the_place_of_our_parent_is_survived_and_recovered_from(tmp_path: Path) -> None:
+    own_parent(tmp_path).write_text("")
+    spool = Spool(own_parent(tmp_path) / "spool", PLENTY)
+    refused = spool.append("metrics", b"x", 1)
+    own_parent(tmp_path).unlink()
+
+    taken = spool.append("metrics", b"y", 1)
+
+    assert refused is None
+    assert taken is not None
+    assert spool.problem is None
+    assert drain(spool) == [b"y"]
+
+
+def test_a_parent_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
+    own_parent(tmp_path).mkdir()
+    own_parent(tmp_path).chmod(0o777)
+
+    entry = Spool(own_parent(tmp_path) / "spool", PLENTY).append("metrics", b"x", 1)
+
+    assert entry is not None
+    assert own_parent(tmp_path).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_parent_under_our_name_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    own_parent(tmp_path).symlink_to(elsewhere)
+    spool = Spool(own_parent(tmp_path) / "spool", PLENTY)
+
+    assert spool.append("metrics", b"x", 1) is None
+    assert spool.problem is not None
+    assert [path for path in elsewhere.rglob("*") if path.is_file()] == []
+
+
+def test_a_parent_under_our_name_that_somebody_else_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    own_parent(tmp_path).mkdir()
+    spool = Spool(own_parent(tmp_path) / "spool", PLENTY)
+
+    assert spool.append("metrics", b"x", 1) is None
+    assert spool.problem is not None
+    assert spool.problem.endswith("the directory above it belongs to somebody else")
+
+
+def test_a_symlink_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    directory.symlink_to(elsewhere)
+
+    spool = Spool(directory, PLENTY)
+
+    assert spool.append("metrics", b"x", 1) is None
+    assert spool.problem is not None
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_directory_of_somebody_else_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    spool = Spool(directory, PLENTY)
+
+    assert spool.append("metrics", b"x", 1) is None
+    assert spool.problem == f"{directory}: belongs to somebody else"
+
+
+def test_a_file_in_the_way_is_survived_and_once_it_is_gone_all_is_well(directory: Path) -> None:
+    directory.write_text("in the way")
+    spool = Spool(directory, PLENTY)
+
+    assert spool.append("metrics", b"x", 1) is None
+    assert spool.oldest() is None
+    assert spool.problem is not None
+    directory.unlink()
+    assert spool.append("metrics", b"y", 1)
+    assert spool.problem is None
+    assert drain(spool) == [b"y"]
+
+
+def test_what_lay_there_before_a_directory_could_be_read_is_neither_lost_nor_overwritten(
+    directory: Path,
+) -> None:
+    Spool(directory, PLENTY).append("metrics", b"early", 1)
+    away = directory.rename(directory.with_name("away"))
+    directory.write_text("in the way")
+    spool = Spool(directory, PLENTY)
+    directory.unlink()
+    away.rename(directory)
+
+    assert spool.append("metrics", b"late", 1)
+    assert drain(spool) == [b"early", b"late"]
+
+
+def test_a_full_disk_is_no_exception_and_leaves_no_half_file(
+    directory: Path,
+) -> None:
+    # A limit on file size is the full disk that needs no root: the write comes back short.
+    script = (
+        "import os, resource, signal, sys; from pathlib import Path\n"
+        "from otel_ddp.agent.spool import Spool\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "spool = Spool(Path(sys.argv[1]), 2**24)\n"
+        "assert spool.append('metrics', b'before', 1)\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))\n"
+        "assert spool.append('metrics', os.urandom(5000), 1) is None\n"
+        "assert spool.problem\n"
+        "assert len(os.listdir(sys.argv[1])) == 1, os.listdir(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))\n"
+        "assert spool.append('metrics', os.urandom(5000), 1)\n"
+        "assert spool.problem is None and spool.entries == 2 and not spool.dropped_points\n"
+    )
+
+    subprocess.run([sys.executable, "-c", script, str(directory)], check=True)
