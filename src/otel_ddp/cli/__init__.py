@@ -1,0 +1,34 @@
+"""The otel-ddp command: one file per subcommand, each imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from otel_ddp import __version__
+
+_COMMANDS = {
+    "agent": "run the node agent here, in the foreground",
+    "demo": "train a small model with two ranks and show what was recorded",
+    "status": "say what runs on this node: agent, endpoint, runs, ranks",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="otel-ddp", description="OpenTelemetry for distributed PyTorch training."
+    )
+    parser.add_argument("--version", action="version", version=f"otel-ddp {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for name, sentence in _COMMANDS.items():
+        sub = commands.add_parser(name, help=sentence, description=sentence)
+        if name in given[:1]:
+            module = import_module(f"otel_ddp.cli.{name}")
+            module.arguments(sub)
+            sub.set_defaults(run=module.run)
+    asked = parser.parse_args(given)
+    return int(asked.run(asked))

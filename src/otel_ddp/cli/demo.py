@@ -1,0 +1,162 @@
+"""otel-ddp demo: two DDP ranks on the CPU, and what the node recorded of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+from otel_ddp import catalog
+from otel_ddp.journal.place import Place
+
+_AGENT_PATIENCE_S = 30.0
+_NEWS_EVERY_S = 5.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to train")
+    parser.add_argument("--ranks", type=int, default=2, help="how many processes")
+
+
+def run(asked: argparse.Namespace) -> int:
+    # A place of its own: nothing of the user's is touched, and nothing stays.
+    memory = Path("/dev/shm")
+    root = Path(tempfile.mkdtemp(prefix="otel_ddp-demo-", dir=memory if memory.is_dir() else None))
+    place = Place(root / "place")
+    try:
+        return _train(place, root, asked)
+    finally:
+        _stop_agent(place)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _train(place: Place, root: Path, asked: argparse.Namespace) -> int:
+    env = {
+        **os.environ,
+        "OTEL_DDP_DIR": str(place.directory),
+        "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(asked.ranks)),
+        *("-m", "otel_ddp.demo.training", str(asked.seconds)),
+    ]
+    print(f"Training on {asked.ranks} ranks for {asked.seconds:g} s ...", flush=True)
+    training = subprocess.Popen(command, env=env)
+    try:
+        url = _endpoint(place, training)
+        if url:
+            print(f"Look:  curl {url}")
+            print(f"       otel-ddp status --dir {place.directory}", flush=True)
+        while True:
+            try:
+                status = training.wait(_NEWS_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                if url:
+                    print(_news(url), flush=True)
+    finally:
+        if training.poll() is None:
+            training.terminate()
+            training.wait()
+    if status or not url:
+        print("The training failed." if status else "No agent answered.", file=sys.stderr)
+        return status or 1
+    print("\nRecorded, as the node's endpoint tells it:")
+    print("\n".join(_summary(_samples(url))))
+    return 0
+
+
+def _endpoint(place: Place, training: subprocess.Popen[bytes]) -> str:
+    """Where the agent serves; it is up a moment after the first rank."""
+    deadline = time.monotonic() + _AGENT_PATIENCE_S
+    while time.monotonic() < deadline and training.poll() is None:
+        try:
+            said = json.loads(place.agent_file.read_text())
+        except (OSError, ValueError):
+            time.sleep(0.1)
+            continue
+        if said.get("remark"):
+            print(f"Note:  {said['remark']}")
+        return str(said.get("scrape") or "")
+    return ""
+
+
+class Sample:
+    """One line of the exposition."""
+
+    __slots__ = ("labels", "name", "value")
+
+    def __init__(self, name: str, labels: dict[str, str], value: float) -> None:
+        self.name, self.labels, self.value = name, labels, value
+
+
+def _samples(url: str) -> list[Sample]:
+    from otel_ddp.agent.exposition import parse
+
+    with urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return [Sample(*each) for each in parse(text)]
+
+
+def _of(samples: list[Sample], metric: catalog.Metric, **labels: str) -> Iterator[Sample]:
+    for sample in samples:
+        if sample.name == metric.prometheus and labels.items() <= sample.labels.items():
+            yield sample
+
+
+def _news(url: str) -> str:
+    samples = _samples(url)
+    ranks = [
+        f"rank {each.labels['rank']}: step {steps:.0f}, loss {each.value:.3f}"
+        for each in _of(samples, catalog.TRAINING_SCALAR, name="loss")
+        for steps in [_first(samples, catalog.TRAINING_STEP, rank=each.labels["rank"])]
+    ]
+    return "  " + " | ".join(sorted(ranks))
+
+
+def _first(samples: list[Sample], metric: catalog.Metric, **labels: str) -> float:
+    return next((each.value for each in _of(samples, metric, **labels)), float("nan"))
+
+
+def _summary(samples: list[Sample]) -> Iterator[str]:
+    words = {code: word for word, code in catalog.STATES.items()}
+    for info in _of(samples, catalog.TRAINING_RUN_INFO):
+        labels = info.labels
+        yield f"  run {labels['run']}, group {labels['group']}, job_type {labels['job_type']}"
+        config = [key for key in sorted(labels) if key.startswith("config_")]
+        yield "  " + ", ".join(f"{key} = {labels[key]}" for key in config)
+    for state in sorted(_of(samples, catalog.TRAINING_STATE), key=lambda each: each.labels["rank"]):
+        rank = state.labels["rank"]
+        yield f"  rank {rank} on {state.labels['node']}: {words.get(int(state.value))}"
+        for metric, name in (
+            (catalog.TRAINING_STEP, "last step"),
+            (catalog.OTEL_DDP_RECORDS_LOST, "records lost"),
+        ):
+            yield f"    {name:24} {_first(samples, metric, rank=rank):.0f}"
+        for each in _of(samples, catalog.TRAINING_SCALAR, rank=rank):
+            name = f"{each.labels['name']} ({each.labels['split']})"
+            yield f"    {name:24} {each.value:.4f}"
+        for each in _of(samples, catalog.TRAINING_PHASE_TIME, rank=rank):
+            yield f"    {'time in ' + each.labels['phase']:24} {each.value:.3f} s"
+    yield f"  {len(samples)} series in all"
+
+
+def _stop_agent(place: Place) -> None:
+    pid = place.agent_pid()
+    if not pid:
+        return
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 5.0
+    while place.agent_lives() and time.monotonic() < deadline:
+        time.sleep(0.02)

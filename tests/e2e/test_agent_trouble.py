@@ -1,0 +1,132 @@
+"""What goes wrong around an agent: disks, locks, places, other people's settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+
+from node import Node, finished, until
+from otel_ddp.journal.place import Place
+from otlp_receiver import Receiver
+
+TRAIN = """
+import otel_ddp
+run = otel_ddp.init(run="r")
+for step in range(500):
+    run.log({"loss": float(step)}, step=step)
+run.finish()
+"""
+
+WORK = """
+import sys, time
+import otel_ddp
+run = otel_ddp.init(run="r")
+for step in range(100_000):
+    run.log({"loss": float(step)}, step=step)
+    time.sleep(0.01)
+"""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _losses(receiver: Receiver) -> set[float]:
+    return {p.value for p in receiver.points() if p.metric == "training.scalar"}
+
+
+def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -> None:
+    port = _free_port()
+    with Node(OTEL_DDP_SPOOL_DIR="/proc/nope") as node, Receiver() as receiver:
+        node.export_to(f"http://127.0.0.1:{port}")
+
+        node.run(TRAIN)
+
+        until(lambda: node.value("training_state") == 2.0, "the end to be seen")
+        assert node.value("training_scalar", name="loss") == 499.0
+        # The collector comes back, and the values were kept in memory.
+        receiver.start_http(port)
+        assert receiver.wait_for(lambda r: len(_losses(r)) == 500, 60.0)
+
+
+def test_ended_processes_give_their_memory_back_and_are_still_told_of() -> None:
+    with Node() as node:
+        node.run(TRAIN)
+        until(lambda: node.value("training_state") == 2.0, "the end to be seen")
+
+        until(lambda: node.place.journals() == [], "the journal to go")
+
+        assert [each["state"] for each in node.processes()] == ["finished"]
+        assert node.processes()[0]["step"] == 499
+        output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+        assert "finished" in output
+        assert node.value("training_scalar", name="loss") == 499.0
+
+
+def test_an_agent_whose_lock_was_deleted_makes_way_for_the_next() -> None:
+    with Node() as node:
+        process = node.python(WORK)
+        first = int(node.agent()["pid"])
+
+        node.place.agent_lock.unlink()
+
+        until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
+        until(lambda: node.place.agent_pid() not in (None, first), "another agent")
+        until(lambda: node.value("training_state") == 1.0, "the rank to be seen")
+        process.kill()
+
+
+def test_an_agent_whose_place_was_removed_leaves_and_does_not_bring_it_back() -> None:
+    with Node() as node:
+        node.run(TRAIN)
+        pid = int(node.agent()["pid"])
+
+        shutil.rmtree(node.place.directory)
+
+        until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to leave")
+        assert not node.place.directory.exists()
+
+
+def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms() -> None:
+    with Node() as node, Receiver() as receiver:
+        node.run(TRAIN)
+        first = int(node.agent()["pid"])
+
+        node.export_to(receiver.start_http())
+        process = node.python(WORK)
+
+        assert receiver.wait_for(lambda r: len(_losses(r)) > 10, 30.0)
+        assert node.agent()["pid"] != first
+        process.kill()
+
+
+def test_an_agent_that_serves_somebody_keeps_its_settings_and_says_so() -> None:
+    with Node() as node:
+        busy = node.python(WORK)
+        first = int(node.agent()["pid"])
+
+        other = node.python(WORK, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+
+        until(lambda: len(node.series("training_state")) == 1, "the ranks")
+        until(lambda: "other OTEL_* variables" in node.agent()["remark"], "the remark")
+        assert node.agent()["pid"] == first
+        busy.kill()
+        other.kill()
+
+
+def test_a_stopped_agent_is_not_said_to_be_well() -> None:
+    from otel_ddp.survey import survey
+
+    with Node() as node:
+        node.run(TRAIN)
+        node.agent()
+        os.utime(node.place.agent_file, (0, 0))
+
+        # Asked at once: the agent is about to write it again.
+        (agent,) = survey([Place(node.place.directory)])["agents"]
+
+        assert agent["alive"]
+        assert "has not moved" in agent["remark"]

@@ -1,0 +1,221 @@
+"""Every logged value arrives with its own time and step, whatever happens to the collector."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from node import Node, finished, until
+from otlp_receiver import Point, Receiver
+
+# Logs at 100/s and writes down what it logged; waits for a line where the test wants to act.
+PACED = """
+import json, sys, time
+import otel_ddp
+run = otel_ddp.init(group="g", run="r")
+with run.span("setup", shards=3):
+    run.event("began", lr=0.1)
+told = []
+for step in range(1000):
+    before = time.time_ns()
+    run.log({"loss": step * 0.5}, step=step)
+    told.append((step, before, time.time_ns()))
+    if step in (333, 667):
+        print("third", flush=True)
+        sys.stdin.readline()
+    time.sleep(0.01)
+run.finish()
+print(json.dumps(told), flush=True)
+"""
+
+
+def scalars(receiver: Receiver, metric: str) -> dict[int, float]:
+    """Time and value of each logged point; a point that came twice must be the same twice."""
+    found: dict[int, float] = {}
+    for point in receiver.points():
+        if point.metric == metric and point.attributes.get("name") == "loss":
+            assert found.get(point.time_ns, point.value) == point.value
+            found[point.time_ns] = point.value
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_thousand_values_arrive_with_their_own_times_though_the_collector_was_away(
+    protocol: str,
+) -> None:
+    start = {"http/protobuf": "start_http", "grpc": "start_grpc"}[protocol]
+    with Node(OTEL_EXPORTER_OTLP_PROTOCOL=protocol) as node:
+        first, second = Receiver(), Receiver()
+        endpoint = getattr(first, start)()
+        port = int(endpoint.rpartition(":")[2])
+        node.export_to(endpoint)
+        process = node.python(PACED)
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        assert process.stdout.readline() == "third\n"
+        assert first.wait_for(lambda r: len(scalars(r, "training_scalar")) > 0 or r.points() != [])
+        first.close()
+        _go_on(process)
+        assert process.stdout.readline() == "third\n"
+        getattr(second, start)(port)
+        _go_on(process)
+        told = json.loads(finished(process))
+
+        def arrived(metric: str) -> dict[int, float]:
+            return {**scalars(first, metric), **scalars(second, metric)}
+
+        try:
+            until(lambda: len(arrived("training.scalar")) >= 1000, "all values", 60.0)
+        finally:
+            second.close()
+        values, steps = arrived("training.scalar"), arrived("training.scalar.step")
+        assert len(values) == len(steps) == 1000
+        assert sorted(values) == sorted(steps)
+        for (step, before, after), time_ns in zip(told, sorted(values), strict=True):
+            assert values[time_ns] == step * 0.5
+            assert steps[time_ns] == step
+            assert before <= time_ns <= after
+
+
+def _go_on(process: Any) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_labels_resource_spans_and_events_are_as_the_catalogue_says() -> None:
+    code = """
+import otel_ddp
+run = otel_ddp.init(group="g", run="r", job_type="eval", project="p", local_rank=1,
+                    global_rank=3, world_size=4)
+run.log({"loss": 1.0}, step=7)
+try:
+    with run.phase("checkpoint"):
+        with run.span("upload", shards=3, rank="not mine"):
+            run.event("retry", attempt=2)
+            raise OSError("gone")
+except OSError:
+    pass
+run.finish()
+"""
+    said = "team=vision,host.name=renamed"
+    with Node(OTEL_RESOURCE_ATTRIBUTES=said) as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        node.run(code)
+
+        assert receiver.wait_for(
+            lambda r: len(r.spans()) >= 2 and r.logs() != [] and _has(r, "training.state", 2.0)
+        )
+        host = socket.gethostname()
+        labels = {
+            "group": "g",
+            "run": "r",
+            "job_type": "eval",
+            "node": host,
+            "rank": "3",
+            "local_rank": "1",
+        }
+        point = next(p for p in receiver.points() if p.metric == "training.scalar")
+        assert point.attributes == {**labels, "name": "loss", "split": "train"}
+        assert point.kind == "gauge"
+        expected = {
+            "service.name": "otel-ddp",
+            "service.namespace": "p",
+            "service.instance.id": host,
+            "host.name": "renamed",
+            "team": "vision",
+        }
+        assert expected.items() <= point.resource.items()
+        counter = next(p for p in receiver.points() if p.metric == "training.nonfinite")
+        assert counter.monotonic
+        assert 0 < counter.start_ns < counter.time_ns
+
+        spans = {span.name: span for span in receiver.spans()}
+        inner, outer = spans["upload"], spans["checkpoint"]
+        assert inner.trace_id == outer.trace_id
+        assert inner.parent_span_id == outer.span_id
+        assert outer.parent_span_id == b""
+        attributes = {pair.key: pair.value for pair in inner.attributes}
+        assert attributes["shards"].int_value == 3
+        assert attributes["step"].int_value == 7
+        assert {name: attributes[name].string_value for name in labels} == labels
+        assert inner.status.code == 2
+        assert inner.status.message == "OSError"
+        (record,) = receiver.logs()
+        assert record.event_name == "retry"
+        assert record.span_id == inner.span_id
+
+
+def _has(receiver: Receiver, metric: str, value: float) -> bool:
+    return any(p.metric == metric and p.value == value for p in receiver.points())
+
+
+def test_an_agent_killed_in_mid_run_loses_no_value() -> None:
+    code = """
+import sys, time
+import otel_ddp
+run = otel_ddp.init(run="r")
+for step in range(1200):
+    run.log({"loss": float(step)}, step=step)
+    if step == 200:
+        print("there", flush=True)
+        sys.stdin.readline()
+    time.sleep(0.01)
+run.finish()
+"""
+    with Node() as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        process = node.python(code)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        assert receiver.wait_for(lambda r: len(scalars(r, "training.scalar")) > 10)
+        node.kill_agent()
+        _go_on(process)
+        finished(process)
+
+        assert receiver.wait_for(lambda r: len(scalars(r, "training.scalar")) >= 1200, 30.0)
+        values = scalars(receiver, "training.scalar")
+        assert [values[at] for at in sorted(values)] == [float(step) for step in range(1200)]
+
+
+STATES = ["healthy", "refusing", "silent"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_a_process_hands_over_at_its_end_is_delivered_or_kept(state: str) -> None:
+    code = """
+import otel_ddp
+run = otel_ddp.init(run="second")
+for step in range(500):
+    run.log({"loss": float(step)}, step=step)
+run.finish()
+"""
+    with Node() as node, Receiver() as receiver:
+        endpoint = receiver.start_http()
+        receiver.set_mode({"healthy": "ok", "refusing": 503, "silent": "hang"}[state])
+        node.export_to(endpoint)
+        node.run(code.replace("second", "first"))
+        node.agent()
+
+        node.run(code)
+        # The container ends here, and the agent with it; the disk stays.
+        node.kill_agent()
+        receiver.set_mode("ok")
+        node.run(code.replace("second", "third"))
+
+        def complete(run: str) -> bool:
+            return len(_steps(receiver.points(), run)) == 500
+
+        for run in ("first", "second", "third"):
+            until(lambda run=run: complete(run), f"all values of {run}", 60.0)
+
+
+def _steps(points: list[Point], run: str) -> set[float]:
+    return {
+        point.value
+        for point in points
+        if point.metric == "training.scalar" and point.attributes.get("run") == run
+    }

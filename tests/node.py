@@ -1,0 +1,169 @@
+"""A node for tests: a place of its own, real training processes, the real agent, no leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from otel_ddp.agent.exposition import parse
+from otel_ddp.journal.place import Place
+from otel_ddp.survey import survey
+
+PATIENCE_S = 30.0
+_TOUCHY = ("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI")
+
+Labels = dict[str, str]
+
+
+def until(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """The first true answer; other processes are asked again and again, as a person would."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := true()):
+        assert time.monotonic() < deadline, f"in vain for {patience_s:g} s: {what}"
+        time.sleep(0.02)
+    return answer
+
+
+class Node:
+    """What a test starts here ends here."""
+
+    def __init__(self, **env: str) -> None:
+        memory = Path("/dev/shm")
+        root = memory if memory.is_dir() else None
+        self._folder = tempfile.TemporaryDirectory(prefix="otel_ddp-test-", dir=root)
+        self.root = Path(self._folder.name)
+        self.place = Place(self.root / "place")
+        self.spool = self.root / "spool"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(_TOUCHY)}
+        self.env = {
+            **clean,
+            "OTEL_DDP_DIR": str(self.place.directory),
+            "OTEL_DDP_SPOOL_DIR": str(self.spool),
+            "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
+            "OTEL_METRIC_EXPORT_INTERVAL": "500",
+            # No collector that happens to run on this machine is found by accident.
+            "OTEL_METRICS_EXPORTER": "none",
+            "OTEL_TRACES_EXPORTER": "none",
+            "OTEL_LOGS_EXPORTER": "none",
+            "OMP_NUM_THREADS": "1",
+            **env,
+        }
+        self._started: list[subprocess.Popen[str]] = []
+
+    def export_to(self, endpoint: str) -> None:
+        """From here on, agents send to this collector."""
+        for signal_name in ("METRICS", "TRACES", "LOGS"):
+            self.env.pop(f"OTEL_{signal_name}_EXPORTER", None)
+        self.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a program on this node."""
+        process = subprocess.Popen(
+            command,
+            env={**self.env, **(env or {})},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A group of its own, so that its children end with it.
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def python(self, code: str, **env: str) -> subprocess.Popen[str]:
+        """Start a Python program on this node."""
+        return self.start(sys.executable, "-c", code, env=env)
+
+    def run(self, code: str, **env: str) -> str:
+        """Run a Python program on this node to its end; what it printed."""
+        return finished(self.python(code, **env))
+
+    def agent(self) -> dict[str, Any]:
+        """What the agent says of itself, once it is up."""
+
+        def up() -> dict[str, Any] | None:
+            try:
+                said = json.loads(self.place.agent_file.read_text())
+            except (OSError, ValueError):
+                return None
+            return said if said.get("scrape") and said["pid"] == self.place.agent_pid() else None
+
+        return dict(until(up, "the agent"))
+
+    def scrape(self) -> list[tuple[str, Labels, float]]:
+        """Everything on the node's endpoint."""
+        with urllib.request.urlopen(self.agent()["scrape"], timeout=10) as answer:
+            return list(parse(answer.read().decode()))
+
+    def series(self, metric: str, /, **labels: str) -> list[tuple[Labels, float]]:
+        """The samples of one name that carry these labels."""
+        return [
+            (found, value)
+            for each, found, value in self.scrape()
+            if each == metric and labels.items() <= found.items()
+        ]
+
+    def value(self, metric: str, /, **labels: str) -> float | None:
+        """The one sample of this name with these labels, if it is there."""
+        found = self.series(metric, **labels)
+        assert len(found) < 2, found
+        return found[0][1] if found else None
+
+    def processes(self) -> list[dict[str, Any]]:
+        """What `otel-ddp status` knows."""
+        return list(survey([self.place])["processes"])
+
+    def kill_agent(self) -> int:
+        """kill -9; its process id."""
+        pid = int(self.agent()["pid"])
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.place.agent_lives(), "the agent's death")
+        return pid
+
+    def stop_agent(self) -> None:
+        if pid := self.place.agent_pid():
+            os.kill(pid, signal.SIGTERM)
+        until(lambda: not self.place.agent_lives(), "the agent's end")
+
+    def _no_start_under_way(self) -> bool:
+        return self.place.agent_lives() or time.monotonic() > self.place.start_not_before()
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        # An agent that is being started would come into a place that is gone.
+        until(lambda: self._no_start_under_way(), "the start of an agent to end")
+        log = self.place.agent_log
+        if kind is not None and log.exists():
+            sys.stderr.write(log.read_text())
+        self.stop_agent()
+        self._folder.cleanup()
+
+
+def finished(process: subprocess.Popen[str], patience_s: float = 60.0) -> str:
+    """Wait for a program that should end well; what it printed."""
+    output, _ = process.communicate(timeout=patience_s)
+    assert process.returncode == 0, output
+    return str(output)
