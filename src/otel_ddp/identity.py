@@ -62,6 +62,9 @@ class Identity:
     """What the user said, by argument or OTEL_DDP_*: nothing found out later overrules it."""
     run_from: str = ""
     """given, launcher, inherited, parent, rendezvous, made or agreed."""
+    launched_by: str = ""
+    """Tells the process that launched this one from every other of its node: node ranks are dealt
+    anew at each restart of the workers, their launcher stays."""
     proposal: str = ""
     """A name that no other launch has, for the ranks to agree on. `run` itself may be no such
     name: address and port of a rendezvous are the same the next time."""
@@ -172,6 +175,7 @@ def resolve(
         given=given,
         run_from=found.source,
         proposal=found.proposal,
+        launched_by=run_names.launched_by(here, told),
     )
     return identity if process_group is None else settle(identity, process_group, env=env)
 

@@ -66,6 +66,11 @@ def find(
     return RunName(by_launcher, "parent", False, proposal)
 
 
+def launched_by(here: launchers.Here, told: launchers.Told) -> str:
+    """A word for the process that launched this one, the same for all that it launched."""
+    return _derived(*launchers.launcher_process(here, told.markers)).removeprefix("run-")
+
+
 def hand_down(run: str, env: MutableMapping[str, str] = os.environ) -> None:
     """Let ranks that are started from here join the run, where no launcher names one."""
     env[INHERITED_RUN] = f"{os.getpid()}:{run}"

@@ -292,6 +292,22 @@ class TestNodeNames:
 
         assert (again.name(node(0)), again.name(node(1))) == ("h", "h")
 
+    def test_launchers_are_nodes_though_their_workers_never_live_at_the_same_time(
+        self, tmp_path: Path
+    ) -> None:
+        names = NodeNames(tmp_path / "nodes.json", "")
+
+        def name(launcher: str, node_rank: int) -> str:
+            who = {"run": "r", "host": "h", "node_rank": node_rank, "launched_by": launcher}
+            return names.name(who)
+
+        first = [name("a", 0), name("b", 1)]
+        # A restart deals the node ranks anew; a launcher that was started again is the same node.
+        permuted = [name("a", 1), name("b", 0), name("c", 1)]
+
+        assert first == ["h", "h-1"]
+        assert permuted == ["h", "h-1", "h-1"]
+
     def test_different_runs_have_the_host_each(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "")
 

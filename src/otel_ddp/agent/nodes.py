@@ -34,6 +34,8 @@ class NodeNames:
             return self._host(identity)
         run = str(identity.get("run"))
         names = self._runs.setdefault(run, {})
+        if launcher := str(identity.get("launched_by") or ""):
+            return self._by_launcher(identity, names, key, f"by {launcher}")
         living = {self._key(each) for each in self._living() if str(each.get("run")) == run}
         known = names.get(key)
         if known is not None and key not in living:
@@ -46,6 +48,19 @@ class NodeNames:
             names[key] = f"{host}-{identity['node_rank']}" if host in taken else host
             self._write()
         return names[key]
+
+    def _by_launcher(
+        self, identity: Mapping[str, Any], names: dict[str, str], key: str, launcher: str
+    ) -> str:
+        """A launcher is a node, whatever node rank its workers have after a restart."""
+        if launcher not in names:
+            host = self._host(identity)
+            # A launcher that comes with a node rank that was here before is that node again.
+            again = names.get(key)
+            fresh = f"{host}-{identity['node_rank']}" if host in names.values() else host
+            names[launcher] = names[key] = again or fresh
+            self._write()
+        return names[launcher]
 
     def _host(self, identity: Mapping[str, Any]) -> str:
         return self._own_name or str(identity.get("host") or "") or "unknown"
