@@ -59,7 +59,7 @@ class Journal:
             self.pid, self.identity = reader.pid, reader.identity
             self.config, self.facts, self.names = reader.config, reader.facts, reader.names
             self.lost, self.unreadable = reader.lost, reader.unreadable
-            self._totals = reader.totals()
+            self.all_totals = reader.totals()
             progress = reader.progress()
             assert progress is not None
             self.progress: Progress = progress
@@ -111,13 +111,13 @@ class Journal:
         """A counter, 0 where nothing was counted."""
         return sum(
             total.values[0]
-            for total in self._totals
+            for total in self.all_totals
             if total.metric == metric.name and attributes.items() <= total.attributes.items()
         )
 
     def histogram(self, metric: catalog.Metric) -> tuple[float, ...]:
         """The sum, then the counts of the buckets."""
-        (found,) = (total.values for total in self._totals if total.metric == metric.name)
+        (found,) = (total.values for total in self.all_totals if total.metric == metric.name)
         return found
 
 

@@ -28,8 +28,8 @@ KNOWS = {
     "run": "agent_link agent_terms catalog containment errors identity journal progress recorder "
     "session settings spans strategies torch values",
     "session": "containment run strategies",
-    "instrumentation": "run session strategies",
-    "torch": "identity",
+    "instrumentation": "run session strategies torch",
+    "torch": "containment identity progress",
     "survey": "catalog journal",
     "agent_terms": "",
     "agent": "agent_terms catalog containment errors journal settings survey __init__",

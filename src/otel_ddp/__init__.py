@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from otel_ddp.errors import ConfigError, MissingDependency, OtelDdpError
     from otel_ddp.identity import Identity
-    from otel_ddp.instrumentation import instrument
+    from otel_ddp.instrumentation import data, instrument, uninstrument
     from otel_ddp.run import Run
     from otel_ddp.session import config, current, event, finish, init, log, phase, span
 
@@ -23,6 +23,7 @@ _HOME = {
     "Run": "run",
     "config": "session",
     "current": "session",
+    "data": "instrumentation",
     "event": "session",
     "finish": "session",
     "init": "session",
@@ -30,6 +31,7 @@ _HOME = {
     "log": "session",
     "phase": "session",
     "span": "session",
+    "uninstrument": "instrumentation",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "__version__",
     "config",
     "current",
+    "data",
     "event",
     "finish",
     "init",
@@ -48,6 +51,7 @@ __all__ = [
     "log",
     "phase",
     "span",
+    "uninstrument",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,9 @@ from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 from otel_ddp.settings import Settings
 
 T = TypeVar("T")
+
+# By how much which total grows: its metric, its attributes, the amount.
+Amount = tuple[catalog.Metric, tuple[tuple[str, str], ...], float]
 
 _NO_EPOCH = float("nan")
 _MOST_SHAPES = 4096
@@ -63,6 +67,9 @@ class Recorder:
         self._named: dict[int, tuple[str, str]] = {}
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
+        self._places: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        # The last step that hooks have seen finished.
+        self._counted = -1
         self._documents: dict[int, Mapping[str, Any]] = {}
         self._config: dict[str, Any] = {}
         # Names need the area as well, so the configuration gets a quarter of it, once for all.
@@ -393,6 +400,29 @@ class Recorder:
         """Raise a cumulative total."""
         self._alone(lambda: self.writer.add(self._total(metric, attributes), amount), None)
 
+    def raise_totals(self, amounts: Sequence[Amount]) -> None:
+        """Raise several totals at once."""
+        self._alone(lambda: self._raise_totals(amounts), None)
+
+    def _raise_totals(self, amounts: Sequence[Amount]) -> None:
+        for metric, labels, amount in amounts:
+            place = self._places.get((metric.name, labels))
+            if place is None:
+                place = self._total(metric, dict(labels))
+                self._places[(metric.name, labels)] = place
+            self.writer.add(place, amount)
+
+    def step_finished(self, number: int, duration_s: float, amounts: Sequence[Amount]) -> None:
+        """Say which step is done, how long it took, and what it adds to the totals."""
+        self._alone(lambda: self._step_finished(number, duration_s, amounts), None)
+
+    def _step_finished(self, number: int, duration_s: float, amounts: Sequence[Amount]) -> None:
+        self._counted = number
+        self._raise_totals(amounts)
+        self._observe(catalog.TRAINING_STEP_DURATION, duration_s)
+        self.writer.step(number)
+        self.writer.step_duration(duration_s)
+
     def stamp(self, metric: catalog.Metric, value: float) -> None:
         """Overwrite a value of which only the last one counts."""
         self._alone(lambda: self.writer.set(self._total(metric, {}), value), None)
@@ -408,7 +438,7 @@ class Recorder:
             self._totals[(metric.name,)] = place
         if place >= 0:
             self.writer.add(place, value)
-            self.writer.add(place + 1 + sum(bound < value for bound in metric.bounds), 1.0)
+            self.writer.add(place + 1 + bisect_left(metric.bounds, value), 1.0)
 
     def _total(self, metric: catalog.Metric, attributes: Mapping[str, str]) -> int:
         key = (metric.name, *attributes.values())
@@ -424,14 +454,14 @@ class Recorder:
         """Overwrite what this process is busy with, and its step."""
         with self._lock:
             if not self._closed:
-                self.writer.step(self.step)
+                self.writer.step(max(self.step, self._counted))
                 self.writer.phase(code, name, since_us)
 
     def state(self, code: int, since_us: int) -> None:
         """Overwrite how this process is doing, and its step."""
         with self._lock:
             if not self._closed:
-                self.writer.step(self.step)
+                self.writer.step(max(self.step, self._counted))
                 self.writer.state(code, since_us)
 
     def reason(self, text: str) -> None:

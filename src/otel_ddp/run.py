@@ -291,6 +291,24 @@ class Run:
         facts = {"model": type(inner).__name__[:200], "parameters": counts}
         recorder.document(layout.FACTS, facts)
 
+    @containment.contained()
+    def watch(self, model: Any, step_optimizer: Any = None) -> None:
+        """Measure the steps that train this model, if it is one of torch's."""
+        recorder = self._ready()
+        if recorder is None or self._standing is None or "torch" not in sys.modules:
+            return
+        from otel_ddp.torch import watch
+
+        watch.watch(model, self._standing, step_optimizer)
+
+    @containment.contained()
+    def unwatch(self) -> None:
+        """Take every hook off again."""
+        if "otel_ddp.torch.watch" in sys.modules:
+            from otel_ddp.torch import watch
+
+            watch.unwatch()
+
     # -- the end
 
     def finish(self, state: str = "finished", *, reason: str = "") -> None:
@@ -311,6 +329,7 @@ class Run:
             return
         if not self._settled:
             self._settle(recorder)
+        self.unwatch()
         recorder.last_call()
         self.fall_silent()
         if reason:

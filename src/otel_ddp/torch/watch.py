@@ -1,0 +1,42 @@
+"""Puts the hooks on, and takes them off: one stepper a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from otel_ddp.progress import Standing
+from otel_ddp.torch import collection_hooks, data_hooks, model_hooks, optimizer_hooks
+from otel_ddp.torch.stepper import Stepper
+
+_stepper: Stepper | None = None
+
+
+def watch(model: Any, standing: Standing, step_optimizer: Any = None) -> None:
+    """Measure the steps that train this model; one that is no module has no hooks to offer."""
+    global _stepper
+    if not isinstance(model, nn.Module):
+        return
+    if _stepper is None or not _stepper.alive:
+        unwatch()
+        _stepper = Stepper(standing)
+        optimizer_hooks.attach(_stepper)
+        data_hooks.attach(_stepper)
+        collection_hooks.attach(_stepper)
+    if step_optimizer is not None:
+        _stepper.step_optimizer = id(step_optimizer)
+    # Hooks go last: from here on a step may begin at any moment.
+    model_hooks.attach(model, _stepper)
+
+
+def unwatch() -> None:
+    """Leave torch and the models as they were found."""
+    global _stepper
+    if _stepper is not None:
+        _stepper.stop()
+        _stepper = None
+    model_hooks.detach()
+    optimizer_hooks.detach()
+    data_hooks.detach()
+    collection_hooks.detach()

@@ -1,0 +1,467 @@
+"""What a step is made of, for the ways in which people train; without other ranks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import otel_ddp
+from conftest import Journal
+from otel_ddp.journal.place import Place
+
+PAUSE_S = 0.02
+
+
+class Slow(nn.Module):
+    """Takes PAUSE_S in forward and twice that in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(PAUSE_S)
+        return _SlowBackward.apply(self.inner(inputs))
+
+
+class _SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(2 * PAUSE_S)
+        return gradient
+
+
+INPUT = torch.ones(8, 4)
+
+
+@pytest.fixture
+def run(place: Place) -> Iterator[otel_ddp.Run]:
+    opened = otel_ddp.init()
+    yield opened
+    opened.finish()
+
+
+def train(model: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(INPUT).sum().backward()
+        optimizer.step()
+
+
+def totals(place: Place) -> dict[str, float]:
+    """Every total of the one journal: name, or name/phase."""
+    (path,) = place.journals()
+    return {
+        "/".join((total.metric, *total.attributes.values())): total.values[0]
+        for total in Journal(path).all_totals
+    }
+
+
+def phase(place: Place, name: str) -> float:
+    return totals(place).get(f"training.phase.time/{name}/host", 0.0)
+
+
+def test_a_plain_loop_has_its_steps_samples_and_phases(run: otel_ddp.Run, place: Place) -> None:
+    model = Slow()
+    # What torch loads at its first step is no part of ours.
+    train(model, SGD(model.parameters(), lr=0.1), 1)
+    otel_ddp.instrument(model)
+
+    began = time.perf_counter()
+    train(model, SGD(model.parameters(), lr=0.1))
+    took = time.perf_counter() - began
+
+    found = totals(place)
+    assert found["training.steps"] == 3
+    assert found["training.samples"] == 24
+    assert found["training.micro_batches"] == 3
+    assert 3 * PAUSE_S <= phase(place, "forward") < 6 * PAUSE_S
+    assert 6 * PAUSE_S <= phase(place, "backward") < 9 * PAUSE_S
+    assert phase(place, "optimizer") > 0
+    # The phases add up to the steps, and the steps to the loop.
+    names = ("data", "forward", "backward", "comm_wait", "optimizer", "eval", "other")
+    assert sum(phase(place, name) for name in names) == pytest.approx(took, rel=0.1)
+
+
+def test_time_in_the_loader_is_data(run: otel_ddp.Run, place: Place) -> None:
+    class Lazy(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            time.sleep(PAUSE_S / 4)
+            return super().__getitem__(index)
+
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Lazy(torch.ones(12, 4)), batch_size=4)
+    kind = type(iter(loader))
+
+    for (batch,) in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+    for batch in otel_ddp.data([INPUT, INPUT]):
+        model(batch).sum().backward()
+        optimizer.step()
+
+    assert phase(place, "data") >= 12 * PAUSE_S / 4
+    assert totals(place)["training.steps"] == 5
+    assert type(iter(loader)) is kind
+
+
+def test_a_loader_that_raises_is_the_users_own_error(run: otel_ddp.Run, place: Place) -> None:
+    class Broken(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyError("no such sample")
+
+    otel_ddp.instrument(nn.Linear(4, 1))
+
+    with pytest.raises(KeyError, match="no such sample"):
+        next(iter(DataLoader(Broken(INPUT))))
+    assert Journal(place.journals()[0]).phase == "other"
+
+
+def test_evaluation_is_recognised_by_grad_mode_and_by_eval_mode(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+
+    with torch.no_grad():
+        model(INPUT)
+    model.eval()
+    model(INPUT)
+
+    with run.phase("other"):
+        pass  # what was charged is told at the next change that the user makes
+    assert phase(place, "eval") >= 2 * PAUSE_S
+    assert phase(place, "forward") == 0.0
+
+
+def test_accumulated_micro_batches_are_one_step(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    for _ in range(2):
+        for _ in range(4):
+            model(INPUT).sum().backward()
+        optimizer.step()
+
+    found = totals(place)
+    assert found["training.steps"] == 2
+    assert found["training.micro_batches"] == 8
+    assert found["training.samples"] == 64
+
+
+def test_a_gan_with_two_models_and_two_optimizers_steps_once_a_round(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    otel_ddp.instrument(generator)
+    otel_ddp.instrument(critic)
+    first, second = SGD(critic.parameters(), lr=0.1), SGD(generator.parameters(), lr=0.1)
+
+    for _ in range(3):
+        critic(generator(INPUT).detach()).sum().backward()
+        first.step()
+        critic(generator(INPUT)).sum().backward()
+        second.step()
+
+    assert totals(place)["training.steps"] == 3
+
+
+def test_the_user_may_name_the_optimizer_that_ends_a_step(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    often, seldom = SGD([model.weight], lr=0.1), SGD([model.bias], lr=0.1)
+    otel_ddp.instrument(model, step_optimizer=seldom)
+
+    for step in range(6):
+        model(INPUT).sum().backward()
+        often.step()
+        if step % 3 == 2:
+            seldom.step()
+
+    assert totals(place)["training.steps"] == 2
+
+
+def test_an_optimizer_of_another_model_is_none_of_ours(run: otel_ddp.Run, place: Place) -> None:
+    model, stranger = nn.Linear(4, 1), nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    train(stranger, SGD(stranger.parameters(), lr=0.1))
+
+    assert "training.steps" not in totals(place)
+
+
+def test_lbfgs_evaluates_inside_its_step(run: otel_ddp.Run, place: Place) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(INPUT).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+    assert totals(place)["training.steps"] == 1
+    assert phase(place, "forward") >= PAUSE_S
+    assert phase(place, "backward") >= 2 * PAUSE_S
+    assert phase(place, "optimizer") < PAUSE_S
+
+
+def test_optimizers_inside_backward_end_the_step_with_it(run: otel_ddp.Run, place: Place) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizers = {p: SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+
+    for _ in range(3):
+        model(INPUT).sum().backward()
+
+    assert totals(place)["training.steps"] == 3
+    assert phase(place, "backward") >= 6 * PAUSE_S
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_activations_are_computed_again_inside_backward(
+    run: otel_ddp.Run, place: Place, reentrant: bool
+) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow = Slow()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.slow, inputs, use_reentrant=reentrant)
+
+    model = Checkpointed()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    inputs = INPUT.clone().requires_grad_()
+
+    for _ in range(2):
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    assert totals(place)["training.steps"] == 2
+    assert 2 * PAUSE_S <= phase(place, "forward") < 4 * PAUSE_S
+    assert phase(place, "backward") >= 6 * PAUSE_S
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_goes_to_the_user_and_the_next_step_is_clean(
+    run: otel_ddp.Run, place: Place, where: str
+) -> None:
+    fails = True
+
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if fails and where == "forward":
+                raise ArithmeticError("mine")
+            output = self.inner(inputs)
+            if fails:
+                output.register_hook(self._break)
+            return output
+
+        def _break(self, gradient: torch.Tensor) -> None:
+            raise ArithmeticError("mine")
+
+    model = Fragile()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(ArithmeticError, match="mine"):
+        train(model, optimizer, 1)
+    fails = False
+    time.sleep(PAUSE_S)
+    train(model, optimizer, 2)
+
+    assert totals(place)["training.steps"] == 2
+    assert phase(place, "forward") < PAUSE_S
+
+
+@dataclass
+class Output:
+    """What a user's own model may return."""
+
+    loss: torch.Tensor
+    note: str = "custom"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda x: (x, 1), lambda x: {"loss": [x]}, lambda x: Output(x)],
+    ids=["tuple", "dict", "class"],
+)
+def test_outputs_of_any_shape_lead_to_backward(
+    run: otel_ddp.Run, place: Place, wrap: Callable[[torch.Tensor], Any]
+) -> None:
+    class Wrapping(Slow):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return wrap(super().forward(inputs))
+
+    model = Wrapping()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    output = model(INPUT)
+    while not isinstance(output, torch.Tensor):
+        output = (
+            output.loss
+            if isinstance(output, Output)
+            else output[0]
+            if isinstance(output, (tuple, list))
+            else output["loss"]
+        )
+    output.sum().backward()
+    optimizer.step()
+
+    assert phase(place, "backward") >= 2 * PAUSE_S
+
+
+def test_tokens_and_samples_come_from_shapes(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Embedding(16, 4)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    model(torch.zeros(3, 7, dtype=torch.long)).sum().backward()
+    optimizer.step()
+
+    found = totals(place)
+    assert (found["training.samples"], found["training.tokens"]) == (3, 21)
+
+
+def test_copies_of_a_model_are_not_counted_and_models_stay_what_they_were(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    otel_ddp.instrument(model)
+    average = copy.deepcopy(model)
+    file = io.BytesIO()
+
+    torch.save(model, file)
+    average(INPUT)
+    torch.export.export(model, (INPUT,))
+    train(model, SGD(model.parameters(), lr=0.1))
+
+    file.seek(0)
+    torch.load(file, weights_only=False)(INPUT)
+    assert set(model.state_dict()) == {"weight", "bias"}
+    assert totals(place)["training.steps"] == 3
+    assert totals(place)["training.samples"] == 24
+
+
+def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> None:
+    import gc
+
+    from torch.optim import optimizer as optimizers
+    from torch.utils.data import dataloader
+
+    before = (dict(optimizers._global_optimizer_pre_hooks), list(gc.callbacks))
+    original = dataloader._BaseDataLoaderIter.__next__
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    assert model._forward_hooks
+
+    otel_ddp.uninstrument()
+
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert before == (dict(optimizers._global_optimizer_pre_hooks), list(gc.callbacks))
+    assert dataloader._BaseDataLoaderIter.__next__ is original
+    train(model, SGD(model.parameters(), lr=0.1))
+    assert "training.steps" not in totals(place)
+
+
+def test_training_is_bit_identical_with_and_without_us(run: otel_ddp.Run) -> None:
+    def trained(watched: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        if watched:
+            otel_ddp.instrument(model)
+        train(model, SGD(model.parameters(), lr=0.1), 20)
+        return [p.detach().clone() for p in model.parameters()]
+
+    for with_us, without in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(with_us, without)
+
+
+def test_a_model_compiled_before_is_measured_and_one_compiled_after_still_compiles_whole(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    before = torch.compile(nn.Linear(4, 1), backend="eager", fullgraph=True)
+    otel_ddp.instrument(before)
+    train(before, SGD(before.parameters(), lr=0.1))
+    measured = totals(place)["training.micro_batches"]
+
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    after = torch.compile(model, backend="eager", fullgraph=True)
+    train(after, SGD(model.parameters(), lr=0.1))
+
+    assert measured == 3
+
+
+def test_a_hook_that_keeps_failing_switches_itself_off(
+    run: otel_ddp.Run,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from otel_ddp import containment
+    from otel_ddp.torch import stepper
+
+    def broken(*args: Any) -> Any:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(containment, "reraise", False)
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    monkeypatch.setattr(stepper, "workload", broken)
+
+    train(model, SGD(model.parameters(), lr=0.1), 10)
+
+    assert caplog.text.count("measure no more steps") == 1
+    assert totals(place)["otel_ddp.hook.errors"] == 3
+
+
+@pytest.mark.parametrize("model", [lambda x: x, object(), None])
+def test_what_is_no_module_is_no_problem(run: otel_ddp.Run, place: Place, model: Any) -> None:
+    assert otel_ddp.instrument(model) is run
+
+
+def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    train(model, optimizer, 2)
+    counted = Journal(place.journals()[0]).progress.step
+    run.log({"loss": 1.0}, step=1000)
+    train(model, optimizer, 3)
+
+    assert counted == 2
+    assert Journal(place.journals()[0]).progress.step == 1002
