@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -372,6 +373,33 @@ def test_copies_of_a_model_are_not_counted_and_models_stay_what_they_were(
     assert set(model.state_dict()) == {"weight", "bias"}
     assert totals(place)["training.steps"] == 3
     assert totals(place)["training.samples"] == 24
+
+
+def test_a_forked_child_that_trains_writes_nothing_into_its_parents_journal(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 2)
+    before = totals(place)
+
+    child = os.fork()
+    if child == 0:
+        with torch.no_grad():
+            model(INPUT)
+        for _ in otel_ddp.data([INPUT]):
+            optimizer.step()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+    assert totals(place) == before
+    train(model, optimizer, 1)
+    assert totals(place)["training.steps"] == 3
+
+
+def test_a_timed_loader_can_be_copied() -> None:
+    assert list(copy.copy(otel_ddp.data([1, 2]))) == [1, 2]
 
 
 def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> None:

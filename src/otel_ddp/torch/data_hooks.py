@@ -84,4 +84,6 @@ class Timed:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # a copy that is being made has none yet
+            raise AttributeError(name)
         return getattr(self._loader, name)

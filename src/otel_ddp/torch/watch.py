@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
@@ -40,3 +41,14 @@ def unwatch() -> None:
     optimizer_hooks.detach()
     data_hooks.detach()
     collection_hooks.detach()
+
+
+def _after_fork() -> None:
+    # The journal is mapped here as well, and is the parent's: not a word may be written to it.
+    global _stepper
+    if _stepper is not None:
+        _stepper.alive = False
+        _stepper = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
