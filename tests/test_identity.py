@@ -415,7 +415,7 @@ def test_children_spawned_by_slurm_tasks_share_the_step_and_not_the_tasks_rank()
     env = SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
 
     me = who(env, in_spawned_child=True)
-    up = settle(me, GroupFacts(6, 8, "nccl", None, "alpha-0"), env={})
+    up = settle(me, GroupFacts(6, 8, None, "alpha-0"), env={})
 
     assert (me.run, me.run_settled, me.global_rank) == ("slurm-812.3", True, None)
     assert (
@@ -430,7 +430,7 @@ def test_children_spawned_by_slurm_tasks_share_the_step_and_not_the_tasks_rank()
 def test_a_process_group_completes_a_spawned_child(proc: Path) -> None:
     me = who({}, proc, in_spawned_child=True)
 
-    up = settle(me, GroupFacts(1, 2, "gloo", "agreed-on", "127.0.0.1"), env={})
+    up = settle(me, GroupFacts(1, 2, "agreed-on", "127.0.0.1"), env={})
 
     assert (
         up.run,
@@ -445,7 +445,7 @@ def test_a_process_group_completes_a_spawned_child(proc: Path) -> None:
 def test_without_agreement_the_provisional_run_stays(proc: Path) -> None:
     me = who({}, proc, in_spawned_child=True)
 
-    up = settle(me, GroupFacts(1, 2, "gloo", None), env={})
+    up = settle(me, GroupFacts(1, 2, None), env={})
 
     assert (me.run, True, None) == (up.run, up.run_settled, up.local_rank)
 
@@ -454,7 +454,7 @@ def test_without_agreement_the_provisional_run_stays(proc: Path) -> None:
 def test_a_rendezvous_on_this_machine_makes_the_local_rank_the_rank(master: str) -> None:
     me = who({}, in_spawned_child=True, host="alpha.cluster")
 
-    up = settle(me, GroupFacts(1, 2, "gloo", None), env={"MASTER_ADDR": master})
+    up = settle(me, GroupFacts(1, 2, None), env={"MASTER_ADDR": master})
 
     assert up.local_rank == 1
 
@@ -462,13 +462,13 @@ def test_a_rendezvous_on_this_machine_makes_the_local_rank_the_rank(master: str)
 def test_a_rendezvous_elsewhere_leaves_the_local_rank_open() -> None:
     me = who({}, in_spawned_child=True)
 
-    up = settle(me, GroupFacts(1, 2, "gloo", None), env={"MASTER_ADDR": "beta"})
+    up = settle(me, GroupFacts(1, 2, None), env={"MASTER_ADDR": "beta"})
 
     assert up.local_rank is None
 
 
 def test_a_live_process_group_is_believed_before_the_launcher() -> None:
-    facts = GroupFacts(9, 16, "nccl", "agreed-on")
+    facts = GroupFacts(9, 16, "agreed-on")
 
     me = who(POD, process_group=facts)
 
@@ -477,7 +477,7 @@ def test_a_live_process_group_is_believed_before_the_launcher() -> None:
 
 
 def test_a_process_group_does_not_overrule_what_the_user_said() -> None:
-    facts = GroupFacts(1, 2, "nccl", "agreed-on")
+    facts = GroupFacts(1, 2, "agreed-on")
 
     me = who(
         {"OTEL_DDP_RANK": "5", "OTEL_DDP_LOCAL_RANK": "3"},
@@ -490,7 +490,7 @@ def test_a_process_group_does_not_overrule_what_the_user_said() -> None:
 
 
 def test_a_process_group_does_not_rename_what_the_launcher_named() -> None:
-    me = who(SLURM, process_group=GroupFacts(5, 8, "nccl", "agreed-on"))
+    me = who(SLURM, process_group=GroupFacts(5, 8, "agreed-on"))
 
     assert (me.run, me.local_rank) == ("slurm-812.3", 1)
 
@@ -498,8 +498,8 @@ def test_a_process_group_does_not_rename_what_the_launcher_named() -> None:
 def test_a_lone_process_that_turns_out_to_be_one_of_many_takes_the_common_run() -> None:
     me = who({})
 
-    up = settle(me, GroupFacts(1, 2, "gloo", "agreed-on", "10.0.0.7"), env={})
-    alone = settle(me, GroupFacts(0, 1, "gloo", "agreed-on"), env={})
+    up = settle(me, GroupFacts(1, 2, "agreed-on", "10.0.0.7"), env={})
+    alone = settle(me, GroupFacts(0, 1, "agreed-on"), env={})
 
     assert (
         up.run,

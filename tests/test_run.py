@@ -203,7 +203,7 @@ def test_a_run_starts_runs_and_finishes(place: Here) -> None:
         place.only().state,
     ] == ["starting", "running", "finished"]
     assert starting.progress.state_since_ns < running.progress.state_since_ns
-    assert starting.progress.phase_since_ns == running.progress.phase_since_ns
+    assert starting.progress.phase_after_ns == running.progress.phase_after_ns
 
 
 def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(

@@ -83,6 +83,14 @@ _EMITTED = frozenset(
         "training.checkpoint.duration",
         "training.checkpoint.timestamp",
         "training.phase.time",
+        "training.steps.skipped",
+        "training.flops",
+        "training.flops.peak",
+        "training.ooms",
+        "torch.cuda.memory.allocated",
+        "torch.cuda.memory.reserved",
+        "torch.cuda.memory.peak",
+        "torch.cuda.alloc_retries",
         "training.scalar",
         "training.scalar.step",
         "training.scalar.epoch",
@@ -92,8 +100,10 @@ _EMITTED = frozenset(
         "otel_ddp.points.dropped",
         "otel_ddp.exports",
         "otel_ddp.spool.size",
+        "otel_ddp.hook.time",
         "otel_ddp.hook.errors",
         "otel_ddp.agent.cpu.time",
+        "otel_ddp.capability",
     }
 )
 
@@ -367,9 +377,11 @@ TRAINING_PHASE_TIME = _speed.metric(
     "training.phase.time",
     _C,
     "s",
-    "Time spent in each phase of training, by the clock of the host or of the device.",
+    "Time spent in each phase of training, by the clock of the host or of the device; `sync` "
+    "says of `comm_wait` whether it was for `gradients` or for `buffers`.",
     "phase",
     "clock",
+    "sync",
 )
 TRAINING_GC_TIME = _speed.metric(
     "training.gc.time", _C, "s", "Time for which Python's garbage collector held up the rank."
@@ -378,7 +390,8 @@ TRAINING_FLOPS = _speed.metric(
     "training.flops",
     _C,
     "{operation}",
-    "Floating-point operations that the model's work amounts to, with how they were counted.",
+    "Floating-point operations that the model's work amounts to, and how that is known: `counted` "
+    "in one forward, `6pt` from parameters and tokens, or `given` by the user.",
     "method",
 )
 TRAINING_FLOPS_PEAK = _speed.metric(
@@ -796,7 +809,8 @@ OTEL_DDP_HOOK_TIME = _ourselves.metric(
     "otel_ddp.hook.time",
     _C,
     "s",
-    "Time that our hooks have taken from the rank's training, as measured by themselves.",
+    "Time that our hooks have taken from the rank's training, by their own clock: those of every "
+    "hundredth step (OTEL_DDP_SAMPLE_STEPS) stand for those of all.",
     labels="rank",
 )
 OTEL_DDP_HOOK_ERRORS = _ourselves.metric(
@@ -813,7 +827,8 @@ OTEL_DDP_CAPABILITY = _ourselves.metric(
     "otel_ddp.capability",
     _G,
     "",
-    "1 for a measurement that this run has, 0 with the reason for one that it has not.",
+    "1 for a measurement that this run has, 0 with the reason for one that it has not; see "
+    "docs/training.md.",
     "what",
     "reason",
     labels="rank",

@@ -30,7 +30,6 @@ class GroupFacts(NamedTuple):
 
     global_rank: int
     world_size: int
-    backend: str
     agreed_run: str | None
     store_host: str = ""
 

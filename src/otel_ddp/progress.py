@@ -4,185 +4,346 @@ from __future__ import annotations
 
 import threading
 import time
+from time import monotonic_ns as _clock
+from typing import Protocol
 
 from otel_ddp import catalog
+from otel_ddp.journal import layout
 from otel_ddp.recorder import Amount, Recorder
 
 _CODES = catalog.PHASES
 _OTHER = _CODES["other"]
-# In the order of their codes, which count from 0.
-_PHASE_LABELS = [
-    (("phase", word), ("clock", "host")) for word in sorted(_CODES, key=lambda word: _CODES[word])
-]
-_STEP_TOTALS = (
-    catalog.TRAINING_STEPS,
-    catalog.TRAINING_SAMPLES,
-    catalog.TRAINING_TOKENS,
-    catalog.TRAINING_MICRO_BATCHES,
-    catalog.TRAINING_GC_TIME,
+_COMM_WAIT = _CODES["comm_wait"]
+_SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
+_PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
+_BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
+_NUMBER, _GC = layout.STEP_NUMBER << _SHIFT, layout.STEP_GC << _SHIFT
+_SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
+_RETRIES = layout.STEP_RETRIES << _SHIFT
+
+# Time in a phase of the user's own is told from time outside of any: before the first step, the
+# latter is nobody's.
+NAMED = 0x40
+# How long what happened may wait to be told. A step of a millisecond is too short to tell of each
+# by itself; where the process stands is always told at once.
+_TOLD_EVERY_NS = 100_000_000
+# A run of very many phases within that time is told earlier: memory must not grow.
+_MOST_WORDS = 20_000
+
+
+# What grows with the steps, in the order in which it is told.
+_WORK = (
+    *(catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS, catalog.TRAINING_MICRO_BATCHES),
+    *(catalog.TRAINING_GC_TIME, catalog.OTEL_DDP_HOOK_TIME),
 )
-# Time outside of any phase before hooks have told of a step: it is nobody's.
-_NOBODYS = len(_CODES)
+
+
+def _labels(code: int, clock: str) -> tuple[tuple[str, str], ...]:
+    word = next(word for word, number in _CODES.items() if number == code & layout.PHASE_CODE)
+    found: tuple[tuple[str, str], ...] = (("phase", word), ("clock", clock))
+    if word == "comm_wait":
+        found += (("sync", "buffers" if code & layout.OF_BUFFERS else "gradients"),)
+    return found
+
+
+_ALL_CODES = (*_CODES.values(), _OTHER | NAMED, _COMM_WAIT | layout.OF_BUFFERS)
+_LABELS = {code: _labels(code, "host") for code in _ALL_CODES}
+_DEVICE_LABELS = {code: _labels(code, "device") for code in _ALL_CODES}
+
+
+class DeviceClock(Protocol):
+    """Hears of each phase when it begins, and says later how long the device took for it."""
+
+    def mark(self, code: int) -> None: ...
+    def step_finished(self) -> None: ...
 
 
 class Phase:
-    """A phase that is open. Two of one name are two: threads may leave them in any order."""
+    """A phase that may be open. Two of one name are two: threads may leave them in any order."""
 
-    __slots__ = ("code", "name", "word")
+    __slots__ = ("base", "code", "name", "word")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, code: int, origin_ns: int, word: int = 0) -> None:
         self.name = name
-        self.code = _CODES.get(name, _OTHER)
-        self.word = 0  # the number of the user's own word for it
+        self.code = code
+        self.word = word  # the number of the user's own name for it
+        # Plus the clock it is the journal's word for "in this phase, since now".
+        self.base = (code << _SHIFT) - origin_ns
 
 
 class Standing:
     """Written to the journal at each change: what is read when the process can no longer speak.
 
-    Time is charged to the innermost phase that is open, and to no other: the phases of a step add
-    up to the step. `enter` and `leave` are for hooks on the training thread, ten times a step;
-    `begin` and `end` for users, from any thread.
+    The word for the phase is written at once. The story (one word a change, and some at the end of
+    a step) is kept for a tenth of a second at most, then added up into the totals and appended to
+    the ring as it is. Time is charged to the innermost phase that is open, and to no other: the
+    phases of a step add up to the step.
+
+    `enter` and `leave` are for hooks on the training thread, ten times a step; `begin` and `end`
+    for users, from any thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        # Hooks are off before the journal is closed, so theirs needs no guard.
-        self._write_phase = recorder.writer.phase
+        self.recorder = recorder
+        writer = recorder.writer
+        self._words = writer.words
+        self._origin = writer.created_monotonic_ns
         self._lock = threading.RLock()
-        self._phases: list[Phase] = []
-        self._code = self._outside = _NOBODYS
-        self._changed = time.perf_counter()
-        self._spent = [0.0] * (len(_CODES) + 1)
-        self._step_began: float | None = None
-        self._number = 0
-        self._logged = recorder.step
+        self._telling = False
+        self._over = False
+        self._outside = Phase("other", _OTHER, self._origin)
+        self._open: list[Phase] = [self._outside]
+        # What happened since it was last told.
+        self._story: list[int] = []
+        self._told_words = 0
+        self._tell_at = 0
+        # Where the telling has come to.
+        self._code, self._since = _OTHER, 0
+        self._counting = False
+        self._step_since = 0
+        # Work of all steps, raised on the training thread alone; told together with the story.
+        self.samples = self.tokens = self.micro_batches = 0
+        self.gc_ns = 0
+        self.flops = self.hook_s = 0.0
+        self.flops_method = ""
+        self._told: tuple[float, ...] = (0,) * 6
+        self._gc_in_story = 0
+        self.retries = 0
+        self.stepping = False
+        self.in_step = False
+        self.number = 0
+        self._thread = 0
+        self._logged = self._logged_before = recorder.step
+        # The other clock, where there is one: told of each change on the training thread.
+        self.device_clock: DeviceClock | None = None
+        self._on_device: dict[int, float] = {}
         # The phase first: nobody reads it before there is a state.
-        self._recorder.phase(_OTHER, 0, time.time_ns() // 1000)
+        writer.phase(_OTHER, 0, _clock() - self._origin)
         self._become("starting")
+
+    def phase(self, name: str, of_buffers: bool = False) -> Phase:
+        """A phase for hooks: made once, entered and left in each step."""
+        return Phase(name, _CODES[name] | (layout.OF_BUFFERS if of_buffers else 0), self._origin)
 
     # -- users
 
     def begin(self, name: str) -> Phase:
         """Enter a phase inside the one that is open; what comes back leaves it."""
-        phase = Phase(name)
-        if name not in _CODES:
-            phase.word = self._recorder.text_number(name)
+        if name in _CODES:
+            phase = Phase(name, _CODES[name], self._origin)
+        else:
+            word = self.recorder.text_number(name)
+            phase = Phase(name, _OTHER | NAMED, self._origin, word)
         with self._lock:
-            self._charge()
-            self._phases.append(phase)
-            self._tell()
-            self._recorder.raise_totals(self._charges())
-            if self._state == "starting":
+            self._open.append(phase)
+            self._change()
+            if self._state == "starting" and not self._over:
                 self._become("running")
         return phase
 
     def end(self, phase: Phase, took_s: float) -> None:
         """Leave a phase, the innermost one unless threads have one each."""
         with self._lock:
-            self._charge()
-            self._phases = [each for each in self._phases if each is not phase]
+            # In place: hooks look at the same list.
+            self._open[:] = [each for each in self._open if each is not phase]
             if phase.name == "checkpoint":
-                self._recorder.observe(catalog.TRAINING_CHECKPOINT_DURATION, took_s)
-                self._recorder.stamp(catalog.TRAINING_CHECKPOINT_TIMESTAMP, time.time())
-            self._tell()
-            self._recorder.raise_totals(self._charges())
+                self.recorder.observe(catalog.TRAINING_CHECKPOINT_DURATION, took_s)
+                self.recorder.stamp(catalog.TRAINING_CHECKPOINT_TIMESTAMP, time.time())
+            self._change()
 
     def running(self, now_ns: int = 0) -> None:
         """The first sign of work."""
         with self._lock:
-            if self._state == "starting":
+            if self._state == "starting" and not self._over:
                 self._become("running")
 
     def over(self, state: str) -> None:
         """The run has ended."""
         with self._lock:
+            self.tell()
             self._become(state)
+            self._over = True
 
     def _become(self, state: str) -> None:
         self._state = state
-        self._recorder.state(catalog.STATES[state], time.time_ns() // 1000)
+        self.recorder.state(catalog.STATES[state], time.time_ns() // 1000)
 
-    # -- hooks
+    def _change(self) -> None:
+        """Another phase is the innermost one now: write it down, and tell what was."""
+        innermost = self._open[-1]
+        since = _clock()
+        if not self.recorder.phase(innermost.code, innermost.word, since - self._origin):
+            return
+        self._story.append(innermost.base + since)
+        if self.device_clock is not None and threading.get_ident() == self._thread:
+            self.device_clock.mark(innermost.code)
+        self.tell()
+
+    # -- hooks: what they call is short, for it is felt
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase inside the one that is open."""
-        now = time.perf_counter()
-        self._spent[self._code] += now - self._changed
-        self._changed = now
-        self._phases.append(phase)
-        self._code = phase.code
-        self._write_phase(phase.code, 0, time.time_ns() // 1000)
+        self._open.append(phase)
+        self._words[_PHASE_WORD] = word = phase.base + _clock()
+        self._story.append(word)
+        if self.device_clock is not None:
+            self.device_clock.mark(phase.code)
 
     def leave(self, phase: Phase) -> None:
         """End a phase, and whatever was left open inside it; nothing if it is not open."""
-        phases = self._phases
-        if phase not in phases:
-            return
-        now = time.perf_counter()
-        self._spent[self._code] += now - self._changed
-        self._changed = now
-        while phases.pop() is not phase:
-            pass
-        if phases:
-            around = phases[-1]
-            self._code = around.code
-            self._write_phase(around.code, around.word, time.time_ns() // 1000)
+        opened = self._open
+        if opened[-1] is phase:
+            opened.pop()
+        elif opened[-2:][0] is phase:
+            del opened[-2:]
+        elif phase in opened:
+            del opened[opened.index(phase) :]
         else:
-            self._code = self._outside
-            self._write_phase(_OTHER, 0, time.time_ns() // 1000)
+            return
+        around = opened[-1]
+        self._words[_PHASE_WORD] = word = around.base + _clock()
+        self._story.append(word)
+        if self.device_clock is not None:
+            self.device_clock.mark(around.code)
 
-    def begin_steps(self) -> None:
+    def begin_step(self) -> None:
         """Hooks have seen work: from here on time outside of any phase is part of a step."""
-        if self._step_began is None:
-            self._charge()
-            self._outside = _OTHER
-            self._step_began = self._changed
-            self._tell()
+        self.in_step = True
+        self._logged_before = self.recorder.step
+        if not self.stepping:
+            self.stepping = self.recorder.steps_counted = True
+            self._thread = threading.get_ident()
+            self._story.append(_BEGAN + _clock() - self._origin)
             self.running()
 
-    def step_finished(self, samples: int, tokens: int, micro_batches: int, gc_s: float) -> None:
-        """The optimizer has done its step: tell how long it took, and of what."""
-        self._charge()
-        began, self._step_began = self._step_began, self._changed
-        duration_s = 0.0 if began is None else self._changed - began
-        recorder = self._recorder
-        amounts = self._charges()
-        for metric, amount in zip(
-            _STEP_TOTALS, (1.0, samples, tokens, micro_batches, gc_s), strict=True
-        ):
-            if amount:
-                amounts.append((metric, (), amount))
-        recorder.step_finished(self._next_number(), duration_s, amounts)
-
-    def _next_number(self) -> int:
-        # The user's number where one was logged since the last step, else one more than that.
-        logged = self._recorder.step
-        if logged != self._logged:
-            self._logged = self._number = logged
+    def step_finished(self, skipped: bool = False) -> bool:
+        """The optimizer has done its step, or left it out; whether it is time to tell."""
+        if not self.stepping:
+            self.begin_step()
+        now = _clock()
+        story = self._story
+        # What was logged within a step is said of it, what was logged after one, of that one.
+        logged = self.recorder.step
+        if logged == self._logged:
+            number = self.number + 1
         else:
-            self._number += 1
-        return self._number
+            self._logged = logged
+            number = logged if self.in_step and logged != self._logged_before else logged + 1
+        self.number = number
+        story.append(_NUMBER | number)
+        if self.gc_ns != self._gc_in_story:
+            story.append(_GC | self.gc_ns - self._gc_in_story)
+            self._gc_in_story = self.gc_ns
+        if self.retries:
+            story.append(_RETRIES | self.retries)
+            self.retries = 0
+        if skipped:
+            story.append(_SKIPPED)
+        story.append(_ENDED + now - self._origin)
+        self._words[_PHASE_WORD] = word = self._open[-1].base + now
+        story.append(word)
+        self._words[_STEP_WORD] = number + 1
+        self.in_step = False
+        if self.device_clock is not None:
+            self.device_clock.step_finished()
+        return now >= self._tell_at or len(story) > _MOST_WORDS
 
-    # -- the clock
+    def device_time(self, code: int, seconds: float) -> None:
+        """The device has spent this long in a phase; told with the rest."""
+        self._on_device[code] = self._on_device.get(code, 0.0) + seconds
 
-    def _charge(self) -> None:
-        now = time.perf_counter()
-        self._spent[self._code] += now - self._changed
-        self._changed = now
+    # -- telling
+
+    def tell(self) -> None:
+        """Put what happened into the totals and into the ring."""
+        with self._lock:
+            # A signal handler may come in the middle of this; whatever it did is told next time.
+            if self._telling or self._over:
+                return
+            self._telling = True
+            try:
+                self._tell()
+            finally:
+                self._telling = False
 
     def _tell(self) -> None:
-        """Go back to the phase that is now the innermost, and write it down."""
-        phase = self._phases[-1] if self._phases else None
-        self._code = self._outside if phase is None else phase.code
-        code, word = (_OTHER, 0) if phase is None else (phase.code, phase.word)
-        self._recorder.phase(code, word, time.time_ns() // 1000)
+        now = _clock()
+        self._tell_at = now + _TOLD_EVERY_NS
+        story = self._story
+        # Hooks may go on writing while another thread is here.
+        count = len(story)
+        words = story[:count]
+        del story[:count]
+        charged: dict[int, int] = {}
+        durations: list[int] = []
+        steps = skipped = leap = 0
+        code, since = self._code, self._since
+        for word in words:
+            kind = word >> _SHIFT
+            value = word & _VALUE
+            if kind < layout.STEPS_BEGAN:
+                if value > since:
+                    if code != _OTHER or self._counting:
+                        charged[code] = charged.get(code, 0) + value - since
+                    since = value
+                code = kind
+            elif kind == layout.STEP_ENDED:
+                if leap:
+                    skipped += 1
+                else:
+                    steps += 1
+                    if value > self._step_since:
+                        durations.append(value - self._step_since)
+                leap, self._step_since = 0, value
+            elif kind == layout.STEP_SKIPPED:
+                leap = 1
+            elif kind == layout.STEPS_BEGAN:
+                # Time outside of any phase was nobody's until now.
+                if code == _OTHER:
+                    since = max(since, value)
+                self._counting, self._step_since = True, value
+        # What the present phase has taken so far is told as well.
+        until = now - self._origin
+        if until > since and (code != _OTHER or self._counting):
+            charged[code] = charged.get(code, 0) + until - since
+        self._code, self._since = code, max(since, until)
+        self._put(charged, durations, steps, skipped)
+        if self.stepping and words:
+            self.recorder.append_words(layout.STEPS, self._told_words, words)
+            self._told_words += len(words)
 
-    def _charges(self) -> list[Amount]:
-        """What was charged since the last time, for the totals."""
-        charges: list[Amount] = []
-        spent = self._spent
-        for code, labels in enumerate(_PHASE_LABELS):
-            if seconds := spent[code]:
-                spent[code] = 0.0
-                charges.append((catalog.TRAINING_PHASE_TIME, labels, seconds))
-        return charges
+    def _put(self, charged: dict[int, int], durations: list[int], steps: int, skipped: int) -> None:
+        amounts: list[Amount] = [
+            (catalog.TRAINING_PHASE_TIME, _LABELS[code], nanoseconds / 1e9)
+            for code, nanoseconds in charged.items()
+        ]
+        on_device, self._on_device = self._on_device, {}
+        amounts += [
+            (catalog.TRAINING_PHASE_TIME, _DEVICE_LABELS[code], seconds)
+            for code, seconds in on_device.items()
+        ]
+        work = (
+            *(self.samples, self.tokens, self.micro_batches),
+            *(self.gc_ns / 1e9, self.hook_s, self.flops),
+        )
+        grown = [now - before for now, before in zip(work, self._told, strict=True)]
+        self._told = work
+        for metric, amount in (
+            (catalog.TRAINING_STEPS, steps),
+            *zip(_WORK, grown[:-1], strict=True),
+        ):
+            if amount:
+                amounts.append((metric, (), float(amount)))
+        if grown[-1]:
+            method = (("method", self.flops_method),)
+            amounts.append((catalog.TRAINING_FLOPS, method, grown[-1]))
+        if skipped:
+            why = (("reason", "overflow"),)
+            amounts.append((catalog.TRAINING_STEPS_SKIPPED, why, float(skipped)))
+        if amounts:
+            self.recorder.raise_totals(amounts)
+        if durations:
+            self.recorder.observe_all(
+                catalog.TRAINING_STEP_DURATION, [each / 1e9 for each in durations]
+            )
+            self.recorder.step_duration(durations[-1] / 1e9)

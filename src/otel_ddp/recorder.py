@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
@@ -29,6 +30,8 @@ _MOST_SHAPES = 4096
 # Of all shapes together: names that change with every call must not fill the memory.
 _MOST_SHAPED_NAMES = 200_000
 _MOST_WARNINGS = 50
+# Of a stream in one record; the smallest ring takes a record of 22 kB.
+_MOST_WORDS = 1000
 _LARGEST_STEP = 2**63
 _AS_FLOAT = float.conjugate
 _PLAIN_TYPES: set[type] = {float, int, bool}
@@ -64,13 +67,16 @@ class Recorder:
         self._by_ids: dict[tuple[int, ...], _Written] = {}
         self._shaped_names = 0
         self._names: dict[tuple[str, str], int] = {}
+        # Names of our own making; one that the user logs as well is the user's from then on.
+        self._offered: set[int] = set()
+        self._offering = False
         self._named: dict[int, tuple[str, str]] = {}
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
         self._places: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-        # The last step that hooks have seen finished.
-        self._counted = -1
+        self.steps_counted = False
         self._documents: dict[int, Mapping[str, Any]] = {}
+        self._facts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
         # Names need the area as well, so the configuration gets a quarter of it, once for all.
         self._config_room = layout.areas(writer.path.stat().st_size).definitions[1] // 4
@@ -240,12 +246,18 @@ class Recorder:
         key = (clean, values.split_of(clean, split))
         known = self._names.get(key)
         if known is not None:
+            if self._offering and known not in self._offered:
+                return 0
+            if not self._offering:
+                self._offered.discard(known)
             return known
         known = self._alone(lambda: self._new_name(key), -1)
         if known < 0:
             return 0
         if known == 0:
             self._refuse_name(clean)
+        elif self._offering:
+            self._offered.add(known)
         elif changed:
             self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
         return known
@@ -307,6 +319,23 @@ class Recorder:
             self.refuse("name", "split", f"the split was not recorded: {why}")
             return None
 
+    def offer(self, found: Mapping[str, Any], step: int) -> None:
+        """Record what was read off by itself, unless the user logs something of that name."""
+        now = time_ns()
+        self._offering = True
+        try:
+            known = {self._name(name, None): value for name, value in found.items()}
+        finally:
+            self._offering = False
+        known.pop(0, None)
+        for number, value in known.items():
+            if values.is_device_tensor(value):
+                self._fly(number, value, step, None, now)
+                continue
+            number_of = containment.attempt(partial(values.number, value), None)
+            if number_of is not None:
+                self._write((number,), (number_of,), step, None, now)
+
     # -- tensors of a device
 
     @containment.contained()
@@ -360,6 +389,15 @@ class Recorder:
             self._documents[kind] = content
         return written
 
+    def facts(self, content: Mapping[str, Any]) -> None:
+        """Add to what is known of this program; said twice, it is written once."""
+        new = {key: value for key, value in content.items() if self._facts.get(key) != value}
+        if not new:
+            return
+        written = self._alone(partial(self.writer.document, layout.FACTS, new), False)
+        if written:
+            self._facts.update(new)
+
     def config(self, content: Mapping[str, Any]) -> bool:
         """Record what is new in a configuration; False if not all of it found room."""
         new = {
@@ -412,24 +450,29 @@ class Recorder:
                 self._places[(metric.name, labels)] = place
             self.writer.add(place, amount)
 
-    def step_finished(self, number: int, duration_s: float, amounts: Sequence[Amount]) -> None:
-        """Say which step is done, how long it took, and what it adds to the totals."""
-        self._alone(lambda: self._step_finished(number, duration_s, amounts), None)
+    def append_words(self, kind: int, before: int, words: Sequence[int]) -> None:
+        """Append a piece of a stream of words, of which there were some before."""
+        for at in range(0, len(words), _MOST_WORDS):
+            piece = words[at : at + _MOST_WORDS]
+            payload = struct.pack(f"<{len(piece) + 1}Q", before + at, *piece)
+            self._alone(partial(self.writer.append, kind, payload), False)
 
-    def _step_finished(self, number: int, duration_s: float, amounts: Sequence[Amount]) -> None:
-        self._counted = number
-        self._raise_totals(amounts)
-        self._observe(catalog.TRAINING_STEP_DURATION, duration_s)
-        self.writer.step(number)
-        self.writer.step_duration(duration_s)
+    def step_duration(self, seconds: float) -> None:
+        """Overwrite how long the last step took."""
+        self._alone(lambda: self.writer.step_duration(seconds), None)
 
-    def stamp(self, metric: catalog.Metric, value: float) -> None:
+    def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:
         """Overwrite a value of which only the last one counts."""
-        self._alone(lambda: self.writer.set(self._total(metric, {}), value), None)
+        self._alone(lambda: self.writer.set(self._total(metric, attributes), value), None)
 
     def observe(self, metric: catalog.Metric, value: float) -> None:
         """Put a value into a histogram."""
         self._alone(lambda: self._observe(metric, value), None)
+
+    def observe_all(self, metric: catalog.Metric, found: Sequence[float]) -> None:
+        """Put several values into a histogram."""
+        for value in found:
+            self.observe(metric, value)
 
     def _observe(self, metric: catalog.Metric, value: float) -> None:
         place = self._totals.get((metric.name,))
@@ -450,19 +493,25 @@ class Recorder:
     # The two below are single words: a signal handler may come in between, another thread's close
     # may not.
 
-    def phase(self, code: int, name: int, since_us: int) -> None:
-        """Overwrite what this process is busy with, and its step."""
+    def phase(self, code: int, name: int, since_ns: int) -> bool:
+        """Overwrite what this process is busy with, and its step; False if it was closed."""
         with self._lock:
             if not self._closed:
-                self.writer.step(max(self.step, self._counted))
-                self.writer.phase(code, name, since_us)
+                self._show_step()
+                self.writer.phase(code, name, since_ns)
+            return not self._closed
 
     def state(self, code: int, since_us: int) -> None:
         """Overwrite how this process is doing, and its step."""
         with self._lock:
             if not self._closed:
-                self.writer.step(max(self.step, self._counted))
+                self._show_step()
                 self.writer.state(code, since_us)
+
+    def _show_step(self) -> None:
+        # Where hooks count the steps they show them, too.
+        if not self.steps_counted:
+            self.writer.step(self.step)
 
     def reason(self, text: str) -> None:
         """Say why the run ended."""

@@ -17,6 +17,7 @@ from otel_ddp.journal import layout, place
 from otel_ddp.journal.writer import open_journal
 from otel_ddp.progress import Phase, Standing
 from otel_ddp.recorder import Recorder
+from otel_ddp.revision import revision
 from otel_ddp.spans import OpenSpan, record_event
 from otel_ddp.strategies import Choice
 
@@ -73,7 +74,13 @@ class Run:
         recorder.first_value = self._standing.running
         recorder.look_around = self._look_around
         containment.count_failure = self._count_failure
-        recorder.document(layout.FACTS, {**_facts(), "terms": agent_terms.terms(os.environ)})
+        recorder.facts(
+            {
+                **_facts(),
+                "terms": agent_terms.terms(os.environ),
+                "sample_steps": conf.sample_steps,
+            }
+        )
         if self._settled:
             self._announce()
         self._look_around(writer.created_ns)
@@ -288,18 +295,27 @@ class Run:
         for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
             key = "true" if parameter.requires_grad else "false"
             counts[key] = counts.get(key, 0) + int(parameter.numel())
-        facts = {"model": type(inner).__name__[:200], "parameters": counts}
-        recorder.document(layout.FACTS, facts)
+        recorder.facts({"model": type(inner).__name__[:200], "parameters": counts})
 
     @containment.contained()
-    def watch(self, model: Any, step_optimizer: Any = None) -> None:
+    def watch(self, model: Any, **wishes: Any) -> None:
         """Measure the steps that train this model, if it is one of torch's."""
         recorder = self._ready()
         if recorder is None or self._standing is None or "torch" not in sys.modules:
             return
-        from otel_ddp.torch import watch
+        from otel_ddp.torch import process_group, watch
 
-        watch.watch(model, self._standing, step_optimizer)
+        if backend := process_group.backend():
+            recorder.facts({"backend": backend})
+        who = self.identity
+        watch.watch(
+            model,
+            self._standing,
+            every=self._settings.sample_steps,
+            leads=not who.global_rank,
+            speaks=not who.local_rank,
+            **wishes,
+        )
 
     @containment.contained()
     def unwatch(self) -> None:
@@ -416,8 +432,10 @@ def _in_data_worker() -> bool:
 
 def _facts() -> dict[str, Any]:
     """What the run's info says about this program."""
+    script = sys.argv[0] if sys.argv else ""
     found: dict[str, Any] = {
-        "script": os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "",
+        "script": os.path.basename(script),
+        "git_sha": revision(script) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
     }
     torch = sys.modules.get("torch")

@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     journal_bytes: int
     max_names: int
     max_name_length: int
+    sample_steps: int
     linger_s: float
     interval_s: float
     timeout_s: float
@@ -197,6 +198,14 @@ TABLE: tuple[Setting, ...] = (
         200,
         _count(32, 4096),
         "Characters of a logged name; a longer one is shortened and counted.",
+    ),
+    Setting(
+        "sample_steps",
+        ("OTEL_DDP_SAMPLE_STEPS",),
+        100,
+        _count(0, 1_000_000_000),
+        "Every so many steps one is looked at closely: its spans are sent, the norm of its "
+        "gradients is taken. Steps out of the ordinary are sent in any case. 0: only those.",
     ),
     Setting(
         "linger_s",

@@ -105,9 +105,12 @@ def describe(
     progress = reader.progress()
     phase, since_ns, steps = "other", reader.created_ns, [last_step]
     if progress is not None:
+        phase = _PHASES.get(progress.phase_code, "other")
+        # A name is of a phase without a code; inside of it there may be others.
         name = reader.names.get(progress.phase_name)
-        phase = name.text if name is not None else _PHASES.get(progress.phase, "other")
-        since_ns = progress.phase_since_ns
+        if phase == "other" and name is not None:
+            phase = name.text
+        since_ns = reader.created_ns + progress.phase_after_ns
         steps.append(progress.step)
     return {
         "run": who.get("run"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_ddp import catalog, survey
+from otel_ddp.agent.export import Renderer
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.nodes import NodeNames
+from otel_ddp.agent.step_spans import StepSpans
+from otel_ddp.agent.steps import Step
 from otel_ddp.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -41,6 +46,7 @@ class Bench:
         self.ledger.keep_history = True
         self.names = NodeNames(folder / "nodes.json", "")
         self.intake = self.another()
+        self.words_told = self.steps_told = 0
 
     def another(self) -> Intake:
         return Intake(JournalReader(self.writer.path), self.ledger, self.names.name)
@@ -51,6 +57,32 @@ class Bench:
         self.writer.scalars(
             shape, time.time_ns(), step, float("nan"), list(values.values()), len(values)
         )
+
+    def steps(self, *numbers: int, lost: int = 0) -> None:
+        """Of 10 ms each, half forward and half a wait, told in one record."""
+        self.words_told += lost
+        words = [] if self.steps_told else [layout.STEPS_BEGAN << layout.CODE_SHIFT]
+        for number in numbers:
+            at = self.steps_told * 10_000_000
+            self.steps_told += 1
+            pairs = (
+                (catalog.PHASES["forward"], at),
+                (catalog.PHASES["comm_wait"], at + 5_000_000),
+                (layout.STEP_NUMBER, number),
+                (layout.STEP_ENDED, at + 10_000_000),
+            )
+            words += [code << layout.CODE_SHIFT | value for code, value in pairs]
+        payload = struct.pack(f"<{len(words) + 1}Q", self.words_told, *words)
+        self.writer.append(layout.STEPS, payload)
+        self.words_told += len(words)
+
+    def shown(self) -> list[tuple[str, int]]:
+        """Name and step of the spans that are on their way."""
+        return [
+            (each.content["name"], each.content["step"])
+            for each in self.intake.documents
+            if each.kind == layout.SPAN
+        ]
 
     def take(self) -> None:
         now = time.time_ns()
@@ -229,10 +261,108 @@ def test_a_progress_that_makes_no_sense_does_no_harm(bench: Bench) -> None:
     bench.take()
 
     assert bench.told(catalog.TRAINING_PHASE) == {"": 200.0}
-    assert bench.told(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": 0.0}
+    made_ns = bench.intake.reader.created_ns
+    assert bench.told(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
     assert bench.told(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
     described = survey.describe(bench.intake.reader, bench.intake.state, None, 0)
-    assert (described["phase"], described["phase_since_ns"]) == ("other", 0)
+    assert (described["phase"], described["phase_since_ns"]) == ("other", made_ns)
+
+
+def step_spans(*numbers: int) -> list[tuple[str, int]]:
+    return [(name, each) for each in numbers for name in ("step", "forward", "comm_wait")]
+
+
+def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
+    bench.steps(99, 100, 101)
+
+    bench.take()
+
+    assert bench.shown() == step_spans(100)
+    documents = [(bench.intake.labels, bench.intake.project, bench.intake.documents)]
+    (request,) = Renderer({}).documents(documents)
+    message = ExportTraceServiceRequest.FromString(request.body)
+    spans = message.resource_spans[0].scope_spans[0].spans
+    for span in spans:
+        attributes = {pair.key: pair.value for pair in span.attributes}
+        found = {name: attributes[name].string_value for name in catalog.RANK_LABELS}
+        assert found == dict(bench.intake.labels)
+        assert attributes["step"].int_value == 100
+    began_ns = bench.writer.created_ns + 10_000_000
+    assert (spans[0].start_time_unix_nano, spans[0].end_time_unix_nano) == (
+        began_ns,
+        began_ns + 10_000_000,
+    )
+    assert [span.parent_span_id for span in spans] == [b"", spans[0].span_id, spans[0].span_id]
+    # The id is this rank's, not any rank's.
+    step = Step(100, began_ns, began_ns + 10_000_000, (), (), 0.0, False, 0)
+    (root,) = StepSpans().spans(step, bench.intake.labels, every=100)
+    assert spans[0].span_id.hex() == root["id"]
+
+
+def test_a_process_says_which_of_its_steps_are_shown(bench: Bench) -> None:
+    bench.writer.document(layout.FACTS, {"sample_steps": 2})
+    bench.steps(1, 2, 3, 4)
+
+    bench.take()
+
+    assert bench.shown() == step_spans(2, 4)
+
+
+def test_a_rank_that_is_not_exported_shows_no_steps(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {**TOLD, "exported": False})
+    bench.steps(100)
+
+    bench.take()
+
+    assert bench.intake.documents == []
+    bench.close()
+
+
+def test_where_there_is_no_collector_no_documents_pile_up(bench: Bench) -> None:
+    bench.ledger.keep_history = False
+    bench.steps(100)
+    bench.writer.append(layout.SPAN, b'{"name": "save"}')
+    bench.take()
+    before = list(bench.intake.documents)
+
+    # One is found: what comes from now on is kept for it, from the next whole step on.
+    bench.ledger.keep_history = True
+    bench.steps(200, 300)
+    bench.writer.append(layout.SPAN, b'{"name": "save", "step": 1}')
+    bench.take()
+
+    assert before == []
+    assert bench.shown() == [*step_spans(300), ("save", 1)]
+
+
+def test_of_steps_that_were_overwritten_only_the_torn_one_is_missing(bench: Bench) -> None:
+    bench.steps(100)
+    bench.take()
+    bench.steps(200, 300, lost=7)
+
+    bench.take()
+
+    assert bench.shown() == step_spans(100, 300)
+
+
+def test_a_step_goes_on_from_one_reading_to_the_next(bench: Bench) -> None:
+    for number in (100, 200):
+        bench.steps(number)
+        bench.take()
+
+    assert bench.shown() == step_spans(100, 200)
+
+
+def test_steps_that_make_no_sense_do_no_harm(bench: Bench) -> None:
+    bench.writer.append(layout.STEPS, b"\xff" * 800)
+    bench.writer.append(layout.STEPS, b"\xff" * 7)
+    bench.log({"loss": 1.0}, step=1)
+    bench.steps(100, 200)
+
+    bench.take()
+
+    assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert bench.shown() == step_spans(100, 200)
 
 
 class TestNodeNames:

@@ -205,10 +205,10 @@ class Conversation(RuleBasedStateMachine):
             cells[0] += amount
             cells[1 + bucket] += 1.0
 
-    @rule(code=st.integers(0, 255), name=st.integers(0, 2**32), since_us=TIMES_US)
-    def enter_phase(self, code: int, name: int, since_us: int) -> None:
-        self.the_writer().phase(code, name, since_us)
-        self.stands.update(phase=code, phase_name=name, phase_since_ns=since_us * 1000)
+    @rule(code=st.integers(0, 255), name=st.integers(0, 2**32), after_ns=TIMES_US)
+    def enter_phase(self, code: int, name: int, after_ns: int) -> None:
+        self.the_writer().phase(code, name, after_ns)
+        self.stands.update(phase=code, phase_name=name, phase_after_ns=after_ns)
 
     @rule(step=st.integers(-1, 2**63 - 1), micro_step=st.integers(0, 2**63), took_s=st.floats(0, 9))
     def step(self, step: int, micro_step: int, took_s: float) -> None:
@@ -317,8 +317,7 @@ class Written:
             writer.phase(serial % 7, 1, serial)
             writer.step(serial)
             writer.state(1, serial)
-        since_ns = serial * 1000
-        self.progress = Progress(serial, 0, serial % 7, 1, 1, since_ns, since_ns, 0.0)
+        self.progress = Progress(serial, 0, serial % 7, 1, 1, serial, serial * 1000, 0.0)
         writer.reason("killed by its own hand")
         writer.close()
         self.content = writer.path.read_bytes()
@@ -610,7 +609,7 @@ def test_a_writer_stopped_at_any_bytecode_leaves_only_whole_values(directory: Pa
         # One word after another, each whole: a code never without its time.
         for change in (
             {"phase_name": step},
-            {"phase": step % 7, "phase_since_ns": step * 3000},
+            {"phase": step % 7, "phase_after_ns": step * 3},
             {"step": step},
             {"micro_step": step % 5},
             {"state": 1, "state_since_ns": step * 1000},
@@ -725,9 +724,9 @@ def serials_of(progress: Progress | None) -> list[int]:
     """The steps that its words belong to, in the order of their writing; each of them is whole."""
     if progress is None:
         return []
-    step, micro_step, phase, name, state, phase_since_ns, state_since_ns, took_s = progress
+    step, micro_step, phase, name, state, phase_after_ns, state_since_ns, took_s = progress
     # fmt: off
-    serials = [name, phase_since_ns // 3000, step or 0, micro_step % 2**32,
+    serials = [name, phase_after_ns // 3, step or 0, micro_step % 2**32,
                state_since_ns // 5000, round(took_s * 7)]
     # fmt: on
     assert serials[1] % 7 == phase
@@ -817,10 +816,10 @@ def test_no_word_of_the_progress_is_ever_seen_half_written(directory: Path) -> N
         progress = reader.progress()
         if progress is None:
             return []
-        step, micro_step, phase, name, state, phase_since_ns, state_since_ns, took_s = progress
+        step, micro_step, phase, name, state, phase_after_ns, state_since_ns, took_s = progress
         (duration,) = struct.unpack("<Q", struct.pack("<d", took_s))
         # fmt: off
-        words = [name, phase << 56 | phase_since_ns // 1000, (step or 0) + 1, micro_step,
+        words = [name, phase << 56 | phase_after_ns, (step or 0) + 1, micro_step,
                  state << 56 | state_since_ns // 1000, duration]
         # fmt: on
         each = [set(word.to_bytes(8, "little")) for word in words]

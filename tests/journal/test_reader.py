@@ -293,7 +293,7 @@ def test_there_is_no_progress_before_its_state(
     # Its code is 0, and so is that of the first state of all.
     writer.state(0, 20)
 
-    assert Progress(1, 0, 3, 4, 0, 10_000, 20_000, 0.0) == reader.progress()
+    assert Progress(1, 0, 3, 4, 0, 10, 20_000, 0.0) == reader.progress()
 
 
 def test_a_progress_that_was_cut_off_is_the_one_before(
@@ -320,7 +320,7 @@ def test_a_progress_that_makes_no_sense_is_passed_on(
 
     # fmt: off
     assert senseless == (
-        most - 1, most, 255, most, 255, latest * 1000, latest * 1000, math.inf)
+        most - 1, most, 255, most, 255, latest, latest * 1000, math.inf)
     # fmt: on
     assert reader.progress() == (None, 0, 200, 7, 201, 0, 0, -1.0)
 

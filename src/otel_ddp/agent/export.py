@@ -146,12 +146,12 @@ def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
             trace_id=trace_id(labels, str(content.get("trace") or "")),
             span_id=bytes.fromhex(content["id"]),
             parent_span_id=bytes.fromhex(content.get("parent") or ""),
-            start_ns=int(content["start"]),
-            end_ns=int(content["end"]),
+            start_ns=_time_ns(content["start"]),
+            end_ns=_time_ns(content["end"]),
             attributes=_attributes(labels, content),
             error=str(content["error"]) if content.get("error") else None,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None  # another version's record
 
 
@@ -159,15 +159,23 @@ def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
     try:
         trace = str(content.get("trace") or "")
         return encode.LogRecord(
-            time_ns=int(content["time"]),
+            time_ns=_time_ns(content["time"]),
             event_name=str(content["name"]),
             body=str(content["name"]),
             attributes=_attributes(labels, content),
             trace_id=trace_id(labels, trace) if trace else b"",
             span_id=bytes.fromhex(content.get("span") or ""),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _time_ns(said: Any) -> int:
+    # OTLP refuses any other with an exception, and with it what all the others have to say.
+    time_ns = int(said)
+    if not 0 <= time_ns < 2**63:
+        raise ValueError(f"{time_ns} is no time")
+    return time_ns
 
 
 def _attributes(labels: Labels, content: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog, survey
+from otel_ddp import catalog, containment, survey
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
+from otel_ddp.agent.step_spans import StepSpans, sampled_every
+from otel_ddp.agent.steps import StepStream
 from otel_ddp.catalog import STATES
-from otel_ddp.journal.layout import END
-from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars
+from otel_ddp.journal.layout import END, SPAN
+from otel_ddp.journal.reader import Document, JournalReader, Progress, Record, Scalars, Steps
 
 # A process that waits for its process group keeps its provisional name off the wire this long.
 _UNSETTLED_S = 60.0
@@ -46,6 +48,9 @@ class Intake:
         self._info: Series | None = None
         self._entries: dict[int, _Entry] = {}
         self._restored = False
+        self._capabilities: set[tuple[str, str]] = set()
+        self._steps = StepStream(reader.created_ns)
+        self._step_spans = StepSpans()
 
     # -- who it is
 
@@ -108,16 +113,32 @@ class Intake:
         for record in records:
             if isinstance(record, Scalars):
                 self._scalars(record, live=True)
+            elif isinstance(record, Steps):
+                self._take_steps(record)
             elif record.kind == END:
                 # It may have ended after we looked at its progress.
                 self._judge(self.reader.progress(), alive)
-            elif self.exported:
+            elif self._sent:
                 self.documents.append(record)
 
-    def _rescued(self, before: int, records: list[Scalars | Document]) -> list[Scalars | Document]:
+    @property
+    def _sent(self) -> bool:
+        # Nobody fetches documents where there is no collector: they would pile up.
+        return self.exported and self._ledger.keep_history
+
+    @containment.contained()
+    def _take_steps(self, record: Steps) -> None:
+        if not self._sent:
+            return
+        every = sampled_every(self.reader.facts)
+        for step in self._steps.feed(record):
+            for content in self._step_spans.spans(step, self.labels, every):
+                self.documents.append(Document(SPAN, content, record.position))
+
+    def _rescued(self, before: int, records: list[Record]) -> list[Record]:
         """Of what was overwritten, the last value of each name: a copy of it is kept apart."""
         first = records[0].position if records else self.reader.position
-        found: list[Scalars | Document] = [
+        found: list[Record] = [
             record for record in self.reader.latest() if before <= record.position < first
         ]
         self.reader.lost -= len(found)
@@ -199,8 +220,9 @@ class Intake:
         self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, self.seen_alive_ns / 1e9, now_ns)
         self._put(catalog.TRAINING_RESTARTS, float(self.who.get("restarts") or 0), now_ns)
         if progress is not None:
-            self._put(catalog.TRAINING_PHASE, progress.phase, now_ns)
-            self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, progress.phase_since_ns / 1e9, now_ns)
+            since_ns = self.reader.created_ns + progress.phase_after_ns
+            self._put(catalog.TRAINING_PHASE, progress.phase_code, now_ns)
+            self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
         if (step := self.step()) is not None:
             self._put(catalog.TRAINING_STEP, step, now_ns)
         if self.last_epoch is not None:
@@ -210,6 +232,7 @@ class Intake:
             catalog.OTEL_DDP_RECORDS_LOST, self.reader.unreadable, now_ns, ("why", "unreadable")
         )
         self._put_totals(now_ns)
+        self._put_capabilities(now_ns)
         if self.who.get("global_rank") == 0:
             self._put_run(now_ns)
 
@@ -241,6 +264,21 @@ class Intake:
                 self._put(metric, total.values[0], now_ns, *more)
             elif len(total.bounds) == len(metric.bounds):
                 self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
+
+    def _put_capabilities(self, now_ns: int) -> None:
+        said = self.reader.facts.get("capability")
+        if not isinstance(said, dict):
+            return
+        now = {(str(what), str(reason)) for what, reason in said.items()}
+        for what, reason in self._capabilities - now:
+            labels = (*self.labels, ("what", what), ("reason", reason))
+            self._ledger.forget(self._ledger.series(catalog.OTEL_DDP_CAPABILITY, labels))
+        self._capabilities = now
+        for what, reason in now:
+            value = 0.0 if reason else 1.0
+            self._put(
+                catalog.OTEL_DDP_CAPABILITY, value, now_ns, ("what", what), ("reason", reason)
+            )
 
     def _put_run(self, now_ns: int) -> None:
         world = self.who.get("world_size")

@@ -35,13 +35,14 @@ STEP_DURATION = 552
 PROGRESS = Struct("<QQQQQd")
 # In one word with the time, so that neither is ever seen without the other.
 CODE_SHIFT = 56
+WORD_VALUE = (1 << CODE_SHIFT) - 1
 REASON = 1024
 REASON_HEAD = Struct("<II")
 REASON_BYTES = 2048
 
 # checksum, whole size (a multiple of 8), type, flags, running number
 RECORD = Struct("<IIHHI")
-PAD, SCALARS, SPAN, EVENT, END = 0, 16, 17, 18, 19
+PAD, SCALARS, SPAN, EVENT, END, STEPS = 0, 16, 17, 18, 19, 20
 IDENTITY, NAME, COUNTER, HISTOGRAM, CONFIG, FACTS = 1, 2, 3, 4, 5, 6
 
 # after the record's head: how many values, time, step, epoch; then the ids, then the values
@@ -52,6 +53,18 @@ LATEST_HEAD = Struct("<IIQ")
 
 # position, running number of the next record, records lost so far: the reader's own file
 TAKEN = Struct("<QQQI")
+
+# The words of a STEPS record: a code above, a time or a number below. A phase, as in PHASE, says
+# that from this time on it is this one; a wait for buffers is told from one for gradients.
+PHASE_CODE = 0x3F
+OF_BUFFERS = 0x40
+# From this time on there are steps; a step ended at this time.
+STEPS_BEGAN, STEP_ENDED = 0x80, 0x81
+# Said of the step that ends next: its number, nanoseconds of garbage collection, and that it left
+# the weights as they were.
+STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
+# Said of the step that ends next: the allocator had to empty its cache this often.
+STEP_RETRIES = 0x85
 
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000

@@ -19,7 +19,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 # How many readings wait for bytes that are not (yet) what their position says they are.
 _PATIENCE = 20
 # Without the code that lies above it in the same word.
-_SINCE_US = (1 << layout.CODE_SHIFT) - 1
+_VALUE = layout.WORD_VALUE
 
 
 class Name(NamedTuple):
@@ -39,12 +39,24 @@ class Scalars(NamedTuple):
     position: int
 
 
+class Steps(NamedTuple):
+    """A piece of the story of the steps: words as layout.PHASE_CODE and what follows it say."""
+
+    offset: int
+    """How many words there were before; a gap to the piece before means that some are lost."""
+    words: tuple[int, ...]
+    position: int
+
+
 class Document(NamedTuple):
     """A span or an event, as its writer put it down."""
 
     kind: int
     content: dict[str, Any]
     position: int
+
+
+Record = Scalars | Document | Steps
 
 
 class Progress(NamedTuple):
@@ -55,9 +67,15 @@ class Progress(NamedTuple):
     phase: int
     phase_name: int
     state: int
-    phase_since_ns: int
+    phase_after_ns: int
+    """When the phase began, counted from the making of the journal."""
     state_since_ns: int
     step_duration_s: float
+
+    @property
+    def phase_code(self) -> int:
+        """The phase, whatever it is that is waited for in it."""
+        return self.phase & layout.PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
 
 
 class Total(NamedTuple):
@@ -195,7 +213,7 @@ class JournalReader:
 
     # -- the ring
 
-    def read(self) -> list[Scalars | Document]:
+    def read(self) -> list[Record]:
         """Every whole record since the last reading, in order; what was overwritten is counted."""
         start, ring = self._ring
         end = self._end()
@@ -205,7 +223,7 @@ class JournalReader:
             if self._end() < end:
                 return []  # no position ever: it only grows
             self.position = end - ring
-        records: list[Scalars | Document] = []
+        records: list[Record] = []
         read_bytes = 0
         while self.position < end and read_bytes < _MOST_BYTES:
             offset = self.position % ring
@@ -227,7 +245,7 @@ class JournalReader:
         # Always a multiple of eight, unless it is damaged.
         return self._word(layout.RING_POSITION) & ~7
 
-    def _walk(self, block: bytes, stop: int, records: list[Scalars | Document]) -> int:
+    def _walk(self, block: bytes, stop: int, records: list[Record]) -> int:
         """Read the records that start before *stop*; how far that went."""
         ring = self._ring[1]
         gone = -self._unpublished
@@ -268,9 +286,15 @@ class JournalReader:
                 records.append(record)
         return at
 
-    def _understand(self, kind: int, payload: bytes, position: int) -> Scalars | Document | None:
+    def _understand(self, kind: int, payload: bytes, position: int) -> Record | None:
         if kind == layout.SCALARS:
             return _scalars(payload, position)
+        if kind == layout.STEPS:
+            count = len(payload) // 8
+            if count < 2:
+                return None
+            offset, *words = struct.unpack_from(f"<{count}Q", payload)
+            return Steps(offset, tuple(words), position)
         if kind in (layout.SPAN, layout.EVENT, layout.END):
             content = _document(payload)
             return None if content is None else Document(kind, content, position)
@@ -350,8 +374,8 @@ class JournalReader:
                     phase >> layout.CODE_SHIFT,
                     name,
                     state >> layout.CODE_SHIFT,
-                    (phase & _SINCE_US) * 1000,
-                    (state & _SINCE_US) * 1000,
+                    phase & _VALUE,
+                    (state & _VALUE) * 1000,
                     duration_s,
                 )
         # Of a file that was cut meanwhile: what it said before.

@@ -71,6 +71,7 @@ class JournalWriter:
         self._areas = layout.areas(size)
         self.journal_id = os.urandom(16)
         self.created_ns = time.time_ns()
+        self.created_monotonic_ns = time.monotonic_ns()
         self.path = directory / f"{os.getpid()}-{self.journal_id[:4].hex()}{layout.SUFFIX}"
         hidden = directory / f".{self.path.name}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -105,13 +106,13 @@ class JournalWriter:
             _start_ticks(),
             0,
             self.created_ns,
-            time.monotonic_ns(),
+            self.created_monotonic_ns,
             self.journal_id,
         )
         self._map[: len(fixed)] = fixed
         self._map[len(fixed) : len(fixed) + 4] = layout.FIXED_CRC.pack(checksum(fixed, 0))
         words = memoryview(self._map)
-        self._words = words.cast("Q")
+        self.words = words.cast("Q")
         start, length = areas.totals
         self._totals = words[start : start + length].cast("d")
         self._step_duration = words[layout.STEP_DURATION : layout.STEP_DURATION + 8].cast("d")
@@ -153,7 +154,7 @@ class JournalWriter:
         mapped[start : start + size] = record
         self._number = number
         self._position = end = position + size
-        words = self._words
+        words = self.words
         words[_RING_WORD] = end
         at = shape.latest
         if at >= 0:
@@ -186,7 +187,7 @@ class JournalWriter:
         self._number = (self._number + 1) & 0xFFFFFFFF
         self._put(self._ring_start + offset, position, size, kind, payload, self._number)
         self._position = position + size
-        self._words[layout.RING_POSITION // 8] = self._position
+        self.words[layout.RING_POSITION // 8] = self._position
         return True
 
     def _pad(self, position: int, room: int) -> int:
@@ -222,7 +223,7 @@ class JournalWriter:
         shape.latest = at + _SLOT
         shape.latest_word = (at + _SLOT - 8) // 8
         self._latest_used += need
-        self._words[layout.LATEST_POSITION // 8] = self._latest_used
+        self.words[layout.LATEST_POSITION // 8] = self._latest_used
 
     # -- what is said once
 
@@ -235,7 +236,7 @@ class JournalWriter:
             return False
         self._put(start + self._defined, self._defined, size, kind, payload, 0)
         self._defined += size
-        self._words[layout.DEFINITIONS_POSITION // 8] = self._defined
+        self.words[layout.DEFINITIONS_POSITION // 8] = self._defined
         return True
 
     def name(self, text: str, split: str = "") -> int:
@@ -294,23 +295,27 @@ class JournalWriter:
 
     # One aligned store each: right at any moment, so neither a lock nor a checksum is needed.
 
-    def phase(self, code: int, name: int, since_us: int) -> None:
-        """Say what the process is busy with, and since when; *name* is 0 where the code says it."""
-        words = self._words
+    def phase(self, code: int, name: int, since_ns: int) -> None:
+        """Say what the process is busy with, and since when; *name* is 0 where the code says it.
+
+        Counted from the making of the journal: on the way of every step, where this is done by
+        who holds the words itself, it is one addition.
+        """
+        words = self.words
         words[_PHASE_NAME_WORD] = name
-        words[_PHASE_WORD] = code << _CODE_SHIFT | since_us
+        words[_PHASE_WORD] = code << _CODE_SHIFT | since_ns
 
     def step(self, number: int) -> None:
         """Say which step was the last one; -1: none yet."""
-        self._words[_STEP_WORD] = number + 1
+        self.words[_STEP_WORD] = number + 1
 
     def micro_step(self, number: int) -> None:
         """Say which part of the step it is, where gradients are accumulated."""
-        self._words[_MICRO_STEP_WORD] = number
+        self.words[_MICRO_STEP_WORD] = number
 
     def state(self, code: int, since_us: int) -> None:
         """Say how the process is doing. The first time last of all: now there is a progress."""
-        self._words[_STATE_WORD] = code << _CODE_SHIFT | since_us
+        self.words[_STATE_WORD] = code << _CODE_SHIFT | since_us
 
     def step_duration(self, seconds: float) -> None:
         """Say how long the last step took."""
@@ -340,7 +345,7 @@ class JournalWriter:
             return
         self._totals.release()
         self._step_duration.release()
-        self._words.release()
+        self.words.release()
         self._map.close()
         os.close(self._fd)
         self._fd = -1

@@ -8,7 +8,7 @@ import time
 from otel_ddp.torch.stepper import Stepper
 
 _stepper: Stepper | None = None
-_began = 0.0
+_began = 0
 
 
 def attach(stepper: Stepper) -> None:
@@ -30,6 +30,6 @@ def detach() -> None:
 def _collected(phase: str, info: dict[str, int]) -> None:
     global _began
     if phase == "start":
-        _began = time.perf_counter()
+        _began = time.monotonic_ns()
     elif _stepper is not None and _began:
-        _stepper.gc_s += time.perf_counter() - _began
+        _stepper.standing.gc_ns += time.monotonic_ns() - _began

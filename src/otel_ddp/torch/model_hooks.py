@@ -2,101 +2,182 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import containment
 from otel_ddp.torch.stepper import Stepper
 
 _MOST_OUTPUTS = 64
+# What a tensor's own register_hook calls.
+_REGISTER = "_register_hook_dict"
+_Tensor = torch.Tensor
+
+
+class _Watched:
+    """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
+
+    __slots__ = (
+        *("by_samples", "ddp", "flops_per_unit", "forwards", "handles", "model", "samples"),
+        *("stepper", "tokens"),
+    )
+
+    def __init__(self, model: nn.Module, stepper: Stepper) -> None:
+        key = id(model)
+        self.model = ref(model, lambda _: _watched.pop(key, None))
+        self.stepper = stepper
+        self.handles: list[Any] = []
+        # Where it gives every rank the same buffers before each forward.
+        self.ddp: Any = None
+        # Of forward and backward, for a token, or for a sample where there are none: None as long
+        # as that is not known, 0 where it never will be.
+        self.flops_per_unit: float | None = None
+        self.by_samples = False
+        self.forwards = self.samples = self.tokens = 0
+
 
 # A deep copy (an EMA model, say) carries the hooks along, but is not in here.
-_watched: WeakKeyDictionary[nn.Module, Stepper] = WeakKeyDictionary()
-_inner: WeakKeyDictionary[nn.Module, Stepper] = WeakKeyDictionary()
-_handles: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+_watched: dict[int, _Watched] = {}
+# The module inside of DDP, where DDP may wait before it.
+_inner: dict[int, _Watched] = {}
 
 
-def attach(module: nn.Module, stepper: Stepper) -> None:
-    """Watch a model: the outermost object that the training loop calls."""
-    if module in _watched:
-        return
-    _watched[module] = stepper
-    handles = [
+def attach(module: nn.Module, stepper: Stepper) -> bool:
+    """Watch a model, the outermost object that the training loop calls; False if it is already."""
+    if id(module) in _watched:
+        return False
+    watched = _watched[id(module)] = _Watched(module, stepper)
+    watched.handles += [
         module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True),
         # Also where forward raises: the time after that is not forward.
         module.register_forward_hook(_after_forward, prepend=True, always_call=True),
     ]
-    if isinstance(module, DistributedDataParallel):
-        _inner[module.module] = stepper
-        handles.append(module.module.register_forward_pre_hook(_before_inner))
-    _handles[module] = handles
+    if isinstance(module, DistributedDataParallel) and _has_buffers(module):
+        watched.ddp = module
+        _inner[id(module.module)] = _Watched(module.module, stepper)
+        watched.handles.append(module.module.register_forward_pre_hook(_before_inner))
+    return True
+
+
+def _has_buffers(ddp: DistributedDataParallel) -> bool:
+    return bool(ddp.broadcast_buffers) and any(True for _ in ddp.module.buffers())
 
 
 def detach() -> None:
     """Take all hooks off again."""
-    for handles in list(_handles.values()):
-        for handle in handles:
+    for watched in list(_watched.values()):
+        for handle in watched.handles:
             handle.remove()
-    _handles.clear()
+        model: Any = watched.model()
+        if model is not None and isinstance(model._compiled_call_impl, _CompiledInPlace):
+            model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
     _inner.clear()
 
 
 def watched() -> list[nn.Module]:
     """The models that are watched and still alive."""
-    return list(_watched)
+    models = (each.model() for each in list(_watched.values()))
+    return [model for model in models if model is not None]
+
+
+def all_watched() -> list[_Watched]:
+    """What is known of them."""
+    return list(_watched.values())
+
+
+def watch_compiled() -> None:
+    """Measure models that `module.compile()` has compiled in place, from outside of the graph."""
+    for model in watched():
+        call = getattr(model, "_compiled_call_impl", None)
+        if call is not None and not isinstance(call, _CompiledInPlace):
+            # Left out by torch itself where a module is copied or pickled.
+            model._compiled_call_impl = _CompiledInPlace(model, call)
+
+
+class _CompiledInPlace:
+    """Stands before a module's compiled call, whose hooks are compiled away."""
+
+    def __init__(self, module: nn.Module, call: Any) -> None:
+        self.call = call
+        self._module = ref(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        if module is None:
+            return self.call(*args, **kwargs)
+        _before_forward(module, args, kwargs)
+        try:
+            output = self.call(*args, **kwargs)
+        except BaseException:
+            _after_forward(module, args, None)
+            raise
+        _after_forward(module, args, output)
+        return output
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Traced into a graph this would break it; the compiled model then calls no hook.
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
-    stepper = _watched.get(module)
-    if stepper is None or not stepper.alive:
+    watched = _watched.get(id(module))
+    if watched is None or not watched.stepper.alive:
         return
     try:
-        training = torch.is_grad_enabled() and module.training
-        waits = (
-            training
-            and isinstance(module, DistributedDataParallel)
-            and bool(module.will_sync_module_buffers())
-        )
-        stepper.forward_began(training, waits, args, kwargs)
+        watched.stepper.forward_began(watched, module, args, kwargs)
     except containment.ANYTHING:
-        stepper.failed("before forward")
+        watched.stepper.failed("before forward")
 
 
 def _before_inner(module: nn.Module, args: tuple[Any, ...]) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
-    stepper = _inner.get(module)
-    if stepper is None or not stepper.alive:
+    watched = _inner.get(id(module))
+    if watched is None or not watched.stepper.alive:
         return
     try:
-        stepper.buffers_arrived()
+        watched.stepper.buffers_arrived()
     except containment.ANYTHING:
-        stepper.failed("before the inner forward")
+        watched.stepper.failed("before the inner forward")
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
-    stepper = _watched.get(module)
-    if stepper is None or not stepper.alive:
+    watched = _watched.get(id(module))
+    if watched is None or not watched.stepper.alive:
         return
+    stepper = watched.stepper
     try:
-        if stepper.forward_ended():
+        if not stepper.forward_ended(watched, module, output):
+            return
+        # Not a full backward hook: that one wraps the outputs, and in-place changes of them then
+        # raise in the user's code.
+        if type(output) is _Tensor:
+            if output.requires_grad:
+                _listen(output, stepper.on_gradient)
+        else:
             for tensor in _differentiable(output):
-                # Not a full backward hook: that one wraps the outputs, and in-place changes of
-                # them then raise in the user's code.
-                tensor.register_hook(stepper.gradient_arrived)
+                _listen(tensor, stepper.on_gradient)
     except containment.ANYTHING:
         stepper.failed("after forward")
+
+
+def _listen(tensor: torch.Tensor, hook: Any) -> None:
+    """`tensor.register_hook(hook)`, without the handle, which costs more than the rest of us."""
+    node = tensor.grad_fn
+    if node is None or tensor._backward_hooks is not None or not hasattr(node, _REGISTER):
+        tensor.register_hook(hook)
+        return
+    tensor._backward_hooks = OrderedDict(otel_ddp=hook)
+    getattr(node, _REGISTER)(tensor)
 
 
 def _differentiable(output: Any) -> Iterator[torch.Tensor]:

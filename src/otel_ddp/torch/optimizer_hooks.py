@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -17,17 +17,24 @@ from otel_ddp.torch.stepper import Stepper
 
 _handles: list[Any] = []
 _stepper: Stepper | None = None
-_ours: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+# By id, with what forgets it when the optimizer goes: whether it is one of ours.
+_known: dict[int, tuple[bool, Any]] = {}
 
 
 def attach(stepper: Stepper) -> None:
     """Listen to every optimizer; those of other models are ignored."""
     global _stepper
     _stepper = stepper
-    _ours.clear()
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before_step))
         _handles.append(register_optimizer_step_post_hook(_after_step))
+
+
+def expect(optimizer: Any) -> None:
+    """Another model is watched: ask again whose each optimizer is, but for one that is ours."""
+    _known.clear()
+    if isinstance(optimizer, Optimizer):
+        _keep(optimizer, True)
 
 
 def detach() -> None:
@@ -37,17 +44,20 @@ def detach() -> None:
     for handle in _handles:
         handle.remove()
     _handles.clear()
-    _ours.clear()
+    _known.clear()
 
 
 def _owned(optimizer: Optimizer) -> bool:
-    known = _ours.get(optimizer)
-    if known is None:
-        # Asked at its first step, not before: sharding replaces a model's parameters.
-        mine = {id(p) for module in model_hooks.watched() for p in module.parameters()}
-        known = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-        _ours[optimizer] = known
-    return known
+    # Asked at its first step, not before: sharding replaces a model's parameters.
+    mine = {id(p) for module in model_hooks.watched() for p in module.parameters()}
+    owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+    _keep(optimizer, owned)
+    return owned
+
+
+def _keep(optimizer: Optimizer, owned: bool) -> None:
+    key = id(optimizer)
+    _known[key] = (owned, ref(optimizer, lambda _: _known.pop(key, None)))
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -55,8 +65,9 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
-        if _owned(optimizer):
-            stepper.optimizer_began()
+        known = _known.get(id(optimizer))
+        if known[0] if known is not None else _owned(optimizer):
+            stepper.optimizer_began(optimizer)
     except containment.ANYTHING:
         stepper.failed("before the optimizer")
 
@@ -66,7 +77,8 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
-        if _owned(optimizer):
-            stepper.optimizer_ended(id(optimizer))
+        known = _known.get(id(optimizer))
+        if known[0] if known is not None else _owned(optimizer):
+            stepper.optimizer_ended(optimizer)
     except containment.ANYTHING:
         stepper.failed("after the optimizer")

@@ -29,6 +29,13 @@ def is_up() -> bool:
     return initialized is not None and bool(initialized())
 
 
+def backend() -> str:
+    """What carries the collectives, nothing where there is no process group."""
+    if not is_up():
+        return ""
+    return str(sys.modules["torch.distributed"].get_backend())
+
+
 def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     """What the default process group says; None where there is none.
 
@@ -40,12 +47,11 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     module: Any = sys.modules["torch.distributed"]
     try:
         rank, world_size = module.get_rank(), module.get_world_size()
-        backend = str(module.get_backend())
     except (RuntimeError, ValueError):
         return None  # destroyed by another thread since we asked
     store = _store(module)
     agreed_run = _agree(store, propose) if agree and store is not None else None
-    return GroupFacts(rank, world_size, backend, agreed_run, _host(store))
+    return GroupFacts(rank, world_size, agreed_run, _host(store))
 
 
 def _store(module: Any) -> Any:

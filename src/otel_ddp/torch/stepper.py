@@ -1,17 +1,27 @@
-"""Divides a training step among its phases, from what the hooks of model and optimizer tell."""
+"""Divides a training step into phases, from what the hooks of model and optimizer tell."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Variable
 
 from otel_ddp import containment
-from otel_ddp.progress import Phase, Standing
+from otel_ddp.progress import Standing
 from otel_ddp.torch.workload import workload
 
 _FAILURES_ALLOWED = 3
+# After so many backwards without a step there is no optimizer that we hear.
+_PATIENCE = 50
+_TIMED = (
+    *("forward_began", "forward_ended", "_gradient_arrived", "_gradients_done", "_backward_ended"),
+    *("optimizer_began", "optimizer_ended", "data_began", "data_ended", "buffers_arrived"),
+)
+_is_grad_enabled = torch.is_grad_enabled
 
 # Private, and asked for by name so that a torch without it costs only what it is for.
 _current_backward = getattr(torch._C, "_current_graph_task_id", None)
@@ -20,6 +30,17 @@ _current_backward = getattr(torch._C, "_current_graph_task_id", None)
 def _outside_of_backward() -> bool:
     """Whether this thread is surely not working for a backward."""
     return _current_backward is not None and bool(_current_backward() == -1)
+
+
+def _found_infinities(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimizer was told by its scaler to leave the weights alone."""
+    found = getattr(optimizer, "found_inf", None)
+    # On a device nobody knows yet, and nobody waits for it.
+    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+def _nothing(*args: Any) -> None:
+    pass
 
 
 class Stepper:
@@ -31,24 +52,46 @@ class Stepper:
 
     def __init__(self, standing: Standing) -> None:
         self.alive = True
-        self._standing = standing
+        self.standing = standing
         self._failures = 0
         # Phases of ours, one each: none of them is ever inside itself.
-        self._data = Phase("data")
-        self._forward = Phase("forward")
-        self._eval = Phase("eval")
-        self._backward = Phase("backward")
-        self._wait = Phase("comm_wait")
-        self._buffers = Phase("comm_wait")
-        self._optimizer = Phase("optimizer")
+        self._data = standing.phase("data")
+        self._forward = standing.phase("forward")
+        self._eval = standing.phase("eval")
+        self._backward = standing.phase("backward")
+        self._wait = standing.phase("comm_wait")
+        self._buffers = standing.phase("comm_wait", of_buffers=True)
+        self._optimizer = standing.phase("optimizer")
+        self._compile = standing.phase("compile")
         self._inside = 0  # forwards of watched models that are open, one inside the other
         self._training = False
         self._session = False  # one backward at a time, of whatever models
         self._stepped_in_backward = False
+        self._optimizing: int | None = None  # the optimizer whose step is open, by its id
+        self._thread = 0
         # The optimizer whose step ends ours: the first one seen, unless the user names one.
         self.step_optimizer: int | None = None
-        self.gc_s = 0.0
-        self._samples = self._tokens = self._micro_batches = 0
+        self._unstepped = 0  # backwards since the last step
+        # Who is told of what, now and then: `Readings` puts itself here.
+        self.on_first_step: Callable[[], None] = _nothing
+        self.after_step: Callable[[], None] = _nothing
+        self.stuck: Callable[[], None] = _nothing
+        self.before_optimizer: Callable[[torch.optim.Optimizer], None] = _nothing
+        self.on_forward: Callable[[Any, torch.nn.Module], None] = _nothing
+        self.on_output: Callable[[Any, torch.nn.Module, Any], None] = _nothing
+        self.wants_loss = False
+        # Whether a step was left out since it was last asked, where a scaler can say so.
+        self.left_out: Callable[[], bool] | None = None
+        # Every so many steps one is looked at closely.
+        self.every = 100
+        self._closely = False
+        self._aside_s = 0.0
+        # What was seen at all. Capabilities are read off it.
+        self.forwards = self.backwards = self.steps = self.loads = 0
+        self.float16 = False
+        self.stepped: torch.optim.Optimizer | None = None
+        self._queue_callback = Variable._execution_engine.queue_callback
+        self._prepare()
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
@@ -66,64 +109,84 @@ class Stepper:
         """Measure nothing more, and leave no phase open."""
         self.alive = False
         for phase in (self._forward, self._eval, self._backward, self._optimizer, self._data):
-            self._standing.leave(phase)
+            self.standing.leave(phase)
+        self.standing.tell()
 
     # -- forward
 
     def forward_began(
-        self, training: bool, waits_for_buffers: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        watched: Any,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         """A watched model is called."""
-        self._close_what_raised()
+        if self._session:
+            self._close_what_raised()
         if self._inside or self._session:
             # A model inside a model, or one that is computed again for the backward under way.
             self._inside += 1
             return
         self._inside = 1
-        self._training = training
+        standing = self.standing
+        training = self._training = module.training and _is_grad_enabled()
         if not training:
-            self._standing.enter(self._eval)
+            standing.enter(self._eval)
             return
-        self._standing.begin_steps()
-        self._standing.enter(self._forward)
-        if waits_for_buffers:
-            self._standing.enter(self._buffers)
+        # A forward inside an optimizer's step (LBFGS) begins no other one.
+        if (not standing.in_step or self._unstepped) and self._optimizing is None:
+            self._begin_step()
+        standing.enter(self._forward)
+        if watched.ddp is not None and module.will_sync_module_buffers():
+            standing.enter(self._buffers)
         samples, tokens = workload(args, kwargs)
-        self._samples += samples
-        self._tokens += tokens
+        standing.samples += samples
+        standing.tokens += tokens
+        if (each := watched.flops_per_unit) is None:
+            watched.samples, watched.tokens = samples, tokens
+            self._aside(self.on_forward, watched, module)
+        elif each:
+            standing.flops += each * (samples if watched.by_samples else tokens or samples)
 
     def buffers_arrived(self) -> None:
         """DDP has given every rank the same buffers; the model itself begins."""
-        self._standing.leave(self._buffers)
+        self.standing.leave(self._buffers)
 
-    def forward_ended(self) -> bool:
+    def forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs are to be watched."""
         if self._inside:
             self._inside -= 1
         if self._inside or self._session:
             return False
-        self._standing.leave(self._forward if self._training else self._eval)
-        return self._training
+        if self._training:
+            self.standing.leave(self._forward)
+            self.forwards += 1
+            if self.wants_loss or watched.flops_per_unit is None:
+                self._aside(self.on_output, watched, module, output)
+            return True
+        self.standing.leave(self._eval)
+        return False
 
     # -- backward
 
-    def gradient_arrived(self, gradient: torch.Tensor) -> None:
+    def _gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward: autograd calls this in whatever thread it works."""
         if self._session or not self.alive:
             return
         try:
             self._session = True
-            self._standing.enter(self._backward)
+            self.standing.enter(self._backward)
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
-            Variable._execution_engine.queue_callback(self._gradients_done)
+            self._queue_callback(self._on_gradients_done)
         except containment.ANYTHING:
             self.failed("backward began")
 
     def _gradients_done(self) -> None:
         try:
-            self._standing.enter(self._wait)
-            Variable._execution_engine.queue_callback(self._backward_ended)
+            self.standing.enter(self._wait)
+            self._queue_callback(self._on_backward_ended)
         except containment.ANYTHING:
             self.failed("gradients done")
 
@@ -132,8 +195,12 @@ class Stepper:
             self._session = False
             self._inside = 0
             # Takes the wait inside it along.
-            self._standing.leave(self._backward)
-            self._micro_batches += 1
+            self.standing.leave(self._backward)
+            self.standing.micro_batches += 1
+            self._unstepped += 1
+            self.backwards += 1
+            if self.backwards == _PATIENCE and not self.steps:
+                self.stuck()
             if self._stepped_in_backward:
                 self._stepped_in_backward = False
                 self._finish_step()
@@ -142,49 +209,134 @@ class Stepper:
 
     # -- optimizer
 
-    def optimizer_began(self) -> None:
+    def optimizer_began(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model begins its step."""
-        self._close_what_raised()
-        # One optimizer a parameter, inside backward: that time stays backward.
-        if not self._session:
-            self._standing.enter(self._optimizer)
+        if self._session:
+            self._close_what_raised()
+        # One optimizer a parameter, inside backward: that time stays backward. One inside another
+        # (ZeRO's) is part of it; the same one again has raised the last time.
+        if self._session or self._optimizing not in (None, id(optimizer)):
+            return
+        self._optimizing = id(optimizer)
+        self.standing.enter(self._optimizer)
+        # The first one seen closes the step; another one (a GAN's second) is part of the next
+        # step, which has just as much of it.
+        if self.step_optimizer is None:
+            self.step_optimizer = id(optimizer)
+        if self._closely and self.step_optimizer == id(optimizer):
+            self._aside(self.before_optimizer, optimizer)
 
-    def optimizer_ended(self, optimizer: int) -> None:
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has finished its step."""
         if self._session:
             self._stepped_in_backward = True
             return
-        self._standing.leave(self._optimizer)
-        # The first one seen closes the step; another one (a GAN's second) is part of the next
-        # step, which has just as much of it.
-        if self.step_optimizer is None:
-            self.step_optimizer = optimizer
-        if self.step_optimizer == optimizer:
-            self._finish_step()
+        if self._optimizing != id(optimizer):
+            return
+        self._optimizing = None
+        self.standing.leave(self._optimizer)
+        if self.step_optimizer == id(optimizer):
+            self.stepped = optimizer
+            self._finish_step(_found_infinities(optimizer))
 
     # -- data
 
     def data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
-        self._close_what_raised()
+        if self._session:
+            self._close_what_raised()
         if not self._inside and not self._session:
-            self._standing.begin_steps()
-            self._standing.enter(self._data)
+            if not self.standing.in_step or self._unstepped:
+                self._begin_step()
+            self.loads += 1
+            self.standing.enter(self._data)
 
     def data_ended(self) -> None:
         """The batch is there."""
-        self._standing.leave(self._data)
+        self.standing.leave(self._data)
+
+    # -- compilation
+
+    def compile_began(self, thread: int) -> None:
+        """A graph is being compiled, in the middle of whatever needs it."""
+        # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
+        if thread == self._thread or self._session:
+            self.standing.enter(self._compile)
+
+    def compile_ended(self) -> None:
+        """It is compiled."""
+        self.standing.leave(self._compile)
 
     # -- the step
 
     def _close_what_raised(self) -> None:
         """An exception in backward leaves its end untold; forward tells its end in any case."""
-        if self._session and _outside_of_backward():
+        if _outside_of_backward():
             self._session = False
             self._inside = 0
-            self._standing.leave(self._backward)
+            self.standing.leave(self._backward)
 
-    def _finish_step(self) -> None:
-        self._standing.step_finished(self._samples, self._tokens, self._micro_batches, self.gc_s)
-        self._samples = self._tokens = self._micro_batches = 0
-        self.gc_s = 0.0
+    def _begin_step(self) -> None:
+        # Work begins again after a backward, and no optimizer made a step of it: more of the same
+        # step, unless the scaler has seen to it that none was made.
+        if self._unstepped and self.left_out is not None and self.left_out():
+            self._finish_step(skipped=True)
+        self._optimizing = None
+        if not self.standing.in_step:
+            if not self.standing.stepping:
+                self._thread = threading.get_ident()
+                self.on_first_step()
+            self.standing.begin_step()
+
+    def _finish_step(self, skipped: bool = False) -> None:
+        if self._unstepped and self.left_out is not None and not skipped:
+            self.left_out()  # asked for later, it speaks of what comes after this step
+        self._unstepped = 0
+        self.steps += 1
+        standing = self.standing
+        if standing.step_finished(skipped) or self._closely:
+            self._aside(standing.tell)
+            self._aside(self.after_step)
+        closely = self.every > 0 and (standing.number + 1) % self.every == 0
+        if closely is not self._closely:
+            self._look_closely(closely)
+
+    # -- a step that is looked at closely
+
+    def _look_closely(self, closely: bool) -> None:
+        """Time our own hooks: those of one step stand for those of all until the next one."""
+        self._closely = closely
+        for name in _TIMED:
+            if closely:
+                setattr(self, name, self._timed(getattr(self, name)))
+            else:
+                # What it covered is the class's again.
+                self.__dict__.pop(name, None)
+        self._prepare()
+
+    def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        standing, every = self.standing, self.every
+
+        def timed(*args: Any) -> Any:
+            began, aside_s = time.perf_counter(), self._aside_s
+            try:
+                return hook(*args)
+            finally:
+                took_s = time.perf_counter() - began - (self._aside_s - aside_s)
+                standing.hook_s += took_s * every
+
+        return timed
+
+    def _aside(self, act: Callable[..., None], *args: Any) -> None:
+        """Do what is not done in every step, and time it as what it is."""
+        began = time.perf_counter()
+        act(*args)
+        took_s = time.perf_counter() - began
+        self.standing.hook_s += took_s
+        self._aside_s += took_s
+
+    def _prepare(self) -> None:
+        # Made once: a bound method is a new object each time it is asked for.
+        self.on_gradient = self._gradient_arrived
+        self._on_gradients_done = self._gradients_done
+        self._on_backward_ended = self._backward_ended

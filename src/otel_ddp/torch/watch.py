@@ -8,32 +8,46 @@ from typing import Any
 from torch import nn
 
 from otel_ddp.progress import Standing
-from otel_ddp.torch import collection_hooks, data_hooks, model_hooks, optimizer_hooks
+from otel_ddp.torch import (
+    collection_hooks,
+    compile_hooks,
+    data_hooks,
+    model_hooks,
+    optimizer_hooks,
+)
+from otel_ddp.torch.readings import Readings, Wishes
 from otel_ddp.torch.stepper import Stepper
 
 _stepper: Stepper | None = None
+_readings: Readings | None = None
 
 
-def watch(model: Any, standing: Standing, step_optimizer: Any = None) -> None:
+def watch(model: Any, standing: Standing, **wishes: Any) -> None:
     """Measure the steps that train this model; one that is no module has no hooks to offer."""
-    global _stepper
+    global _stepper, _readings
     if not isinstance(model, nn.Module):
         return
     if _stepper is None or not _stepper.alive:
         unwatch()
         _stepper = Stepper(standing)
+        _readings = Readings(_stepper)
         optimizer_hooks.attach(_stepper)
         data_hooks.attach(_stepper)
         collection_hooks.attach(_stepper)
-    if step_optimizer is not None:
-        _stepper.step_optimizer = id(step_optimizer)
+    assert _readings is not None
+    _readings.hear(Wishes(**wishes))
+    optimizer_hooks.expect(wishes.get("optimizer"))
     # Hooks go last: from here on a step may begin at any moment.
     model_hooks.attach(model, _stepper)
+    model_hooks.watch_compiled()
 
 
 def unwatch() -> None:
     """Leave torch and the models as they were found."""
-    global _stepper
+    global _stepper, _readings
+    if _readings is not None:
+        _readings.close()
+        _readings = None
     if _stepper is not None:
         _stepper.stop()
         _stepper = None
@@ -41,11 +55,13 @@ def unwatch() -> None:
     optimizer_hooks.detach()
     data_hooks.detach()
     collection_hooks.detach()
+    compile_hooks.detach()
 
 
 def _after_fork() -> None:
     # The journal is mapped here as well, and is the parent's: not a word may be written to it.
-    global _stepper
+    global _stepper, _readings
+    _readings = None
     if _stepper is not None:
         _stepper.alive = False
         _stepper = None

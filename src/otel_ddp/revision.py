@@ -1,0 +1,53 @@
+"""Which commit a script is from, read from the files of git without running it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_SHA = re.compile(r"[0-9a-f]{40,64}")
+_MOST_BYTES = 1_000_000
+
+
+def revision(script: str) -> str:
+    """The commit that the script's folder is at, nothing where that is not to be had."""
+    try:
+        place = Path(script).resolve().parent
+        for folder in (place, *place.parents):
+            if (git := folder / ".git").exists():
+                return _head(_directory(git))
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return ""
+
+
+def _directory(git: Path) -> Path:
+    if git.is_dir():
+        return git
+    # A worktree or a submodule: a file that says where its directory is.
+    return git.parent / _text(git).removeprefix("gitdir:").strip()
+
+
+def _head(directory: Path) -> str:
+    head = _text(directory / "HEAD")
+    if not head.startswith("ref:"):
+        return head if _SHA.fullmatch(head) else ""
+    name = head.removeprefix("ref:").strip()
+    common = directory
+    if (said := directory / "commondir").is_file():
+        common = directory / _text(said)
+    for each in (directory / name, common / name):
+        if each.is_file() and _SHA.fullmatch(found := _text(each)):
+            return found
+    for line in _text(common / "packed-refs").splitlines():
+        sha, _, packed = line.partition(" ")
+        if packed == name and _SHA.fullmatch(sha):
+            return sha
+    return ""
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST_BYTES).strip()

@@ -1,0 +1,113 @@
+"""What is measured in this run, and what is not and why: said, never guessed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from otel_ddp.torch.stepper import Stepper
+
+# What a backward through reentrant checkpointing is called in the graph.
+_REENTRANT = "CheckpointFunctionBackward"
+_MOST_NODES = 20_000
+
+# The word of a reason, and what a person is told.
+REASONS: Mapping[str, str] = {
+    "": "",
+    "compiled_after": "the model was compiled after instrument(): call instrument() last",
+    "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
+    "no_optimizer": "no optimizer of torch's steps the parameters of this model",
+    "no_loader": "no DataLoader of torch's is used: wrap yours in otel_ddp.data()",
+    "shapes_unknown": "the model's inputs hold no tensor that we find",
+    "fsdp": "FSDP waits inside forward and backward",
+    "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
+    "tensor_parallel": "tensor parallelism waits inside forward and backward",
+    "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
+    "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
+    "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
+    "uncountable": "the model's operations could not be counted, and it is given no tokens",
+    "device_unknown": "this device has no events that could be asked without waiting for it",
+    "device_failed": "the device's clock failed",
+}
+
+
+def look(
+    models: list[nn.Module], stepper: Stepper, world_size: int, flops_known: bool, reentrant: bool
+) -> dict[str, str]:
+    """Word by word what is measured (no reason), and what is not (why)."""
+    found: dict[str, str] = {}
+    seen, backward = stepper.forwards > 0, stepper.backwards > 0
+    found["optimizer"] = "" if stepper.steps else "no_optimizer"
+    found["forward"] = "" if seen else "compiled_after"
+    found["backward"] = "" if backward else "outputs_unknown" if seen else "compiled_after"
+    found["comm_wait"] = (
+        _comm_wait(models, world_size, reentrant) if backward else found["backward"]
+    )
+    found["data"] = "" if stepper.loads else "no_loader"
+    work = stepper.standing.samples
+    found["samples"] = "" if work else "shapes_unknown" if seen else "compiled_after"
+    found["flops"] = "" if flops_known else "uncountable" if seen else "compiled_after"
+    if stepper.left_out is None and stepper.float16:
+        found["skipped_steps"] = "no_scaler"
+    elif stepper.left_out is not None:
+        found["skipped_steps"] = ""
+    return found
+
+
+def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:
+    if world_size <= 1:
+        return ""
+    if any(_is_sharded(each) for model in models for each in model.modules()):
+        return "fsdp"
+    if any(isinstance(e, nn.SyncBatchNorm) for model in models for e in model.modules()):
+        return "sync_batch_norm"
+    if any(hasattr(each, "placements") for model in models for each in model.parameters()):
+        return "tensor_parallel"
+    if not any(isinstance(e, DistributedDataParallel) for model in models for e in model.modules()):
+        return "no_ddp"
+    return "reentrant_checkpoint" if reentrant else ""
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    # By name: importing them to ask would cost whoever does not use them.
+    return any(
+        base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in type(module).__mro__
+    )
+
+
+def checkpoints_reentrantly(output: Any) -> bool:
+    """Whether parts of the graph behind a tensor have a backward of their own inside of its."""
+    left = [output.grad_fn] if isinstance(output, torch.Tensor) else []
+    known: set[Any] = set()
+    while left and len(known) < _MOST_NODES:
+        node = left.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if node.name() == _REENTRANT:
+            return True
+        left += [each for each, _ in node.next_functions]
+    return False
+
+
+def sentences(found: Mapping[str, str]) -> Iterator[str]:
+    """What is not measured, for people."""
+    reasons: dict[str, list[str]] = {}
+    for what, reason in found.items():
+        if reason:
+            reasons.setdefault(reason, []).append(what)
+    for reason, missing in reasons.items():
+        yield f"{', '.join(missing)} ({REASONS[reason]})"
+
+
+def world_size() -> int:
+    """How many ranks the process group has, 1 where there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())

@@ -1,0 +1,313 @@
+"""Counts the model FLOPs of one real forward, and from it those of forward and backward."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from otel_ddp import containment
+
+# Where the two factors of a product stand among an op's arguments. For each factor that needs a
+# gradient, backward does the forward's FLOPs once more.
+_FACTORS: Final = {
+    "aten.mm": (0, 1),
+    "aten.bmm": (0, 1),
+    "aten._scaled_mm": (0, 1),
+    "aten.addmm": (1, 2),
+    "aten.baddbmm": (1, 2),
+    "aten.convolution": (0, 1),
+    "aten._convolution": (0, 1),
+    "aten.convolution_overrideable": (0, 1),
+    "aten.cudnn_convolution": (0, 1),
+    "aten._slow_conv2d_forward": (0, 1),
+}
+# Two products each, of query and key and of weights and value: four gradients for two.
+_ATTENTION: Final = "aten._scaled_dot_product_"
+# An op without a formula is taken to be free, as torch itself does, unless this is in its name.
+_HEAVY: Final = re.compile(
+    r"(^|[._:])(mm|bmm|addmm|gemm|matmul|linear|trilinear|rnn|attention|attn|convolution|conv[123]d)"
+    r"(_|\d*$)"
+)
+
+# Private, and what it takes to leave a mode that is not the uppermost: without it nothing counts.
+_STACK: Final = ("_get_current_dispatch_mode_stack", "_pop_mode", "_push_mode")
+
+
+class Counted(NamedTuple):
+    """What one forward amounts to, in FLOPs, and the dtype in which most of them are done."""
+
+    forward: float
+    backward: float
+    dtype: str
+
+    @property
+    def total(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+
+class ForwardCounter:
+    """Counts from `start` to `stop`, one forward at a time.
+
+    Who is interrupted in between (Ctrl-C calls no forward hook) calls `stop`, or `start`, later:
+    both leave nothing of ours behind. Another thread's calls in the meantime do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._mode: _Counting | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a count is under way."""
+        return self._mode is not None
+
+    def start(self) -> None:
+        """Count what this thread does from here on."""
+        if self._elsewhere():
+            return
+        if self._mode is not None:
+            _take_off(self._mode)
+        mode = _Counting()
+        mode.__enter__()
+        self._mode, self._thread = mode, threading.current_thread()
+
+    def stop(self) -> Counted | None:
+        """Count no more; what it was, or None where that is not known."""
+        mode = self._mode
+        if mode is None or self._elsewhere():
+            return None
+        self._mode = self._thread = None
+        return mode.counted() if _take_off(mode) else None
+
+    def _elsewhere(self) -> bool:
+        """Whether a thread that can still end it has begun the count: modes belong to threads."""
+        thread = self._thread
+        return thread not in (None, threading.current_thread()) and thread.is_alive()
+
+
+def countable(module: nn.Module) -> bool:
+    """Whether a forward of this model, here and now, can be counted without harm."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return False
+    # An older torch lets a higher-order op raise where a mode is active that it does not know.
+    knows = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+    if not knows and "torch.nn.attention.flex_attention" in sys.modules:
+        return False
+    # Dynamo guards what it has compiled against the modes that are active: it would compile once
+    # more. Not only models are compiled, but also functions that a model calls.
+    if _frames_compiled():
+        return False
+    return not _modes_active() and not any(_opaque(each) for each in module.modules())
+
+
+def by_parameters(module: nn.Module, tokens: float) -> float:
+    """The usual estimate for a transformer: 2 FLOPs a parameter and token forward, 4 backward.
+
+    Nothing backward for what is frozen: whether gradients pass through it to something trained
+    below (LoRA's do, at 2 more) is not to be seen from parameters. Attention itself is not in it.
+    """
+    # A lookup multiplies nothing. An embedding that is also an output layer's weight does.
+    tables = {id(each) for owner in _embeddings(module) for each in owner.parameters(False)}
+    multiplied = {
+        id(each)
+        for owner in module.modules()
+        if not isinstance(owner, (nn.Embedding, nn.EmbeddingBag))
+        for each in owner.parameters(False)
+    }
+    free = tables - multiplied
+    counted = [each for each in module.parameters() if id(each) not in free]
+    return float(tokens * sum((6 if each.requires_grad else 2) * each.numel() for each in counted))
+
+
+def _embeddings(module: nn.Module) -> Iterator[nn.Module]:
+    return (each for each in module.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag)))
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[misc]
+    """Sees each op below autograd, where composite ones have become what is really computed."""
+
+    # Without it a higher-order op (flex_attention, cond) would raise in the user's forward.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not at the top of the file: it looks for triton, which takes its time.
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas: dict[Any, Callable[..., int]] = flop_registry
+        self._training = torch.is_grad_enabled()
+        self._frames = _frames_compiled()
+        self._forward = self._backward = 0.0
+        self._dtypes: Counter[str] = Counter()
+        self._unknown = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # What is compiled in the middle of a count is compiled as if we were not there.
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if not self._unknown:
+            try:
+                self._count(func, types, args, kwargs, output)
+            except containment.ANYTHING:
+                # A formula that does not know these shapes.
+                self._unknown = True
+        return output
+
+    def counted(self) -> Counted | None:
+        if self._unknown or not self._forward or _frames_compiled() != self._frames:
+            return None
+        return Counted(self._forward, self._backward, self._dtypes.most_common(1)[0][0])
+
+    def _count(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        packet = getattr(func, "overloadpacket", None)
+        formula = self._formulas.get(packet)
+        name = str(packet)
+        if formula is None:
+            # A higher-order op keeps to itself what it computes.
+            self._unknown = packet is None or _HEAVY.search(name) is not None
+            return
+        # A subclass (a DTensor) has the shapes of all ranks together. And a formula that is given
+        # the tensors themselves may read them, which waits for the device.
+        if types or not hasattr(formula, "__wrapped__"):
+            self._unknown = True
+            return
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        forward = formula(*args, **kwargs, out_val=output)
+        backward = forward * self._gradients(name, args, tensors)
+        self._forward += forward
+        self._backward += backward
+        self._dtypes[_word(name, tensors[0])] += forward + backward
+
+    def _gradients(self, name: str, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> int:
+        """How many times its forward an op's backward is."""
+        if not torch.is_grad_enabled():
+            # What a custom function does in backward is its own affair: reentrant checkpointing
+            # does all of it, and a quantised layer half.
+            self._unknown = self._training and _in_custom_function()
+            return 0
+        if (factors := _FACTORS.get(name)) is not None:
+            return sum(bool(args[each].requires_grad) for each in factors)
+        needed = sum(each.requires_grad for each in tensors)
+        if name.startswith(_ATTENTION) and not name.endswith("_backward"):
+            return 2 if needed else 0
+        # A gradient of a gradient, or somebody's own op.
+        self._unknown = needed > 0
+        return 0
+
+
+def _take_off(mode: _Counting) -> bool:
+    """Remove our mode, wherever it is; whether it was there.
+
+    A mode's own exit removes the uppermost one, whichever that is: a user's hooks that enter one
+    before forward and leave it after ours would lose theirs and keep ours.
+    """
+    stack = _python_dispatch._get_current_dispatch_mode_stack()
+    if not any(each is mode for each in stack):
+        return False
+    above: list[Any] = []
+    while _python_dispatch._get_current_dispatch_mode_stack()[-1] is not mode:
+        above.append(_python_dispatch._pop_mode())
+    try:
+        mode.__exit__(None, None, None)
+    finally:
+        for each in reversed(above):
+            _python_dispatch._push_mode(each)
+    return True
+
+
+def _word(name: str, tensor: torch.Tensor) -> str:
+    """The dtype in which a product is computed."""
+    word = str(tensor.dtype).removeprefix("torch.")
+    if word.startswith("float8"):
+        return "float8"
+    return "tf32" if word == "float32" and _tf32(name, tensor.device) else word
+
+
+def _tf32(name: str, device: torch.device) -> bool:
+    """Whether products of float32 go to the tensor cores."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    convolves = "conv" in name
+    backend = torch.backends.cudnn if convolves else torch.backends.cuda.matmul
+    # Newer ones say it so, and raise for the older question where the newer was answered.
+    newer = getattr(backend, "conv", None) if convolves else backend
+    precision = getattr(newer, "fp32_precision", None)
+    return bool(backend.allow_tf32 if precision is None else precision == "tf32")
+
+
+def _in_custom_function() -> bool:
+    """Whether this is called from the forward of a torch.autograd.Function."""
+    codes = set(_forwards(torch.autograd.Function))
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _forwards(function: Any) -> Iterator[CodeType]:
+    for below in function.__subclasses__():
+        code = getattr(getattr(below, "forward", None), "__code__", None)
+        if code is not None:
+            yield code
+        yield from _forwards(below)
+
+
+def _frames_compiled() -> int:
+    """How many pieces of code Dynamo has looked at in this process."""
+    # Private: where it is named otherwise, only whole models are known to be compiled.
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("frames", {}).get("total", 0))
+
+
+def _modes_active() -> bool:
+    """Whether somebody else looks at the ops."""
+    if not all(hasattr(_python_dispatch, name) for name in _STACK) or (
+        _python_dispatch._get_current_dispatch_mode_stack()
+    ):
+        return True
+    functorch = getattr(torch._C, "_functorch", None)
+    transform = getattr(functorch, "peek_interpreter_stack", None)
+    if transform is not None and transform() is not None:
+        return True
+    # What torch.set_default_device leaves there is no observer.
+    functions: list[Any] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    return any(type(each).__name__ != "DeviceContext" for each in functions)
+
+
+def _opaque(module: nn.Module) -> bool:
+    """Whether what a module computes is not seen op by op in this thread."""
+    return (
+        isinstance(module, (torch.jit.ScriptModule, nn.DataParallel))
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        or type(module).__module__.startswith("deepspeed")
+    )

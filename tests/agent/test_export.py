@@ -1,0 +1,46 @@
+"""Spans and events on their way into OTLP: what cannot be said there harms nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from otel_ddp.agent.export import Renderer
+from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.reader import Document
+
+LABELS = (("run", "r"), ("rank", "0"))
+NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
+
+
+def span(**said: Any) -> Document:
+    content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **said}
+    return Document(SPAN, content, 0)
+
+
+@pytest.mark.parametrize("time", NO_TIMES)
+@pytest.mark.parametrize("which", ["start", "end"])
+def test_a_span_without_a_time_is_left_out_alone(which: str, time: Any) -> None:
+    documents = [span(name="bad", **{which: time}), span()]
+
+    (request,) = Renderer({}).documents([(LABELS, "", documents)])
+
+    message = ExportTraceServiceRequest.FromString(request.body)
+    assert [each.name for each in message.resource_spans[0].scope_spans[0].spans] == ["good"]
+    assert request.points == 1
+
+
+@pytest.mark.parametrize("time", NO_TIMES)
+def test_an_event_without_a_time_is_left_out_alone(time: Any) -> None:
+    documents = [
+        Document(EVENT, {"name": name, "time": at}, 0) for name, at in (("bad", time), ("good", 1))
+    ]
+
+    (request,) = Renderer({}).documents([(LABELS, "", documents)])
+
+    message = ExportLogsServiceRequest.FromString(request.body)
+    records = message.resource_logs[0].scope_logs[0].log_records
+    assert [each.event_name for each in records] == ["good"]

@@ -1,0 +1,322 @@
+"""Which steps become spans, why, how many at most, and what these look like."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent.step_spans import StepSpans, sampled_every
+from otel_ddp.agent.steps import Part, Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.journal.layout import OF_BUFFERS
+
+MS = 1_000_000
+S = 1000 * MS
+NOW = 1_700_000_000_000_000_000
+NEVER = 10**9
+PLAIN = ((PHASES["forward"], 40), (PHASES["backward"], 50), (PHASES["optimizer"], 10))
+
+
+def labels(rank: int = 0, run: str = "r") -> tuple[tuple[str, str], ...]:
+    return (
+        ("group", "g"),
+        ("run", run),
+        ("job_type", "train"),
+        ("node", "n"),
+        ("rank", str(rank)),
+        ("local_rank", str(rank)),
+    )
+
+
+def made(
+    number: int | None,
+    pieces: tuple[tuple[int, int], ...] = PLAIN,
+    began_ns: int | None = None,
+    **said: Any,
+) -> Step:
+    """A step of phases and milliseconds."""
+    at = began_ns if began_ns is not None else NOW + (number or 0) * 10 * S
+    found = []
+    for code, took_ms in pieces:
+        found.append(Part(code, at, at + took_ms * MS))
+        at += took_ms * MS
+    return Step(
+        number=number,
+        began_ns=found[0].began_ns,
+        ended_ns=at,
+        parts=tuple(found),
+        rest=(),
+        gc_s=said.get("gc_s", 0.0),
+        skipped=said.get("skipped", False),
+        retries=said.get("retries", 0),
+    )
+
+
+def took(number: int, nanoseconds: int) -> Step:
+    step = made(number)
+    ended_ns = step.began_ns + nanoseconds
+    return step._replace(
+        ended_ns=ended_ns, parts=(Part(PHASES["forward"], step.began_ns, ended_ns),)
+    )
+
+
+def reason(spans: list[dict[str, Any]]) -> str | None:
+    return spans[0]["attributes"]["reason"] if spans else None
+
+
+def alone(step: Step, every: int = NEVER) -> list[dict[str, Any]]:
+    return StepSpans().spans(step, labels(), every)
+
+
+# -- which
+
+
+def test_of_steps_that_are_as_always_every_hundredth_is_shown() -> None:
+    chosen = StepSpans()
+
+    found = {number: reason(chosen.spans(made(number), labels(), 100)) for number in range(301)}
+
+    shown = {number: why for number, why in found.items() if why}
+    assert shown == dict.fromkeys((0, 100, 200, 300), "sampled")
+
+
+@pytest.mark.parametrize(
+    ("facts", "every"),
+    [
+        ({}, 100),
+        ({"sample_steps": 7}, 7),
+        ({"sample_steps": 0}, 0),
+        ({"sample_steps": -1}, 100),
+        ({"sample_steps": True}, 100),
+        ({"sample_steps": "7"}, 100),
+    ],
+)
+def test_a_process_says_itself_how_often(facts: dict[str, Any], every: int) -> None:
+    assert sampled_every(facts) == every
+
+
+def test_0_shows_none_but_the_odd_ones() -> None:
+    assert alone(made(0), 0) == []
+    assert reason(alone(made(0, skipped=True), 0)) == "skipped"
+
+
+@pytest.mark.parametrize("word", ["compile", "checkpoint", "eval"])
+def test_a_step_with_a_rare_phase_is_shown(word: str) -> None:
+    step = made(1, (*PLAIN, (PHASES[word], 1)))
+
+    assert reason(alone(step)) == word
+
+
+@pytest.mark.parametrize("phase", sorted(set(PHASES) - {"compile", "checkpoint", "eval"}))
+def test_any_other_phase_is_as_always(phase: str) -> None:
+    assert alone(made(1, ((PHASES[phase], 100),))) == []
+
+
+def test_a_rare_phase_after_very_many_parts_is_seen() -> None:
+    step = made(1)
+    step = step._replace(ended_ns=step.ended_ns + 5, rest=((PHASES["checkpoint"], 5),))
+
+    assert reason(alone(step)) == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "gc_s", "why"),
+    [
+        (100, 0.0051, "gc"),
+        (100, 0.0049, None),  # a twentieth of a step, but next to nothing
+        (50, 0.0049, None),
+        (1000, 0.049, None),  # long, but not for this step
+        (1000, 0.051, "gc"),
+    ],
+)
+def test_garbage_collection_counts_where_it_is_long_and_a_large_part(
+    took_ms: int, gc_s: float, why: str | None
+) -> None:
+    assert reason(alone(made(1, ((PHASES["forward"], took_ms),), gc_s=gc_s))) == why
+
+
+def test_skipped_steps_and_allocator_retries_are_shown() -> None:
+    assert reason(alone(made(1, skipped=True))) == "skipped"
+    (root, *_) = alone(made(1, retries=2))
+    assert root["attributes"] == {"reason": "retries", "retries": 2}
+
+
+def test_several_reasons_are_joined_always_in_one_order() -> None:
+    step = made(200, ((PHASES["eval"], 9), (PHASES["compile"], 9)), skipped=True, gc_s=0.01)
+
+    assert reason(alone(step, 100)) == "sampled,gc,compile,eval,skipped"
+
+
+def test_a_step_without_a_number_has_no_trace_to_be_in() -> None:
+    assert alone(made(None, skipped=True)) == []
+
+
+# -- slow
+
+
+def test_of_a_job_that_varies_as_jobs_do_next_to_nothing_is_slow() -> None:
+    dice = random.Random(1)
+    chosen = StepSpans()
+    slow = 0
+    for number in range(1, 20_001):
+        step = took(number, int(100 * MS * dice.lognormvariate(0, 0.15)))
+        slow += reason(chosen.spans(step, labels(), NEVER)) == "slow"
+
+    assert 0 < slow < 200
+
+
+def test_the_first_judgements_are_not_rash() -> None:
+    slow = 0
+    for seed in range(500):
+        dice = random.Random(seed)
+        chosen = StepSpans()
+        for number in range(1, 31):
+            step = took(number, int(100 * MS * dice.lognormvariate(0, 0.15)))
+            slow += reason(chosen.spans(step, labels(), NEVER)) == "slow"
+
+    assert slow < 50  # of the 5,000 that came after the first 20
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 0.15, 0.6])
+def test_twice_the_median_is_slow_in_any_job(spread: float) -> None:
+    for seed in range(50):
+        dice = random.Random(seed)
+        chosen = StepSpans()
+        times = [int(100 * MS * dice.lognormvariate(0, spread)) for _ in range(20)]
+        for number, each in enumerate(times, 1):
+            chosen.spans(took(number, each), labels(), NEVER)
+
+        # The larger one of the two in the middle.
+        spans = chosen.spans(took(21, 2 * sorted(times)[10]), labels(), NEVER)
+
+        assert reason(spans) == "slow"
+
+
+def test_nothing_is_slow_before_twenty_steps_are_known() -> None:
+    chosen = StepSpans()
+
+    found = [chosen.spans(took(number, 10**number), labels(), NEVER) for number in range(1, 21)]
+
+    assert found == [[]] * 20
+
+
+def test_a_job_as_even_as_a_clock_is_not_shown_for_its_last_per_cent() -> None:
+    chosen = StepSpans()
+    for number in range(1, 21):
+        chosen.spans(took(number, 100 * MS), labels(), NEVER)
+
+    assert chosen.spans(took(21, 124 * MS), labels(), NEVER) == []
+    assert reason(chosen.spans(took(22, 126 * MS), labels(), NEVER)) == "slow"
+
+
+def test_slow_is_what_is_slower_than_the_steps_of_late() -> None:
+    chosen = StepSpans()
+    for number in range(1, 500):
+        chosen.spans(took(number, (100 if number < 250 else 300) * MS), labels(), NEVER)
+
+    assert chosen.spans(took(500, 300 * MS), labels(), NEVER) == []
+    assert reason(chosen.spans(took(501, 600 * MS), labels(), NEVER)) == "slow"
+
+
+# -- how many
+
+
+def test_a_broken_job_sends_thirty_a_minute_and_says_how_many_it_did_not() -> None:
+    chosen = StepSpans()
+    went: list[tuple[int, int]] = []
+    steps = 0
+    for tenth in range(10 * 300):
+        steps += 1
+        step = made(tenth, began_ns=NOW + tenth * S // 10, skipped=True)
+        if spans := chosen.spans(step, labels(), 0):
+            went.append((step.ended_ns, spans[0]["attributes"].get("left_out", 0)))
+
+    for at, _ in went:
+        assert sum(at <= other < at + 60 * S for other, _ in went) <= 30
+    assert len(went) >= 100
+    assert len(went) + sum(left_out for _, left_out in went) == pytest.approx(steps, abs=30)
+
+
+def test_the_sampled_ones_go_out_whatever_else_does() -> None:
+    chosen = StepSpans()
+    spans = []
+    for number in range(1, 101):
+        step = made(number, began_ns=NOW + number * MS, skipped=True)
+        spans.append(chosen.spans(step, labels(), 100))
+
+    assert [bool(each) for each in spans] == [True] * 10 + [False] * 89 + [True]
+    assert spans[-1][0]["attributes"] == {"reason": "sampled,skipped", "left_out": 89}
+    assert "left_out" not in chosen.spans(made(200), labels(), 100)[0]["attributes"]
+
+
+# -- what they look like
+
+
+def test_a_step_is_a_span_of_its_phases() -> None:
+    waits = ((PHASES["comm_wait"] | OF_BUFFERS, 2), (PHASES["comm_wait"], 3), (0x2A, 4))
+    step = made(100, (*PLAIN, *waits), gc_s=0.25)
+
+    root, *children = alone(step, 100)
+
+    assert (root["name"], root["parent"], root["step"]) == ("step", "", 100)
+    assert (root["start"], root["end"]) == (step.began_ns, step.ended_ns)
+    assert root["attributes"] == {"reason": "sampled,gc", "gc_s": 0.25}
+    assert [(each["name"], each["attributes"]) for each in children] == [
+        ("forward", {}),
+        ("backward", {}),
+        ("optimizer", {}),
+        ("comm_wait", {"sync": "buffers"}),
+        ("comm_wait", {"sync": "gradients"}),
+        ("other", {}),
+    ]
+    assert {each["parent"] for each in children} == {root["id"]}
+    edges = [root["start"], *(each["end"] for each in children)]
+    assert [each["start"] for each in children] == edges[:-1]
+    assert edges[-1] == root["end"]
+
+
+def test_all_ranks_share_the_trace_of_a_step_and_nothing_else() -> None:
+    first, second = (StepSpans().spans(made(100), labels(rank), 100) for rank in (0, 1))
+
+    assert {each["trace"] for each in first + second} == {"step/100"}
+    assert len({each["id"] for each in first + second}) == len(first) + len(second)
+
+
+def test_a_step_that_is_read_twice_is_the_same_span() -> None:
+    assert alone(made(100), 100) == alone(made(100), 100)
+
+
+def test_a_step_that_is_made_twice_is_another_span() -> None:
+    first = alone(made(100), 100)
+    again = alone(made(100, began_ns=NOW), 100)
+    elsewhere = StepSpans().spans(made(100), labels(run="other"), 100)
+
+    ids = [{each["id"] for each in spans} for spans in (first, again, elsewhere)]
+    assert len(set.union(*ids)) == sum(map(len, ids))
+
+
+def test_of_very_many_parts_the_longest_are_shown_where_they_were() -> None:
+    rounds = [((PHASES["forward"], 10 + n), (PHASES["comm_wait"], 1)) for n in range(70)]
+    pieces = tuple(piece for each in rounds for piece in each)
+    step = made(100, pieces)
+
+    root, *children = alone(step, 100)
+
+    longest = sorted(step.parts, key=lambda part: part.began_ns - part.ended_ns)[:64]
+    assert [(each["start"], each["end"]) for each in children] == sorted(
+        (part.began_ns, part.ended_ns) for part in longest
+    )
+    assert {each["name"] for each in children} == {"forward"}
+    attributes = root["attributes"]
+    assert attributes["parts_shown"] == 64
+    assert attributes["forward_s"] == pytest.approx(sum(range(10, 80)) / 1000)
+    assert attributes["comm_wait_s"] == pytest.approx(0.070)
+
+
+def test_as_many_parts_as_can_be_shown_are_all_shown() -> None:
+    root, *children = alone(made(100, ((PHASES["forward"], 5), (PHASES["backward"], 5)) * 32), 100)
+
+    assert len(children) == 64
+    assert root["attributes"] == {"reason": "sampled"}

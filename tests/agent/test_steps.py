@@ -1,0 +1,256 @@
+"""Steps put together again: whole, in pieces, from the middle, with gaps, and from garbage."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_ddp.agent.steps import Part, Step, StepStream
+from otel_ddp.catalog import PHASES
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import Steps
+
+CREATED = 1_700_000_000_000_000_000
+OTHER, DATA, FORWARD, BACKWARD, WAIT, OPTIMIZER = (
+    PHASES[word] for word in ("other", "data", "forward", "backward", "comm_wait", "optimizer")
+)
+BUFFERS = WAIT | layout.OF_BUFFERS
+MS = 1_000_000
+
+
+def word(code: int, value: int) -> int:
+    return code << layout.CODE_SHIFT | value
+
+
+def told(*pairs: tuple[int, int]) -> list[int]:
+    """Words of codes and values; times are in milliseconds."""
+    counts = (layout.STEP_NUMBER, layout.STEP_SKIPPED, layout.STEP_RETRIES)
+    return [word(code, value if code in counts else value * MS) for code, value in pairs]
+
+
+def feed(stream: StepStream, words: list[int], offset: int = 0) -> list[Step]:
+    return stream.feed(Steps(offset, tuple(words), 0))
+
+
+def whole(words: list[int]) -> list[Step]:
+    return feed(StepStream(CREATED), words)
+
+
+def parts(step: Step) -> list[tuple[int, int, int]]:
+    """In milliseconds since the journal was made."""
+    return [
+        (code, (began - CREATED) // MS, (ended - CREATED) // MS)
+        for code, began, ended in step.parts
+    ]
+
+
+def adds_up(step: Step) -> bool:
+    edges = [step.began_ns, *(part.ended_ns for part in step.parts)]
+    contiguous = [part.began_ns for part in step.parts] == edges[:-1]
+    rest = sum(spent for _, spent in step.rest)
+    return contiguous and step.ended_ns - edges[-1] == rest and edges == sorted(edges)
+
+
+# Two steps with all that can be said of them, after an evaluation that belongs to none.
+STORY = told(
+    (PHASES["eval"], 1),
+    (OTHER, 5),
+    (layout.STEPS_BEGAN, 10),
+    (DATA, 10),
+    (BUFFERS, 14),
+    (FORWARD, 15),
+    (BACKWARD, 20),
+    (WAIT, 30),
+    (OPTIMIZER, 32),
+    (layout.STEP_NUMBER, 7),
+    (layout.STEP_GC, 2),
+    (layout.STEP_GC, 1),
+    (layout.STEP_SKIPPED, 1),
+    (layout.STEP_RETRIES, 3),
+    (layout.STEP_ENDED, 40),
+    (OTHER, 40),
+    (FORWARD, 42),
+    (OTHER, 50),
+    (layout.STEP_NUMBER, 8),
+    (layout.STEP_ENDED, 51),
+    (OTHER, 51),
+)
+
+
+def test_a_step_is_told_with_all_its_parts() -> None:
+    first, second = whole(STORY)
+
+    assert (first.began_ns, first.ended_ns) == (CREATED + 10 * MS, CREATED + 40 * MS)
+    assert parts(first) == [
+        (DATA, 10, 14),
+        (BUFFERS, 14, 15),
+        (FORWARD, 15, 20),
+        (BACKWARD, 20, 30),
+        (WAIT, 30, 32),
+        (OPTIMIZER, 32, 40),
+    ]
+    assert parts(second) == [(OTHER, 40, 42), (FORWARD, 42, 50), (OTHER, 50, 51)]
+    assert adds_up(first)
+    assert adds_up(second)
+    assert first.phases() == {DATA, WAIT, FORWARD, BACKWARD, OPTIMIZER}
+
+
+def test_what_is_said_of_a_step_is_said_of_that_one_alone() -> None:
+    first, second = whole(STORY)
+
+    assert (first.number, first.gc_s, first.skipped, first.retries) == (7, 0.003, True, 3)
+    assert (second.number, second.gc_s, second.skipped, second.retries) == (8, 0.0, False, 0)
+
+
+def test_both_kinds_of_waiting_are_waiting() -> None:
+    first, _ = whole(STORY)
+
+    assert first.seconds(WAIT) == pytest.approx(0.003)
+    assert first.seconds(DATA) == pytest.approx(0.004)
+    assert first.seconds(PHASES["eval"]) == 0.0
+    assert first.took_ns == 30 * MS
+
+
+@pytest.mark.parametrize("size", range(1, len(STORY)))
+def test_it_does_not_matter_how_the_story_is_cut_into_pieces(size: int) -> None:
+    stream = StepStream(CREATED)
+
+    found = []
+    for at in range(0, len(STORY), size):
+        found += feed(stream, STORY[at : at + size], at)
+
+    assert found == whole(STORY)
+
+
+def test_a_process_that_never_says_a_number_has_steps_all_the_same() -> None:
+    (step,) = whole(told((layout.STEPS_BEGAN, 1), (layout.STEP_ENDED, 3)))
+
+    assert step.number is None
+    assert parts(step) == [(OTHER, 1, 3)]
+
+
+def test_the_phase_that_is_open_when_steps_begin_goes_on() -> None:
+    (step,) = whole(told((DATA, 1), (layout.STEPS_BEGAN, 2), (layout.STEP_ENDED, 6)))
+
+    assert parts(step) == [(DATA, 2, 6)]
+
+
+def test_time_between_two_beginnings_belongs_to_no_step() -> None:
+    words = told((layout.STEPS_BEGAN, 1), (FORWARD, 2), (layout.STEP_NUMBER, 9))
+    words += told((layout.STEPS_BEGAN, 50), (layout.STEP_ENDED, 53))
+
+    (step,) = whole(words)
+
+    assert (step.number, parts(step)) == (None, [(FORWARD, 50, 53)])
+
+
+def test_an_agent_that_comes_late_begins_with_the_next_whole_step() -> None:
+    for late in range(4, STORY.index(word(layout.STEP_ENDED, 40 * MS)) + 1):
+        found = feed(StepStream(CREATED), STORY[late:], late)
+
+        assert found == whole(STORY)[1:]
+
+
+def test_a_step_of_which_words_are_lost_is_dropped() -> None:
+    words = STORY + told(
+        (FORWARD, 52), (layout.STEP_NUMBER, 9), (layout.STEP_ENDED, 60), (DATA, 60)
+    )
+    expected = whole(words)
+    ends = [at for at, each in enumerate(words) if each >> 56 == layout.STEP_ENDED]
+    # Of the first step, and of the second one.
+    for first, last, left in ((5, 8, [1, 2]), (ends[0] + 1, ends[1] - 1, [0, 2])):
+        stream = StepStream(CREATED)
+
+        found = feed(stream, words[:first])
+        for at in range(last, len(words)):
+            found += feed(stream, words[at : at + 1], at)
+
+        assert found == [expected[at] for at in left]
+
+
+def test_what_was_said_of_a_lost_step_is_not_said_of_the_next_one() -> None:
+    stream = StepStream(CREATED)
+    feed(stream, told((layout.STEPS_BEGAN, 0), (layout.STEP_SKIPPED, 1), (layout.STEP_NUMBER, 1)))
+
+    found = feed(stream, told((layout.STEP_ENDED, 5), (layout.STEP_ENDED, 9)), 100)
+
+    assert [(step.number, step.skipped) for step in found] == [(None, False)]
+
+
+def test_times_that_go_back_a_little_leave_no_hole() -> None:
+    words = told((layout.STEPS_BEGAN, 10), (DATA, 20), (FORWARD, 17), (BACKWARD, 25))
+    words += told((layout.STEP_ENDED, 24), (OTHER, 24), (layout.STEP_ENDED, 30))
+
+    first, second = whole(words)
+
+    assert parts(first) == [(OTHER, 10, 20), (FORWARD, 20, 25)]
+    assert parts(second) == [(OTHER, 25, 30)]
+
+
+def test_a_phase_that_took_no_time_does_not_divide_another_one() -> None:
+    words = told((layout.STEPS_BEGAN, 0), (BACKWARD, 1), (WAIT, 5), (BACKWARD, 5))
+
+    (step,) = whole(words + told((layout.STEP_ENDED, 9)))
+
+    assert parts(step) == [(OTHER, 0, 1), (BACKWARD, 1, 9)]
+
+
+def test_a_time_of_nowhere_spoils_no_more_than_the_steps_it_is_in() -> None:
+    nowhere = 2**50
+    words = told((layout.STEPS_BEGAN, 0), (layout.STEP_ENDED, 10), (FORWARD, 12))
+    words += [word(DATA, nowhere)]
+    words += told((layout.STEP_ENDED, 20), (OTHER, 20), (layout.STEP_ENDED, 30))
+
+    found = whole(words)
+
+    assert [parts(step) for step in found] == [[(OTHER, 0, 10)], [(OTHER, 20, 30)]]
+
+
+def test_a_step_of_a_million_words_is_kept_small_and_adds_up() -> None:
+    stream = StepStream(CREATED)
+    feed(stream, told((layout.STEPS_BEGAN, 0)))
+    offset, time = 1, 0
+    for _ in range(1000):
+        words = []
+        for _ in range(500):
+            words += [word(FORWARD, time), word(WAIT, time + 300)]
+            time += 1000
+        assert feed(stream, words, offset) == []
+        offset += len(words)
+
+    (step,) = feed(stream, [word(layout.STEP_ENDED, time)], offset)
+
+    assert len(step.parts) == 2000
+    assert len(step.rest) == 2
+    assert adds_up(step)
+    assert step.seconds(FORWARD) == pytest.approx(500_000 * 300 / 1e9)
+    assert step.seconds(WAIT) == pytest.approx(500_000 * 700 / 1e9)
+    assert step.phases() == {FORWARD, WAIT}
+
+
+def test_phases_of_a_later_version_are_told_as_they_are_and_other_words_passed_over() -> None:
+    words = told((layout.STEPS_BEGAN, 0), (0x2A, 2), (0xEE, 3), (0xFF, 4), (layout.STEP_ENDED, 5))
+
+    (step,) = whole(words)
+
+    assert parts(step) == [(OTHER, 0, 2), (0x2A, 2, 5)]
+    assert step.parts[1] == Part(0x2A, CREATED + 2 * MS, CREATED + 5 * MS)
+
+
+CODES = st.sampled_from([*range(9), BUFFERS, *range(0x80, 0x88), 0x33, 0x7F, 0xFF])
+TIMES = st.one_of(st.integers(0, 1000), st.integers(0, 2**56 - 1))
+WORDS = st.lists(st.one_of(st.builds(word, CODES, TIMES), st.integers(0, 2**64 - 1)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), WORDS)))
+def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[int]]]) -> None:
+    stream = StepStream(CREATED)
+    offset = 0
+    for lost, words in pieces:
+        offset += lost
+        for step in feed(stream, words, offset):
+            assert adds_up(step)
+            spent = sum(step.seconds(phase) for phase in step.phases())
+            assert spent == pytest.approx(step.took_ns / 1e9)
+        offset += len(words)

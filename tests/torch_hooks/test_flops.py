@@ -1,0 +1,551 @@
+"""What one forward says of forward and backward, against torch's own counter over both."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from otel_ddp.torch.flops import Counted, ForwardCounter, by_parameters, countable
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Other tests of this process may have compiled something; and no mode is left behind."""
+    monkeypatch.setattr("torch._dynamo.utils.counters", {})
+    torch.manual_seed(0)
+    yield
+    assert not _get_current_dispatch_mode_stack()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def ours(forward: Callable[[], Any]) -> Counted | None:
+    counter = ForwardCounter()
+    counter.start()
+    try:
+        forward()
+    finally:
+        counted = counter.stop()
+    return counted
+
+
+def torchs(forward: Callable[[], torch.Tensor]) -> tuple[int, int]:
+    """FLOPs of forward, and of both, as torch counts those that are really done."""
+    with FlopCounterMode(display=False) as counter:
+        loss = forward().float().sum()
+        alone = counter.get_total_flops()
+        loss.backward()
+    return alone, counter.get_total_flops()
+
+
+def same(forward: Callable[[], torch.Tensor]) -> Counted:
+    counted = ours(forward)
+    assert counted is not None
+    assert (counted.forward, counted.total) == torchs(forward)
+    return counted
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 2, bias=False))
+
+
+BATCH = torch.randn(5, 8)
+
+
+def test_an_mlp_whose_input_needs_no_gradient() -> None:
+    model = mlp()
+
+    counted = same(lambda: model(BATCH))
+
+    products = [2 * 5 * 8 * 16, 2 * 5 * 16 * 4, 2 * 5 * 4 * 2]
+    # The first layer has the gradient of its weight alone.
+    assert counted == (sum(products), 2 * sum(products) - products[0], "float32")
+
+
+def test_an_input_that_needs_a_gradient_costs_one_more_product() -> None:
+    model = mlp()
+    batch = BATCH.clone().requires_grad_()
+
+    counted = same(lambda: model(batch))
+
+    assert counted.backward == 2 * counted.forward
+
+
+def test_batches_of_sequences() -> None:
+    model = mlp()
+    batch = torch.randn(3, 7, 8)
+
+    same(lambda: model(batch))
+
+
+def test_frozen_layers() -> None:
+    below, above = mlp(), mlp()
+    below[0].requires_grad_(False)
+    above[2].requires_grad_(False)
+
+    assert same(lambda: below(BATCH)).backward < same(lambda: above(BATCH)).backward
+    assert same(lambda: nn.Sequential(mlp().requires_grad_(False), nn.Linear(2, 2))(BATCH))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a trained one of low rank beside it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(size, size).requires_grad_(False)
+        self.down, self.up = nn.Linear(size, 2, bias=False), nn.Linear(2, size, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+def test_adapters_beside_frozen_weights() -> None:
+    model = nn.Sequential(Adapted(8), Adapted(8))
+
+    same(lambda: model(BATCH))
+
+
+def test_convolutions() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 3), nn.Flatten()
+    )
+    images = torch.randn(2, 3, 12, 12)
+
+    same(lambda: model(images))
+
+
+def test_grouped_convolutions_do_not_cost_what_torch_says() -> None:
+    # torch forgets the groups in the gradient of the weight; each of its products is the
+    # forward's, whatever the groups.
+    model = nn.Conv2d(8, 8, 3, groups=8)
+    images = torch.randn(2, 8, 12, 12)
+
+    counted = ours(lambda: model(images))
+
+    forward, both = torchs(lambda: model(images))
+    assert counted is not None
+    assert counted.forward == counted.backward == forward
+    assert both == forward + 8 * forward
+
+
+def test_multi_head_attention_with_weights() -> None:
+    model = nn.MultiheadAttention(8, 2)
+    sequence = torch.randn(3, 5, 8)
+
+    same(lambda: model(sequence, sequence, sequence)[0])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.feed = (
+            nn.Linear(8, 24),
+            nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8)),
+        )
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        parts = self.project(inputs).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        return inputs + self.feed(self.dropout(mixed))
+
+
+SEQUENCES = torch.randn(3, 5, 8)
+
+
+def test_fused_attention_is_counted_without_what_it_computes_again() -> None:
+    model = Block()
+
+    counted = ours(lambda: model(SEQUENCES))
+
+    forward, both = torchs(lambda: model(SEQUENCES))
+    # Its backward has four products, and a fifth for the weights that forward did not keep.
+    product = 2 * 3 * 2 * 5 * 5 * 4
+    assert counted is not None
+    assert counted.forward == forward
+    assert counted.total == both - product
+
+
+def test_attention_that_nothing_trains_has_no_backward() -> None:
+    head = nn.Linear(4, 4)
+
+    def forward() -> torch.Tensor:
+        query = torch.ones(1, 1, 5, 4)
+        return head(F.scaled_dot_product_attention(query, query, query))
+
+    same(forward)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_in_ddp() -> None:
+    # Its buffers are broadcast in the middle of the count.
+    model = DistributedDataParallel(nn.Sequential(mlp(), nn.BatchNorm1d(2)))
+
+    assert countable(model)
+    same(lambda: model(BATCH))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_that_is_sharded() -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    model = mlp()
+    expected = ours(lambda: model(BATCH))
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in model:
+        fsdp.fully_shard(layer, mesh=mesh)
+    fsdp.fully_shard(model, mesh=mesh)
+
+    assert countable(model)
+    assert same(lambda: model(BATCH)) == expected
+
+
+@pytest.mark.usefixtures("group")
+def test_distributed_tensors_are_not_counted() -> None:
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    mesh = init_device_mesh("cpu", (1,))
+    weight = tensor.distribute_tensor(torch.ones(8, 4), mesh, [tensor.Shard(0)])
+    batch = tensor.distribute_tensor(BATCH, mesh, [tensor.Replicate()])
+
+    assert ours(lambda: batch @ weight) is None
+
+
+def test_nested_tensors_are_not_counted() -> None:
+    batch = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
+    layer = nn.Linear(8, 4)
+
+    assert ours(lambda: layer(batch).sum().backward()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_says_what_is_computed_in(dtype: torch.dtype) -> None:
+    model = mlp()
+
+    def forward() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            return model(BATCH)
+
+    assert same(forward).dtype == str(dtype).removeprefix("torch.")
+
+
+def test_the_dtype_is_the_one_of_most_flops() -> None:
+    small, large = torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(9, 9)
+
+    counted = ours(lambda: (small @ small, small @ small, large @ large))
+
+    assert counted is not None
+    assert counted.dtype == "float32"
+
+
+def test_eight_bits_are_one_dtype() -> None:
+    left = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    right = torch.ones(16, 16).to(torch.float8_e4m3fn).t()
+    one = torch.tensor(1.0)
+
+    counted = ours(lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16))
+
+    assert counted == (2 * 16**3, 0.0, "float8")
+
+
+def test_checkpointing_is_counted_once() -> None:
+    model = mlp()
+
+    def forward() -> torch.Tensor:
+        return checkpoint(model, BATCH, use_reentrant=False)
+
+    counted = ours(forward)
+
+    assert counted == same(lambda: model(BATCH))
+    assert counted is not None
+    assert torchs(forward)[1] > counted.total
+
+
+def test_what_a_custom_function_does_in_backward_is_not_known() -> None:
+    model = mlp()
+    batch = BATCH.clone().requires_grad_()
+
+    assert ours(lambda: checkpoint(model, batch, use_reentrant=True)) is None
+
+
+def test_a_teacher_without_gradients_has_a_forward_only() -> None:
+    teacher, student = mlp(), mlp()
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            target = teacher(BATCH)
+        return student(BATCH) - target
+
+    alone = ours(lambda: student(BATCH))
+    assert alone is not None
+    assert same(forward) == (2 * alone.forward, alone.backward, "float32")
+
+
+def test_products_that_have_no_formula_are_not_taken_for_nothing() -> None:
+    layer = nn.Linear(8, 8)
+
+    def forward() -> torch.Tensor:
+        with torch.inference_mode():
+            layer(BATCH)  # below inference mode, linear itself is the op
+        return layer(BATCH)
+
+    assert ours(forward) is None
+    # An interpolation is linear by name only.
+    assert ours(lambda: F.interpolate(layer(BATCH)[None], 4, mode="linear")) is not None
+
+
+def test_a_formula_that_reads_tensors_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def reads(*tensors: torch.Tensor, **others: Any) -> int:
+        asked.append(tensors)  # on a device, reading them would wait for it
+        return 1
+
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.relu, reads)
+
+    assert ours(lambda: mlp()(BATCH)) is None
+    assert not asked
+
+
+def test_a_formula_that_fails_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    @flop_counter.shape_wrapper
+    def fails(*shapes: Any, **others: Any) -> int:
+        raise ValueError("not of this shape")
+
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.relu, fails)
+
+    assert ours(lambda: mlp()(BATCH)) is None
+
+
+def test_a_higher_order_op_runs_and_is_not_counted() -> None:
+    flex = pytest.importorskip("torch._higher_order_ops.flex_attention")
+
+    def score(value: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
+        return value
+
+    parts = torch.ones(1, 1, 16, 16)
+    blocks = flex_blocks(16)
+
+    def forward() -> torch.Tensor:
+        mlp()(BATCH)
+        return flex.flex_attention(parts, parts, parts, score, blocks, 1.0, {})[0]
+
+    assert ours(forward) is None
+    assert torch.equal(forward(), torch.ones(1, 1, 16, 16))
+
+
+def flex_blocks(size: int) -> Any:
+    from torch.nn.attention.flex_attention import _create_empty_block_mask
+
+    one = torch.ones(1, 1, size, size)
+    return _create_empty_block_mask(one, one).as_tuple()
+
+
+def test_nothing_to_count() -> None:
+    assert ours(lambda: None) is None
+    assert ForwardCounter().stop() is None
+
+
+def test_a_forward_that_raises_leaves_nothing_behind() -> None:
+    model = mlp()
+    counter = ForwardCounter()
+    model.register_forward_pre_hook(lambda *_: counter.start())
+    model.register_forward_hook(lambda *_: counter.stop(), always_call=True)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(3, 3))
+
+    assert not counter.active
+
+
+@pytest.mark.parametrize("then", ["stop", "start"])
+def test_an_interrupted_forward_is_cleared_away_by_what_comes_next(then: str) -> None:
+    counter = ForwardCounter()
+    model = mlp()
+
+    counter.start()
+    model(BATCH)  # Ctrl-C: no hook of this forward is called
+    getattr(counter, then)()
+
+    assert len(_get_current_dispatch_mode_stack()) == (then == "start")
+    model(BATCH)
+    again = counter.stop()
+    assert again is None if then == "stop" else again == ours(lambda: model(BATCH))
+
+
+def test_a_mode_that_a_users_hooks_enter_and_leave_stays_theirs() -> None:
+    class Theirs(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    theirs, counter = Theirs(), ForwardCounter()
+
+    counter.start()
+    theirs.__enter__()
+    mlp()(BATCH)
+    counted = counter.stop()
+    assert _get_current_dispatch_mode_stack() == [theirs]
+    before = theirs.seen
+    torch.ones(1) + 1
+    assert theirs.seen > before
+    theirs.__exit__(None, None, None)
+
+    assert counted == ours(lambda: mlp()(BATCH))
+
+
+def test_a_mode_of_ours_that_somebody_else_took_off_is_let_go() -> None:
+    counter = ForwardCounter()
+
+    counter.start()
+    _get_current_dispatch_mode_stack()[-1].__exit__(None, None, None)
+
+    assert counter.stop() is None
+
+
+def test_another_thread_does_not_end_a_count() -> None:
+    counter = ForwardCounter()
+    told: list[Any] = []
+
+    def elsewhere() -> None:
+        counter.start()
+        told.append(_get_current_dispatch_mode_stack())
+        told.append(counter.stop())
+
+    counter.start()
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    mlp()(BATCH)
+
+    assert told == [[], None]
+    assert counter.stop() is not None
+
+
+def test_a_thread_that_is_gone_holds_up_nobody() -> None:
+    counter = ForwardCounter()
+    thread = threading.Thread(target=counter.start)
+    thread.start()
+    thread.join()
+
+    counter.start()
+    mlp()(BATCH)
+
+    assert counter.stop() is not None
+
+
+def test_training_is_the_same_to_the_bit() -> None:
+    def train(count: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(
+            Block(), nn.Conv1d(5, 5, 3), nn.BatchNorm1d(5), nn.Dropout(), nn.Linear(6, 1)
+        )
+        optimizer = torch.optim.Adam(model.parameters())
+        counter = ForwardCounter()
+        for step in range(4):
+            if count and step == 1:
+                counter.start()
+            output = model(SEQUENCES)
+            if count and step == 1:
+                assert counter.stop() is not None
+            F.binary_cross_entropy_with_logits(output, torch.ones_like(output)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*model.state_dict().values(), torch.rand(3)]
+
+    for bare, counted in zip(train(False), train(True), strict=True):
+        assert torch.equal(bare, counted)
+
+
+def test_what_is_compiled_is_let_be() -> None:
+    model = mlp()
+    assert countable(model)
+    assert not countable(torch.compile(model, backend="eager"))
+    assert not countable(nn.Sequential(torch.compile(mlp(), backend="eager")))
+
+    inner = copy.deepcopy(model)
+    inner[0].compile(backend="eager")
+    assert not countable(inner)
+
+
+def test_a_compiled_function_rules_counting_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    multiply = torch.compile(lambda: BATCH @ BATCH.t(), backend="eager")
+
+    # For the first time in the middle of a count: what it computes may go unseen.
+    assert ours(multiply) is None
+    assert not countable(mlp())
+
+
+def test_a_count_makes_nobody_compile_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    multiply = torch.compile(lambda batch: batch @ batch.t(), backend=backend)
+    ours(lambda: multiply(BATCH))
+    assert len(compiled) == 1
+    multiply(BATCH)
+    ours(lambda: multiply(BATCH))
+    assert len(compiled) == 1
+
+
+def test_scripts_replicas_and_deepspeed_are_let_be() -> None:
+    class Engine(nn.Module):
+        __module__ = "deepspeed.runtime.engine"
+
+    with pytest.warns((DeprecationWarning, FutureWarning)):
+        script = torch.jit.script(mlp())
+    assert not countable(script)
+    assert not countable(nn.DataParallel(mlp()))
+    assert not countable(Engine())
+
+
+def test_other_observers_are_let_be() -> None:
+    model = mlp()
+
+    with FlopCounterMode(display=False):
+        assert not countable(model)
+    with torch.overrides.TorchFunctionMode():
+        assert not countable(model)
+    assert torch.func.vmap(lambda each: each + countable(model))(torch.zeros(1)) == 0
+    with torch.device("cpu"):  # what torch.set_default_device does as well
+        assert countable(model)
+
+
+def test_parameters_give_the_usual_estimate() -> None:
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 100))
+    model[1].requires_grad_(False)
+
+    assert by_parameters(model, 10) == 10 * (2 * 64 + 6 * 900)
+
+    # The same table at both ends: the output multiplies with it.
+    model[0].weight = model[2].weight
+    assert by_parameters(model, 10) == 10 * (2 * 64 + 6 * 900)
+    assert by_parameters(nn.Embedding(100, 8), 10) == 0
