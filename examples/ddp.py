@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 examples/ddp.py
 """
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -24,7 +25,11 @@ def dataset(size: int, seed: int) -> TensorDataset:
 def main() -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 2)))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
+    model = DistributedDataParallel(net)
     config = {"lr": 0.1, "batch_size": 64, "epochs": 3}
 
     run = otel_ddp.instrument(model, strategy="all", group="examples", config=config)
@@ -38,6 +43,7 @@ def main() -> None:
     for epoch in range(config["epochs"]):
         sampler.set_epoch(epoch)
         for inputs, labels in loader:
+            inputs, labels = inputs.to(device), labels.to(device)
             optimizer.zero_grad()
             loss = loss_of(model(inputs), labels)
             loss.backward()
@@ -47,7 +53,7 @@ def main() -> None:
             step += 1
 
         with run.phase("eval"), torch.no_grad():
-            inputs, labels = validation.tensors
+            inputs, labels = (each.to(device) for each in validation.tensors)
             accuracy = (model.module(inputs).argmax(dim=1) == labels).float().mean()
         run.log({"accuracy": accuracy}, step=step, epoch=epoch, split="val")
 

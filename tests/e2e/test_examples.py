@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,27 @@ from node import Node, finished, until
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
-# Program: how it is started, how many ranks it records, and a value that it logs.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+# Program: how it is started, how many ranks it records, a value that it logs, and what is counted
+# on each rank.
 EXPECTED = {
-    "quickstart.py": ([], 1, "accuracy"),
-    "ddp.py": (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 2, "loss"),
-    "spawn.py": ([], 1, "total"),
+    "accumulate_amp_compile.py": (
+        TORCHRUN,
+        2,
+        "loss",
+        {"training_steps_total": 96, "training_micro_batches_total": 384},
+    ),
+    "ddp.py": (TORCHRUN, 2, "loss", {"training_steps_total": 96}),
+    "fsdp.py": (
+        TORCHRUN,
+        2,
+        "perplexity",
+        {"training_steps_total": 87, "training_tokens_total": 44256},
+    ),
+    "gan.py": (TORCHRUN, 2, "distance", {"training_steps_total": 200}),
+    "quickstart.py": ([], 1, "accuracy", {}),
+    "spawn.py": ([], 1, "total", {}),
 }
 
 
@@ -25,15 +42,28 @@ def test_every_example_is_run_here() -> None:
     assert sorted(EXPECTED) == EXAMPLES
 
 
+def amounts(node: Node, metrics: Iterable[str]) -> list[dict[str, float]]:
+    """What was counted, a rank at a time."""
+    ranks = sorted(labels["rank"] for labels, _ in node.series("training_state"))
+    return [{each: node.value(each, rank=rank) or 0 for each in metrics} for rank in ranks]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_and_is_recorded(name: str) -> None:
-    launcher, ranks, value = EXPECTED[name]
-    with Node() as node:
+    launcher, ranks, value, counted = EXPECTED[name]
+    # Two ranks need no two GPUs here.
+    with Node(CUDA_VISIBLE_DEVICES="") as node:
+        temporary = node.root / "tmp"
+        temporary.mkdir()
+        node.env["TMPDIR"] = str(temporary)
         finished(node.start(sys.executable, *launcher, str(ROOT / "examples" / name)))
 
         until(lambda: len(node.series("training_scalar", name=value)) == ranks, "its values")
+        until(lambda: amounts(node, counted) == [counted] * ranks, f"{counted} on each rank")
         assert all(each["state"] == "finished" for each in node.processes())
         assert len({each["run"] for each in node.processes()}) == 1
+        # torchrun and the compiler leave folders of theirs.
+        assert all(each.name.startswith("torch") for each in temporary.iterdir())
 
 
 def test_the_snippets_of_the_readme_run_as_they_stand() -> None:
