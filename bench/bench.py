@@ -153,49 +153,222 @@ def unroutable() -> Iterator[str]:
 
 
 HOOKS = """
-import os, time
+import functools, statistics, time
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
+from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
+from otel_ddp.torch import model_hooks, optimizer_hooks, stepper
+
+torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs = torch.ones(4, 8)
 run = otel_ddp.init(run="bench")
 clock = time.perf_counter
-def block():
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+
+def block(steps=200):
     took = []
-    for batch in [inputs] * 300:
+    for _ in range(steps):
         before = clock()
         optimizer.zero_grad()
-        model(batch).sum().backward()
+        model(inputs).sum().backward()
         optimizer.step()
         took.append(clock() - before)
-    took.sort()
-    return took[75]
-block()
-with_us, bare = [], []
-for _ in range(15):
-    bare.append(block())
+    return statistics.quantiles(took, n=4)[0]
+
+def nothing(*args): pass
+def on_gradient(gradient): queue_callback(on_done)
+def on_done(): queue_callback(nothing)
+def on_output(module, args, output): output.register_hook(on_gradient)
+
+def empty_hooks():
+    handles = [
+        model.register_forward_pre_hook(nothing, prepend=True, with_kwargs=True),
+        model.register_forward_hook(on_output, prepend=True, always_call=True),
+        before_step(nothing), after_step(nothing),
+    ]
+    return lambda: [handle.remove() for handle in handles]
+
+def our_hooks():
     otel_ddp.instrument(model)
-    with_us.append(block())
-    otel_ddp.uninstrument()
-bare.sort(); with_us.sort()
-print((with_us[7] - bare[7]) * 1e6, bare[7] * 1e6)
+    return otel_ddp.uninstrument
+
+block()
+bare, empty, ours = [], [], []
+for _ in range(25):
+    for kind, put_on in ((bare, lambda: nothing), (empty, empty_hooks), (ours, our_hooks)):
+        take_off = put_on()
+        block(10)
+        kind.append(block())
+        take_off()
+middle = [statistics.median(kind) for kind in (bare, empty, ours)]
+print(*(each * 1e6 for each in middle))
+
+took = {}
+def timed(place, name, what):
+    hook, durations = getattr(place, name), took.setdefault(what, [])
+    @functools.wraps(hook)
+    def around(*args):
+        before = clock()
+        try:
+            return hook(*args)
+        finally:
+            durations.append(clock() - before)
+    setattr(place, name, around)
+
+timed(model_hooks, "_before_forward", "before forward")
+timed(model_hooks, "_after_forward", "after forward")
+timed(stepper.Stepper, "_gradient_arrived", "first gradient")
+timed(stepper.Stepper, "_gradients_done", "gradients done")
+timed(stepper.Stepper, "_backward_ended", "backward ended")
+timed(optimizer_hooks, "_before_step", "before the optimizer")
+timed(optimizer_hooks, "_after_step", "after the optimizer")
+otel_ddp.instrument(model)
+block(3000)
+empty = statistics.median(clock() - clock() for _ in range(1000)) * -1
+for what, durations in took.items():
+    print(what, (statistics.median(durations[500:]) - empty) * 1e6, sep=":")
 """
 
 
 def hook_cost() -> list[Row]:
     with Node(OTEL_DDP_AGENT="off") as node:
-        cost, bare = (float(each) for each in node.run(HOOKS).split())
+        totals, *each = node.run(HOOKS).splitlines()
+    bare, empty, ours = (float(part) for part in totals.split())
+    parts = {what: float(us) for what, _, us in (line.partition(":") for line in each)}
+    listed = ", ".join(f"{what} {us:.1f}" for what, us in parts.items())
     return [
         (
-            f"all hooks of one DDP step (of {bare:.0f} us), torch's way of calling them included",
+            f"our hooks in one DDP step: {listed}",
             "<= 15 us",
-            f"{cost:.1f} us",
+            f"{sum(parts.values()):.1f} us",
+        ),
+        (
+            f"a DDP step of {bare:.0f} us with our hooks on, torch's calling of them included "
+            f"(empty hooks: {empty - bare:+.0f} us)",
+            "",
+            f"{ours - bare:+.0f} us",
+        ),
+    ]
+
+
+RATIO = """
+import statistics, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import otel_ddp
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+target = float(sys.argv[1])
+layers = (nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
+model = DistributedDataParallel(nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+clock = time.perf_counter
+
+def block(steps):
+    took = []
+    for _ in range(steps):
+        before = clock()
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        took.append(clock() - before)
+    return statistics.quantiles(took, n=4)[0]
+
+rows = 32
+while True:
+    inputs = torch.randn(rows, 128)
+    block(20)
+    slowest = torch.tensor(block(60))
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    if slowest >= target * 0.9:
+        break
+    rows = int(rows * min(2.0, max(1.1, target / float(slowest))))
+
+run = otel_ddp.init()
+bare, ours = [], []
+for number in range(60):
+    for kind in ((bare, ours), (ours, bare))[number % 2]:
+        if kind is ours:
+            otel_ddp.instrument(model)
+        dist.barrier()
+        block(10)
+        kind.append(block(int(0.3 / target)))
+        otel_ddp.uninstrument()
+if dist.get_rank() == 0:
+    print(*(statistics.quantiles(kind, n=4)[0] for kind in (bare, ours)))
+run.finish()
+dist.destroy_process_group()
+"""
+
+
+def step_ratio() -> list[Row]:
+    rows = []
+    for target, limit in ((0.005, 1.005), (0.002, 1.015)):
+        with Node() as node:
+            script = node.root / "ratio.py"
+            script.write_text(RATIO)
+            launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+            out = finished(node.start(sys.executable, *launch, str(script), str(target)), 300.0)
+        bare, ours = (float(each) for each in out.split()[-2:])
+        rows.append(
+            (
+                f"a step of {bare * 1000:.1f} ms on 2 ranks, with everything on / bare",
+                f"<= {limit}",
+                f"{ours / bare:.4f} ({(ours - bare) * 1e6:+.0f} us)",
+            )
         )
+    return rows
+
+
+GROWTH = """
+import resource, sys
+import torch
+from torch import nn
+import otel_ddp
+
+torch.set_num_threads(1)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+inputs = torch.ones(4, 8)
+
+def memory():
+    for line in open("/proc/self/smaps_rollup"):
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) / 1024
+
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+train(2000)
+before = memory()
+run = otel_ddp.instrument(model)
+train(2000)
+on = memory()
+train(100_000)
+print(on - before, memory() - on)
+run.finish()
+"""
+
+
+def memory_growth() -> list[Row]:
+    with Node() as node:
+        first, later = (float(each) for each in node.run(GROWTH).split())
+    return [
+        ("memory of a rank with the hooks on", "<= 5 MB", f"{first:.1f} MB"),
+        ("the same, grown over 100,000 steps", "0", f"{later:.1f} MB"),
     ]
 
 
@@ -304,6 +477,8 @@ def main() -> None:
         "import": import_cost,
         "start": start_cost,
         "hooks": hook_cost,
+        "ratio": step_ratio,
+        "memory": memory_growth,
         "exit": exit_cost,
         "agent": lambda: agent_cost(10.0),
         "agent-fast": lambda: agent_cost(100.0),
