@@ -330,3 +330,18 @@ def test_a_run_that_ends_inside_a_phase_is_quiet(place: Here) -> None:
 
     assert place.only().state == "finished"
     assert place.only().phase == "eval"
+
+
+def test_how_long_a_phase_may_take_is_known_while_it_lasts(place: Here) -> None:
+    with otel_ddp.init() as run:
+        with run.phase("checkpoint", expect_s=90):
+            within = place.only().progress
+            with run.phase("eval"):
+                inside = place.only().progress
+            again = place.only().progress
+        after = place.only().progress
+        with run.phase("checkpoint", expect_s=float("nan")):
+            senseless = place.only().progress
+
+    expected = [each.expect_ms for each in (within, inside, again, after, senseless)]
+    assert expected == [90_000, 0, 90_000, 0, 0]

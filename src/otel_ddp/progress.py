@@ -19,7 +19,7 @@ _PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _GC = layout.STEP_NUMBER << _SHIFT, layout.STEP_GC << _SHIFT
 _SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
-_RETRIES = layout.STEP_RETRIES << _SHIFT
+_RETRIES, _STEP_WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
 
 # Time in a phase of the user's own is told from time outside of any: before the first step, the
 # latter is nobody's.
@@ -61,11 +61,12 @@ class DeviceClock(Protocol):
 class Phase:
     """A phase that may be open. Two of one name are two: threads may leave them in any order."""
 
-    __slots__ = ("base", "code", "name", "word")
+    __slots__ = ("base", "code", "expect_ms", "name", "word")
 
     def __init__(self, name: str, code: int, origin_ns: int, word: int = 0) -> None:
         self.name = name
         self.code = code
+        self.expect_ms = 0
         self.word = word  # the number of the user's own name for it
         # Plus the clock it is the journal's word for "in this phase, since now".
         self.base = (code << _SHIFT) - origin_ns
@@ -107,7 +108,7 @@ class Standing:
         self.flops = self.hook_s = 0.0
         self.flops_method = ""
         self._told: tuple[float, ...] = (0,) * 6
-        self._gc_in_story = 0
+        self._gc_in_story = self._work_in_story = 0
         self.retries = 0
         self.stepping = False
         self.in_step = False
@@ -127,13 +128,14 @@ class Standing:
 
     # -- users
 
-    def begin(self, name: str) -> Phase:
+    def begin(self, name: str, expect_s: float = 0.0) -> Phase:
         """Enter a phase inside the one that is open; what comes back leaves it."""
         if name in _CODES:
             phase = Phase(name, _CODES[name], self._origin)
         else:
             word = self.recorder.text_number(name)
             phase = Phase(name, _OTHER | NAMED, self._origin, word)
+        phase.expect_ms = int(expect_s * 1000)
         with self._lock:
             self._open.append(phase)
             self._change()
@@ -172,7 +174,9 @@ class Standing:
         """Another phase is the innermost one now: write it down, and tell what was."""
         innermost = self._open[-1]
         since = _clock()
-        if not self.recorder.phase(innermost.code, innermost.word, since - self._origin):
+        after_ns = since - self._origin
+        code, word, expect_ms = innermost.code, innermost.word, innermost.expect_ms
+        if not self.recorder.phase(code, word, after_ns, expect_ms):
             return
         self._story.append(innermost.base + since)
         if self.device_clock is not None and threading.get_ident() == self._thread:
@@ -234,6 +238,11 @@ class Standing:
         if self.gc_ns != self._gc_in_story:
             story.append(_GC | self.gc_ns - self._gc_in_story)
             self._gc_in_story = self.gc_ns
+        work = self.tokens or self.samples
+        if work != self._work_in_story:
+            # Less than before: tokens, of which there were none until now.
+            story.append(_STEP_WORK | max(0, work - self._work_in_story))
+            self._work_in_story = work
         if self.retries:
             story.append(_RETRIES | self.retries)
             self.retries = 0

@@ -493,11 +493,12 @@ class Recorder:
     # The two below are single words: a signal handler may come in between, another thread's close
     # may not.
 
-    def phase(self, code: int, name: int, since_ns: int) -> bool:
+    def phase(self, code: int, name: int, since_ns: int, expect_ms: int) -> bool:
         """Overwrite what this process is busy with, and its step; False if it was closed."""
         with self._lock:
             if not self._closed:
                 self._show_step()
+                self.writer.expect_ms(expect_ms)
                 self.writer.phase(code, name, since_ns)
             return not self._closed
 

@@ -220,9 +220,13 @@ class Run:
             recorder.refuse("value", "config", "not all of the configuration found room")
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Say what this process does: `with run.phase("checkpoint"): save()`."""
-        opened = self._begin(name, phase=True)
+    def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:
+        """Say what this process does: `with run.phase("checkpoint"): save()`.
+
+        *expect_s* is how long it may well take: until then, and half as long again, standing still
+        in it is no stall.
+        """
+        opened = self._begin(name, phase=True, expect_s=expect_s)
         try:
             yield
         except BaseException as raised:
@@ -242,7 +246,9 @@ class Run:
         self._end(opened, attributes, "")
 
     @containment.contained()
-    def _begin(self, name: Any, phase: bool = False) -> tuple[OpenSpan, Phase | None] | None:
+    def _begin(
+        self, name: Any, phase: bool = False, expect_s: Any = None
+    ) -> tuple[OpenSpan, Phase | None] | None:
         recorder = self._ready()
         if recorder is None or self._standing is None:
             return None
@@ -251,7 +257,10 @@ class Run:
         except values.Refused as why:
             recorder.refuse("name", "span", f"a span was not recorded: {why}")
             return None
-        entered = self._standing.begin(clean) if phase else None
+        expected = containment.attempt(lambda: float(expect_s or 0.0), 0.0)
+        if not 0.0 <= expected < 1e9:
+            expected = 0.0
+        entered = self._standing.begin(clean, expected) if phase else None
         return OpenSpan(clean, recorder.step), entered
 
     @containment.contained()

@@ -84,9 +84,11 @@ def log(
         _current.log(metrics, step=step, epoch=epoch, split=split)
 
 
-def phase(name: str) -> contextlib.AbstractContextManager[None]:
+def phase(name: str, *, expect_s: float | None = None) -> contextlib.AbstractContextManager[None]:
     """Say what this process does, in the current run if there is one."""
-    return contextlib.nullcontext() if _current is None else _current.phase(name)
+    if _current is None:
+        return contextlib.nullcontext()
+    return _current.phase(name, expect_s=expect_s)
 
 
 def span(name: str, /, **attributes: Any) -> contextlib.AbstractContextManager[None]:

@@ -41,6 +41,7 @@ class Settings(NamedTuple):
     max_names: int
     max_name_length: int
     sample_steps: int
+    stall_timeout_s: float
     linger_s: float
     interval_s: float
     timeout_s: float
@@ -50,6 +51,7 @@ class Settings(NamedTuple):
     scrape_port: int
     spool_directory: str
     spool_bytes: int
+    postmortem_directory: str
 
 
 def _text(variable: str, text: str) -> str:
@@ -208,6 +210,14 @@ TABLE: tuple[Setting, ...] = (
         "gradients is taken. Steps out of the ordinary are sent in any case. 0: only those.",
     ),
     Setting(
+        "stall_timeout_s",
+        ("OTEL_DDP_STALL_TIMEOUT_S",),
+        60.0,
+        _seconds,
+        "How long a rank stands still at least before it may count as stalled; more where its own "
+        "steps and phases are longer.",
+    ),
+    Setting(
         "linger_s",
         ("OTEL_DDP_LINGER_S",),
         300.0,
@@ -270,6 +280,14 @@ TABLE: tuple[Setting, ...] = (
         256 * MIB,
         _bytes(MIB),
         "How much may wait there; beyond it the oldest goes first, and is counted.",
+    ),
+    Setting(
+        "postmortem_directory",
+        ("OTEL_DDP_POSTMORTEM_DIR",),
+        "",
+        _text,
+        "Where a post-mortem is written when ranks die or stand still. By default a private "
+        "directory in /var/tmp.",
     ),
 )
 

@@ -13,6 +13,7 @@ from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
 LABELS = (("run", "r"), ("rank", "0"))
+VERDICT = {"name": "straggler", "time": 5, "attributes": {"phase": "data"}}
 NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
 
 
@@ -44,3 +45,17 @@ def test_an_event_without_a_time_is_left_out_alone(time: Any) -> None:
     message = ExportLogsServiceRequest.FromString(request.body)
     records = message.resource_logs[0].scope_logs[0].log_records
     assert [each.event_name for each in records] == ["good"]
+
+
+def test_a_verdict_is_a_warning_with_a_sentence_and_an_event_of_its_span() -> None:
+    record = Document(EVENT, {**VERDICT, "body": "rank 0 is late", "severity": "WARN"}, 0)
+
+    traces, logs = Renderer({}).documents([(LABELS, "", [span(events=[VERDICT]), record])])
+
+    message = ExportTraceServiceRequest.FromString(traces.body)
+    (sent,) = message.resource_spans[0].scope_spans[0].spans
+    (event,) = sent.events
+    assert (event.name, event.time_unix_nano) == ("straggler", 5)
+    said = ExportLogsServiceRequest.FromString(logs.body)
+    (told,) = said.resource_logs[0].scope_logs[0].log_records
+    assert (told.body.string_value, told.severity_text) == ("rank 0 is late", "WARN")

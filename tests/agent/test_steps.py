@@ -254,3 +254,19 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
             spent = sum(step.seconds(phase) for phase in step.phases())
             assert spent == pytest.approx(step.took_ns / 1e9)
         offset += len(words)
+
+
+def test_the_work_of_a_step_is_said_with_it() -> None:
+    stream = StepStream(CREATED)
+
+    first, second = feed(
+        stream,
+        [
+            word(layout.STEPS_BEGAN, 0),
+            word(layout.STEP_WORK, 512),
+            word(layout.STEP_ENDED, 5 * MS),
+            word(layout.STEP_ENDED, 9 * MS),
+        ],
+    )
+
+    assert (first.work, second.work) == (512, 0)

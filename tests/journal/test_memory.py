@@ -50,7 +50,7 @@ def laps(writer, count):
         writer.scalars(shape, step, step, math.nan, [float(step)] * 40, 40)
         writer.phase(2, 0, step)
         writer.step(step)
-        writer.micro_step(step)
+        writer.expect_ms(step)
         writer.state(1, step)
         writer.step_duration(0.5)
         writer.add(total, 1.0)

@@ -60,7 +60,7 @@ def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> 
     writer.scalars(shape, 222, NO_STEP, math.nan, (4.5, 5.0, 6.0), 3)
     writer.phase(4, 5, 1_750_000_000_000_001)
     writer.step(13)
-    writer.micro_step(3)
+    writer.expect_ms(3)
     writer.state(2, 1_750_000_000_000_002)
     writer.step_duration(0.25)
     writer.reason("out of memory")
@@ -237,7 +237,7 @@ def test_a_word_of_the_progress_leaves_the_others_alone(writer: JournalWriter) -
     for change in (
         lambda: writer.phase(255, most, 2**56 - 1),
         lambda: writer.step(most - 1),
-        lambda: writer.micro_step(most),
+        lambda: writer.expect_ms(most),
         lambda: writer.state(255, 2**56 - 1),
         lambda: writer.step_duration(-math.inf),
         lambda: writer.phase(0, 0, 0),

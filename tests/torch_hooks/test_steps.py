@@ -7,6 +7,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Journal
+from otel_ddp.agent.steps import StepStream
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import JournalReader, Steps
 
 PAUSE_S = 0.02
 
@@ -500,3 +503,18 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
     # Logged between two steps it is the number of the one before, logged within one it is its own.
     assert after == 1003
     assert Journal(place.journals()[0]).progress.step == 2000
+
+
+def test_each_step_tells_what_it_worked_on(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, SGD(model.parameters(), lr=0.1), 3)
+    assert run._standing is not None
+    run._standing.tell()
+
+    with closing(JournalReader(place.journals()[0])) as reader:
+        stream = StepStream(reader.created_ns)
+        pieces = [each for each in reader.read() if isinstance(each, Steps)]
+        steps = [step for piece in pieces for step in stream.feed(piece)]
+
+    assert [(step.number, step.work) for step in steps] == [(1, 8), (2, 8), (3, 8)]

@@ -150,6 +150,10 @@ def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
             end_ns=_time_ns(content["end"]),
             attributes=_attributes(labels, content),
             error=str(content["error"]) if content.get("error") else None,
+            events=[
+                encode.SpanEvent(str(each["name"]), _time_ns(each["time"]), each["attributes"])
+                for each in content.get("events") or ()
+            ],
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # another version's record
@@ -161,7 +165,8 @@ def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
         return encode.LogRecord(
             time_ns=_time_ns(content["time"]),
             event_name=str(content["name"]),
-            body=str(content["name"]),
+            body=str(content.get("body") or content["name"]),
+            severity="WARN" if content.get("severity") == "WARN" else "INFO",
             attributes=_attributes(labels, content),
             trace_id=trace_id(labels, trace) if trace else b"",
             span_id=bytes.fromhex(content.get("span") or ""),

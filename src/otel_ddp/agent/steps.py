@@ -17,7 +17,7 @@ _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
 # Looked up for every word of every step of every process: names of our own are found faster.
 _STEPS_BEGAN, _STEP_ENDED = layout.STEPS_BEGAN, layout.STEP_ENDED
-_STEP_NUMBER, _STEP_GC = layout.STEP_NUMBER, layout.STEP_GC
+_STEP_NUMBER, _STEP_GC, _STEP_WORK = layout.STEP_NUMBER, layout.STEP_GC, layout.STEP_WORK
 
 
 class Part(NamedTuple):
@@ -47,6 +47,8 @@ class Step(NamedTuple):
     gc_s: float
     skipped: bool
     retries: int
+    work: int = 0
+    """Tokens, or samples where there are none; 0 where neither is known."""
 
     @property
     def took_ns(self) -> int:
@@ -90,6 +92,7 @@ class StepStream:
         self._gc_ns = 0
         self._skipped = False
         self._retries = 0
+        self._work = 0
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this piece."""
@@ -115,6 +118,8 @@ class StepStream:
                 self._number = value
             elif code == _STEP_GC:
                 self._gc_ns += value
+            elif code == _STEP_WORK:
+                self._work += value
             elif code == layout.STEP_SKIPPED:
                 self._skipped = True
             elif code == layout.STEP_RETRIES:
@@ -155,4 +160,5 @@ class StepStream:
             self._gc_ns / 1e9,
             self._skipped,
             self._retries,
+            self._work,
         )

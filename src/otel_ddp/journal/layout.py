@@ -28,7 +28,7 @@ WORD = Struct("<Q")
 PHASE = 512
 PHASE_NAME = 520
 STEP = 528
-MICRO_STEP = 536
+EXPECT_MS = 536
 STATE = 544
 STEP_DURATION = 552
 # All of them as they lie there, from PHASE on.
@@ -65,6 +65,8 @@ STEPS_BEGAN, STEP_ENDED = 0x80, 0x81
 STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
 # Said of the step that ends next: the allocator had to empty its cache this often.
 STEP_RETRIES = 0x85
+# Said of the step that ends next: the tokens it worked on, or the samples where there are none.
+STEP_WORK = 0x86
 
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000

@@ -63,7 +63,7 @@ class Progress(NamedTuple):
     """Where the process stands."""
 
     step: int | None
-    micro_step: int
+    expect_ms: int
     phase: int
     phase_name: int
     state: int
@@ -367,10 +367,10 @@ class JournalReader:
         if self._word(layout.STATE):
             block = self._pread(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
-                phase, name, step, micro_step, state, duration_s = layout.PROGRESS.unpack(block)
+                phase, name, step, expect_ms, state, duration_s = layout.PROGRESS.unpack(block)
                 self._last_progress = Progress(
                     step - 1 if step else None,
-                    micro_step,
+                    expect_ms,
                     phase >> layout.CODE_SHIFT,
                     name,
                     state >> layout.CODE_SHIFT,

@@ -37,7 +37,7 @@ _CODE_SHIFT = layout.CODE_SHIFT
 _PHASE_WORD = layout.PHASE // 8
 _PHASE_NAME_WORD = layout.PHASE_NAME // 8
 _STEP_WORD = layout.STEP // 8
-_MICRO_STEP_WORD = layout.MICRO_STEP // 8
+_EXPECT_MS_WORD = layout.EXPECT_MS // 8
 _STATE_WORD = layout.STATE // 8
 
 
@@ -309,9 +309,9 @@ class JournalWriter:
         """Say which step was the last one; -1: none yet."""
         self.words[_STEP_WORD] = number + 1
 
-    def micro_step(self, number: int) -> None:
-        """Say which part of the step it is, where gradients are accumulated."""
-        self.words[_MICRO_STEP_WORD] = number
+    def expect_ms(self, milliseconds: int) -> None:
+        """Say how long the phase will last, as far as the user knows; 0: nobody does."""
+        self.words[_EXPECT_MS_WORD] = milliseconds
 
     def state(self, code: int, since_us: int) -> None:
         """Say how the process is doing. The first time last of all: now there is a progress."""
