@@ -829,16 +829,18 @@ def test_no_word_of_the_progress_is_ever_seen_half_written(directory: Path) -> N
     for _ in range(4):
         command = [sys.executable, "-c", RESTLESS_WRITER, str(directory)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            path = Path(child.stdout.readline().strip())
-            reader = JournalReader(path)
-            seen = set()
-            # On a busy machine the two take turns, and many readings see the same.
-            for reading in range(5_000_000):
-                seen.update(bytes_of_each_word(reader)[:1])
-                if reading > 20_000 and len(seen) > 100:
-                    break
-            child.kill()
+            try:
+                assert child.stdout is not None
+                path = Path(child.stdout.readline().strip())
+                reader = JournalReader(path)
+                seen = set()
+                # On a busy machine the two take turns, and many readings see the same.
+                for reading in range(5_000_000):
+                    seen.update(bytes_of_each_word(reader)[:1])
+                    if reading > 20_000 and len(seen) > 100:
+                        break
+            finally:
+                child.kill()
         last = bytes_of_each_word(reader)
         reader.close()
 
