@@ -18,6 +18,7 @@ _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
 _PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _GC = layout.STEP_NUMBER << _SHIFT, layout.STEP_GC << _SHIFT
+_LOGGED = layout.STEP_LOGGED << _SHIFT
 _SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
 _RETRIES, _STEP_WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
 
@@ -112,7 +113,9 @@ class Standing:
         self.retries = 0
         self.stepping = False
         self.in_step = False
-        self.number = 0
+        # How many steps there were, the same on all ranks; and under which number the user logs
+        # the last of them, which may be another one and is known to those who log alone.
+        self.count = self.number = 0
         self._thread = 0
         self._logged = self._logged_before = recorder.step
         # The other clock, where there is one: told of each change on the training thread.
@@ -220,21 +223,26 @@ class Standing:
             self._story.append(_BEGAN + _clock() - self._origin)
             self.running()
 
+    def under_way(self) -> int:
+        """Under which number the user will log the step that ends next."""
+        logged = self.recorder.step
+        if logged == self._logged:
+            return self.number + 1
+        # What was logged within a step is said of it, what was logged after one, of that one.
+        return logged if self.in_step and logged != self._logged_before else logged + 1
+
     def step_finished(self, skipped: bool = False) -> bool:
         """The optimizer has done its step, or left it out; whether it is time to tell."""
         if not self.stepping:
             self.begin_step()
         now = _clock()
         story = self._story
-        # What was logged within a step is said of it, what was logged after one, of that one.
-        logged = self.recorder.step
-        if logged == self._logged:
-            number = self.number + 1
-        else:
-            self._logged = logged
-            number = logged if self.in_step and logged != self._logged_before else logged + 1
-        self.number = number
-        story.append(_NUMBER | number)
+        number = self.number = self.under_way()
+        self._logged = self.recorder.step
+        self.count += 1
+        story.append(_NUMBER | self.count)
+        if number != self.count:
+            story.append(_LOGGED | number)
         if self.gc_ns != self._gc_in_story:
             story.append(_GC | self.gc_ns - self._gc_in_story)
             self._gc_in_story = self.gc_ns

@@ -261,7 +261,13 @@ class Run:
         if not 0.0 <= expected < 1e9:
             expected = 0.0
         entered = self._standing.begin(clean, expected) if phase else None
-        return OpenSpan(clean, recorder.step), entered
+        standing = self._standing
+        if standing.stepping:
+            # All ranks count alike, whoever of them logs.
+            return OpenSpan(clean, f"step/{standing.count + 1}", standing.under_way()), entered
+        logged = recorder.step
+        trace = f"step/{logged}" if logged >= 0 else f"name/{clean}"
+        return OpenSpan(clean, trace, logged if logged >= 0 else None), entered
 
     @containment.contained()
     def _end(

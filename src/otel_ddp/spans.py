@@ -22,13 +22,17 @@ _open_here: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar(
 class OpenSpan:
     """A span from its beginning to its end."""
 
-    __slots__ = ("_began", "_name", "_parent", "_span_id", "_started_ns", "_token", "_trace")
+    __slots__ = (
+        *("_began", "_name", "_parent", "_span_id", "_started_ns"),
+        *("_step", "_token", "_trace"),
+    )
 
-    def __init__(self, name: Any, step: int) -> None:
+    def __init__(self, name: Any, trace: str, step: int | None) -> None:
         self._name, _ = values.text(name, 200)
-        self._parent, trace = _open_here.get()
+        self._step = step
+        self._parent, around = _open_here.get()
         # One trace for what all ranks do at one step: they name it alike without asking.
-        self._trace = trace or (f"step/{step}" if step >= 0 else f"name/{self._name}")
+        self._trace = around or trace
         self._span_id = os.urandom(8).hex()
         self._token = _open_here.set((self._span_id, self._trace))
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
@@ -52,7 +56,7 @@ class OpenSpan:
             "trace": self._trace,
             "start": self._started_ns,
             "end": self._started_ns + int(took_s * 1e9),
-            "step": recorder.step if recorder.step >= 0 else None,
+            "step": self._step,
             "error": error,
             "attributes": values.attributes(attributes),
         }

@@ -54,6 +54,26 @@ def made(
     )
 
 
+CHECKPOINT = (*PLAIN, (PHASES["checkpoint"], 1))
+EVAL = (*PLAIN, (PHASES["eval"], 1))
+COMPILE = (*PLAIN, (PHASES["compile"], 1))
+# All that a step may have about it, other than being slow.
+ODDITIES: dict[str, dict[str, Any]] = {
+    "gc": {"gc_s": 0.05},
+    "compile": {"pieces": COMPILE},
+    "checkpoint": {"pieces": CHECKPOINT},
+    "eval": {"pieces": EVAL},
+    "skipped": {"skipped": True},
+    "retries": {"retries": 1},
+}
+
+
+def made_odd(number: int, began_ns: int) -> Step:
+    """Each in its turn, so that none of the oddities is usual."""
+    word = list(ODDITIES)[number % len(ODDITIES)]
+    return made(number, began_ns=began_ns, **ODDITIES[word])
+
+
 def took(number: int, nanoseconds: int) -> Step:
     step = made(number)
     ended_ns = step.began_ns + nanoseconds
@@ -220,6 +240,82 @@ def test_slow_is_what_is_slower_than_the_steps_of_late() -> None:
     assert reason(chosen.spans(took(501, 600 * MS), labels(), NEVER)) == "slow"
 
 
+# -- what is usual
+
+
+@pytest.mark.parametrize("word", ODDITIES)
+def test_what_many_steps_have_is_the_way_of_the_job(word: str) -> None:
+    chosen = StepSpans()
+
+    found = {
+        number: reason(chosen.spans(made(number, **ODDITIES[word]), labels(), NEVER))
+        for number in range(1, 500)
+    }
+
+    # Nobody knows what is usual before.
+    assert {number: why for number, why in found.items() if why} == dict.fromkeys(
+        range(1, 21), word
+    )
+
+
+def test_what_one_step_in_four_has_is_shown_and_what_one_in_three_has_is_not() -> None:
+    shown = {}
+    for every in (3, 4):
+        chosen = StepSpans()
+        for number in range(1, 1001):
+            said = {"skipped": number % every == 0}
+            shown[every, number] = reason(chosen.spans(made(number, **said), labels(), NEVER))
+
+    assert all(shown[4, number] == "skipped" for number in range(4, 1001, 4))
+    assert not any(shown[3, number] for number in range(21, 1001))
+
+
+def test_usual_is_what_is_usual_of_late() -> None:
+    chosen = StepSpans()
+    for number in range(1, 300):
+        chosen.spans(made(number, EVAL), labels(), NEVER)
+    for number in range(300, 449):
+        chosen.spans(made(number), labels(), NEVER)
+
+    # 51 of the last 200 had it, then 50.
+    assert chosen.spans(made(449, EVAL), labels(), NEVER) == []
+    chosen.spans(made(450), labels(), NEVER)
+    assert reason(chosen.spans(made(451, EVAL), labels(), NEVER)) == "eval"
+
+
+def test_in_a_job_with_an_evaluation_in_each_step_everything_else_is_shown_for_itself() -> None:
+    chosen = StepSpans()
+    for number in range(1, 101):
+        chosen.spans(made(number, EVAL), labels(), NEVER)
+
+    def why(step: Step) -> str | None:
+        return reason(chosen.spans(step, labels(), 200))
+
+    both = (*EVAL, (PHASES["checkpoint"], 1))
+    slow = ((PHASES["forward"], 300), (PHASES["eval"], 1))
+    assert why(made(101, both)) == "checkpoint"
+    assert why(made(102, slow)) == "slow"
+    assert why(made(200, EVAL)) == "sampled"
+
+
+def test_what_is_usual_takes_nobody_elses_place() -> None:
+    chosen = StepSpans()
+    for number in range(1, 21):
+        chosen.spans(made(number, EVAL, NOW + number * MS), labels(), NEVER)
+    later = NOW + 60 * S
+    for number in range(21, 121):
+        chosen.spans(made(number, EVAL, later + number * MS), labels(), NEVER)
+
+    spans = [
+        chosen.spans(made(number, CHECKPOINT, later + number * MS), labels(), NEVER)
+        for number in range(121, 132)
+    ]
+
+    assert [reason(each) for each in spans] == ["checkpoint"] * 10 + [None]
+    # Of the first twenty, and none of those after them.
+    assert spans[0][0]["attributes"]["left_out"] == 10
+
+
 # -- how many
 
 
@@ -229,7 +325,7 @@ def test_a_broken_job_sends_thirty_a_minute_and_says_how_many_it_did_not() -> No
     steps = 0
     for tenth in range(10 * 300):
         steps += 1
-        step = made(tenth, began_ns=NOW + tenth * S // 10, skipped=True)
+        step = made_odd(tenth, NOW + tenth * S // 10)
         if spans := chosen.spans(step, labels(), 0):
             went.append((step.ended_ns, spans[0]["attributes"].get("left_out", 0)))
 
@@ -243,7 +339,7 @@ def test_the_sampled_ones_go_out_whatever_else_does() -> None:
     chosen = StepSpans()
     spans = []
     for number in range(1, 101):
-        step = made(number, began_ns=NOW + number * MS, skipped=True)
+        step = made_odd(number, NOW + number * MS)
         spans.append(chosen.spans(step, labels(), 100))
 
     assert [bool(each) for each in spans] == [True] * 10 + [False] * 89 + [True]

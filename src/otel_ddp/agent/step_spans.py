@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from hashlib import blake2s
 from typing import Any
@@ -34,6 +34,10 @@ _OF_NORMAL = 1.4826
 
 _GC_SHARE, _GC_S = 0.05, 0.005
 
+# What more than this share of the steps of late have is the way of the job, and nothing to look
+# at: a GAN whose generator runs without gradients has an evaluation in each step.
+_USUAL_SHARE = 0.25
+
 # Steps that are out of the ordinary: ten at once, then one every three seconds. Together that is
 # never more than thirty a minute, however broken the job is.
 _BURST = 10.0
@@ -57,6 +61,9 @@ class StepSpans:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._seen = 0
         self._slow_ns = float("inf")
+        # What the steps of late had about them, and how many of them had each of it.
+        self._had: deque[list[str]] = deque()
+        self._how_many: Counter[str] = Counter()
         self._allowed = _BURST
         self._allowed_at_ns = 0
         self._left_out = 0
@@ -80,9 +87,12 @@ class StepSpans:
     def _odd(self, step: Step) -> list[str]:
         """What is out of the ordinary about this step."""
         took_ns = step.took_ns
+        why = ["slow"] if self._slow(took_ns) else []
+        return why + self._unusual(self._remarkable(step, took_ns))
+
+    def _remarkable(self, step: Step, took_ns: int) -> list[str]:
+        """What this step has about it, in whatever job it is made."""
         why = []
-        if self._slow(took_ns):
-            why.append("slow")
         if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * took_ns / 1e9:
             why.append("gc")
         phases = step.phases()
@@ -92,6 +102,19 @@ class StepSpans:
         if step.retries:
             why.append("retries")
         return why
+
+    def _unusual(self, why: list[str]) -> list[str]:
+        """Of this, what few of the steps of late had."""
+        had, how_many = self._had, self._how_many
+        known = len(had)
+        unusual = why
+        if known >= _ENOUGH:
+            unusual = [each for each in why if how_many[each] <= _USUAL_SHARE * known]
+        if known == _RECENT:
+            how_many.subtract(had.popleft())
+        had.append(why)
+        how_many.update(why)
+        return unusual
 
     def _slow(self, took_ns: int) -> bool:
         slow = took_ns > self._slow_ns
@@ -136,7 +159,7 @@ def _rendered(
             "trace": f"step/{number}",
             "start": began_ns,
             "end": ended_ns,
-            "step": number,
+            "step": number if step.logged is None else step.logged,
             "error": "",
             "attributes": attributes,
         }

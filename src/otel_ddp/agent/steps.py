@@ -37,7 +37,7 @@ class Step(NamedTuple):
     """One step from the end of the one before it to its own end; times are since 1970."""
 
     number: int | None
-    """None where the process did not say it."""
+    """Counted alike on all ranks; None where the process did not say it."""
     began_ns: int
     ended_ns: int
     parts: tuple[Part, ...]
@@ -49,6 +49,8 @@ class Step(NamedTuple):
     retries: int
     work: int = 0
     """Tokens, or samples where there are none; 0 where neither is known."""
+    logged: int | None = None
+    """Under which number the user logs it, where that is another one."""
 
     @property
     def took_ns(self) -> int:
@@ -93,6 +95,7 @@ class StepStream:
         self._skipped = False
         self._retries = 0
         self._work = 0
+        self._logged: int | None = None
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this piece."""
@@ -120,6 +123,8 @@ class StepStream:
                 self._gc_ns += value
             elif code == _STEP_WORK:
                 self._work += value
+            elif code == layout.STEP_LOGGED:
+                self._logged = value
             elif code == layout.STEP_SKIPPED:
                 self._skipped = True
             elif code == layout.STEP_RETRIES:
@@ -161,4 +166,5 @@ class StepStream:
             self._skipped,
             self._retries,
             self._work,
+            self._logged,
         )

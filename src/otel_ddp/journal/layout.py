@@ -13,6 +13,10 @@ VERSION = 1
 HEAD_BYTES = 4096
 SUFFIX = ".journal"
 TAKEN_SUFFIX = ".taken"
+# Beside it as well: where a process that hangs is asked, and what it answers.
+ASK_SUFFIX = ".ask"
+ANSWER_SUFFIX = ".answer"
+BESIDE = (TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half")
 
 # The fixed part of the head; its last word is the checksum of what stands before it.
 FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")
@@ -60,13 +64,15 @@ PHASE_CODE = 0x3F
 OF_BUFFERS = 0x40
 # From this time on there are steps; a step ended at this time.
 STEPS_BEGAN, STEP_ENDED = 0x80, 0x81
-# Said of the step that ends next: its number, nanoseconds of garbage collection, and that it left
-# the weights as they were.
+# Said of the step that ends next: its number, the same on all ranks; nanoseconds of garbage
+# collection; and that it left the weights as they were.
 STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
 # Said of the step that ends next: the allocator had to empty its cache this often.
 STEP_RETRIES = 0x85
 # Said of the step that ends next: the tokens it worked on, or the samples where there are none.
 STEP_WORK = 0x86
+# Said of the step that ends next: under which number the user logs it, where that is another one.
+STEP_LOGGED = 0x87
 
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000

@@ -398,7 +398,7 @@ def _remove_the_dead(directory: Path, size: int) -> None:
     for _, _, path in sorted(dead):
         if _has_room(directory, size):
             return
-        for each in (path, path.with_suffix(layout.TAKEN_SUFFIX)):
+        for each in (path, *(path.with_suffix(suffix) for suffix in layout.BESIDE)):
             with contextlib.suppress(OSError):
                 each.unlink()
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from otel_ddp.torch.model_hooks import differentiable
+from otel_ddp.torch.process_group import is_up
 from otel_ddp.torch.stepper import Stepper
 
 # What a backward through reentrant checkpointing is called in the graph.
@@ -20,6 +21,7 @@ _MOST_NODES = 20_000
 REASONS: Mapping[str, str] = {
     "": "",
     "compiled_after": "the model was compiled after instrument(): call instrument() last",
+    "compiled_step": "the optimizer's step is compiled: steps are counted, its time is in none",
     "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
     "no_optimizer": "no optimizer of torch's steps the parameters of this model",
     "no_loader": "no DataLoader of torch's is used: wrap yours in otel_ddp.data()",
@@ -37,12 +39,12 @@ REASONS: Mapping[str, str] = {
 
 
 def look(
-    models: list[nn.Module], stepper: Stepper, world_size: int, flops_known: bool, reentrant: bool
+    models: list[nn.Module], stepper: Stepper, world_size: int, reentrant: bool
 ) -> dict[str, str]:
     """Word by word what is measured (no reason), and what is not (why)."""
     found: dict[str, str] = {}
     seen, backward = stepper.forwards > 0, stepper.backwards > 0
-    found["optimizer"] = "" if stepper.steps else "no_optimizer"
+    found["optimizer"] = _optimizer(stepper)
     found["forward"] = "" if seen else "compiled_after"
     found["backward"] = "" if backward else "outputs_unknown" if seen else "compiled_after"
     found["comm_wait"] = (
@@ -51,12 +53,18 @@ def look(
     found["data"] = "" if stepper.loads else "no_loader"
     work = stepper.standing.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "compiled_after"
-    found["flops"] = "" if flops_known else "uncountable" if seen else "compiled_after"
-    if stepper.left_out is None and stepper.float16:
-        found["skipped_steps"] = "no_scaler"
-    elif stepper.left_out is not None:
+    found["flops"] = "" if stepper.standing.flops else "uncountable" if seen else "compiled_after"
+    if stepper.scaling is not None:
         found["skipped_steps"] = ""
+    elif stepper.float16:
+        found["skipped_steps"] = "no_scaler"
     return found
+
+
+def _optimizer(stepper: Stepper) -> str:
+    if not stepper.steps:
+        return "no_optimizer"
+    return "compiled_step" if stepper.steps_in_graph else ""
 
 
 def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:
@@ -81,8 +89,8 @@ def _is_sharded(module: nn.Module) -> bool:
 
 
 def checkpoints_reentrantly(output: Any) -> bool:
-    """Whether parts of the graph behind a tensor have a backward of their own inside of its."""
-    left = [output.grad_fn] if isinstance(output, torch.Tensor) else []
+    """Whether parts of the graph behind an output have a backward of their own inside of its."""
+    left: list[Any] = [each.grad_fn for each in differentiable(output)]
     known: set[Any] = set()
     while left and len(known) < _MOST_NODES:
         node = left.pop()
@@ -107,7 +115,9 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
 
 def world_size() -> int:
     """How many ranks the process group has, 1 where there is none."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return int(distributed.get_world_size())
+    return int(sys.modules["torch.distributed"].get_world_size()) if is_up() else 1
+
+
+def rank() -> int:
+    """The rank in the process group, 0 where there is none."""
+    return int(sys.modules["torch.distributed"].get_rank()) if is_up() else 0

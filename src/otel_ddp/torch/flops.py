@@ -285,7 +285,9 @@ def _frames_compiled() -> int:
     """How many pieces of code Dynamo has looked at in this process."""
     # Private: where it is named otherwise, only whole models are known to be compiled.
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return int(counters.get("frames", {}).get("total", 0))
+    # What must be compiled whole is no frame in its books, only a graph.
+    kinds = (("frames", "total"), ("stats", "unique_graphs"))
+    return sum(int(counters.get(kind, {}).get(name, 0)) for kind, name in kinds)
 
 
 def _modes_active() -> bool:

@@ -88,9 +88,14 @@ def watched() -> list[nn.Module]:
     return [model for model in models if model is not None]
 
 
-def all_watched() -> list[_Watched]:
-    """What is known of them."""
-    return list(_watched.values())
+def follow(watched: _Watched) -> None:
+    """Watch the DDP that is just calling a model, if one is: that model was wrapped later on."""
+    ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if ddp is not None and attach(ddp, watched.stepper):
+        around = _watched[id(ddp)]
+        # The same work, of which one forward has been seen or more.
+        around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit
+        around.by_samples = watched.by_samples
 
 
 def watch_compiled() -> None:
@@ -164,7 +169,7 @@ def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Non
             if output.requires_grad:
                 _listen(output, stepper.on_gradient)
         else:
-            for tensor in _differentiable(output):
+            for tensor in differentiable(output):
                 _listen(tensor, stepper.on_gradient)
     except containment.ANYTHING:
         stepper.failed("after forward")
@@ -180,7 +185,7 @@ def _listen(tensor: torch.Tensor, hook: Any) -> None:
     getattr(node, _REGISTER)(tensor)
 
 
-def _differentiable(output: Any) -> Iterator[torch.Tensor]:
+def differentiable(output: Any) -> Iterator[torch.Tensor]:
     """The tensors of an output that backward may start from, whatever they are wrapped in."""
     left = [output]
     seen = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import ref
 
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -13,10 +14,11 @@ from torch.optim.optimizer import (
 
 from otel_ddp import containment
 from otel_ddp.torch import model_hooks
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.stepper import InGraph, Stepper
 
 _handles: list[Any] = []
 _stepper: Stepper | None = None
+_in_graph = InGraph()
 # By id, with what forgets it when the optimizer goes: whether it is one of ours.
 _known: dict[int, tuple[bool, Any]] = {}
 
@@ -25,6 +27,8 @@ def attach(stepper: Stepper) -> None:
     """Listen to every optimizer; those of other models are ignored."""
     global _stepper
     _stepper = stepper
+    stepper.in_graph = _in_graph
+    _in_graph.stepped = False
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before_step))
         _handles.append(register_optimizer_step_post_hook(_after_step))
@@ -60,19 +64,34 @@ def _keep(optimizer: Optimizer, owned: bool) -> None:
     _known[key] = (owned, ref(optimizer, lambda _: _known.pop(key, None)))
 
 
+def _whole(optimizer: Optimizer) -> bool:
+    """Whether its step may be compiled in one piece, which a hook of ours would break.
+
+    An error, where the user wants it whole. Those of torch's own are broken by themselves.
+    """
+    return not type(optimizer).__module__.startswith("torch.")
+
+
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if is_compiling() and _whole(optimizer):
+        return
     stepper = _stepper
     if stepper is None or not stepper.alive:
         return
     try:
         known = _known.get(id(optimizer))
         if known[0] if known is not None else _owned(optimizer):
-            stepper.optimizer_began(optimizer)
+            # What `step` is given beside its optimizer is a closure.
+            stepper.optimizer_began(optimizer, len(args) > 1 or bool(kwargs))
     except containment.ANYTHING:
         stepper.failed("before the optimizer")
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if is_compiling() and _whole(optimizer):
+        # Whoever runs the graph does this, each time.
+        _in_graph.stepped = True
+        return
     stepper = _stepper
     if stepper is None or not stepper.alive:
         return

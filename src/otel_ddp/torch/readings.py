@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import nn
@@ -23,6 +25,8 @@ _COUNTED_FORWARD = 2
 # By then a loop has shown what it is made of.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
+# Where a scaler keeps what it has found since its last update. Private.
+_ROUND = "_per_optimizer_states"
 
 
 class Wishes(NamedTuple):
@@ -46,8 +50,10 @@ class Readings:
         self._stepper = stepper
         self._standing = stepper.standing
         self._wishes = Wishes()
+        self._optimizer: Callable[[], Any] = _nobody
         self._norm: SquareNorm | None = None
         self._loss: Any = None
+        self._loss_after = 0  # steps before the one that the loss is of
         self._counter = flops.ForwardCounter()
         self._reentrant = False
         self._known: dict[str, str] = {}
@@ -57,7 +63,6 @@ class Readings:
         self._allocator: Allocator | None = None
         self._memory_at = 0.0
         self._retries: int | None = None
-        self._updates: Any = None
         stepper.after_step = self.after_step
         stepper.before_optimizer = self.before_optimizer
         stepper.on_forward = self.forward_began
@@ -67,15 +72,18 @@ class Readings:
 
     def hear(self, wishes: Wishes) -> None:
         """What the user says with a model; with the next one, what is new counts."""
+        stepper = self._stepper
+        # Weakly: the state of an optimizer may be most of the memory of a device.
+        if wishes.step_optimizer is not None:
+            stepper.ends_steps(wishes.step_optimizer, named=True)
+        if wishes.optimizer is not None:
+            self._optimizer = containment.attempt(partial(ref, wishes.optimizer), _nobody)
+        wishes = wishes._replace(optimizer=None, step_optimizer=None)
         said = {name: value for name, value in wishes._asdict().items() if value is not None}
         wishes = self._wishes = self._wishes._replace(**said)
-        stepper = self._stepper
         stepper.every = wishes.every
-        if wishes.step_optimizer is not None:
-            stepper.step_optimizer = id(wishes.step_optimizer)
         if wishes.scaler is not None:
-            self._updates = _updates(wishes.scaler)
-            stepper.left_out = self.left_out
+            stepper.scaling = partial(getattr, wishes.scaler, _ROUND, None)
 
     def first_step(self) -> None:
         """Work begins: now the models are where they will stay."""
@@ -117,11 +125,12 @@ class Readings:
                 self._estimate(watched, module)
             elif units:
                 self._settle(watched, module, counted.total / units, "counted", counted.dtype)
-        if watched.forwards == _COUNTED_FORWARD:
+        if watched.forwards <= _COUNTED_FORWARD:
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
+        model_hooks.follow(watched)
         if self._stepper.wants_loss:
             self._stepper.wants_loss = False
-            self._loss = _loss_of(output)
+            self._loss, self._loss_after = _loss_of(output), self._stepper.steps
 
     def _estimate(self, watched: Any, module: nn.Module) -> None:
         self._stepper.float16 |= _dtype_of(module) == "float16"
@@ -158,11 +167,6 @@ class Readings:
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
 
-    def left_out(self) -> bool:
-        """Whether the scaler was updated since this was asked; without a step: left one out."""
-        before, self._updates = self._updates, _updates(self._wishes.scaler)
-        return before is not self._updates
-
     # -- between steps
 
     def after_step(self) -> None:
@@ -182,22 +186,22 @@ class Readings:
         loss, self._loss = self._loss, None
         if norm is not None and norm.sharded:
             found["grad_sq_norm_local"] = norm.value
-        if loss is not None:
-            found["loss"] = loss
-        if self._wishes.leads:
+        # Who did not know its rank when the model came may know by now.
+        if self._wishes.leads and not capabilities.rank():
             if norm is not None and not norm.sharded:
                 found["grad_norm"] = norm.value.sqrt()
-            wishes = self._wishes
-            rate = _learning_rate(
-                wishes.step_optimizer or self._stepper.stepped or wishes.optimizer
-            )
+            rate = _learning_rate(self._stepper.step_optimizer or self._optimizer())
             if rate is not None:
                 found["learning_rate"] = rate
             scale = getattr(self._wishes.scaler, "_scale", None)
             if scale is not None:
                 found["loss_scale"] = scale
+        number = self._standing.number
         if found:
-            self._standing.recorder.offer(found, self._standing.number)
+            self._standing.recorder.offer(found, number)
+        if loss is not None:
+            since = self._stepper.steps - self._loss_after - 1
+            self._standing.recorder.offer({"loss": loss}, max(0, number - since))
 
     def _read_memory(self) -> None:
         now = time.monotonic()
@@ -226,9 +230,8 @@ class Readings:
     def look(self) -> None:
         """Say what is measured and what is not, as far as the run has shown it."""
         stepper = self._stepper
-        known = any(each.flops_per_unit for each in model_hooks.all_watched())
         found = capabilities.look(
-            model_hooks.watched(), stepper, capabilities.world_size(), known, self._reentrant
+            model_hooks.watched(), stepper, capabilities.world_size(), self._reentrant
         )
         if self._device is not None:
             failed = self._clock is not None and self._clock.failed
@@ -254,6 +257,10 @@ class Readings:
             self._clock.close()
 
 
+def _nobody() -> None:
+    pass
+
+
 def _learning_rate(optimizer: Any) -> Any:
     groups = getattr(optimizer, "param_groups", None)
     return groups[0].get("lr") if groups else None
@@ -270,11 +277,6 @@ def _loss_of(output: Any) -> Any:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         return None
     return loss.detach().clone()
-
-
-def _updates(scaler: Any) -> Any:
-    # A new one takes its place at each update: known on the host, nothing of the device is asked.
-    return getattr(scaler, "_per_optimizer_states", None)
 
 
 def _dtype_of(module: nn.Module) -> str:

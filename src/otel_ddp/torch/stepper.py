@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.autograd import Variable
@@ -15,7 +16,7 @@ from otel_ddp.progress import Standing
 from otel_ddp.torch.workload import workload
 
 _FAILURES_ALLOWED = 3
-# After so many backwards without a step there is no optimizer that we hear.
+# After so many backwards without a step there is no optimizer that we hear, or another one.
 _PATIENCE = 50
 _TIMED = (
     *("forward_began", "forward_ended", "_gradient_arrived", "_gradients_done", "_backward_ended"),
@@ -43,6 +44,13 @@ def _nothing(*args: Any) -> None:
     pass
 
 
+class InGraph:
+    """What an optimizer leaves behind whose step is compiled: its hooks can do no more there."""
+
+    def __init__(self) -> None:
+        self.stepped = False
+
+
 class Stepper:
     """One a process. Called by hooks at any moment; what it raises is caught by `failed`.
 
@@ -68,9 +76,13 @@ class Stepper:
         self._session = False  # one backward at a time, of whatever models
         self._stepped_in_backward = False
         self._optimizing: int | None = None  # the optimizer whose step is open, by its id
+        self._evaluating = False  # whether that step was given a closure, which calls the model
         self._thread = 0
-        # The optimizer whose step ends ours: the first one seen, unless the user names one.
-        self.step_optimizer: int | None = None
+        # The optimizer whose step ends ours, by its id: the one that the user names, else the first
+        # one seen; when it is gone, or idle for long, the next.
+        self._step_optimizer: int | None = None
+        self._named = False
+        self._step_optimizer_ref: Callable[[], torch.optim.Optimizer | None] = _nothing
         self._unstepped = 0  # backwards since the last step
         # Who is told of what, now and then: `Readings` puts itself here.
         self.on_first_step: Callable[[], None] = _nothing
@@ -80,16 +92,19 @@ class Stepper:
         self.on_forward: Callable[[Any, torch.nn.Module], None] = _nothing
         self.on_output: Callable[[Any, torch.nn.Module, Any], None] = _nothing
         self.wants_loss = False
-        # Whether a step was left out since it was last asked, where a scaler can say so.
-        self.left_out: Callable[[], bool] | None = None
+        # Where there is a scaler: what it keeps of its present round, another object after each
+        # update. That is known on the host; nothing of the device is asked.
+        self.scaling: Callable[[], Any] | None = None
+        self._round: Any = None
+        self._stepped_round: Any = None
+        self.in_graph = InGraph()
         # Every so many steps one is looked at closely.
         self.every = 100
         self._closely = False
         self._aside_s = 0.0
         # What was seen at all. Capabilities are read off it.
-        self.forwards = self.backwards = self.steps = self.loads = 0
+        self.forwards = self.backwards = self.steps = self.steps_in_graph = self.loads = 0
         self.float16 = False
-        self.stepped: torch.optim.Optimizer | None = None
         self._queue_callback = Variable._execution_engine.queue_callback
         self._prepare()
 
@@ -135,7 +150,7 @@ class Stepper:
             standing.enter(self._eval)
             return
         # A forward inside an optimizer's step (LBFGS) begins no other one.
-        if (not standing.in_step or self._unstepped) and self._optimizing is None:
+        if (not standing.in_step or self._unstepped) and not self._evaluating:
             self._begin_step()
         standing.enter(self._forward)
         if watched.ddp is not None and module.will_sync_module_buffers():
@@ -209,21 +224,42 @@ class Stepper:
 
     # -- optimizer
 
-    def optimizer_began(self, optimizer: torch.optim.Optimizer) -> None:
+    @property
+    def step_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose step ends ours, if one is known and still there."""
+        return self._step_optimizer_ref()
+
+    def ends_steps(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
+        """From here on this optimizer's step ends ours."""
+        self._step_optimizer, self._named = id(optimizer), named
+        # Held weakly: its state may be most of the memory of a device.
+        self._step_optimizer_ref = containment.attempt(
+            lambda: ref(optimizer, self._optimizer_gone), _nothing
+        )
+
+    def _optimizer_gone(self, gone: Any) -> None:
+        if gone is self._step_optimizer_ref:
+            self._step_optimizer = None
+
+    def optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
         """An optimizer of a watched model begins its step."""
         if self._session:
             self._close_what_raised()
         # One optimizer a parameter, inside backward: that time stays backward. One inside another
-        # (ZeRO's) is part of it; the same one again has raised the last time.
+        # (ZeRO's) is part of it.
         if self._session or self._optimizing not in (None, id(optimizer)):
             return
+        # The same one again: the last time it has raised, or this is the step of a class above.
+        if self._optimizing is not None or not self.standing.stepping:
+            self._begin_step()
         self._optimizing = id(optimizer)
+        self._evaluating = evaluating
         self.standing.enter(self._optimizer)
         # The first one seen closes the step; another one (a GAN's second) is part of the next
         # step, which has just as much of it.
-        if self.step_optimizer is None:
-            self.step_optimizer = id(optimizer)
-        if self._closely and self.step_optimizer == id(optimizer):
+        if self._step_optimizer is None:
+            self.ends_steps(optimizer)
+        if self._closely and self._step_optimizer == id(optimizer):
             self._aside(self.before_optimizer, optimizer)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -234,9 +270,13 @@ class Stepper:
         if self._optimizing != id(optimizer):
             return
         self._optimizing = None
+        self._evaluating = False
         self.standing.leave(self._optimizer)
-        if self.step_optimizer == id(optimizer):
-            self.stepped = optimizer
+        if self._unstepped >= _PATIENCE and not self._named:
+            self.ends_steps(optimizer)
+        if self._step_optimizer == id(optimizer):
+            if self.scaling is not None:
+                self._stepped_round = self.scaling()
             self._finish_step(_found_infinities(optimizer))
 
     # -- data
@@ -246,7 +286,7 @@ class Stepper:
         if self._session:
             self._close_what_raised()
         if not self._inside and not self._session:
-            if not self.standing.in_step or self._unstepped:
+            if not self.standing.in_step or self._unstepped or self.in_graph.stepped:
                 self._begin_step()
             self.loads += 1
             self.standing.enter(self._data)
@@ -277,27 +317,38 @@ class Stepper:
             self.standing.leave(self._backward)
 
     def _begin_step(self) -> None:
+        # An optimizer that raised has left its end untold.
+        if self._optimizing is not None:
+            self._optimizing = None
+            self._evaluating = False
+            self.standing.leave(self._optimizer)
         # Work begins again after a backward, and no optimizer made a step of it: more of the same
         # step, unless the scaler has seen to it that none was made.
-        if self._unstepped and self.left_out is not None and self.left_out():
+        if self.scaling is not None and self._left_out(self.scaling()):
             self._finish_step(skipped=True)
-        self._optimizing = None
+        if self.in_graph.stepped:
+            self.in_graph.stepped = False
+            self.steps_in_graph += 1
+            self._finish_step()
         if not self.standing.in_step:
             if not self.standing.stepping:
                 self._thread = threading.get_ident()
                 self.on_first_step()
             self.standing.begin_step()
 
+    def _left_out(self, now: Any) -> bool:
+        """Whether the scaler has ended a round since it was last asked, and none of it was ours."""
+        before, self._round = self._round, now
+        return self._unstepped > 0 and before is not now and before is not self._stepped_round
+
     def _finish_step(self, skipped: bool = False) -> None:
-        if self._unstepped and self.left_out is not None and not skipped:
-            self.left_out()  # asked for later, it speaks of what comes after this step
         self._unstepped = 0
         self.steps += 1
         standing = self.standing
         if standing.step_finished(skipped) or self._closely:
             self._aside(standing.tell)
             self._aside(self.after_step)
-        closely = self.every > 0 and (standing.number + 1) % self.every == 0
+        closely = self.every > 0 and (standing.count + 1) % self.every == 0
         if closely is not self._closely:
             self._look_closely(closely)
 

@@ -14,6 +14,7 @@ from otel_ddp.torch import (
     data_hooks,
     model_hooks,
     optimizer_hooks,
+    witness,
 )
 from otel_ddp.torch.readings import Readings, Wishes
 from otel_ddp.torch.stepper import Stepper
@@ -35,6 +36,7 @@ def watch(model: Any, standing: Standing, **wishes: Any) -> None:
         data_hooks.attach(_stepper)
         collection_hooks.attach(_stepper)
     assert _readings is not None
+    witness.start(standing.recorder.writer.path)
     _readings.hear(Wishes(**wishes))
     optimizer_hooks.expect(wishes.get("optimizer"))
     # Hooks go last: from here on a step may begin at any moment.
@@ -56,6 +58,7 @@ def unwatch() -> None:
     data_hooks.detach()
     collection_hooks.detach()
     compile_hooks.detach()
+    witness.stop()
 
 
 def _after_fork() -> None:

@@ -1,0 +1,209 @@
+"""Training steps of two ranks as spans at a collector: sampled ones, and odd ones with a reason."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+
+from node import Node, finished
+from otlp_receiver import Receiver
+
+EVERY, STEPS = 10, 30
+SLOW, LATE, CHECKPOINT, LAST = 23, 25, 28, 30
+
+TRAIN = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+STEPS, SLOW, LATE, CHECKPOINT, LAST = 30, 23, 25, 28, 30
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = otel_ddp.instrument(model, group="g", run="r")
+
+
+def batches():
+    for step in range(1, STEPS + 1):
+        # Steps of two lengths: what is slow here takes more than a machine's hiccup.
+        time.sleep(0.1 if step % 2 == 0 else 0.05)
+        if (rank, step) == (1, SLOW):
+            time.sleep(0.5)
+        yield step, torch.ones(4, 4)
+
+
+for step, batch in otel_ddp.data(batches()):
+    run.log({"rate": 0.01}, step=step)
+    if step == LAST:
+        with run.span("augment", kind="flip"):
+            pass
+    model(batch).sum().backward()
+    if (rank, step) == (1, LATE):
+        time.sleep(0.5)
+    if (rank, step) == (0, CHECKPOINT):
+        with run.phase("checkpoint"):
+            time.sleep(0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+run.finish()
+dist.destroy_process_group()
+"""
+
+
+class Span(NamedTuple):
+    """One span as the collector sees it."""
+
+    name: str
+    trace: bytes
+    id: bytes
+    parent: bytes
+    began_ns: int
+    ended_ns: int
+    attributes: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The step and the rank."""
+        return self.attributes["step"], int(self.attributes["rank"])
+
+    @property
+    def reasons(self) -> list[str]:
+        return str(self.attributes["reason"]).split(",")
+
+    @property
+    def took_ns(self) -> int:
+        return self.ended_ns - self.began_ns
+
+
+class Spans:
+    """All of them, and which belong together."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.all = [
+            Span(
+                *(each.name, each.trace_id, each.span_id, each.parent_span_id),
+                *(each.start_time_unix_nano, each.end_time_unix_nano),
+                {
+                    pair.key: getattr(pair.value, pair.value.WhichOneof("value"))
+                    for pair in each.attributes
+                },
+            )
+            for each in receiver.spans()
+        ]
+        self.steps = {each.key: each for each in self.all if each.name == "step"}
+
+    def children(self, step: Span) -> list[Span]:
+        found = [each for each in self.all if each.parent == step.id]
+        return sorted(found, key=lambda each: each.began_ns)
+
+    def longest(self, step: int, rank: int) -> str:
+        """The phase that a step was in for longest."""
+        return max(self.children(self.steps[step, rank]), key=lambda each: each.took_ns).name
+
+
+@pytest.fixture(scope="module")
+def spans() -> Spans:
+    """What one launch of two ranks sent."""
+    with Node(OTEL_DDP_SAMPLE_STEPS=str(EVERY)) as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        script = node.root / "train.py"
+        script.write_text(TRAIN)
+        finished(
+            node.start(
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", "2", str(script)),
+            )
+        )
+        # The last step is sampled on both ranks, and all before it have been sent before it.
+        last = {(STEPS, 0), (STEPS, 1)}
+        assert receiver.wait_for(lambda r: last <= Spans(r).steps.keys())
+        return Spans(receiver)
+
+
+def test_sampled_steps_of_all_ranks_share_a_trace_a_step(spans: Spans) -> None:
+    sampled = {key: span for key, span in spans.steps.items() if "sampled" in span.reasons}
+
+    assert sampled.keys() == {(step, rank) for step in (10, 20, 30) for rank in (0, 1)}
+    traces = {step: {sampled[step, rank].trace for rank in (0, 1)} for step in (10, 20, 30)}
+    assert [len(each) for each in traces.values()] == [1, 1, 1]
+    assert len(set.union(*traces.values())) == 3
+
+
+def test_a_step_and_its_phases_carry_the_labels_and_the_step(spans: Spans) -> None:
+    for (number, rank), step in spans.steps.items():
+        labels = {
+            "group": "g",
+            "run": "r",
+            "job_type": "train",
+            "node": socket.gethostname(),
+            "rank": str(rank),
+            "local_rank": str(rank),
+            "step": number,
+        }
+        for span in (step, *spans.children(step)):
+            assert labels.items() <= span.attributes.items()
+            assert span.trace == step.trace
+
+
+def test_the_phases_of_a_step_follow_one_another_from_its_beginning_to_its_end(
+    spans: Spans,
+) -> None:
+    for step in spans.steps.values():
+        children = spans.children(step)
+
+        edges = [step.began_ns, *(each.ended_ns for each in children)]
+        assert [each.began_ns for each in children] == edges[:-1]
+        assert edges[-1] == step.ended_ns
+        assert sum(each.took_ns for each in children) == step.took_ns
+        names = {each.name for each in children}
+        assert names >= {"data", "forward", "backward", "comm_wait", "optimizer"}
+
+
+def test_a_step_that_a_slow_rank_holds_up_is_slow_on_both(spans: Spans) -> None:
+    for rank in (0, 1):
+        assert "slow" in spans.steps[SLOW, rank].reasons
+    assert spans.steps[SLOW, 0].trace == spans.steps[SLOW, 1].trace
+    assert spans.longest(SLOW, 1) == "data"
+    assert spans.longest(SLOW, 0) == "comm_wait"
+
+
+def test_what_is_slow_after_the_gradients_were_exchanged_is_slow_for_that_rank_alone(
+    spans: Spans,
+) -> None:
+    assert "slow" in spans.steps[LATE, 1].reasons
+    assert spans.longest(LATE, 1) == "other"
+    other = spans.steps.get((LATE, 0))
+    assert other is None or "slow" not in other.reasons
+    # It waits for the other one in the step after it.
+    assert "slow" in spans.steps[LATE + 1, 0].reasons
+    assert spans.longest(LATE + 1, 0) == "comm_wait"
+
+
+def test_a_step_with_a_checkpoint_is_there_on_the_rank_that_wrote_it(spans: Spans) -> None:
+    step = spans.steps[CHECKPOINT, 0]
+
+    assert "checkpoint" in step.reasons
+    assert "checkpoint" in [each.name for each in spans.children(step)]
+    other = spans.steps.get((CHECKPOINT, 1))
+    assert other is None or "checkpoint" not in other.reasons
+    # What the user's `with` recorded itself is another span, in the same trace.
+    (own,) = (each for each in spans.all if each.name == "checkpoint" and not each.parent)
+    assert own.key == (CHECKPOINT, 0)
+    assert own.trace == step.trace
+
+
+def test_a_span_of_the_users_is_in_the_trace_of_the_step_that_it_was_in(spans: Spans) -> None:
+    own = {each.key: each for each in spans.all if each.name == "augment"}
+
+    assert own.keys() == {(LAST, 0), (LAST, 1)}
+    for key, span in own.items():
+        assert span.trace == spans.steps[key].trace
+        assert span.attributes["kind"] == "flip"

@@ -1,0 +1,968 @@
+"""The ways in which people train: for each, what is measured and what is said not to be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+# Now: what it counts with is replaced by a test, and a late import would keep the replacement.
+import torch._dynamo.backends.common
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+from torch.optim import LBFGS, SGD, Adam
+from torch.utils.checkpoint import checkpoint
+
+import otel_ddp
+from conftest import Here, Journal
+from node import Node, finished
+
+INPUT = torch.ones(8, 4)
+WORDS = torch.ones(2, 5, dtype=torch.long)
+
+
+class Style(NamedTuple):
+    """A way to train, and what comes out of it; by default three steps of eight samples."""
+
+    name: str
+    train: Callable[[], Any]
+    """Trains and returns its models."""
+    steps: int = 3
+    micro_batches: int = 3
+    samples: int = 24
+    tokens: int = 0
+    skipped: int = 0
+    phases: str = "data forward backward comm_wait optimizer"
+    missing: dict[str, str] = {}  # noqa: RUF012
+    """What the capabilities say is not measured, and why; everything else is."""
+    scaled: bool = False
+    """Whether the capabilities speak of skipped steps as measured."""
+
+
+EVERYTHING = ("optimizer", "forward", "backward", "comm_wait", "data", "samples", "flops")
+UNCOUNTED = {"flops": "uncountable"}
+NOTHING: dict[str, Any] = {"steps": 0, "micro_batches": 0, "samples": 0, "phases": ""}
+UNSEEN = dict.fromkeys(("forward", "backward", "comm_wait", "samples", "flops"), "compiled_after")
+
+
+# -- how they train, one process
+
+
+def batches(count: int = 3) -> Iterable[torch.Tensor]:
+    return otel_ddp.data([INPUT] * count)
+
+
+def train(
+    model: Callable[..., Any], optimizer: Any, count: int = 3, batch: torch.Tensor = INPUT
+) -> None:
+    for inputs in otel_ddp.data([batch] * count):
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+
+def sgd(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=0.1)
+
+
+def plain() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, sgd(model))
+    return model
+
+
+def words() -> Any:
+    model = nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1))
+    otel_ddp.instrument(model)
+    train(model, sgd(model), batch=WORDS)
+    return model
+
+
+def no_loader() -> Any:
+    model = nn.Linear(4, 1)
+    optimizer = sgd(model)
+    otel_ddp.instrument(model)
+    for _ in range(3):
+        model(INPUT).sum().backward()
+        optimizer.step()
+    return model
+
+
+def another_optimizer() -> Any:
+    """A first one for one step, then a second one: nobody holds the first any more."""
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, Adam(model.parameters()), 1)
+    train(model, sgd(model), 2)
+    return model
+
+
+def idle_optimizer() -> Any:
+    """The first one is kept and steps no more: after fifty backwards that is plain."""
+    model = nn.Linear(4, 1)
+    first, second = Adam(model.parameters()), sgd(model)
+    otel_ddp.instrument(model)
+    train(model, first, 1)
+    train(model, second, 52)
+    return model, nn.ParameterList(first.param_groups[0]["params"])
+
+
+def accumulated() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    accumulate(model, sgd(model))
+    return model
+
+
+def accumulate(
+    model: Any,
+    optimizer: Any,
+    count: int = 6,
+    unsynced: Callable[[], Any] = contextlib.nullcontext,
+) -> None:
+    """Every second backward is followed by a step."""
+    for number, batch in enumerate(batches(count)):
+        last = number % 2 == 1
+        with contextlib.nullcontext() if last else unsynced():
+            model(batch).sum().backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def scaled(optimizer: Callable[[Any], Any], each: int = 1) -> Callable[[], Any]:
+    """Five steps, of which the second has an infinity."""
+
+    def trained() -> Any:
+        model = nn.Linear(4, 1)
+        scaler = torch.amp.GradScaler("cpu")
+        chosen = optimizer(model.parameters())
+        otel_ddp.instrument(model, scaler=scaler)
+        for step in range(5):
+            chosen.zero_grad()
+            for batch in batches(each):
+                loss = model(batch).sum() * (float("inf") if step == 1 else 1.0)
+                scaler.scale(loss).backward()
+            scaler.step(chosen)
+            scaler.update()
+        return model
+
+    return trained
+
+
+def scaled_gan() -> Any:
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    scaler = torch.amp.GradScaler("cpu")
+    first, second = sgd(critic), sgd(generator)
+    otel_ddp.instrument(generator)
+    otel_ddp.instrument(critic, scaler=scaler)
+    for number, batch in enumerate(batches(4)):
+        loss = critic(generator(batch).detach()).sum() * (float("inf") if number == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(first)
+        second.zero_grad()
+        scaler.scale(critic(generator(batch)).sum()).backward()
+        scaler.step(second)
+        scaler.update()
+        first.zero_grad()
+    return generator, critic
+
+
+def half_precision() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    for batch in batches():
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def gan(**wishes: Any) -> Any:
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    first, second = sgd(critic), sgd(generator)
+    otel_ddp.instrument(generator)
+    otel_ddp.instrument(critic, **({"step_optimizer": second} if wishes else {}))
+    for number, batch in enumerate(batches(4)):
+        critic(generator(batch).detach()).sum().backward()
+        first.step()
+        # The generator learns every second time only.
+        if number % 2:
+            critic(generator(batch)).sum().backward()
+            second.step()
+    return generator, critic
+
+
+def several_optimizers() -> Any:
+    model = nn.Linear(4, 1)
+    weight, bias = SGD([model.weight], lr=0.1), Adam([model.bias])
+    otel_ddp.instrument(model)
+    for batch in batches():
+        model(batch).sum().backward()
+        weight.step()
+        bias.step()
+    return model
+
+
+def lbfgs() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = LBFGS(model.parameters(), lr=0.01, max_iter=2)
+
+    for batch in batches():
+
+        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(batch).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return model
+
+
+def in_backward() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizers = {p: SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    for batch in batches():
+        model(batch).sum().backward()
+    return model
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool, wrap: Callable[[torch.Tensor], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.inner, self.reentrant, self.wrap = nn.Linear(4, 1), reentrant, wrap
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.wrap(checkpoint(self.inner, inputs, use_reentrant=self.reentrant))
+
+
+def checkpointed(reentrant: bool) -> Callable[[], Any]:
+    def trained() -> Any:
+        model = Checkpointed(reentrant)
+        otel_ddp.instrument(model)
+        train(model, sgd(model), batch=INPUT.clone().requires_grad_())
+        return model
+
+    return trained
+
+
+def compiled_before() -> Any:
+    model = torch.compile(nn.Linear(4, 1), backend="aot_eager", fullgraph=True)
+    otel_ddp.instrument(model)
+    train(model, sgd(model))
+    return model
+
+
+def compiled_words() -> Any:
+    model = torch.compile(
+        nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 1)), backend="eager", fullgraph=True
+    )
+    otel_ddp.instrument(model)
+    train(model, sgd(model), batch=WORDS)
+    return model
+
+
+def compiled_after() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(torch.compile(model, backend="aot_eager", fullgraph=True), sgd(model))
+    return model
+
+
+def compiled_in_place(before: bool) -> Callable[[], Any]:
+    def trained() -> Any:
+        model = nn.Linear(4, 1)
+        if before:
+            model.compile(backend="aot_eager", fullgraph=True)
+        otel_ddp.instrument(model)
+        if not before:
+            model.compile(backend="aot_eager", fullgraph=True)
+        train(model, sgd(model))
+        return model
+
+    return trained
+
+
+def compiled_step() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+
+    @torch.compile(backend="eager")
+    def step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for batch in batches():
+        step(batch)
+    return model
+
+
+def compiled_autograd() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+
+        @torch.compile(backend="eager")
+        def loss(batch: torch.Tensor) -> None:
+            model(batch).sum().backward()
+
+        for batch in batches():
+            loss(batch)
+            optimizer.step()
+    return model
+
+
+def compiled_optimizer() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = Adam(model.parameters())
+    step = torch.compile(optimizer.step, backend="eager")
+    for batch in batches():
+        model(batch).sum().backward()
+        step()
+        optimizer.zero_grad()
+    return model
+
+
+class SignSGD(torch.optim.Optimizer):
+    """One whose step, unlike those of torch's own, can be compiled whole."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.sub_(parameter.grad.sign() * group["lr"])
+
+
+def compiled_whole_optimizer() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SignSGD(model.parameters())
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    for batch in batches():
+        model(batch).sum().backward()
+        step()
+        optimizer.zero_grad()
+    return model
+
+
+class OwnAdam(Adam):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def inherited_step() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, OwnAdam(model.parameters()))
+    return model
+
+
+class Output:
+    """What a user's own model may return."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss, self.note = loss, "custom"
+
+
+class Wrapping(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return Output(super().forward(inputs).sum())
+
+
+def custom_output() -> Any:
+    model = Wrapping(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    for batch in batches():
+        model(batch).loss.backward()
+        optimizer.step()
+    return model
+
+
+class Hidden(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        loss = super().forward(inputs).sum()
+        return lambda: loss
+
+
+def unknown_output() -> Any:
+    model = Hidden(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    for batch in batches():
+        model(batch)().backward()
+        optimizer.step()
+    return model
+
+
+def without_parameters(named: bool) -> Callable[[], Any]:
+    """What is learnt is the input, which belongs to no module."""
+
+    def trained() -> Any:
+        model, learnt = nn.Tanh(), INPUT.clone().requires_grad_()
+        optimizer = SGD([learnt], lr=0.1)
+        otel_ddp.instrument(model, optimizer=optimizer if named else None)
+        train(model, optimizer, batch=learnt)
+        return nn.ParameterList([learnt]), model
+
+    return trained
+
+
+class OwnOptimizer:
+    """Has a step, and nothing else of torch's optimizers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.parameters:
+            parameter -= 0.1 * parameter.grad
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def callable_() -> Any:
+    """There are no hooks on it, and nothing is claimed."""
+    inner = nn.Linear(4, 1)
+    model = inner.forward
+    otel_ddp.instrument(model)
+    train(model, sgd(inner))
+    return inner
+
+
+def own_optimizer() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, OwnOptimizer(model))
+    return model
+
+
+class Fragile(nn.Linear):
+    """Fails where it is told to."""
+
+    fails = ""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = super().forward(inputs)
+        if self.fails == "forward":
+            raise ArithmeticError("mine")
+        if self.fails == "backward":
+            # In the middle of it: what is returned has had its gradient by then.
+            output.register_hook(self._break)
+        return output * 1.0
+
+    def _break(self, gradient: torch.Tensor) -> None:
+        raise ArithmeticError("mine")
+
+
+class FragileSGD(SGD):
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise ArithmeticError("mine")
+        return super().step(closure)
+
+
+def failing(where: str) -> Callable[[], Any]:
+    """The second of four steps fails, in one of its parts."""
+
+    def trained() -> Any:
+        model = Fragile(4, 1)
+        optimizer = FragileSGD(model.parameters(), lr=0.1)
+        otel_ddp.instrument(model)
+        for number in range(4):
+            model.fails = where if number == 1 else ""
+            optimizer.fails = number == 1 and where == "optimizer"
+            with pytest.raises(ArithmeticError) if number == 1 else contextlib.nullcontext():
+                train(model, optimizer, 1)
+        return model
+
+    return trained
+
+
+ALONE = [
+    Style("plain loop", plain),
+    Style("words", words, samples=6, tokens=30),
+    Style(
+        "no loader of torch's",
+        no_loader,
+        phases="forward backward comm_wait optimizer",
+        missing={"data": "no_loader"},
+    ),
+    Style("one optimizer after another", another_optimizer),
+    Style("one optimizer idle, another one at work", idle_optimizer, 4, 53, 8 * 53),
+    Style("accumulation", accumulated, micro_batches=6, samples=48),
+    Style(
+        "scaler, an infinity",
+        scaled(lambda parameters: SGD(parameters, lr=0.1)),
+        steps=4,
+        skipped=1,
+        micro_batches=5,
+        samples=40,
+        scaled=True,
+    ),
+    Style(
+        "scaler, an infinity, accumulation",
+        scaled(lambda parameters: SGD(parameters, lr=0.1), each=3),
+        steps=4,
+        skipped=1,
+        micro_batches=15,
+        samples=120,
+        scaled=True,
+    ),
+    Style(
+        "scaler, an infinity, fused SGD",
+        scaled(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
+        steps=4,
+        skipped=1,
+        micro_batches=5,
+        samples=40,
+        scaled=True,
+    ),
+    Style(
+        "scaler, an infinity, fused Adam, accumulation",
+        scaled(lambda parameters: Adam(parameters, fused=True), each=3),
+        steps=4,
+        skipped=1,
+        micro_batches=15,
+        samples=120,
+        scaled=True,
+    ),
+    Style(
+        "scaler, GAN",
+        scaled_gan,
+        steps=3,
+        skipped=1,
+        micro_batches=8,
+        samples=128,
+        scaled=True,
+    ),
+    Style("float16 without scaler", half_precision, missing={"skipped_steps": "no_scaler"}),
+    # Each forward of a watched model counts its samples: the generator's, and the critic's.
+    Style("GAN", gan, steps=4, micro_batches=6, samples=96),
+    Style(
+        "GAN, step_optimizer",
+        lambda: gan(named=True),
+        steps=2,
+        micro_batches=6,
+        samples=96,
+    ),
+    Style("several optimizers", several_optimizers),
+    Style("an optimizer whose step calls the step of its base", inherited_step),
+    # Each step evaluates twice.
+    Style("LBFGS", lbfgs, micro_batches=6, samples=48),
+    Style("optimizer in backward", in_backward, phases="data forward backward comm_wait"),
+    Style("a model that is no module", callable_, **NOTHING),
+    Style("checkpointing", checkpointed(reentrant=False)),
+    Style("reentrant checkpointing", checkpointed(reentrant=True), missing=UNCOUNTED),
+    Style(
+        "compiled, then watched",
+        compiled_before,
+        phases="data forward backward comm_wait optimizer compile",
+        missing=UNCOUNTED,
+    ),
+    Style(
+        "compiled, then watched, words",
+        compiled_words,
+        samples=6,
+        tokens=30,
+        phases="data forward backward comm_wait optimizer compile",
+    ),
+    Style(
+        "watched, then compiled",
+        compiled_after,
+        micro_batches=0,
+        samples=0,
+        phases="data optimizer compile",
+        missing=UNSEEN,
+    ),
+    Style(
+        "compiled in place, then watched",
+        compiled_in_place(before=True),
+        phases="data forward backward comm_wait optimizer compile",
+        missing=UNCOUNTED,
+    ),
+    Style(
+        # What the first step compiled has no hooks in it; from the second on they are outside.
+        "watched, then compiled in place",
+        compiled_in_place(before=False),
+        micro_batches=2,
+        samples=16,
+        phases="data forward backward comm_wait optimizer compile",
+        missing=UNCOUNTED,
+    ),
+    Style(
+        "whole step compiled",
+        compiled_step,
+        micro_batches=0,
+        samples=0,
+        phases="data optimizer compile",
+        missing=UNSEEN,
+    ),
+    Style(
+        "compiled autograd",
+        compiled_autograd,
+        micro_batches=0,
+        samples=0,
+        phases="data optimizer compile",
+        missing=UNSEEN,
+    ),
+    Style(
+        "compiled optimizer",
+        compiled_optimizer,
+        phases="data forward backward comm_wait optimizer compile",
+        # Whatever is compiled by then may be called by the model.
+        missing=UNCOUNTED,
+    ),
+    Style(
+        "compiled optimizer, in one piece",
+        compiled_whole_optimizer,
+        phases="data forward backward comm_wait compile",
+        missing={"optimizer": "compiled_step", **UNCOUNTED},
+    ),
+    Style("output of a class", custom_output),
+    Style(
+        "output without a tensor",
+        unknown_output,
+        micro_batches=0,
+        phases="data forward optimizer",
+        missing={"backward": "outputs_unknown", "comm_wait": "outputs_unknown"},
+    ),
+    Style(
+        "no parameters",
+        without_parameters(named=False),
+        steps=0,
+        phases="data forward backward comm_wait",
+        missing={"optimizer": "no_optimizer", **UNCOUNTED},
+    ),
+    Style("no parameters, optimizer given", without_parameters(named=True), missing=UNCOUNTED),
+    Style(
+        "an optimizer that is none of torch's",
+        own_optimizer,
+        steps=0,
+        phases="data forward backward comm_wait",
+        missing={"optimizer": "no_optimizer"},
+    ),
+    # What was computed before the exception was computed.
+    Style("exception in forward", failing("forward"), samples=32),
+    Style("exception in backward", failing("backward"), samples=32),
+    Style("exception in the optimizer", failing("optimizer"), samples=32, micro_batches=4),
+]
+
+
+# -- how they train, two ranks
+
+
+def group() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def wrapped(model: nn.Module, **options: Any) -> DistributedDataParallel:
+    group()
+    return DistributedDataParallel(model, **options)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def before_the_group() -> Any:
+    otel_ddp.init()
+    model = wrapped(nn.Linear(4, 1))
+    otel_ddp.instrument(model)
+    train(model, sgd(model))
+    return model
+
+
+def watched_before_all() -> Any:
+    """From the first step on, what is watched is the DDP that calls the model."""
+    inner = normed()
+    otel_ddp.instrument(inner)
+    model = wrapped(inner)
+    train(model, sgd(model))
+    return model
+
+
+def ddp(make: Callable[[], nn.Module] = lambda: nn.Linear(4, 1), **options: Any) -> Any:
+    def trained() -> Any:
+        model = wrapped(make(), **options)
+        otel_ddp.instrument(model)
+        train(model, sgd(model))
+        return model
+
+    return trained
+
+
+class Unused(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.never = nn.Linear(4, 1)
+
+
+def no_sync() -> Any:
+    model = wrapped(nn.Linear(4, 1))
+    otel_ddp.instrument(model)
+    accumulate(model, sgd(model), unsynced=model.no_sync)
+    return model
+
+
+def hooked() -> Any:
+    model = wrapped(nn.Linear(4, 1))
+    otel_ddp.instrument(model)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    train(model, sgd(model))
+    return model
+
+
+def ddp_checkpointed(reentrant: bool, **wishes: Any) -> Callable[[], Any]:
+    def trained() -> Any:
+        model = wrapped(Checkpointed(reentrant, wrap=lambda x: {"loss": x.sum()}))
+        optimizer = sgd(model)
+        otel_ddp.instrument(model)
+        for _ in batches():
+            model(INPUT.clone().requires_grad_())["loss"].backward()
+            optimizer.step()
+        return model
+
+    return trained
+
+
+def ddp_compiled() -> Any:
+    model = torch.compile(wrapped(nn.Linear(4, 1)), backend="aot_eager")
+    otel_ddp.instrument(model)
+    train(model, sgd(model))
+    return model
+
+
+def ddp_scaled() -> Any:
+    """One rank's infinity is every rank's."""
+    model = wrapped(nn.Linear(4, 1))
+    scaler, optimizer = torch.amp.GradScaler("cpu"), sgd(model)
+    otel_ddp.instrument(model, scaler=scaler)
+    for number, batch in enumerate(batches(4)):
+        optimizer.zero_grad()
+        infinite = number == 1 and dist.get_rank() == 1
+        scaler.scale(model(batch).sum() * (float("inf") if infinite else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+def zero() -> Any:
+    model = wrapped(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+    otel_ddp.instrument(model)
+    train(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=SGD, lr=0.1))
+    return model
+
+
+def sharded() -> Any:
+    group()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    mesh = init_device_mesh("cpu", (2,))
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh)
+    run = otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    for batch in batches():
+        model(batch).sum().backward()
+        norm = get_total_norm([p.grad for p in model.parameters()]).full_tensor()
+        run.log({"full_norm": norm.item()})
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def reduced_by_hand() -> Any:
+    group()
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    for batch in batches():
+        model(batch).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    return model
+
+
+WITH_BUFFERS = "data forward backward comm_wait buffers optimizer"
+ON_RANKS = [
+    # This one first: it finds no process group.
+    Style("run opened before the process group", before_the_group),
+    Style("DDP", ddp()),
+    Style("DDP, batch norm", ddp(normed), phases=WITH_BUFFERS),
+    Style("DDP, watched before it was wrapped", watched_before_all, phases=WITH_BUFFERS),
+    Style("DDP, unused parameters", ddp(Unused, find_unused_parameters=True)),
+    Style("DDP, static graph", ddp(static_graph=True)),
+    Style("DDP, no_sync", no_sync, micro_batches=6, samples=48),
+    Style("DDP, a hook of the user's", hooked),
+    Style("DDP, checkpointing", ddp_checkpointed(reentrant=False)),
+    Style(
+        "DDP, reentrant checkpointing",
+        ddp_checkpointed(reentrant=True),
+        missing={"comm_wait": "reentrant_checkpoint", **UNCOUNTED},
+    ),
+    Style(
+        "DDP, compiled",
+        ddp_compiled,
+        phases="data forward backward comm_wait optimizer compile",
+        missing=UNCOUNTED,
+    ),
+    Style(
+        "DDP, scaler, an infinity",
+        ddp_scaled,
+        skipped=1,
+        micro_batches=4,
+        samples=32,
+        scaled=True,
+    ),
+    Style("DDP, ZeRO", zero),
+    Style("FSDP2", sharded, missing={"comm_wait": "fsdp"}),
+    Style("no DDP", reduced_by_hand, missing={"comm_wait": "no_ddp"}),
+]
+
+
+def train_on_ranks() -> None:
+    """What each of two ranks does."""
+    for style in ON_RANKS:
+        forget_what_is_compiled()
+        torch.manual_seed(3)
+        run = otel_ddp.init(group=style.name)
+        kept = style.train()
+        run.finish()
+        del kept
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def on_ranks() -> dict[tuple[str, int], Journal]:
+    """The journals of every style and rank, from one launch of two ranks."""
+    with Node(
+        OTEL_DDP_AGENT="off",
+        OTEL_DDP_SAMPLE_STEPS="2",
+        PYTHONPATH=str(Path(__file__).parents[1]),
+    ) as node:
+        finished(
+            node.start(
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", "2", __file__),
+            ),
+            80.0,
+        )
+        journals = [Journal(path) for path in node.place.journals()]
+        return {(each.identity["group"], each.identity["global_rank"]): each for each in journals}
+
+
+def weights(trained: Any) -> list[torch.Tensor]:
+    models = trained if isinstance(trained, tuple) else (trained,)
+    return [parameter.detach() for model in models for parameter in model.parameters()]
+
+
+def check(style: Style, journal: Journal) -> None:
+    """What the journal says is what the style is expected to give."""
+    totals = {
+        "/".join((total.metric, *total.attributes.values())): total.values[0]
+        for total in journal.all_totals
+        if total.values[0]
+    }
+    spent = {name.split("/")[1] for name in totals if name.startswith("training.phase.time/")}
+    if "training.phase.time/comm_wait/host/buffers" in totals:
+        spent.add("buffers")
+    capability = journal.facts.get("capability", {})
+
+    assert "otel_ddp.hook.errors" not in totals
+    counts = {
+        "steps": totals.get("training.steps", 0),
+        "skipped": totals.get("training.steps.skipped/overflow", 0),
+        "micro_batches": totals.get("training.micro_batches", 0),
+        "samples": totals.get("training.samples", 0),
+        "tokens": totals.get("training.tokens", 0),
+    }
+    assert counts == {name: getattr(style, name) for name in counts}
+    assert spent - {"other"} == set(style.phases.split())
+    measured = {*EVERYTHING, *(["skipped_steps"] if style.scaled else [])}
+    if style.phases:
+        assert capability == {**dict.fromkeys(measured, ""), **style.missing}
+    else:
+        assert capability == {}
+
+
+def forget_what_is_compiled() -> None:
+    """It is compiled once only, and rules counting out."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterable[None]:
+    forget_what_is_compiled()
+    torch.manual_seed(3)
+    yield
+    forget_what_is_compiled()
+
+
+@pytest.mark.parametrize("style", ALONE, ids=lambda style: style.name)
+def test_one_process(style: Style, place: Here) -> None:
+    otel_ddp.init()
+    trained = style.train()
+    left_open = place.only().phase
+    otel_ddp.finish()
+
+    check(style, place.only())
+    assert left_open == "other"
+    # And what was learnt is what is learnt without us.
+    os.environ["OTEL_SDK_DISABLED"] = "true"
+    torch.manual_seed(3)
+    for ours, without in zip(weights(trained), weights(style.train()), strict=True):
+        assert torch.equal(ours, without)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("style", ON_RANKS, ids=lambda style: style.name)
+def test_two_ranks(style: Style, rank: int, on_ranks: dict[tuple[str, int], Journal]) -> None:
+    check(style, on_ranks[(style.name, rank)])
+
+
+def test_the_parts_of_a_sharded_norm_add_up(on_ranks: dict[tuple[str, int], Journal]) -> None:
+    parts = [dict(on_ranks[("FSDP2", rank)].points)["grad_sq_norm_local"] for rank in (0, 1)]
+    whole = [value for name, value in on_ranks[("FSDP2", 0)].points if name == "full_norm"]
+
+    # The second step is the one that is looked at.
+    assert sum(parts) == pytest.approx(whole[1] ** 2)
+    assert min(parts) > 0
+
+
+if __name__ == "__main__":
+    train_on_ranks()

@@ -1,0 +1,346 @@
+"""The witness answers when it is asked, and is otherwise not there: no exit, no fork notices it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from node import until
+from otel_ddp import containment
+from otel_ddp.torch import witness
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "1-00000000.journal"
+    witness.start(path)
+    yield path
+    witness.stop()
+
+
+def ask(journal: Path, question: str) -> None:
+    fd = os.open(journal.with_suffix(".ask"), os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        os.write(fd, question.encode())
+    finally:
+        os.close(fd)
+
+
+def answer(journal: Path, number: int) -> dict[str, Any]:
+    path = journal.with_suffix(".answer")
+
+    def there() -> Any:
+        said = json.loads(path.read_text()) if path.exists() else {}
+        return said if said.get("question") == number else None
+
+    return dict(until(there, "an answer"))
+
+
+def test_it_says_what_every_thread_is_at_the_main_one_first(journal: Path) -> None:
+    held = threading.Event()
+
+    def helper_waits() -> None:
+        held.wait()
+
+    helper = threading.Thread(target=helper_waits, name="a helper")
+    helper.start()
+    try:
+        ask(journal, "7 where\n")
+        said = answer(journal, 7)
+    finally:
+        held.set()
+        helper.join()
+
+    main, *others = said["threads"]
+    assert main["main"]
+    functions = [function for _, _, function in main["frames"]]
+    assert "test_it_says_what_every_thread_is_at_the_main_one_first" in functions
+    (found,) = (each for each in others if each["name"] == "a helper")
+    assert found["frames"][0][0] == threading.__file__
+    assert "helper_waits" in [function for _, _, function in found["frames"]]
+    # Of itself it does not speak.
+    assert all(each["name"] != "otel-ddp-witness" for each in said["threads"])
+
+
+def test_its_files_are_for_this_user_alone_and_go_with_it(journal: Path) -> None:
+    ask(journal, "1 where\n")
+    answer(journal, 1)
+    files = [journal.with_suffix(".ask"), journal.with_suffix(".answer")]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o600, 0o600]
+
+    witness.stop()
+
+    assert not [each for each in files if each.exists()]
+    assert not [each for each in threading.enumerate() if each.name == "otel-ddp-witness"]
+
+
+def test_several_questions_get_one_answer_with_the_most_that_was_asked(journal: Path) -> None:
+    ask(journal, "1 where\n2 what\n3 where\n")
+
+    said = answer(journal, 3)
+
+    assert (said["kind"], said["collectives"]) == ("what", [])
+
+
+def test_what_is_no_question_is_passed_over(journal: Path) -> None:
+    ask(journal, "hello\n\n")
+    ask(journal, "4 where\n")
+
+    assert answer(journal, 4)["kind"] == "where"
+
+
+def test_an_answer_is_bounded_whatever_the_threads_do(journal: Path) -> None:
+    held = threading.Event()
+
+    def deep(levels: int) -> None:
+        held.wait() if levels == 0 else deep(levels - 1)
+
+    helpers = [threading.Thread(target=deep, args=(100,)) for _ in range(70)]
+    for each in helpers:
+        each.start()
+    try:
+        ask(journal, "1 where\n")
+        threads = answer(journal, 1)["threads"]
+    finally:
+        held.set()
+        for each in helpers:
+            each.join()
+
+    assert len(threads) == 64
+    assert max(len(each["frames"]) for each in threads) == 64
+
+
+class Tensor:
+    """Stands for what a frame holds."""
+
+
+def test_nothing_that_a_frame_held_is_held_on_to(journal: Path) -> None:
+    def ask_from_a_frame_that_holds() -> weakref.ref[Tensor]:
+        tensor = Tensor()
+        ask(journal, "1 where\n")
+        answer(journal, 1)
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        assert ask_from_a_frame_that_holds()() is None
+    finally:
+        gc.enable()
+
+
+def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
+    ask(journal, "1 where\n")
+    answer(journal, 1)
+    parked = [each for each in threading.enumerate() if each.name == "otel-ddp-witness"]
+    fd = os.open(journal.with_suffix(".ask"), os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        for each in journal.parent.iterdir():
+            each.unlink()
+        journal.parent.rmdir()
+        os.write(fd, b"2 where\n")
+    finally:
+        os.close(fd)
+    witness.stop()
+
+    assert not parked[0].is_alive()
+    assert containment.swallowed == {}
+
+
+def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
+    witness.start(tmp_path / "missing" / "1-0.journal")
+
+    assert not [each for each in threading.enumerate() if each.name == "otel-ddp-witness"]
+    assert containment.swallowed == {}
+
+
+def test_a_second_start_beside_another_journal_leaves_the_first(
+    journal: Path, tmp_path: Path
+) -> None:
+    witness.start(journal)
+    witness.start(tmp_path / "2-00000000.journal")
+
+    assert [each.name for each in tmp_path.iterdir()] == ["2-00000000.ask"]
+
+
+def test_a_torch_without_the_private_names_answers_with_stacks(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class World:
+        pass
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", World())
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        monkeypatch.delattr(torch._C._distributed_c10d, name, raising=False)
+    ask(journal, "1 what\n")
+
+    said = answer(journal, 1)
+    assert (said["groups"], said["collectives"]) == ([], [])
+    assert said["threads"]
+
+
+# -- as a process of its own
+
+# Torch is imported once; each process is forked from there, and ends as any other.
+PARENT = """
+import json, os, sys
+from otel_ddp.torch import witness
+
+for line in sys.stdin:
+    folder, code = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        for fd, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), fd)
+        sys.argv[1:] = [os.path.join(folder, "1-00000000.journal")]
+        exec(compile(code, "program", "exec"))
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+BEGIN = """
+import atexit, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+journal = Path(sys.argv[1])
+witness.start(journal)
+"""
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[[str], Done]
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[subprocess.Popen[str]]:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PARENT], text=True, **pipes) as process:
+        yield process
+
+
+@pytest.fixture
+def run(parent: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Run a program that has started its witness."""
+
+    def to_its_end(code: str) -> Done:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdin.write(json.dumps([str(tmp_path), BEGIN + code]) + "\n")
+        parent.stdin.flush()
+        status = int(parent.stdout.readline())
+        return Done(status, (tmp_path / "out").read_text(), (tmp_path / "err").read_text())
+
+    return to_its_end
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("os._exit(4)", 4),
+        ("raise SystemExit", 0),
+        ("witness.stop(); sys.exit(5)", 5),
+        # An answer that has been asked for at the last moment.
+        ("os.write(witness._witness._fd, b'1 what\\n'); sys.exit(6)", 6),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
+    ],
+)
+def test_a_process_ends_as_it_would_without_it(run: Run, end: str, status: int) -> None:
+    # The last thing that Python does before it looks after threads that are left.
+    done = run(f"print('ends', flush=True)\n{end}")
+
+    assert (done.returncode, done.stdout, done.stderr) == (status, "ends\n", "")
+
+
+def test_an_exception_ends_a_process_with_its_own_message_alone(run: Run) -> None:
+    done = run("1 / 0")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert "witness" not in done.stderr
+
+
+def test_an_exit_does_not_wait_for_the_parked_thread(run: Run) -> None:
+    took = run(
+        """
+began = time.perf_counter()
+witness._at_exit()
+print(time.perf_counter() - began)
+""",
+    )
+
+    # A tenth of what it would wait for an answer that hangs.
+    assert float(took.stdout) < witness._END_S / 10
+
+
+def test_a_forked_child_neither_answers_nor_takes_the_questions(run: Run) -> None:
+    done = run(
+        """
+ends, tells = os.pipe(), os.pipe()
+if os.fork() == 0:
+    open_here = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+    threads = [each.name for each in threading.enumerate()]
+    inherited = str(journal.with_suffix(".ask")) in open_here
+    os.write(tells[1], repr((inherited, threads)).encode())
+    os.read(ends[0], 1)
+    # A child that ends in order leaves the parent's files alone.
+    sys.exit(0)
+print(os.read(tells[0], 1000).decode())
+witness.stop()
+witness.start(journal)
+os.write(ends[1], b"!")
+os.wait()
+print(journal.with_suffix(".ask").exists())
+""",
+    )
+
+    assert done.stdout == "(False, ['MainThread'])\nTrue\n", done.stderr
+
+
+def test_a_program_that_is_executed_does_not_inherit_the_fifo(run: Run) -> None:
+    done = run(
+        """
+subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False)
+""",
+    )
+
+    assert " 0 -> " in done.stdout
+    assert ".ask" not in done.stdout
+
+
+def test_no_signal_can_be_delivered_to_our_thread(journal: Path) -> None:
+    # A user who waits for one has blocked it in his own threads, and in no others.
+    (thread,) = (each for each in threading.enumerate() if each.name == "otel-ddp-witness")
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    (blocked,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGCHLD):
+        assert int(blocked, 16) >> (each - 1) & 1
+    # A fault in it is to be seen by whoever looks for faults.
+    assert not int(blocked, 16) >> (signal.SIGSEGV - 1) & 1
+
+
+def test_what_is_blocked_in_the_main_thread_is_as_before(tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    witness.start(tmp_path / "1-00000000.journal")
+    try:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    finally:
+        witness.stop()
