@@ -22,8 +22,10 @@ def survey(places: list[Place]) -> dict[str, Any]:
     agents: list[dict[str, Any]] = []
     processes: list[dict[str, Any]] = []
     unreadable: list[str] = []
+    verdicts: list[dict[str, Any]] = []
     for place in places:
         agent = _agent(place)
+        verdicts += agent.pop("verdicts")
         if agent["alive"] or agent.get("pid"):
             agents.append(agent)
         nodes = agent.pop("nodes")
@@ -46,7 +48,12 @@ def survey(places: list[Place]) -> dict[str, Any]:
             described["node"] = nodes.get(path.name) or described["node"]
             processes.append(described)
     processes.sort(key=lambda each: (each["started_ns"], str(each["node"]), each["rank"] or 0))
-    return {"agents": agents, "processes": processes, "unreadable": unreadable}
+    return {
+        "agents": agents,
+        "processes": processes,
+        "verdicts": verdicts,
+        "unreadable": unreadable,
+    }
 
 
 def _agent(place: Place) -> dict[str, Any]:
@@ -59,13 +66,16 @@ def _agent(place: Place) -> dict[str, Any]:
     alive = place.agent_lives()
     if alive and silent_s > _SILENT_S:
         said["remark"] = f"the agent has not moved for {silent_s:.0f} s: it is stopped, or hangs"
-    nodes, ended = said.get("nodes"), said.get("ended")
+    nodes, ended, verdicts = said.get("nodes"), said.get("ended"), said.get("verdicts")
+    if not isinstance(verdicts, list) or not alive:
+        verdicts = []  # nobody says any more whether they still hold
     return {
         **said,
         "alive": alive,
         "directory": str(place.directory),
         "nodes": nodes if isinstance(nodes, dict) else {},
         "ended": [each for each in ended if _whole(each)] if isinstance(ended, list) else [],
+        "verdicts": [each for each in verdicts if isinstance(each, dict)],
     }
 
 

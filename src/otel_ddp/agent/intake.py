@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from otel_ddp import catalog, containment, survey
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
 from otel_ddp.agent.step_spans import StepSpans, sampled_every
-from otel_ddp.agent.steps import StepStream
+from otel_ddp.agent.steps import Step, StepStream
 from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
 from otel_ddp.journal.reader import Document, JournalReader, Progress, Record, Scalars, Steps
@@ -38,6 +38,7 @@ class Intake:
         self.state = STATES["starting"]
         self.ended_at: float | None = None
         self.seen_alive_ns = reader.created_ns
+        self.gone_ns = 0
         self.last_step: int | None = None
         self.last_epoch: float | None = None
         self.documents: list[Document] = []
@@ -51,6 +52,7 @@ class Intake:
         self._capabilities: set[tuple[str, str]] = set()
         self._steps = StepStream(reader.created_ns)
         self._step_spans = StepSpans()
+        self._fresh_steps: list[Step] = []
 
     # -- who it is
 
@@ -128,12 +130,19 @@ class Intake:
 
     @containment.contained()
     def _take_steps(self, record: Steps) -> None:
+        steps = self._steps.feed(record)
+        self._fresh_steps += steps
         if not self._sent:
             return
         every = sampled_every(self.reader.facts)
-        for step in self._steps.feed(record):
+        for step in steps:
             for content in self._step_spans.spans(step, self.labels, every):
                 self.documents.append(Document(SPAN, content, record.position))
+
+    def fresh_steps(self) -> list[Step]:
+        """The steps that were read since the last time."""
+        steps, self._fresh_steps = self._fresh_steps, []
+        return steps
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:
         """Of what was overwritten, the last value of each name: a copy of it is kept apart."""

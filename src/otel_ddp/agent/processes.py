@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import containment
+from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.nodes import NodeNames
@@ -38,8 +39,9 @@ class Ended(NamedTuple):
 class Processes:
     """Called from the agent's loop alone, but for `commit`."""
 
-    def __init__(self, place: Place, ledger: Ledger, own_name: str) -> None:
+    def __init__(self, place: Place, ledger: Ledger, own_name: str, desk: Desk) -> None:
         self._place = place
+        self.desk = desk
         self._ledger = ledger
         self._names = NodeNames(place.nodes_file, own_name, living=self._living)
         self._intakes: dict[Path, Intake] = {}
@@ -81,20 +83,24 @@ class Processes:
 
     def take(self) -> None:
         """Read what is new into the ledger."""
-        now_ns = time.time_ns()
         for intake in self._intakes.values():
-            self._take_one(intake, now_ns)
+            self._take_one(intake)
+        self.desk.take(self._intakes.values())
 
     @containment.contained()
-    def _take_one(self, intake: Intake, now_ns: int) -> None:
+    def _take_one(self, intake: Intake) -> None:
         # Asked before reading: what a process wrote before it died is then surely read.
+        now_ns = time.time_ns()
         alive = intake.reader.writer_lives()
+        if not alive and not intake.gone_ns:
+            # It was alive when it was last asked, and dead by now; in between it died.
+            intake.gone_ns = time.time_ns()
         with self._ledger.lock:
             intake.take(now_ns, alive)
 
     def documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The spans and events that were read since the last time."""
-        taken = []
+        """The spans and events that were read since the last time, and the verdicts."""
+        taken = self.desk.documents()
         for intake in self._intakes.values():
             if intake.documents:
                 taken.append((intake.labels, intake.project, intake.documents))
@@ -143,6 +149,7 @@ class Processes:
         with self._ledger.lock:
             for intake in self._intakes.values():
                 self._stand_one(intake, now_ns, newest[intake.labels] == intake.reader.created_ns)
+            self.desk.stand(now_ns)
 
     def _seats(self) -> Iterator[tuple[Labels, int]]:
         for intake in self._intakes.values():
@@ -177,7 +184,8 @@ class Processes:
             tell()
         for path in done:
             path.unlink(missing_ok=True)
-            path.with_suffix(layout.TAKEN_SUFFIX).unlink(missing_ok=True)
+            for suffix in layout.BESIDE:
+                path.with_suffix(suffix).unlink(missing_ok=True)
 
     def _is_done(self, path: Path, intake: Intake) -> bool:
         reader = intake.reader
@@ -199,6 +207,7 @@ class Processes:
             for each in old:
                 if each.labels and each.labels not in held:
                     self._ledger.drop(each.labels)
+        self.desk.retire({dict(labels).get("run", "") for labels in held})
 
     # -- what there is
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, agent_terms, catalog, settings
+from otel_ddp.agent import postmortem
+from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.outlet import Outlet
 from otel_ddp.agent.processes import Processes
@@ -51,7 +53,8 @@ class Agent:
         self.ledger = Ledger()
         host = socket.gethostname()
         self.node = conf.node or host
-        self.processes = Processes(place, self.ledger, conf.node)
+        desk = Desk(self.ledger, conf.stall_timeout_s, postmortem.place(conf.postmortem_directory))
+        self.processes = Processes(place, self.ledger, conf.node, desk)
         self.outlet = Outlet(conf, place, self.ledger, self.processes, self.node, host)
         self.terms = agent_terms.terms(os.environ)
         self._lock = lock
@@ -109,8 +112,10 @@ class Agent:
         if self._doorbell < 0:
             time.sleep(TICK_S)
             return
-        ready, _, _ = select.select([self._doorbell], [], [], TICK_S)
-        if ready:
+        # A death wakes us as well: who was first is then known by the time.
+        watched = [self._doorbell, *self.processes.desk.handles()]
+        ready, _, _ = select.select(watched, [], [], TICK_S)
+        if self._doorbell in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._doorbell, 4096)
 
@@ -236,6 +241,8 @@ class Agent:
             "unreadable": list(self.processes.unreadable.values()),
             "nodes": self.processes.nodes(),
             "ended": self.processes.ended(),
+            "verdicts": self.processes.desk.verdicts(),
+            "insufficient": self.processes.desk.insufficient(),
         }
 
     def _say(self) -> None:

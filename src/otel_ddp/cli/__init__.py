@@ -12,6 +12,7 @@ from otel_ddp import __version__
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
     "demo": "train a small model with two ranks and show what was recorded",
+    "stacks": "show what the Python threads of this node's ranks are at",
     "status": "say what runs on this node: agent, endpoint, runs, ranks",
 }
 

@@ -86,6 +86,10 @@ def lines(found: Mapping[str, Any], now_ns: int) -> Iterable[str]:
         yield ", ".join((f"run {name}", *filter(None, told)))
         yield _columns(_HEADS)
         yield from (_columns(_row(each, now_ns)) for each in sorted(ranks, key=_place))
+        for verdict in _mappings(found.get("verdicts")):
+            who = verdict.get("who")
+            if isinstance(who, Mapping) and _cell(who.get("run"), "?") == name:
+                yield f"  ! {_cell(verdict.get('sentence'), '?')}"
 
 
 _HEADS = ("rank", "local", "node", "pid", "state", "step", "phase", "since")

@@ -1,0 +1,407 @@
+"""The desk where verdicts are reached: feeds the detectors, and tells what they find."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any
+
+from otel_ddp import catalog, containment
+from otel_ddp.agent import postmortem
+from otel_ddp.agent.causes import Causes
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.probe import Probe
+from otel_ddp.catalog import PHASES, STATES
+from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.death import Deaths, Gone
+from otel_ddp.diagnosis.facts import facts_of
+from otel_ddp.diagnosis.stall import Position, Stalls
+from otel_ddp.diagnosis.straggler import Stragglers
+from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+from otel_ddp.journal.layout import EVENT, PHASE_CODE, SPAN
+from otel_ddp.journal.reader import Document
+
+log = logging.getLogger("otel_ddp.agent")
+
+_LOOK_NS = 500_000_000
+_WATCH_NS = 2_000_000_000
+# What the kernel has to say of a death comes when its launcher has looked, every 5 s perhaps.
+_AFTERTHOUGHTS_NS = (2_000_000_000, 6_000_000_000)
+_KEPT = 100
+_PHASES = {code: word for word, code in PHASES.items()}
+_STATES = {code: word for word, code in STATES.items()}
+_KILLED = STATES["killed"]
+
+
+class _Room:
+    """What is known of one run on this node."""
+
+    def __init__(self, floor_s: float) -> None:
+        self.stragglers = Stragglers()
+        self.bounds = Bounds()
+        self.stalls = Stalls(floor_s)
+        self.deaths = Deaths()
+        self.verdicts: dict[tuple[str, Who], Verdict] = {}
+        # Phases that a rank was ever named for: their series go on, at 0.
+        self.named: set[tuple[Who, str]] = set()
+        self.ended: dict[Who, Gone] = {}
+        # Whose end is to be thought of once more: process id and start, and when.
+        self.afterthoughts: list[tuple[Gone, tuple[int, int], int]] = []
+        # What is said of processes whose journals may be gone: themselves, and their last values.
+        self.last: dict[Who, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self.node: Labels = ()
+        self.postmortem: dict[tuple[str, Who], Path | None] = {}
+        self.moved: Path | None = None
+        # Ranks whose waits are known or not, as they were told.
+        self.waits: dict[Who, bool] = {}
+
+
+class _Seat:
+    """One process, from when it is known who it is until its journal goes."""
+
+    def __init__(self, intake: Intake) -> None:
+        reader = intake.reader
+        self.who: Who = intake.labels
+        self.probe = Probe(reader.path, reader.pid, reader.start_ticks)
+        self.told_gone = False
+
+
+class Desk:
+    """One a node; called from the agent's loop alone, with what it has just read."""
+
+    def __init__(self, ledger: Ledger, floor_s: float, postmortems: Path) -> None:
+        self._ledger = ledger
+        self._floor_s = floor_s
+        self._postmortems = postmortems
+        self._rooms: dict[str, _Room] = {}
+        self._seats: dict[Intake, _Seat] = {}
+        self._causes = Causes()
+        self._look_at = self._watch_at = 0
+        self._documents: list[tuple[Labels, str, list[Document]]] = []
+        # The clock of all that is said here: set once, and going on without jumps.
+        self._origin_ns = time.time_ns() - time.monotonic_ns()
+
+    @containment.contained()
+    def take(self, intakes: Iterable[Intake]) -> None:
+        """What the processes have told since the last time, and where they stand now."""
+        now_ns = self._origin_ns + time.monotonic_ns()
+        known = [each for each in intakes if each.labels]
+        for gone in self._seats.keys() - set(known):
+            self._seats.pop(gone)
+        ended = False
+        for intake in known:
+            ended |= self._take_one(intake)
+        if now_ns >= self._watch_at:
+            self._watch_at = now_ns + _WATCH_NS
+            for intake in known:
+                if intake.ended_at is None:
+                    self._causes.watch(intake.reader.pid, intake.reader.start_ticks)
+        if ended or now_ns >= self._look_at:
+            self._look_at = now_ns + _LOOK_NS
+            for run in list(self._rooms):
+                self._look(run, [each for each in known if _run(each.labels) == run], now_ns)
+
+    def _take_one(self, intake: Intake) -> bool:
+        """Feed its steps to the detectors; whether it has ended since it was last looked at."""
+        seat = self._seats.get(intake)
+        if seat is None or seat.who != intake.labels:
+            seat = self._seats[intake] = _Seat(intake)
+            self._causes.watch(intake.reader.pid, intake.reader.start_ticks)
+        room = self._rooms.get(_run(seat.who))
+        if room is None:
+            room = self._rooms[_run(seat.who)] = _Room(self._floor_s)
+        room.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
+        world = intake.who.get("world_size")
+        if isinstance(world, int):
+            room.stragglers.world_size(world)
+        self._hear_of_waits(room, seat.who, intake)
+        for step in intake.fresh_steps():
+            longest: dict[str, float] = {}
+            for code, began_ns, ended_ns in step.parts:
+                phase = _PHASES.get(code & PHASE_CODE, "other")
+                longest[phase] = max(longest.get(phase, 0.0), (ended_ns - began_ns) / 1e9)
+            room.stalls.learn(seat.who, step.began_ns, step.ended_ns, longest)
+            if (facts := facts_of(step)) is not None:
+                room.stragglers.feed(seat.who, facts)
+                room.bounds.feed(seat.who, facts)
+        return intake.ended_at is not None and not seat.told_gone
+
+    def _hear_of_waits(self, room: _Room, who: Who, intake: Intake) -> None:
+        said = intake.reader.facts.get("capability")
+        if not isinstance(said, dict) or "comm_wait" not in said:
+            return
+        known = not said["comm_wait"]
+        if room.waits.get(who) != known:
+            room.waits[who] = known
+            room.stragglers.waits_known(who, known)
+            room.bounds.waits_known(who, known)
+
+    # -- looking
+
+    @containment.contained()
+    def _look(self, run: str, intakes: list[Intake], now_ns: int) -> None:
+        room = self._rooms[run]
+        room.moved = None
+        changes = self._deaths(room, intakes, now_ns)
+        positions, evidence = [], {}
+        for intake in intakes:
+            seat = self._seats[intake]
+            position = self._position(intake, seat)
+            if position is not None:
+                positions.append(position)
+            # It costs a file a thread: only where there is a suspicion.
+            if seat.who in room.stalls.suspects:
+                evidence[seat.who] = seat.probe.look(now_ns)
+        changes += room.stalls.look(now_ns, positions, evidence)
+        for intake in intakes:
+            seat = self._seats[intake]
+            if (question := room.stalls.questions.get(seat.who)) and intake.ended_at is None:
+                seat.probe.ask(question, now_ns)
+        changes += room.stragglers.look()
+        changes += room.bounds.look()
+        for change in changes:
+            self._tell(room, run, change, intakes, now_ns)
+
+    def _position(self, intake: Intake, seat: _Seat) -> Position | None:
+        progress = intake.reader.progress()
+        if progress is None:
+            return None
+        reader = intake.reader
+        phase = _PHASES.get(progress.phase_code, "other")
+        name = reader.names.get(progress.phase_name) if phase == "other" else None
+        world = intake.who.get("world_size")
+        return Position(
+            who=seat.who,
+            alive=intake.ended_at is None,
+            state=_STATES.get(intake.state, "running"),
+            step=intake.step(),
+            phase=phase,
+            # On the clock that both of us count on: the host's since it was started.
+            since_ns=self._origin_ns + reader.created_monotonic_ns + progress.phase_after_ns,
+            name="" if name is None else name.text,
+            expect_s=progress.expect_ms / 1000 if progress.expect_ms else None,
+            written=reader.position,
+            world=world if isinstance(world, int) else None,
+        )
+
+    # -- deaths
+
+    def _deaths(self, room: _Room, intakes: list[Intake], now_ns: int) -> list[Change]:
+        changes: list[Change] = []
+        found = []
+        for intake in intakes:
+            seat = self._seats[intake]
+            if intake.ended_at is None:
+                if seat.who in room.ended:
+                    del room.ended[seat.who]
+                    changes += room.deaths.alive(seat.who)
+                continue
+            if seat.told_gone:
+                continue
+            seat.told_gone = True
+            room.stragglers.forget(seat.who)
+            room.bounds.forget(seat.who)
+            gone = room.ended[seat.who] = self._gone(intake, seat)
+            found.append(gone)
+            room.last[seat.who] = _said(intake)
+            pid = intake.reader.pid, intake.reader.start_ticks
+            room.afterthoughts += [(gone, pid, now_ns + after) for after in _AFTERTHOUGHTS_NS]
+        for thought in [each for each in room.afterthoughts if now_ns >= each[2]]:
+            room.afterthoughts.remove(thought)
+            gone, pid, _ = thought
+            found.append(gone._replace(cause=self._causes.why(*pid)))
+            if not any(each[1] == pid for each in room.afterthoughts):
+                self._causes.forget(*pid)
+        return changes + (room.deaths.gone(found) if found else [])
+
+    def _gone(self, intake: Intake, seat: _Seat) -> Gone:
+        progress = intake.reader.progress()
+        described = intake.describe()
+        told_ns = 0 if progress is None else progress.state_since_ns
+        spoke = intake.state != _KILLED and told_ns
+        return Gone(
+            who=seat.who,
+            state=_STATES.get(intake.state, "killed"),
+            step=intake.step(),
+            phase=described["phase"],
+            phase_since_ns=described["phase_since_ns"],
+            seen_alive_ns=told_ns if spoke else intake.seen_alive_ns,
+            gone_ns=told_ns if spoke else intake.gone_ns,
+            reason=described["reason"],
+            cause=self._causes.why(intake.reader.pid, intake.reader.start_ticks),
+        )
+
+    # -- telling
+
+    def _tell(
+        self, room: _Room, run: str, change: Change, intakes: list[Intake], now_ns: int
+    ) -> None:
+        verdict = change.verdict
+        before = room.verdicts.pop(verdict.key, None)
+        if change.opened:
+            room.verdicts[verdict.key] = verdict
+        else:
+            # What is told of another rank in the same breath is the same incident.
+            room.moved = room.postmortem.pop(verdict.key, None)
+        if verdict.kind == "straggler":
+            room.named.add((verdict.who, verdict.phase))
+        # One record an incident, and one more where it turns out to be another one.
+        if not change.opened or before is None or _gist(before) != _gist(verdict):
+            said = "%s" if change.opened else "no longer: %s"
+            log.log(logging.WARNING if change.opened else logging.INFO, said, verdict.sentence)
+            self._record(verdict, change.opened, intakes, now_ns)
+        if change.opened and verdict.kind in ("death", "stall"):
+            self._write_down(room, run, verdict, intakes)
+
+    def _record(self, verdict: Verdict, opened: bool, intakes: list[Intake], now_ns: int) -> None:
+        """A log record, and a span from when it began until now with the same as its event."""
+        project = next((each.project for each in intakes if each.project), "")
+        attributes = {
+            "verdict": verdict.kind,
+            "verdict.state": "opened" if opened else "closed",
+            "phase": verdict.phase,
+            "sentence": verdict.sentence,
+            **dict(_flat(verdict.evidence)),
+        }
+        name = f"training.{verdict.kind}"
+        trace = f"step/{verdict.step}" if verdict.step is not None else f"name/{name}"
+        since_ns = min(verdict.since_ns or now_ns, now_ns)
+        told = f"{verdict.key}/{opened}/{now_ns}".encode("utf-8", "replace")
+        span_id = blake2s(told, digest_size=8).hexdigest()
+        common = {"name": name, "trace": trace, "step": verdict.step, "attributes": attributes}
+        event = {"name": name, "time": now_ns, "attributes": attributes}
+        span = {
+            **common,
+            "id": span_id,
+            "parent": "",
+            "start": since_ns,
+            "end": now_ns,
+            "error": verdict.sentence if opened else "",
+            "events": [event],
+        }
+        record = {
+            **common,
+            "time": now_ns,
+            "span": span_id,
+            "body": verdict.sentence if opened else f"no longer: {verdict.sentence}",
+            "severity": "WARN" if opened else "INFO",
+        }
+        if self._ledger.keep_history:
+            documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
+            self._documents.append((verdict.who, project, documents))
+
+    def handles(self) -> list[int]:
+        """Descriptors that become readable when a process dies."""
+        return self._causes.handles()
+
+    def documents(self) -> list[tuple[Labels, str, list[Document]]]:
+        """What is to be exported, once."""
+        documents, self._documents = self._documents, []
+        return documents
+
+    def _write_down(self, room: _Room, run: str, verdict: Verdict, intakes: list[Intake]) -> None:
+        earlier = room.postmortem.get(verdict.key) or room.moved
+        said = {**room.last, **{each.labels: _said(each) for each in intakes}}
+        room.postmortem[verdict.key] = postmortem.write(
+            self._postmortems,
+            run,
+            verdict=_plain(verdict),
+            processes=[described for described, _ in said.values()],
+            values=[value for _, values in said.values() for value in values],
+            open_verdicts=[_plain(e) for e in room.verdicts.values() if e.key != verdict.key],
+            now_ns=time.time_ns(),
+            earlier=earlier,
+        )
+
+    # -- standing
+
+    def stand(self, now_ns: int) -> None:
+        """Bring the series up to date. The caller holds the ledger's lock."""
+        for room in self._rooms.values():
+            self._stand_room(room, now_ns)
+
+    @containment.contained()
+    def _stand_room(self, room: _Room, now_ns: int) -> None:
+        report = room.stragglers.report()
+        for rank in report.ranks:
+            self._put(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.who, rank.lost_s, now_ns)
+            if report.insufficient:
+                continue
+            for phase, share in rank.excess.items():
+                where = ("phase", phase)
+                self._put(catalog.TRAINING_STRAGGLER_EXCESS, rank.who, share, now_ns, where)
+            named = {phase for who, phase in room.named if who == rank.who}
+            late = rank.phase if rank.kind == "straggler" else None
+            # Without a phase: that there is nothing to say of a rank is something that was seen.
+            for phase in named | {""}:
+                where = ("phase", phase)
+                value = float(phase == late)
+                self._put(catalog.TRAINING_STRAGGLER, rank.who, value, now_ns, where)
+        if report.ranks and report.work_max_s is not None and report.work_median_s is not None:
+            self._put(catalog.TRAINING_NODE_WORK_MAX, room.node, report.work_max_s, now_ns)
+            self._put(catalog.TRAINING_NODE_WORK_MEDIAN, room.node, report.work_median_s, now_ns)
+        for who, limit_s in room.stalls.limits.items():
+            self._put(catalog.TRAINING_STALL_TIMEOUT, who, limit_s, now_ns)
+            stalled = float(room.stalls.stalled.get(who, False))
+            self._put(catalog.TRAINING_STALLED, who, stalled, now_ns)
+
+    def _put(
+        self,
+        metric: catalog.Metric,
+        labels: Labels,
+        value: float,
+        now_ns: int,
+        *more: tuple[str, str],
+    ) -> None:
+        self._ledger.put(metric, (*labels, *more), value, now_ns, self._origin_ns)
+
+    def retire(self, runs: set[str]) -> None:
+        """Forget the runs of which nothing is left to show."""
+        for run in [each for each in self._rooms if each not in runs]:
+            room = self._rooms.pop(run)
+            with self._ledger.lock:
+                self._ledger.drop(room.node)
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """What is open, for the status."""
+        found = [_plain(each) for room in self._rooms.values() for each in room.verdicts.values()]
+        return found[-_KEPT:]
+
+    def insufficient(self) -> dict[str, str]:
+        """Runs of which nothing can be said, and why."""
+        return {
+            run: why
+            for run, room in self._rooms.items()
+            if (why := room.stragglers.report().insufficient)
+        }
+
+
+def _gist(verdict: Verdict) -> tuple[str, Any]:
+    return verdict.phase, verdict.evidence.get("cause")
+
+
+def _run(labels: Labels) -> str:
+    return dict(labels).get("run", "")
+
+
+def _said(intake: Intake) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    described = intake.describe()
+    values = postmortem.last_values(intake.reader, described["rank"], described["node"])
+    return described, values
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {**verdict._asdict(), "who": dict(verdict.who), "evidence": dict(verdict.evidence)}
+
+
+def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tuple[str, Any]]:
+    """As attributes: numbers and words; what is a list of things stays in the post-mortem."""
+    for name, value in evidence.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}.{name}")
+        elif isinstance(value, (str, bool, int, float)):
+            yield f"{prefix}.{name}", value

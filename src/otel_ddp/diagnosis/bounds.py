@@ -1,0 +1,181 @@
+"""What most of a run's time goes to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from otel_ddp.diagnosis.facts import (
+    UNUSUAL_PHASES,
+    WORK_PHASES,
+    StepFacts,
+    middle,
+    percent,
+    ratios,
+    run_of,
+)
+from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+
+_STEPS = 100
+# The first ones allocate, compile, and start workers.
+_LEFT_OUT = 20
+_LOOK_STEPS = 50
+# So many looks must agree before the first verdict, or before another one.
+_LOOKS = 4
+# What may take this much of the time before it is what bounds the run.
+_MAY_TAKE = {"data": 0.20, "comm_wait": 0.30, "saving": 0.20, "other": 0.30, "compile": 0.20}
+# A verdict stands until its share is this much below what it may take.
+_STANDS = 0.8
+_COMPUTE = ("forward", "backward", "optimizer")
+_FACTS = (*WORK_PHASES, *UNUSUAL_PHASES)
+
+_TOLD = {
+    "data": "input-bound: {share} of the step is waiting for batches. More workers of the "
+    "loader, prefetching, or faster storage would help.",
+    "comm_wait": "communication-bound: {share} of the step is waiting for other ranks, on "
+    "every rank of this node. Larger batches, gradient accumulation or a faster network would "
+    "help; or a rank on another node is late.",
+    "saving": "{share} of the time goes to checkpoints and evaluation. Do them less often, or "
+    "save in the background.",
+    "other": "{share} of the step lies between the phases: moving batches, losses, logging. "
+    "On a GPU it is also where a loop waits for the device: .item(), .cpu(), print of a tensor.",
+    "compile": "{share} of the time goes to torch.compile, again and again. Look for shapes "
+    "that change.",
+    "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
+}
+
+
+class _Rank:
+    """One rank's last steps, and their sums."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._steps: deque[StepFacts] = deque()
+        self._sums = dict.fromkeys((*_FACTS, "comm_wait", "took"), 0.0)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def feed(self, facts: StepFacts) -> None:
+        """One more step; of many, one less."""
+        self._steps.append(facts)
+        self._add(facts, 1)
+        if len(self._steps) > _STEPS:
+            self._add(self._steps.popleft(), -1)
+
+    def _add(self, facts: StepFacts, sign: int) -> None:
+        sums = self._sums
+        sums["took"] += sign * facts.took_s
+        sums["comm_wait"] += sign * facts.wait_s
+        for word, seconds in facts.phases.items():
+            sums[word] += sign * seconds
+
+    def shares(self) -> dict[str, float]:
+        """Of its time, by what it went to."""
+        sums = self._sums
+        took_s = sums["took"]
+        seconds = {
+            "compute": sum(sums[word] for word in _COMPUTE),
+            "saving": sums["checkpoint"] + sums["eval"],
+            **{word: sums[word] for word in ("data", "comm_wait", "other", "compile")},
+        }
+        return {word: max(each, 0.0) / took_s for word, each in seconds.items()}
+
+
+class Bounds:
+    """The ranks of one run on this node."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[Who, _Rank] = {}
+        self._waits_unknown: set[Who] = set()
+        self._fed = 0
+        self._open: Verdict | None = None
+        self._candidate = ""
+        self._looks = 0
+        self._changes: list[Change] = []
+
+    def waits_known(self, who: Who, known: bool) -> None:
+        """Whether the rank's waiting for others is told apart from its work."""
+        if known:
+            self._waits_unknown.discard(who)
+        else:
+            self._waits_unknown.add(who)
+
+    def feed(self, who: Who, facts: StepFacts) -> None:
+        """One more step of a rank, ordinary or not."""
+        rank = self._ranks.setdefault(who, _Rank())
+        rank.seen += 1
+        if rank.seen <= _LEFT_OUT:
+            return
+        rank.feed(facts)
+        self._fed += 1
+        if self._fed >= _LOOK_STEPS * len(self._ranks):
+            self._fed = 0
+            self._judge(who, facts)
+
+    def forget(self, who: Who) -> None:
+        """The process is gone."""
+        self._ranks.pop(who, None)
+        self._waits_unknown.discard(who)
+        if not self._ranks and self._open:
+            self._changes.append(Change(self._open, False))
+            self._open = None
+
+    def look(self) -> list[Change]:
+        """What has changed since the last look."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def shares(self) -> Mapping[str, float]:
+        """What the time of the run's typical rank goes to; empty while there are too few steps."""
+        told = [rank.shares() for rank in self._ranks.values() if len(rank) == _STEPS]
+        if not told or len(told) < len(self._ranks):
+            return {}
+        # Of two ranks the lower one: where only one waits for data, it is a straggler, no bound.
+        shares = {word: _lower_middle([each[word] for each in told]) for word in told[0]}
+        # The rank that waits least has nobody on this node to wait for: the rest is lateness.
+        shares["comm_wait"] = min(each["comm_wait"] for each in told)
+        waits = middle([each["comm_wait"] for each in told])
+        shares["late_ranks"] = max(waits - shares["comm_wait"], 0.0)
+        return shares
+
+    def _leading(self, shares: Mapping[str, float]) -> str:
+        present = self._open.phase if self._open else ""
+        over = {
+            word: shares[word] / limit
+            for word, limit in _MAY_TAKE.items()
+            if shares[word] > (_STANDS * limit if word == present else limit)
+        }
+        if present in over:
+            # It stays what it is unless something else is far more.
+            over[present] *= 1 / _STANDS
+        if over:
+            return max(over, key=lambda word: over[word])
+        return "compute" if shares["compute"] > 0.5 else ""
+
+    def _judge(self, who: Who, facts: StepFacts) -> None:
+        shares = self.shares()
+        if not shares:
+            return
+        leading = self._leading(shares)
+        self._looks = self._looks + 1 if leading == self._candidate else 1
+        self._candidate = leading
+        if self._looks < _LOOKS or leading == (self._open.phase if self._open else ""):
+            return
+        if not leading:
+            if self._open:
+                self._changes.append(Change(self._open, False))
+            self._open = None
+            return
+        sentence = _TOLD[leading].format(share=percent(shares[leading]))
+        if self._waits_unknown:
+            sentence += " Waiting for other ranks is in these phases, and not seen by itself."
+        evidence = {"shares": ratios(shares), "steps": _STEPS}
+        self._open = Verdict(
+            "bound", run_of(who), leading, sentence, evidence, facts.number, facts.ended_ns
+        )
+        self._changes.append(Change(self._open, True))
+
+
+def _lower_middle(values: list[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]

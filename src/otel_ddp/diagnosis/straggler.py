@@ -1,0 +1,461 @@
+"""Who of a run's ranks on this node keeps the others waiting, in which phase, and what it costs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from otel_ddp.diagnosis.alignment import Alignment, Row
+from otel_ddp.diagnosis.facts import (
+    WORK_PHASES,
+    StepFacts,
+    called,
+    middle,
+    percent,
+    ratios,
+    run_of,
+    span,
+)
+from otel_ddp.diagnosis.regression import Regression
+from otel_ddp.diagnosis.verdict import Change, Kind, Verdict, Who
+
+# A clear case shows in three windows of 30 steps; what hides in jitter takes longer ones.
+LENGTHS = (90, 120, 300)
+_WINDOWS = 3
+# Windows slide by so many steps.
+_STRIDE = 10
+_LEFT_OUT = 20
+# Shares of the median step: to be named, in each of the three windows, and to be let go.
+_EXCESS = 0.05
+_EXCESS_IN_EACH = 0.025
+_EXCESS_GONE = 0.025
+_ALIKE = 0.4
+# Below this lie the clocks, the hooks, and the kernel's own moods.
+_EXCESS_S = 0.0005
+# How far above one half the share of steps must lie in which the rank is above the others: a fair
+# coin is 5.3 standard deviations away from it. It is 78 % of 90 steps, and 65 % of 300.
+_SIGMAS = 5.3
+_MOST_OF = 0.7
+# An open verdict gets another phase when it has shown in so many looks, of so many steps.
+_LOOKS = 3
+_LOOK_STEPS = 30
+_COMPUTE = ("forward", "backward", "optimizer")
+
+Hint = Callable[[Who, str], tuple[str, Mapping[str, Any]]]
+"""What else is known of a rank in a phase: a sentence, or nothing, and evidence."""
+
+_LOOK_AT = {
+    "data": "Look at this rank's data loader and storage.",
+    "forward": "Look at what this rank does in forward that the others do not.",
+    "backward": "Look at what this rank does in backward that the others do not.",
+    "optimizer": "Look at what this rank's optimizer has to do.",
+    "other": "Look at what this rank alone does between the phases: copies, losses, logging.",
+    "compute": "Look at this rank's device: clocks, heat, power, other users of it.",
+    "mixed": "Look at what else runs on this rank's cores and device.",
+    "imbalance": "Look at how batches are divided among the ranks.",
+}
+_WORDED = {
+    "data": "waiting for data",
+    "other": "what lies between the phases",
+    "compute": "forward, backward and the optimizer together",
+    "optimizer": "the optimizer",
+}
+
+
+class RankNow(NamedTuple):
+    """How one rank compares with the others."""
+
+    who: Who
+    kind: Kind | None
+    """`straggler` or `imbalance` while there is a verdict on it."""
+    phase: str
+    excess: Mapping[str, float]
+    """More time than the others need, as shares of the median step, by phase, and `all`."""
+    lost_s: float
+    """What the other ranks of the job have waited for it while there were verdicts on it."""
+
+
+class Report(NamedTuple):
+    """The present state of the ranks of a run on this node."""
+
+    ranks: tuple[RankNow, ...]
+    """Also those that are gone and have cost something."""
+    work_max_s: float | None
+    """Of the rank that needs the most."""
+    work_median_s: float | None
+    insufficient: str
+    """`insufficient data: ...` where nothing can be said; then no verdict means nothing."""
+
+
+class _Case:
+    """A verdict on one rank."""
+
+    def __init__(self, verdict: Verdict, length: int) -> None:
+        self.verdict = verdict
+        self.length = length
+        self.other_reading: tuple[Kind, str] | None = None
+        self.looks = 0
+        self.steps = 0
+
+
+class Stragglers:
+    """The ranks of one run on this node."""
+
+    def __init__(self, world_size: int = 0, hint: Hint | None = None) -> None:
+        self._world_size = world_size
+        self._hint = hint
+        self._alignment = Alignment()
+        self._waits_unknown: set[Who] = set()
+        self._seen: dict[Who, int] = {}
+        self._rows: deque[Row] = deque(maxlen=LENGTHS[-1])
+        # Per row and rank: local work less the median of the others'; the row's median step.
+        self._excesses: deque[tuple[float, ...]] = deque(maxlen=LENGTHS[-1])
+        self._columns: list[tuple[float, ...]] = []
+        self._steps: deque[float] = deque(maxlen=LENGTHS[-1])
+        self._left_out = 0.0
+        self._since_look = 0
+        self._cases: dict[Who, _Case] = {}
+        self._lost: dict[Who, float] = {}
+        self._regression: Regression | None = None
+        self._changes: list[Change] = []
+
+    def world_size(self, ranks: int) -> None:
+        """How many ranks the whole job has, on all its nodes."""
+        self._world_size = ranks
+
+    def waits_known(self, who: Who, known: bool) -> None:
+        """Whether the rank's waiting for others is told apart from its work."""
+        if known:
+            self._waits_unknown.discard(who)
+        else:
+            self._waits_unknown.add(who)
+            # Their work was not measured, whatever it seemed to say.
+            self._close_all()
+
+    def feed(self, who: Who, facts: StepFacts) -> None:
+        """One more step of a rank, in the order in which it made them."""
+        seen = self._seen[who] = self._seen.get(who, 0) + 1
+        if self._alignment.join(who):
+            self._start_again()
+        if self._regression is None:
+            self._regression = Regression(run_of(who))
+        row = self._alignment.feed(who, facts)
+        if row is None or seen <= _LEFT_OUT:
+            return
+        if any(each.tagged for each in row.facts):
+            self._left_out = 0.99 * self._left_out + 0.01
+            return
+        self._left_out *= 0.99
+        self._changes += self._regression.feed(row.facts, bool(self._cases))
+        if len(row.facts) < 2 or self._waits_unknown:
+            return
+        self._rows.append(row)
+        self._excesses.append(_excesses([each.work_s for each in row.facts]))
+        self._columns.clear()
+        self._steps.append(middle([each.took_s for each in row.facts]))
+        self._since_look += 1
+        if self._since_look >= _STRIDE:
+            self._since_look = 0
+            self._judge()
+
+    def forget(self, who: Who) -> None:
+        """The process is gone."""
+        self._alignment.leave(who)
+        self._waits_unknown.discard(who)
+        self._seen.pop(who, None)
+        self._close(who)
+        self._start_again()
+        if len(self._alignment.ranks) < 2:
+            self._close_all()
+        if not self._alignment.ranks and self._regression:
+            self._changes += self._regression.close()
+            self._regression = None
+
+    def look(self) -> list[Change]:
+        """What has changed since the last look."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def report(self) -> Report:
+        """The present state, over the last windows at most."""
+        ranks = self._alignment.ranks
+        rows = _last(self._rows, LENGTHS[0])
+        table = _Table(rows) if rows else None
+        told = []
+        for i, who in enumerate(ranks):
+            excess: dict[str, float] = {}
+            if table:
+                step_s = middle(_last(self._steps, LENGTHS[0]))
+                all_s = self._excess(i, LENGTHS[0])
+                parts = {"all": all_s, **table.excess_by_phase(i)}
+                excess = ratios({word: each / step_s for word, each in parts.items()})
+            case = self._cases.get(who)
+            kind, phase = (case.verdict.kind, case.verdict.phase) if case else (None, "")
+            told.append(RankNow(who, kind, phase, excess, self._lost.get(who, 0.0)))
+        told += [
+            RankNow(who, None, "", {}, lost_s)
+            for who, lost_s in self._lost.items()
+            if who not in ranks
+        ]
+        return Report(
+            tuple(told),
+            max(table.work) if table else None,
+            middle(table.work) if table else None,
+            self._insufficient(),
+        )
+
+    def _insufficient(self) -> str:
+        why = self._alignment.trouble()
+        if not why and self._waits_unknown:
+            named = ", ".join(dict(who).get("rank", "?") for who in sorted(self._waits_unknown))
+            why = f"waiting for other ranks cannot be told from work on rank {named}"
+        if not why and self._left_out > 0.5:
+            why = "most steps compile, save, evaluate, are skipped, or collect garbage"
+        if not why and len(self._rows) < LENGTHS[0]:
+            why = f"{len(self._rows)} of the first {LENGTHS[0]} steps to compare"
+        return why and f"insufficient data: {why}"
+
+    def _start_again(self) -> None:
+        self._rows.clear()
+        self._excesses.clear()
+        self._columns.clear()
+        self._steps.clear()
+        self._since_look = 0
+
+    def _close(self, who: Who) -> None:
+        case = self._cases.pop(who, None)
+        if case:
+            self._changes.append(Change(case.verdict, False))
+
+    def _close_all(self) -> None:
+        for who in list(self._cases):
+            self._close(who)
+
+    def _judge(self) -> None:
+        tables: dict[int, _Table] = {}
+
+        def table(length: int) -> _Table:
+            if length not in tables:
+                tables[length] = _Table(_last(self._rows, length))
+            return tables[length]
+
+        for i, who in enumerate(self._alignment.ranks):
+            case = self._cases.get(who)
+            if case is None:
+                for length in LENGTHS:
+                    if self._stands_out(i, length) and table(length).is_among_the_last(i):
+                        self._open(i, who, length, table(length))
+                        break
+            elif not self._is_gone(i, case.length):
+                self._go_on(i, who, case, table)
+            else:
+                self._close(who)
+
+    def _stands_out(self, i: int, length: int) -> bool:
+        if len(self._rows) < length:
+            return False
+        excess = self._column(i, length)
+        # Nearly always the answer is no, and this is the cheap way to it.
+        if _above(excess) < length / 2 + _SIGMAS * length**0.5 / 2:
+            return False
+        step_s = middle(_last(self._steps, length))
+        if middle(excess) <= max(_EXCESS * step_s, _EXCESS_S):
+            return False
+        window = length // _WINDOWS
+        each = [middle(excess[start : start + window]) for start in range(0, length, window)]
+        # Where one is far below another, it began within these steps: its phase would be blurred.
+        return min(each) > max(_EXCESS_IN_EACH * step_s, _ALIKE * max(each))
+
+    def _is_gone(self, i: int, length: int) -> bool:
+        if len(self._rows) < length:
+            return False
+        excess = self._column(i, length)
+        step_s = middle(_last(self._steps, length))
+        window = length // _WINDOWS
+        return all(
+            middle(excess[start : start + window]) < max(_EXCESS_GONE * step_s, _EXCESS_S / 2)
+            for start in range(0, length, window)
+        )
+
+    def _open(self, i: int, who: Who, length: int, table: _Table) -> None:
+        verdict = self._verdict(i, who, length, table, table.reading(i, self._excess(i, length)))
+        self._cases[who] = _Case(verdict, length)
+        self._changes.append(Change(verdict, True))
+        self._lose(i, who, length, length)
+
+    def _go_on(self, i: int, who: Who, case: _Case, table: Callable[[int], _Table]) -> None:
+        self._lose(i, who, min(case.length, len(self._rows)), _STRIDE)
+        case.steps += _STRIDE
+        if case.steps < _LOOK_STEPS or len(self._rows) < case.length:
+            return
+        case.steps = 0
+        seen = table(case.length)
+        excess_s = self._excess(i, case.length)
+        step_s = middle(_last(self._steps, case.length))
+        if excess_s < _EXCESS * step_s:
+            # On its way out it has no phase to speak of.
+            return
+        reading = seen.reading(i, excess_s)
+        if reading == (case.verdict.kind, case.verdict.phase):
+            case.other_reading, case.looks = None, 0
+            return
+        case.looks = case.looks + 1 if reading == case.other_reading else 1
+        case.other_reading = reading
+        if case.looks < _LOOKS:
+            return
+        since_ns = case.verdict.since_ns
+        if reading[0] != case.verdict.kind:
+            self._changes.append(Change(case.verdict, False))
+        verdict = self._verdict(i, who, case.length, seen, reading)
+        case.verdict = verdict._replace(since_ns=since_ns)
+        case.other_reading, case.looks = None, 0
+        self._changes.append(Change(case.verdict, True))
+
+    def _column(self, i: int, length: int) -> tuple[float, ...]:
+        """The last excesses of a rank."""
+        if not self._columns:
+            self._columns = list(zip(*self._excesses, strict=True))
+        return self._columns[i][-length:]
+
+    def _excess(self, i: int, length: int) -> float:
+        return middle(self._column(i, length))
+
+    def _share(self, i: int, length: int) -> float:
+        """Its part in the waiting, where several are late: the others wait for the latest only."""
+        late = {
+            j: max(self._excess(j, length), 0.0)
+            for j, who in enumerate(self._alignment.ranks)
+            if j == i or who in self._cases
+        }
+        total = sum(late.values())
+        return max(late.values()) * late[i] / total if total else 0.0
+
+    def _lose(self, i: int, who: Who, length: int, steps: int) -> None:
+        if length:
+            lost_s = self._share(i, length) * steps * (self._ranks_of_job() - 1)
+            self._lost[who] = self._lost.get(who, 0.0) + lost_s
+
+    def _ranks_of_job(self) -> int:
+        return max(self._world_size, len(self._alignment.ranks))
+
+    def _verdict(
+        self, i: int, who: Who, length: int, table: _Table, reading: tuple[Kind, str]
+    ) -> Verdict:
+        kind, phase = reading
+        excess_s = self._excess(i, length)
+        step_s = middle(_last(self._steps, length))
+        rate = self._share(i, length) / step_s * (self._ranks_of_job() - 1)
+        above = _above(self._column(i, length)) / length
+        by_phase = table.excess_by_phase(i)
+        evidence: dict[str, Any] = {
+            "excess_s": round(excess_s, 6),
+            "excess": round(excess_s / step_s, 4),
+            "step_s": round(step_s, 6),
+            "work_s": round(table.work[i], 6),
+            "excess_by_phase": ratios({word: each / step_s for word, each in by_phase.items()}),
+            "steps": length,
+            "steps_above_others": round(above, 3),
+            "lost_per_s": round(rate, 4),
+        }
+        size = f"{percent(excess_s / step_s)} of a step of {span(step_s)}"
+        if kind == "imbalance":
+            more = table.more_to_do(i)
+            evidence["more_to_do"] = round(more, 4)
+            what = (
+                f"work is unequal: {called(who)} has {percent(more)} more tokens or samples than "
+                f"the others and needs {span(excess_s)} longer, {size}"
+            )
+        else:
+            inner = by_phase.get(phase, excess_s)
+            if phase == "mixed":
+                what = (
+                    f"its work takes {span(excess_s)} longer than on the others, in no phase alone"
+                )
+            elif phase == "compute":
+                inner = sum(by_phase[word] for word in _COMPUTE)
+                what = f"{_WORDED[phase]} take {span(inner)} longer than on the others"
+            else:
+                what = f"{_WORDED.get(phase, phase)} takes {span(inner)} longer than on the others"
+            what = f"{called(who)} keeps the others waiting: {what}; in all it is late by {size}"
+        others = "the other ranks together lose" if self._ranks_of_job() > 2 else "the other loses"
+        sentence = f"{what}; {others} {rate:.2g} s each second."
+        said = ""
+        if self._hint:
+            said, more_evidence = self._hint(who, phase)
+            evidence.update(more_evidence)
+        sentence = f"{sentence} {said or _LOOK_AT[phase if kind == 'straggler' else kind]}"
+        rows = _last(self._rows, length)
+        since_ns = min(each.ended_ns for each in rows[0].facts)
+        return Verdict(kind, who, phase, sentence, evidence, rows[-1].number, since_ns)
+
+
+class _Table:
+    """What the ranks needed over some steps, as medians."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        count = len(rows[0].facts)
+        self.work = [middle([row.facts[i].work_s for row in rows]) for i in range(count)]
+        self._phases = {
+            word: [middle([row.facts[i].phases[word] for row in rows]) for i in range(count)]
+            for word in WORK_PHASES
+        }
+        self._amount = [sum(row.facts[i].work for row in rows) for i in range(count)]
+        self._took = middle([row.facts[0].took_s for row in rows])
+
+    def is_among_the_last(self, i: int) -> bool:
+        """Also against the slower others: of three, one is fast rather than two slow."""
+        others = sorted(_others(self.work, i))
+        return self.work[i] - others[len(others) // 2] > _EXCESS_IN_EACH * self._took
+
+    def excess_by_phase(self, i: int) -> dict[str, float]:
+        """Seconds more than the others, in each phase of work."""
+        return {
+            word: needed[i] - middle(_others(needed, i)) for word, needed in self._phases.items()
+        }
+
+    def more_to_do(self, i: int) -> float:
+        """How many more tokens or samples than the others, as a share of theirs."""
+        others = middle(_others(self._amount, i))
+        return self._amount[i] / others - 1 if others > 0 else 0.0
+
+    def reading(self, i: int, excess_s: float) -> tuple[Kind, str]:
+        """What it is, and the phase that it is in."""
+        excess = self.excess_by_phase(i)
+        others = {word: middle(_others(needed, i)) for word, needed in self._phases.items()}
+        phase = max(excess, key=lambda word: excess[word])
+        if excess[phase] < _MOST_OF * excess_s:
+            together = sum(excess[word] for word in _COMPUTE)
+            phase = "compute" if together >= _MOST_OF * excess_s else "mixed"
+        elif phase in ("forward", "backward"):
+            # A slow device is slow in both, and backward is most of it.
+            its, rest = ("forward", "backward") if phase == "forward" else ("backward", "forward")
+            if others[its] and others[rest]:
+                here, there = excess[its] / others[its], excess[rest] / others[rest]
+                if there >= here / 2:
+                    phase = "compute"
+        compute_s = sum(others[word] for word in ("forward", "backward"))
+        if phase in ("forward", "backward", "compute"):
+            explained_s = self.more_to_do(i) * compute_s
+            if explained_s >= _MOST_OF * excess_s:
+                return "imbalance", phase
+        return "straggler", phase
+
+
+def _above(excess: Sequence[float]) -> int:
+    """In how many steps the rank needed more than the others."""
+    return sum(map((0.0).__lt__, excess))
+
+
+def _others(values: Sequence[float], i: int) -> list[float]:
+    return [*values[:i], *values[i + 1 :]]
+
+
+def _excesses(work: Sequence[float]) -> tuple[float, ...]:
+    """Of each rank: how much more than the median of the others."""
+    return tuple(each - middle(_others(work, i)) for i, each in enumerate(work))
+
+
+def _last(values: deque[Any], count: int) -> list[Any]:
+    return list(islice(values, max(len(values) - count, 0), None))

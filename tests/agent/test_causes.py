@@ -1,0 +1,531 @@
+"""Why a process is gone: what the kernel says, in files of a made-up machine and for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent import causes
+from otel_ddp.agent.causes import Causes
+
+PID, TICKS = 4711, 5000
+PAGE = os.sysconf("SC_PAGE_SIZE")
+KILLED = (
+    "6,900,1000000,-;{}: Killed process {} (py (thon) total-vm:70000000kB, "
+    "anon-rss:1048576kB, file-rss:512kB, shmem-rss:512kB, UID:0 pgtables:123kB oom_score_adj:0\n"
+)
+
+
+class Machine:
+    """A root directory with what we read of a machine, and a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now = 1000.0
+        self.write("proc/meminfo", "MemTotal:       67108864 kB\nMemFree: 1 kB\n")
+        self.write("dev/kmsg", "6,1,1,-;Linux version\n")
+        self.first_namespace(True)
+        self.process(PID)
+
+    def write(self, path: str, content: str) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        return file
+
+    def process(
+        self, pid: int, ticks: int = TICKS, pages: int = 1000, cgroup: str = "", environ: str = ""
+    ) -> None:
+        fields = " ".join(str(number) for number in range(4, 22))
+        self.write(f"proc/{pid}/stat", f"{pid} (py) S 1) S {fields} {ticks} 23 24\n")
+        self.write(f"proc/{pid}/statm", f"9999 {pages} 3 4 0 6 0\n")
+        self.write(f"proc/{pid}/cgroup", cgroup)
+        self.write(f"proc/{pid}/environ", environ)
+
+    def first_namespace(self, true: bool) -> None:
+        link = self.root / "proc/self/ns/pid"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to("pid:[4026531836]" if true else "pid:[4026532001]")
+
+    def version_2(self, path: str = "/job/rank", top: str = "/", kills: int = 0) -> None:
+        self.write(
+            "proc/self/mountinfo",
+            f"31 23 0:28 {top} /sys/fs/cgroup rw shared:4 - cgroup2 none rw\n",
+        )
+        self.write(f"proc/{PID}/cgroup", f"0::{path}\n")
+        self.events(kills, path.removeprefix(top.rstrip("/")))
+
+    def events(self, kills: int, path: str = "/job/rank") -> None:
+        self.write(
+            f"sys/fs/cgroup{path}/memory.events",
+            f"low 0\nhigh 7\nmax 9\noom 3\noom_kill {kills}\noom_group_kill 0\n",
+        )
+
+    def says(self, line: str) -> None:
+        with (self.root / "dev/kmsg").open("a") as file:
+            file.write(line)
+
+    def gone(self) -> None:
+        for name in ("stat", "statm", "cgroup", "environ"):
+            (self.root / f"proc/{PID}/{name}").unlink()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Machine], Causes]]:
+    made: list[Causes] = []
+
+    def begin(machine: Machine) -> Causes:
+        made.append(Causes(machine.root, lambda: machine.now))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+Start = Callable[[Machine], Causes]
+
+
+def blind(machine: Machine) -> None:
+    """The kernel's log may not be read here, as on most machines."""
+    (machine.root / "dev/kmsg").unlink()
+
+
+def told(why: dict[str, Any]) -> set[str]:
+    return {word for word in why if word.startswith(("out_of", "signal", "exit", "xid", "laun"))}
+
+
+# -- out of memory, by the kernel's log
+
+
+@pytest.mark.parametrize(
+    ("words", "scope"),
+    [
+        ("Memory cgroup out of memory", "memory cgroup"),
+        ("Out of memory", "node"),
+        ("Out of memory (oom_kill_allocating_task)", "node"),
+    ],
+)
+def test_the_kernels_log_names_whom_it_killed(
+    words: str, scope: str, machine: Machine, start: Start
+) -> None:
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.says("6,2,2,-;something else\n SUBSYSTEM=x\n" + KILLED.format(words, PID))
+    why = found.why(PID, TICKS)
+
+    assert why["out_of_memory"] == "kernel log"
+    assert why["out_of_memory_in"] == scope
+    assert why["resident_bytes"] == (1048576 + 1024) * 1024
+    assert "resident_age_s" not in why
+
+
+def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
+    machine: Machine, start: Start
+) -> None:
+    machine.version_2()
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.says(KILLED.format("Memory cgroup out of memory", PID + 1))
+    machine.events(1)
+
+    assert told(found.why(PID, TICKS)) == set()
+
+
+def test_what_was_said_before_we_came_is_not_of_this_process(
+    machine: Machine, start: Start
+) -> None:
+    machine.says(KILLED.format("Out of memory", PID))
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    assert told(found.why(PID, TICKS)) == set()
+
+
+def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
+    machine: Machine, start: Start
+) -> None:
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.says(KILLED.format("Out of memory", PID))
+    assert told(found.why(PID, TICKS))
+
+    machine.process(PID, ticks=TICKS + 1)
+    found.watch(PID, TICKS + 1)
+
+    assert told(found.why(PID, TICKS + 1)) == set()
+
+
+def test_numbers_of_another_namespace_are_not_compared(machine: Machine, start: Start) -> None:
+    machine.first_namespace(False)
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.says(KILLED.format("Out of memory", PID))
+
+    assert told(found.why(PID, TICKS)) == set()
+
+
+# -- out of memory, by the cgroup's counters
+
+
+def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start: Start) -> None:
+    blind(machine)
+    machine.version_2(kills=2)
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.now += 4
+    machine.gone()
+    machine.events(3)
+    why = found.why(PID, TICKS)
+
+    assert why["out_of_memory"] == "cgroup events"
+    assert (why["out_of_memory_kills"], why["out_of_memory_within_s"]) == (1, 4.0)
+    assert why["out_of_memory_group"].endswith("/sys/fs/cgroup/job/rank")
+
+
+def test_version_1_counts_kills_as_well(machine: Machine, start: Start) -> None:
+    blind(machine)
+    machine.write(
+        "proc/self/mountinfo",
+        "37 31 0:33 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "44 31 0:40 / /sys/fs/cgroup/unified rw - cgroup2 none rw\n",
+    )
+    machine.process(PID, cgroup="9:name=systemd:/\n4:cpu,memory:/job\n0::/\n")
+    control = "sys/fs/cgroup/memory/job/memory.oom_control"
+    machine.write(control, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.write(control, "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+
+    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
+
+
+def test_a_container_sees_its_part_of_the_tree_under_a_longer_path(
+    machine: Machine, start: Start
+) -> None:
+    blind(machine)
+    machine.version_2(path="/docker/abc", top="/docker/abc")
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.events(1, "")
+
+    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "top"),
+    [
+        ("/../other", "/"),
+        ("/docker/abcd", "/docker/abc"),
+        ("", "/"),
+        ("/elsewhere", "/docker/abc"),
+        ("/gone", "/"),
+    ],
+)
+def test_a_cgroup_that_cannot_be_seen_says_nothing(
+    path: str, top: str, machine: Machine, start: Start
+) -> None:
+    blind(machine)
+    machine.version_2(path=top, top=top)
+    # Whoever takes the path for what it is not finds these.
+    for other in ("/../other", "/d", "/elsewhere", ""):
+        machine.events(0, other)
+    machine.process(PID, cgroup=f"0::{path}\n")
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    for other in ("/../other", "/d", "/elsewhere", ""):
+        machine.events(5, other)
+
+    assert told(found.why(PID, TICKS)) == set()
+
+
+def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
+    machine: Machine, start: Start
+) -> None:
+    blind(machine)
+    machine.version_2(kills=1)
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.events(2)
+    # It takes some seconds to die, and is looked at meanwhile.
+    for _ in range(5):
+        machine.now += 1
+        found.watch(PID, TICKS)
+    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
+
+    for _ in range(60):
+        machine.now += 1
+        found.watch(PID, TICKS)
+
+    assert told(found.why(PID, TICKS)) == set()
+
+
+def test_a_cgroup_that_went_with_its_process_has_said_what_was_read_last(
+    machine: Machine, start: Start
+) -> None:
+    blind(machine)
+    machine.version_2()
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.events(1)
+    machine.now += 1
+    found.watch(PID, TICKS)
+
+    (machine.root / "sys/fs/cgroup/job/rank/memory.events").unlink()
+
+    assert found.why(PID, TICKS)["out_of_memory_kills"] == 1
+
+
+# -- memory
+
+
+def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
+    machine: Machine, start: Start
+) -> None:
+    machine.version_2()
+    machine.write("sys/fs/cgroup/job/rank/memory.max", "max\n")
+    machine.write("sys/fs/cgroup/job/memory.max", f"{8 << 30}\n")
+    found = start(machine)
+    machine.process(PID, pages=2000, cgroup="0::/job/rank\n")
+    found.watch(PID, TICKS)
+
+    machine.gone()
+    machine.now += 2.5
+    why = found.why(PID, TICKS)
+
+    assert (why["resident_bytes"], why["resident_age_s"]) == (2000 * PAGE, 2.5)
+    assert (why["memory_limit_bytes"], why["memory_limit_of"]) == (8 << 30, "memory cgroup")
+
+
+def test_without_a_cgroup_the_node_is_the_limit(machine: Machine, start: Start) -> None:
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    why = found.why(PID, TICKS)
+
+    assert (why["memory_limit_bytes"], why["memory_limit_of"]) == (64 << 30, "node")
+
+
+def test_a_dying_process_that_gave_its_memory_back_does_not_spoil_the_reading(
+    machine: Machine, start: Start
+) -> None:
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.process(PID, pages=0)
+    machine.now += 1
+    found.watch(PID, TICKS)
+
+    assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
+
+
+def test_it_is_read_once_a_second_however_often_it_is_watched(
+    machine: Machine, start: Start
+) -> None:
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.process(PID, pages=7)
+    machine.now += 0.5
+    found.watch(PID, TICKS)
+
+    assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
+
+
+# -- the launcher and the driver
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"message": {"message": "ValueError: odd\nmore", "extraInfo": {}}}, "ValueError: odd"),
+        ({"message": "SignalException: 15"}, "SignalException: 15"),
+        ({"message": {"message": 3}}, None),
+        ([], None),
+    ],
+)
+def test_what_the_worker_told_its_launcher_is_evidence(
+    content: Any, said: str | None, machine: Machine, start: Start
+) -> None:
+    machine.process(PID, environ="A=b\0TORCHELASTIC_ERROR_FILE=/tmp/e/error.json\0C=d\0")
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    machine.gone()
+    machine.write("tmp/e/error.json", json.dumps(content))
+
+    assert found.why(PID, TICKS).get("launcher_error") == said
+
+
+@pytest.mark.parametrize("made", ["nothing", "fifo", "folder", "no JSON", "relative"])
+def test_an_error_file_that_is_none_says_nothing(made: str, machine: Machine, start: Start) -> None:
+    path = "error.json" if made == "relative" else "/error.json"
+    machine.process(PID, environ=f"TORCHELASTIC_ERROR_FILE={path}\0")
+    if made == "fifo":
+        os.mkfifo(machine.root / "error.json")
+    elif made == "folder":
+        (machine.root / "error.json").mkdir()
+    elif made == "no JSON":
+        machine.write("error.json", "[" * 50_000)
+    elif made == "relative":
+        machine.write("error.json", '{"message": "x"}')
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    assert told(found.why(PID, TICKS)) == set()
+
+
+def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_process(
+    machine: Machine, start: Start
+) -> None:
+    xid = "3,9,9,-;NVRM: Xid (PCI:0000:65:00): {}, {}\n"
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.says(xid.format(13, f"pid={PID}, name=python"))
+    machine.now += 1
+    found.watch(PID, TICKS)
+
+    machine.now += 31
+    machine.says(xid.format(31, f"pid={PID}, name=python"))
+    machine.says(xid.format(43, f"pid={PID + 1}, name=python"))
+    machine.says(xid.format(79, "GPU has fallen off the bus."))
+
+    assert [each.split()[3] for each in found.why(PID, TICKS)["xid"]] == ["31,", "79,"]
+
+
+# -- whom it is about
+
+
+def test_a_number_with_another_owner_is_not_watched(machine: Machine, start: Start) -> None:
+    found = start(machine)
+
+    found.watch(PID, TICKS + 1)
+    found.watch(PID + 1, TICKS)
+    found.watch(PID, 0)
+
+    for pid, start_ticks in ((PID, TICKS + 1), (PID + 1, TICKS), (PID, 0)):
+        assert found.why(pid, start_ticks) == {}
+
+
+def test_the_same_number_in_another_namespace_is_another_process(
+    machine: Machine, start: Start
+) -> None:
+    found = start(machine)
+    found.watch(PID, TICKS)
+
+    found.watch(PID, TICKS + 1)
+
+    assert found.why(PID, TICKS + 1) == {}
+    assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
+
+
+def test_a_machine_that_shows_nothing_says_nothing(tmp_path: Path) -> None:
+    found = Causes(tmp_path)
+    found.watch(PID, TICKS)
+
+    assert found.why(PID, TICKS) == {}
+    assert found.handles() == []
+    found.close()
+
+
+# -- for real
+
+# What Linux tells from 6.15 on.
+TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    code = "import os, sys; print('there', flush=True); sys.stdin.read(); os._exit(3)"
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+@pytest.mark.parametrize(
+    ("end", "evidence"),
+    [
+        (lambda child: child.send_signal(signal.SIGKILL), {"signal": "SIGKILL"}),
+        (lambda child: child.send_signal(signal.SIGSEGV), {"signal": "SIGSEGV"}),
+        (lambda child: child.stdin.close(), {"exit_code": 3}),
+    ],
+    ids=["kill", "crash", "exit"],
+)
+def test_a_death_wakes_us_and_the_kernel_tells_how_it_was(
+    end: Callable[[subprocess.Popen[bytes]], None],
+    evidence: dict[str, Any],
+    child: subprocess.Popen[bytes],
+) -> None:
+    found = Causes()
+    found.watch(child.pid, ticks(child.pid))
+    start_ticks = ticks(child.pid)
+    (handle,) = found.handles()
+    assert select.select([handle], [], [], 0)[0] == []
+
+    end(child)
+
+    assert select.select([handle], [], [], 60)[0] == [handle]
+    child.wait()
+    why = found.why(child.pid, start_ticks)
+    assert {word: why[word] for word in told(why)} == (evidence if TELLS_EXITS else {})
+    assert why["resident_bytes"] > 1 << 20
+    # It has been told of: nobody is to be woken by it for ever.
+    assert found.handles() == []
+    found.close()
+
+
+def test_nothing_stays_open_of_those_that_are_forgotten(child: subprocess.Popen[bytes]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    found = Causes()
+    found.watch(child.pid, ticks(child.pid))
+    found.watch(child.pid, ticks(child.pid))
+
+    found.forget(child.pid, ticks(child.pid))
+
+    assert found.handles() == []
+    found.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
+    machine: Machine, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind(machine)
+    machine.version_2()
+    found = start(machine)
+    found.watch(PID, TICKS)
+    machine.events(1)
+
+    # The kernel's answer, which only new ones give.
+    monkeypatch.setattr(causes, "_exit_status", lambda handle: int(signal.SIGTERM))
+    assert told(found.why(PID, TICKS)) == {"signal"}
+    monkeypatch.setattr(causes, "_exit_status", lambda handle: int(signal.SIGKILL))
+    assert "out_of_memory" in found.why(PID, TICKS)

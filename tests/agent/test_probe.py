@@ -1,0 +1,391 @@
+"""Two real ranks that hang for real: their witnesses, the probe and the verdict, together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import Node, until
+from otel_ddp import catalog
+from otel_ddp.agent.probe import Probe
+from otel_ddp.diagnosis.stall import Evidence, Kernel, Position, Stalls
+from otel_ddp.diagnosis.verdict import Verdict
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import JournalReader
+
+FLOOR_S = 2.0
+HUNG_STEP = 4
+
+# Torch is imported once: each pair of ranks is forked from there.
+PARENT = """
+import os, sys
+import torch
+import torch.distributed, torch.nn.parallel
+
+for line in sys.stdin:
+    how, port, place, script = line.split()
+    for rank in (0, 1):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port, OTEL_DDP_DIR=place, OTEL_DDP_RUN=how,
+            )
+            code = compile(open(script).read(), script, "exec")
+            exec(code, {"how": how, "__name__": "__main__"})
+            os._exit(0)
+"""
+
+TRAIN = """
+import ctypes, os, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+from otel_ddp.torch import witness
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+other = dist.new_group([0, 1])
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = otel_ddp.instrument(model)
+witness.start(run._recorder.writer.path)
+
+
+def batches():
+    number = 0
+    while True:
+        number += 1
+        if rank == 1 and number == 5:
+            hang_in_data()
+        yield torch.ones(2, 4)
+
+
+def hang_in_data():
+    if how == "data":
+        time.sleep(1000)
+    if how == "gil":
+        ctypes.PyDLL(None).sleep(1000)
+    if how == "busy":
+        while True:
+            pass
+
+
+def user_collectives(number):
+    value = torch.ones(3)
+    if number != 4 or how not in ("skips", "differs"):
+        dist.all_reduce(value)
+    elif rank == 0:
+        dist.all_reduce(value)
+    elif how == "differs":
+        dist.broadcast(value, src=0)
+    else:
+        dist.barrier(group=other)
+
+
+for number, batch in enumerate(otel_ddp.data(batches())):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if number < 4 or how in ("skips", "differs"):
+        user_collectives(number)
+    if how == "runs":
+        time.sleep(0.01)
+    if number == 4 and how == "moves":
+        # Without a sign that any hook sees.
+        with run.phase("evaluation of mine"):
+            while True:
+                dist.all_reduce(torch.ones(1), group=other)
+                time.sleep(0.01)
+"""
+
+
+class Watched:
+    """One rank, as the agent sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self.reader = JournalReader(path)
+        self.probe = Probe(path, self.reader.pid, self.reader.start_ticks)
+
+    @property
+    def who(self) -> tuple[tuple[str, str], ...]:
+        who = self.reader.identity
+        labels = {"group": "", "run": who["run"], "job_type": "train", "node": "here"}
+        return tuple({**labels, "rank": str(who["global_rank"])}.items())
+
+    def position(self) -> Position | None:
+        self.reader.refresh()
+        progress = self.reader.progress()
+        if progress is None or self.reader.identity.get("global_rank") is None:
+            return None
+        self.reader.read()
+        named = self.reader.names.get(progress.phase_name)
+        return Position(
+            self.who,
+            self.reader.writer_lives(),
+            _word(catalog.STATES, progress.state),
+            progress.step,
+            _word(catalog.PHASES, progress.phase_code),
+            self.reader.created_ns + progress.phase_after_ns,
+            "" if named is None else named.text,
+            written=self.reader.position,
+            world=2,
+        )
+
+
+def _word(codes: Any, code: int) -> str:
+    return next(word for word, number in codes.items() if number == code)
+
+
+class Job:
+    """Two ranks that train until they hang, and somebody who looks at them."""
+
+    def __init__(self, place: Place) -> None:
+        self.ranks = [Watched(path) for path in place.journals()]
+        self.stalls = Stalls(FLOOR_S)
+        self.known: dict[Any, Evidence] = {}
+        self.questions: list[str] = []
+        until(lambda: all(each.position() for each in self.ranks), "two positions")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Rank and process."""
+        return {dict(each.who)["rank"]: each.reader.pid for each in self.ranks}
+
+    def look(self) -> list[Verdict | None]:
+        """One look of the agent; the verdicts, None for one that holds no longer."""
+        now_ns = time.time_ns()
+        found = {each: each.position() for each in self.ranks}
+        positions = [each for each in found.values() if each is not None]
+        changes = self.stalls.look(now_ns, positions, self.known)
+        for each in self.ranks:
+            question = self.stalls.questions.get(each.who)
+            if question is not None:
+                self.questions.append(question)
+                each.probe.ask(question, now_ns)
+        self.known = {each.who: each.probe.look(now_ns) for each in self.ranks}
+        return [each.verdict if each.opened else None for each in changes]
+
+    def verdict(self) -> Verdict:
+        """The first one."""
+        found = until(self.look, "a verdict")
+        (verdict,) = found
+        return verdict
+
+    def over(self) -> None:
+        assert until(self.look, "the end of the stall") == [None]
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[tuple[Node, subprocess.Popen[str]]]:
+    with Node(OTEL_DDP_AGENT="off") as node:
+        (node.root / "train.py").write_text(TRAIN)
+        yield node, node.python(PARENT)
+
+
+@pytest.fixture
+def hang(parent: tuple[Node, subprocess.Popen[str]]) -> Iterator[Callable[[str], Job]]:
+    """Two ranks that will hang in this way."""
+    node, process = parent
+    jobs: list[Job] = []
+
+    def start(how: str) -> Job:
+        place = Place(node.root / how)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        assert process.stdin is not None
+        process.stdin.write(f"{how} {port} {place.directory} {node.root / 'train.py'}\n")
+        process.stdin.flush()
+        until(lambda: len(place.journals()) == 2, "two journals")
+        jobs.append(Job(place))
+        return jobs[0]
+
+    yield start
+    for job in jobs:
+        for pid in job.pids.values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _row(verdict: Verdict, rank: int) -> dict[str, Any]:
+    (row,) = (each for each in verdict.evidence["ranks"] if each["rank"] == str(rank))
+    return dict(row)
+
+
+def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str], Job]) -> None:
+    job = hang("data")
+    verdict = job.verdict()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
+    assert (verdict.phase, verdict.step) == ("data", HUNG_STEP)
+    assert "(hang_in_data) and sleeps" in verdict.sentence
+    assert "rank 0 waits for it" in verdict.sentence
+    assert _row(verdict, 0)["phase"] == "comm_wait"
+    assert dict(verdict.who) == {"group": "", "run": "data", "job_type": "train", "node": "here"}
+    # Suspected first, and the slow question only once it is declared.
+    assert job.questions == ["where", "where", "what", "what"]
+    # Nothing changes, so nothing is told again.
+    for _ in range(20):
+        assert job.look() == []
+
+
+def test_a_rank_that_computes_on_and_on_is_told_from_one_that_sleeps(
+    hang: Callable[[str], Job],
+) -> None:
+    verdict = hang("busy").verdict()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
+    assert "(hang_in_data) and computes" in verdict.sentence
+
+
+def test_a_rank_that_holds_the_gil_in_c_is_named_though_it_cannot_answer(
+    hang: Callable[[str], Job],
+) -> None:
+    verdict = hang("gil").verdict()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("gil", ["1"])
+    assert (verdict.phase, verdict.step) == ("data", HUNG_STEP)
+    assert (_row(verdict, 0)["answers"], _row(verdict, 1)["answers"]) == (True, False)
+
+
+def test_ranks_that_wait_in_different_process_groups_wait_for_each_other(
+    hang: Callable[[str], Job],
+) -> None:
+    verdict = hang("skips").verdict()
+
+    # Each has entered one that the other has not: in another process group.
+    assert verdict.evidence["cause"] == "crossed"
+    assert verdict.evidence["culprits"] == ["0", "1"]
+    assert "the order of their collectives" in verdict.sentence
+
+
+def test_ranks_that_enter_different_collectives_are_named_with_them(
+    hang: Callable[[str], Job],
+) -> None:
+    verdict = hang("differs").verdict()
+
+    assert verdict.evidence["cause"] == "different_collectives"
+    assert "rank 0 entered all_reduce [[3]]; rank 1 entered broadcast [[3]]" in verdict.sentence
+
+
+def test_a_stopped_rank_is_named_and_the_stall_is_over_when_it_goes_on(
+    hang: Callable[[str], Job],
+) -> None:
+    job = hang("runs")
+    until(lambda: all((each.position() or NOWHERE).step for each in job.ranks), "some steps")
+    os.kill(job.pids["1"], signal.SIGSTOP)
+    try:
+        verdict = job.verdict()
+    finally:
+        os.kill(job.pids["1"], signal.SIGCONT)
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("stopped", ["1"])
+    assert _row(verdict, 1)["process"] == "T"
+    assert set(job.stalls.stalled.values()) == {True}
+    job.over()
+    assert set(job.stalls.stalled.values()) == {False}
+
+
+NOWHERE = Position((), False, "starting", None, "other", 0)
+
+
+def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(hang: Callable[[str], Job]) -> None:
+    job = hang("moves")
+    until(lambda: all((each.position() or NOWHERE).name for each in job.ranks), "the loop")
+    began = time.monotonic()
+    while time.monotonic() < began + 2 * FLOOR_S:
+        assert job.look() == []
+        time.sleep(0.02)
+    assert "where" in job.questions
+
+
+# -- without ranks
+
+
+def test_nothing_is_known_of_a_process_that_only_has_the_same_number(tmp_path: Path) -> None:
+    mine = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    journal = tmp_path / "x.journal"
+
+    assert Probe(journal, os.getpid(), mine).look(1).kernel is not None
+    assert Probe(journal, os.getpid(), mine + 1).look(1).kernel is None
+    assert Probe(journal, os.getpid(), 0).look(1).kernel is None
+
+
+def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path) -> None:
+    def write(main: int, helper: int, state: str) -> None:
+        for thread, ticks in (("7", main), ("8", helper)):
+            folder = tmp_path / "7" / "task" / thread
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in (folder / "stat", tmp_path / "7" / "stat"):
+                path.write_text(f"7 (a ) b) {state} {'0 ' * 10}{ticks} 0 {'0 ' * 6}99 0 0\n")
+
+    probe = Probe(tmp_path / "x.journal", 7, 99, proc=tmp_path)
+    write(100, 100, "S")
+    first = probe.look(1_000_000_000).kernel
+    write(200, 101, "D")
+    second = probe.look(3_000_000_000).kernel
+    third = probe.look(4_000_000_000).kernel
+
+    assert first == Kernel("S", False, None)
+    assert second == Kernel("D", False, 100 / os.sysconf("SC_CLK_TCK") / 2, "", 1)
+    assert third == Kernel("D", True, 0.0, "", 0)
+
+
+def test_nobody_there_is_told_from_nobody_answering(tmp_path: Path) -> None:
+    journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
+    probe = Probe(journal, 1, 0)
+    assert not probe.ask("where", 1)
+    os.mkfifo(fifo)
+    assert not probe.ask("where", 1)
+    assert probe.look(2).silent_s is None
+
+    reader = os.open(fifo, os.O_RDWR)
+    try:
+        assert probe.ask("where", 1_000_000_000)
+        # However often it is asked, the agent does not wait for room.
+        while probe.ask("where", 2_000_000_000) and _unread(reader) < 60_000:
+            pass
+        assert probe.look(5_000_000_000).silent_s == 4.0
+    finally:
+        os.close(reader)
+
+
+def _unread(fd: int) -> int:
+    import array
+    import fcntl
+    import termios
+
+    found = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, found)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"question": "x"}', "[" * 100_000, '{"question": 9e400, "threads": 1}'],
+)
+def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None:
+    journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR)
+    try:
+        probe = Probe(journal, 1, 0)
+        probe.ask("where", 1)
+        (tmp_path / "x.answer").write_text(content)
+        assert not probe.look(2).heard
+        numbers = '{"question": 99, "threads": [{"main": true, "frames": [[1], 2]}], "groups": [3]}'
+        (tmp_path / "x.answer").write_text(numbers)
+        assert probe.look(3).heard
+    finally:
+        os.close(reader)

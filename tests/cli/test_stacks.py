@@ -1,0 +1,144 @@
+"""otel-ddp stacks: the stacks of ranks that answer, and what to do about those that do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node import Node, until
+from otel_ddp.cli import main, stacks
+from otel_ddp.journal.reader import JournalReader
+
+# Two ranks of a run, and one process that nobody can ask; torch is imported once.
+TRAIN = """
+import ctypes, os, sys
+import otel_ddp
+from otel_ddp.torch import witness
+
+held, holds = os.pipe()
+for rank in (1, 0):
+    if rank == 0 or os.fork() == 0:
+        break
+run = otel_ddp.init(run="one", global_rank=rank, world_size=2, local_rank=rank)
+if rank == 1 or os.environ["BOTH"]:
+    witness.start(run._recorder.writer.path)
+
+
+def holds_the_lock():
+    ctypes.PyDLL(None).read(held, ctypes.create_string_buffer(1), 1)
+
+
+def waits_for_a_batch():
+    os.read(held, 1)
+
+
+holds_the_lock() if rank == 1 and os.environ["HOLD"] else waits_for_a_batch()
+"""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node(OTEL_DDP_AGENT="off") as found:
+        yield found
+
+
+def two(node: Node, name: str, both: str = "1", hold: str = "") -> str:
+    """Two ranks that hang; where they meet."""
+    place = node.root / name
+    node.python(TRAIN, OTEL_DDP_DIR=str(place), BOTH=both, HOLD=hold)
+    asks = 2 if both else 1
+    until(lambda: len([*place.glob("*.ask")]) == asks, "the witnesses")
+    until(lambda: len([*place.glob("[0-9]*.journal")]) == 2, "the journals")
+    return str(place)
+
+
+def pid_of(place: str, rank: int) -> int:
+    for path in Path(place).glob("*.journal"):
+        reader = JournalReader(path)
+        found, pid = reader.identity.get("global_rank"), reader.pid
+        reader.close()
+        if found == rank:
+            return pid
+    raise AssertionError(rank)
+
+
+def test_every_rank_is_shown_with_its_lines_or_the_one_that_was_asked_for(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = two(node, "all")
+
+    assert main(["stacks", "--dir", place]) == 0
+    told = capsys.readouterr().out.splitlines()
+    heads = [line for line in told if line.startswith("rank ")]
+    assert heads == [f"rank {rank}, run one, pid {pid_of(place, rank)}" for rank in (0, 1)]
+    assert told.count("  thread MainThread") == 2
+    assert sum(line.startswith("    waits_for_a_batch (<string>:") for line in told) == 2
+
+    assert main(["stacks", "--dir", place, "--rank", "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line[:6] for line in told if line.startswith("rank ")] == ["rank 1"]
+
+    assert main(["stacks", "--dir", place, "--rank", "7"]) == 1
+    assert capsys.readouterr().out == "no such rank lives on this node\n"
+
+
+def test_who_does_not_answer_is_told_why_and_how_to_see_more(
+    node: Node,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    place = two(node, "silent", both="", hold="1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert main(["stacks", "--dir", place]) == 1
+    told = capsys.readouterr().out
+    zero, one = told.split("rank 1, ")
+    assert "nobody answers in it" in zero
+    assert "C code holds Python's lock (the GIL)" in one
+    assert "pip install py-spy" in one
+
+    spy = tmp_path / "py-spy"
+    spy.write_text('#!/bin/sh\necho "seen $*"\n')
+    spy.chmod(stat.S_IRWXU)
+    assert main(["stacks", "--dir", place, "--rank", "1"]) == 1
+    assert f"seen dump --nonblocking --pid {pid_of(place, 1)}" in capsys.readouterr().out
+
+    spy.write_text('#!/bin/sh\necho "Permission \x1b[31mdenied" >&2; exit 1\n')
+    scope = tmp_path / "scope"
+    scope.write_text("1\n")
+    monkeypatch.setattr(stacks, "_PTRACE_SCOPE", scope)
+    main(["stacks", "--dir", place, "--rank", "1"])
+    told = capsys.readouterr().out
+    assert "py-spy: Permission \\x1b[31mdenied" in told
+    assert "ptrace_scope is 1 here" in told
+
+
+def test_a_stopped_process_is_said_to_be_stopped(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = two(node, "stopped")
+    pid = pid_of(place, 0)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = Path(f"/proc/{pid}/status")
+        until(lambda: "State:\tT" in status.read_text(), "the stop")
+        assert main(["stacks", "--dir", place, "--rank", "0"]) == 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    assert "it cannot answer: it is stopped by a signal" in capsys.readouterr().out
+
+
+def test_nothing_is_asked_of_processes_that_are_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o700)
+
+    assert main(["stacks", "--dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == "no rank lives on this node\n"

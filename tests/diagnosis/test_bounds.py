@@ -1,0 +1,240 @@
+"""What a run's time goes to, and memory that creeps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.creep import Creep
+from otel_ddp.diagnosis.facts import StepFacts
+from otel_ddp.diagnosis.verdict import Change, Who
+
+S = 1_000_000_000
+NOW = 1_700_000_000 * S
+MB = 1 << 20
+GB = 1 << 30
+COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5, "comm_wait": 5}
+
+
+def who(rank: int) -> Who:
+    return (
+        ("group", "g"),
+        ("run", "r"),
+        ("job_type", "train"),
+        ("node", "n1"),
+        ("rank", str(rank)),
+        ("local_rank", str(rank)),
+    )
+
+
+class Run:
+    def __init__(self) -> None:
+        self.bounds = Bounds()
+        self.number = 0
+
+    def steps(self, steps: int, *ranks: Mapping[str, int]) -> list[Change]:
+        """Milliseconds of each phase, of each rank."""
+        changes: list[Change] = []
+        for _ in range(steps):
+            self.number += 1
+            for rank, ms in enumerate(ranks):
+                phases = dict.fromkeys(("data", "forward", "backward", "optimizer", "other"), 0.0)
+                phases |= {word: each / 1e3 for word, each in ms.items() if word != "comm_wait"}
+                took_s = sum(ms.values()) / 1e3
+                wait_s = ms.get("comm_wait", 0) / 1e3
+                facts = StepFacts(self.number, NOW, took_s, wait_s, phases, False, 0)
+                self.bounds.feed(who(rank), facts)
+            changes += self.bounds.look()
+        return changes
+
+
+def phases(changes: list[Change]) -> list[tuple[str, bool]]:
+    return [(each.verdict.phase, each.opened) for each in changes]
+
+
+@pytest.mark.parametrize(
+    ("more", "phase"),
+    [
+        ({}, "compute"),
+        ({"data": 40}, "data"),
+        ({"comm_wait": 60}, "comm_wait"),
+        ({"other": 60}, "other"),
+        ({"checkpoint": 20, "eval": 20}, "saving"),
+        ({"compile": 40}, "compile"),
+        ({"data": 15}, "compute"),
+        ({"comm_wait": 25}, "compute"),
+    ],
+)
+def test_one_verdict_says_what_bounds_the_run(more: dict[str, int], phase: str) -> None:
+    ms = {**COMPUTE, **more}
+    changes = Run().steps(500, ms, ms)
+
+    assert phases(changes) == [(phase, True)]
+    verdict = changes[0].verdict
+    assert verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    of = {"compute": ("forward", "backward", "optimizer"), "saving": ("checkpoint", "eval")}
+    share = sum(ms[word] for word in of.get(phase, (phase,))) / sum(ms.values())
+    assert verdict.evidence["shares"][phase] == pytest.approx(share, abs=0.001)
+    assert f"{share * 100:.0f} %" in verdict.sentence
+
+
+def test_the_larger_of_two_is_told() -> None:
+    changes = Run().steps(500, {**COMPUTE, "data": 60, "other": 80})
+
+    # Of 30 and 40 %: the first is further above what it may take.
+    assert phases(changes) == [("data", True)]
+
+
+def test_one_rank_that_waits_for_data_is_no_bound() -> None:
+    late = {**COMPUTE, "data": 65}
+    waiting = {**COMPUTE, "comm_wait": 65}
+
+    assert phases(Run().steps(500, late, waiting)) == [("compute", True)]
+    run = Run()
+    changes = run.steps(500, late, waiting, waiting)
+    assert phases(changes) == [("compute", True)]
+    assert changes[0].verdict.evidence["shares"]["late_ranks"] == pytest.approx(60 / 160, abs=0.01)
+
+
+def test_the_first_steps_are_left_out() -> None:
+    run = Run()
+    run.steps(20, {**COMPUTE, "compile": 100_000})
+
+    (change,) = run.steps(400, COMPUTE)
+    # A hundred steps, and three more looks that agree.
+    assert (change.verdict.phase, change.verdict.step) == ("compute", 20 + 100 + 3 * 50)
+
+
+def test_a_short_change_is_no_other_verdict() -> None:
+    run = Run()
+    run.steps(500, COMPUTE)
+
+    assert run.steps(120, {**COMPUTE, "data": 45}) == []
+    assert run.steps(500, COMPUTE) == []
+    assert phases(run.steps(500, {**COMPUTE, "data": 45})) == [("data", True)]
+
+
+def test_a_share_about_the_limit_does_not_go_to_and_fro() -> None:
+    run = Run()
+    changes = run.steps(500, {**COMPUTE, "data": 26})
+    for _ in range(10):
+        changes += run.steps(300, {**COMPUTE, "data": 22})
+        changes += run.steps(300, {**COMPUTE, "data": 26})
+
+    assert phases(changes) == [("data", True)]
+
+
+def test_nothing_that_stands_out_closes_the_verdict() -> None:
+    run = Run()
+    run.steps(500, {**COMPUTE, "data": 60})
+    even = {"data": 10, "forward": 15, "backward": 20, "optimizer": 5, "other": 25, "comm_wait": 25}
+
+    assert phases(run.steps(500, even)) == [("data", False)]
+
+
+def test_waits_that_are_not_known_are_said_to_be_in_it() -> None:
+    run = Run()
+    run.bounds.waits_known(who(0), False)
+    (change,) = run.steps(500, COMPUTE)
+
+    assert "not seen by itself" in change.verdict.sentence
+
+
+def test_a_run_that_is_gone_has_no_bound() -> None:
+    run = Run()
+    run.steps(500, COMPUTE)
+    run.bounds.forget(who(0))
+
+    assert phases(run.bounds.look()) == [("compute", False)]
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+def watched(used: Callable[[float], float], minutes: float, limit: float = 16 * GB) -> list[Change]:
+    creep = Creep()
+    creep.limit(who(0), limit)
+    return fed(creep, used, 0, minutes)
+
+
+def fed(creep: Creep, used: Callable[[float], float], start: float, minutes: float) -> list[Change]:
+    changes: list[Change] = []
+    for tick in range(round(start * 12), round((start + minutes) * 12)):
+        creep.feed(who(0), used(tick / 12), NOW + tick * 5 * S)
+        changes += creep.look()
+    return changes
+
+
+def leak(minute: float) -> float:
+    """Of 20 MiB a minute, within a training step's ups and downs of 2 GiB."""
+    return (
+        4 * GB + 20 * MB * minute + random.Random(minute).uniform(0, 2 * GB) * (minute % 0.5 > 0.1)
+    )
+
+
+def test_a_steady_leak_is_told_once_after_ten_minutes() -> None:
+    assert watched(leak, 10) == []
+    (change,) = watched(leak, 60)
+
+    assert (change.verdict.kind, change.opened) == ("creep", True)
+    assert change.verdict.evidence["bytes_per_s"] == pytest.approx(20 * MB / 60, rel=0.1)
+    assert change.verdict.evidence["full_in_s"] == pytest.approx(12 * GB / (20 * MB / 60), rel=0.1)
+    assert "rank 0 (n1)" in change.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda minute: 4 * GB,
+        lambda minute: 4 * GB + random.Random(minute).uniform(0, 2 * GB),
+        lambda minute: 4 * GB + (4 * GB if minute > 6 else 0),
+        lambda minute: 8 * GB - 4 * GB * 2.718 ** (-minute / 3),
+        lambda minute: 4 * GB + 1 * MB * minute,
+        lambda minute: 15.9 * GB + 0.5 * MB * minute,
+        lambda minute: 4 * GB - 20 * MB * minute,
+    ],
+    ids=[
+        "constant",
+        "restless",
+        "one step up",
+        "a cache that fills",
+        "full in days",
+        "a trifle",
+        "shrinking",
+    ],
+)
+def test_what_does_not_grow_without_end_is_nothing(used: Callable[[float], float]) -> None:
+    assert watched(used, 60) == []
+
+
+def test_without_a_limit_there_is_no_verdict() -> None:
+    assert fed(Creep(), leak, 0, 60) == []
+
+
+def test_it_is_over_when_it_no_longer_grows() -> None:
+    creep = Creep()
+    creep.limit(who(0), 16 * GB)
+    fed(creep, leak, 0, 30)
+
+    changes = fed(creep, lambda minute: leak(30), 30, 30)
+    assert [each.opened for each in changes] == [False]
+
+
+def test_a_gap_in_what_is_known_is_not_bridged() -> None:
+    creep = Creep()
+    creep.limit(who(0), 16 * GB)
+
+    assert fed(creep, leak, 0, 8) == []
+    assert fed(creep, leak, 30, 8) == []
+
+
+def test_a_process_that_is_gone_does_not_creep() -> None:
+    creep = Creep()
+    creep.limit(who(0), 16 * GB)
+    fed(creep, leak, 0, 30)
+    creep.forget(who(0))
+
+    assert [each.opened for each in creep.look()] == [False]

@@ -1,0 +1,68 @@
+"""The promises of docs/diagnosis.md, on a part of the simulated runs behind its table."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "diagnosis_cases.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("diagnosis_cases", TOOL)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    # The module's classes look themselves up there while they are made.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("excesses", "rank_right", "soon"),
+    [((0.25, 0.35, 0.5), 0.98, 1.0), ((0.1, 0.15, 0.2), 0.9, 0.8)],
+    ids=["above 20 %", "10 to 20 %"],
+)
+def test_one_late_rank(
+    tool: ModuleType, excesses: tuple[float, ...], rank_right: float, soon: float
+) -> None:
+    cases = [case._replace(steps=tool.BEGINS + 320) for case in tool.one_late(excesses, every=12)]
+    found = [(case, tool.replayed(case)) for case in cases]
+    right = [each for each in found if tool.right_rank(*each)]
+    steps = [step for _, each in right for _, _, step in each.named.values()]
+
+    assert len(cases) >= 28
+    assert len(right) >= rank_right * len(cases)
+    assert sum(tool.right_phase(*each) for each in right) >= 0.95 * len(right)
+    assert sum(step <= 120 for step in steps) >= soon * len(steps)
+
+
+def test_two_late_ranks_are_both_named(tool: ModuleType) -> None:
+    found = [(case, tool.replayed(case)) for case in tool.two_late(every=11)]
+
+    assert all(tool.right_rank(*each) for each in found)
+
+
+def test_nobody_is_named_when_all_are_late(tool: ModuleType) -> None:
+    found = [tool.replayed(case) for case in tool.all_late(every=7)]
+
+    assert not any(each.named for each in found)
+
+
+def test_nothing_is_said_of_balanced_steps(tool: ModuleType) -> None:
+    # Chance has the freest hand where there are few; more ranks take longer, and are in the table.
+    assert tool.false_verdicts(100_000, ranks=(2, 3)) == 0
+
+
+def test_the_table_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "diagnosis.md").read_text()
+    table = page.partition("<!-- cases: begin -->")[2].partition("<!-- cases: end -->")[0]
+
+    assert table.count("| one rank ") == 6

@@ -1,0 +1,423 @@
+"""When ranks count as stalled, and whom the evidence names: no process, no clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from otel_ddp.diagnosis.stall import (
+    Collective,
+    Evidence,
+    Frame,
+    Group,
+    Kernel,
+    Position,
+    Stalls,
+)
+from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+
+SECOND = 1_000_000_000
+BEGAN = 1_700_000_000 * SECOND
+TICK_S = 0.25
+
+
+def who(rank: int) -> Who:
+    labels = {"group": "", "run": "r", "job_type": "train", "node": "n", "rank": str(rank)}
+    return tuple({**labels, "local_rank": str(rank)}.items())
+
+
+class Job:
+    """Ranks that are where the test says, and the agent that looks at them."""
+
+    def __init__(self, ranks: int = 2, floor_s: float = 60.0, world: int | None = None) -> None:
+        self.stalls = Stalls(floor_s)
+        self.now_ns = BEGAN
+        self.world = world
+        self.positions: dict[int, Position] = {}
+        self.evidence: dict[Who, Evidence] = {}
+        self.asked: list[tuple[float, int, str]] = []
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.answering = True
+        for rank in range(ranks):
+            self.put(rank)
+
+    @property
+    def now_s(self) -> float:
+        return (self.now_ns - BEGAN) / SECOND
+
+    def put(self, rank: int, phase: str = "forward", step: int | None = 7, **more: Any) -> None:
+        """From now on a rank is here."""
+        fields = {"alive": True, "state": "running", "world": self.world, **more}
+        self.positions[rank] = Position(
+            who(rank), step=step, phase=phase, since_ns=self.now_ns, **fields
+        )
+
+    def log(self, rank: int) -> None:
+        here = self.positions[rank]
+        self.positions[rank] = here._replace(written=here.written + 1)
+
+    def tick(self, seconds: float = TICK_S) -> list[Change]:
+        self.now_ns += int(seconds * SECOND)
+        changes = self.stalls.look(self.now_ns, self.positions.values(), self.evidence)
+        for each, question in self.stalls.questions.items() if self.answering else ():
+            rank = int(dict(each)["rank"])
+            self.asked.append((self.now_s, rank, question))
+            known = self.answers.get(rank, {})
+            if "silent_s" in known or "kernel" in known:
+                self.evidence[each] = Evidence(**known)
+            else:
+                self.evidence[each] = Evidence(
+                    heard=True, kind=question, answered_ns=self.now_ns + 1, **known
+                )
+        return changes
+
+    def run(self, seconds: float) -> list[Change]:
+        changes = []
+        until = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < until:
+            changes += self.tick()
+        return changes
+
+    def stalls_after(self, most_s: float = 2000.0) -> tuple[float, Verdict]:
+        began = self.now_s
+        for _ in range(int(most_s / TICK_S)):
+            for each in self.tick():
+                assert each.opened
+                return self.now_s - began, each.verdict
+        raise AssertionError("no verdict")
+
+
+def test_nobody_is_asked_before_half_of_the_limit_and_told_before_the_whole() -> None:
+    job = Job()
+    job.tick()
+    took_s, verdict = job.stalls_after()
+
+    assert 60.0 <= took_s <= 62.0
+    assert [(round(at), question) for at, rank, question in job.asked if rank == 0] == [
+        (30, "where"),
+        (60, "what"),
+    ]
+    assert verdict.kind == "stall"
+    assert verdict.step == 7
+    assert verdict.evidence["limit_s"] == 60.0
+    assert [key for key, _ in verdict.who] == ["group", "run", "job_type", "node"]
+
+
+def test_as_long_as_one_rank_moves_there_is_no_stall() -> None:
+    job = Job()
+    for _ in range(10):
+        job.put(1, "data")
+        assert job.run(50) == []
+    assert set(job.stalls.stalled.values()) == {False}
+
+
+def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_own_limit() -> None:
+    job = Job()
+    job.put(0, "eval")
+    job.put(1, "other")
+    took_s, verdict = job.stalls_after()
+
+    assert 600 <= took_s <= 602.5
+    assert job.stalls.limits == {who(0): 600.0, who(1): 60.0}
+    assert verdict.evidence["limit_s"] == 600.0
+
+
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_ranks_that_have_ended_do_not_count(state: str, alive: bool) -> None:
+    job = Job()
+    job.put(1, alive=alive, state=state)
+    for _ in range(5):
+        job.put(0, "eval")
+        assert job.run(50) == []
+    job.put(0, alive=alive, state=state)
+    assert job.run(1000) == []
+
+
+def test_what_is_logged_is_a_sign_of_life_where_no_hook_gives_one() -> None:
+    job = Job(ranks=1)
+    job.put(0, "other")
+    for _ in range(10):
+        job.log(0)
+        assert job.run(50) == []
+    # Inside of a phase that has hooks somebody else logs.
+    job.put(0, "data")
+    changes = []
+    for _ in range(5):
+        job.log(0)
+        changes += job.run(20)
+    assert [each.opened for each in changes] == [True]
+
+
+def test_collectives_that_no_hook_sees_are_a_sign_of_life() -> None:
+    job = Job()
+    for number in range(20):
+        for rank in (0, 1):
+            job.answers[rank] = {"groups": (Group("0", 2, number),)}
+        assert job.run(20) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "limit_s"),
+    [
+        ("forward", {}, 60),
+        ("forward", {"step": None}, 600),
+        ("checkpoint", {}, 600),
+        ("compile", {}, 600),
+        ("checkpoint", {"expect_s": 1000.0}, 1500),
+        ("checkpoint", {"expect_s": 1.0}, 60),
+    ],
+)
+def test_the_limit_is_the_phases_own(phase: str, more: dict[str, Any], limit_s: float) -> None:
+    job = Job(ranks=1)
+    job.put(0, phase, **more)
+    job.tick()
+
+    assert job.stalls.limits == {who(0): limit_s}
+
+
+def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phase() -> None:
+    job = Job(ranks=1, floor_s=2.0)
+    job.tick()
+    for _ in range(100):
+        job.stalls.learn(who(0), BEGAN, BEGAN + SECOND, {"data": 5.0, "comm_wait": 100.0})
+    limits = {}
+    for phase in ("forward", "data", "comm_wait"):
+        job.put(0, phase)
+        job.tick()
+        limits[phase] = job.stalls.limits[who(0)]
+
+    # Ten steps of a second; three times five; and a wait is as long as others make it.
+    assert limits == {"forward": 10.0, "data": 15.0, "comm_wait": 10.0}
+
+
+def test_one_step_in_a_hundred_does_not_raise_the_limit() -> None:
+    job = Job(ranks=1, floor_s=2.0)
+    job.tick()
+    for number in range(200):
+        job.stalls.learn(who(0), BEGAN, BEGAN + (100 if number == 99 else 1) * SECOND, {})
+    job.tick()
+
+    assert job.stalls.limits == {who(0): 10.0}
+
+
+def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
+    limits = []
+    for kernel in (Kernel("S", True, 0.0), Kernel("T", True, 0.0)):
+        job = Job(ranks=1)
+        job.answers[0] = {"kernel": kernel}
+        job.run(100)
+        job.put(0, "data")
+        (change,) = job.tick()
+        assert not change.opened
+        job.put(0, "forward")
+        job.tick()
+        limits.append(job.stalls.limits[who(0)])
+
+    assert limits == [pytest.approx(300, abs=2), 60.0]
+
+
+def test_when_the_agent_itself_could_not_run_nobody_is_accused() -> None:
+    job = Job()
+    job.run(20)
+    assert job.tick(600.0) == []
+    assert job.run(35) == []
+    assert job.stalls_after(10.0)
+
+
+# -- whom the evidence names
+
+DATA = (
+    Frame("/usr/lib/python3.11/threading.py", 1, "wait"),
+    Frame("/home/me/train.py", 31, "load"),
+)
+WAITS = (Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 3000, "barrier"),)
+
+
+def numbers(*enqueued: int) -> dict[str, Any]:
+    return {"groups": tuple(Group(str(n), 2, each) for n, each in enumerate(enqueued))}
+
+
+def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
+    one = Collective("0", number, f"gloo:{op}", sizes)
+    return {"collectives": (Collective("0", number - 1, "gloo:all_reduce", "[[4]]"), one)}
+
+
+@pytest.mark.parametrize(
+    ("phases", "answers", "cause", "culprits"),
+    [
+        # The lower number did not reach the collective.
+        (("comm_wait", "data"), (numbers(9), numbers(8)), "not_reached", ["1"]),
+        (("data", "comm_wait"), (numbers(8), numbers(9)), "not_reached", ["0"]),
+        # Two of them.
+        (
+            ("data", "comm_wait", "checkpoint"),
+            (numbers(8), numbers(9), numbers(7)),
+            "not_reached",
+            ["0", "2"],
+        ),
+        # Rank 1 is late for rank 0 because it waits for rank 2.
+        (
+            ("comm_wait", "comm_wait", "data"),
+            (numbers(9), numbers(8, 5), {"groups": (Group("1", 2, 4),)}),
+            "not_reached",
+            ["2"],
+        ),
+        # Each is ahead where the other is not.
+        (("comm_wait", "comm_wait"), (numbers(9, 3), numbers(8, 4)), "crossed", ["0", "1"]),
+        # A group of one is nobody else's.
+        (
+            ("data", "comm_wait"),
+            ({"groups": (Group("1", 1, 9),)}, {"groups": (Group("1", 1, 2),)}),
+            "not_reached",
+            ["0"],
+        ),
+        # Another operation under the same number; of three, the odd one.
+        (
+            ("comm_wait", "comm_wait", "comm_wait"),
+            (entered(9, "all_reduce"), entered(9, "broadcast"), entered(9, "all_reduce")),
+            "different_collectives",
+            ["1"],
+        ),
+        (
+            ("comm_wait", "comm_wait"),
+            (entered(9, "all_reduce"), entered(9, "all_reduce", "[[5]]")),
+            "different_collectives",
+            ["0", "1"],
+        ),
+        # Uneven parts are what gathering is for.
+        (
+            ("comm_wait", "comm_wait"),
+            (entered(9, "all_gather"), entered(9, "all_gather", "[[5]]")),
+            "backend",
+            [],
+        ),
+        (("comm_wait", "comm_wait"), (numbers(9), numbers(9)), "backend", []),
+        # Without numbers: who does not wait.
+        (("comm_wait", "data"), ({}, {}), "not_reached", ["1"]),
+        (("other", "other"), ({"stack": WAITS}, {"stack": DATA}), "not_reached", ["1"]),
+        (("data", "data"), ({}, {}), "long_phase", ["0", "1"]),
+        # A device's queue that does not move on is a wait too.
+        (
+            ("other", "data"),
+            ({"groups": (Group("0", 2, 9, 8, "cuda:nccl"),)}, {}),
+            "not_reached",
+            ["1"],
+        ),
+        # The kernel's word comes first.
+        (
+            ("comm_wait", "data"),
+            (numbers(9), {"kernel": Kernel("T", True, 0.0), "silent_s": 30.0}),
+            "stopped",
+            ["1"],
+        ),
+        (
+            ("comm_wait", "data"),
+            (numbers(9), {"kernel": Kernel("D", True, 0.0, "nfs_wait")}),
+            "uninterruptible",
+            ["1"],
+        ),
+        (
+            ("comm_wait", "data"),
+            (numbers(9), {"kernel": Kernel("D", False, 0.0)}),
+            "not_reached",
+            ["1"],
+        ),
+        (("comm_wait", "data"), (numbers(9), {"silent_s": 30.0}), "gil", ["1"]),
+        (("comm_wait", "data"), (numbers(9), {"silent_s": 1.0}), "not_reached", ["1"]),
+    ],
+)
+def test_the_table(
+    phases: tuple[str, ...],
+    answers: tuple[dict[str, Any], ...],
+    cause: str,
+    culprits: list[str],
+) -> None:
+    job = Job(ranks=0)
+    for rank, (phase, known) in enumerate(zip(phases, answers, strict=True)):
+        job.put(rank, phase)
+        job.answers[rank] = known
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, culprits)
+    for rank in culprits:
+        assert f"rank {rank}" in verdict.sentence or "ranks" in verdict.sentence
+    assert [row["rank"] for row in verdict.evidence["ranks"]] == [
+        str(n) for n in range(len(phases))
+    ]
+
+
+def test_a_sentence_says_who_where_and_what_to_look_at() -> None:
+    job = Job(ranks=0)
+    job.put(0, "comm_wait")
+    job.put(1, "data")
+    job.answers = {0: numbers(9), 1: {**numbers(8), "stack": DATA}}
+    _, verdict = job.stalls_after()
+
+    assert verdict.sentence == (
+        "nobody moves since 60 s (limit 60 s): rank 1 is in data after step 7 at train.py:31 "
+        "(load), 8 collectives where others have entered 9; rank 0 waits for it. "
+        "Look at its data loader and at what that reads from."
+    )
+    assert (verdict.phase, verdict.step, verdict.since_ns) == ("data", 7, BEGAN)
+
+
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [({"state": "finished"}, "finished"), ({"state": "running"}, "dead")],
+)
+def test_who_is_gone_is_named_to_those_that_wait(more: dict[str, Any], cause: str) -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, alive=False, **more)
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, ["1"])
+
+
+def test_who_waits_for_another_node_waits_longer_before_it_is_told() -> None:
+    job = Job(world=4)
+    for rank in (0, 1):
+        job.put(rank, "comm_wait")
+        job.answers[rank] = numbers(9)
+    took_s, verdict = job.stalls_after()
+
+    assert 600 <= took_s <= 602
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("elsewhere", [])
+    assert "not on this node" in verdict.sentence
+
+
+def test_one_incident_is_told_once_again_when_its_cause_changes_and_when_it_ends() -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, "data")
+    job.answers = {0: numbers(9), 1: numbers(8)}
+    job.stalls_after()
+    assert job.run(200) == []
+
+    job.evidence[who(1)] = Evidence(silent_s=20.0, kernel=Kernel("T", True, 0.0))
+    (changed,) = job.tick()
+    assert changed.opened
+    assert changed.verdict.evidence["cause"] == "stopped"
+
+    job.put(0, "optimizer")
+    (ended,) = job.tick()
+    assert not ended.opened
+    assert ended.verdict == changed.verdict
+    assert job.run(20) == []
+
+
+def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, "data")
+    job.answers = {0: numbers(9), 1: numbers(8)}
+    job.run(40)
+    # They go on, and nobody answers any more.
+    job.answering = False
+    job.put(0, "data")
+    job.put(1, "comm_wait")
+    _, verdict = job.stalls_after()
+
+    assert verdict.evidence["culprits"] == ["0"]

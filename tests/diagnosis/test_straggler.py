@@ -1,0 +1,674 @@
+"""Who holds the others back: what the detector says of steps that are made here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent.steps import Part, Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.diagnosis.facts import StepFacts, facts_of
+from otel_ddp.diagnosis.straggler import Report, Stragglers
+from otel_ddp.diagnosis.verdict import Change, Who
+from otel_ddp.journal.layout import OF_BUFFERS
+
+MS = 1_000_000
+S = 1000 * MS
+NOW = 1_700_000_000 * S
+PLAIN = {"data": 0.005, "forward": 0.025, "backward": 0.050, "optimizer": 0.010, "other": 0.005}
+STEP_S = 0.1
+
+
+def who(rank: int) -> Who:
+    return (
+        ("group", "g"),
+        ("run", "r"),
+        ("job_type", "train"),
+        ("node", "n1"),
+        ("rank", str(rank)),
+        ("local_rank", str(rank)),
+    )
+
+
+class Node:
+    """Ranks that train together, 100 ms a step."""
+
+    def __init__(self, ranks: int = 4, **detector: Any) -> None:
+        self.detector = Stragglers(**detector)
+        self.ranks = list(range(ranks))
+        self.number = 0
+        self.now_ns = NOW
+        self.counts_from: dict[int, int] = {}
+        self._chance = random.Random(1)
+
+    def facts(self, rank: int, more: Mapping[str, float], took_s: float, **said: Any) -> StepFacts:
+        # A little noise: ranks that are equal to the last bit have no order to speak of.
+        phases = {
+            word: (seconds + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02)
+            for word, seconds in PLAIN.items()
+        }
+        return StepFacts(
+            self.number + self.counts_from.get(rank, 0),
+            self.now_ns,
+            took_s,
+            took_s - sum(phases.values()),
+            phases,
+            said.get("tagged", False),
+            said.get("work", 1000),
+        )
+
+    def steps(
+        self,
+        steps: int,
+        late: Mapping[int, Mapping[str, float]] | None = None,
+        said: Mapping[int, Mapping[str, Any]] | None = None,
+        silent: tuple[int, ...] = (),
+    ) -> list[Change]:
+        late, said = late or {}, said or {}
+        took_s = STEP_S + max([sum(more.values()) for more in late.values()] or [0.0])
+        changes: list[Change] = []
+        for _ in range(steps):
+            self.number += 1
+            self.now_ns += round(took_s * S)
+            for rank in self.ranks:
+                if rank not in silent:
+                    facts = self.facts(rank, late.get(rank, {}), took_s, **said.get(rank, {}))
+                    self.detector.feed(who(rank), facts)
+            changes += self.detector.look()
+        return changes
+
+    def report(self) -> Report:
+        return self.detector.report()
+
+
+def told(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
+    """Kind, rank, phase, opened."""
+    return [
+        (each.kind, dict(each.who).get("rank", ""), each.phase, opened) for each, opened in changes
+    ]
+
+
+# --- Facts ----------------------------------------------------------------------------------------
+
+
+def made(pieces: tuple[tuple[int, int], ...], **said: Any) -> Step:
+    at, parts = NOW, []
+    for code, ms in pieces:
+        parts.append(Part(code, at, at + ms * MS))
+        at += ms * MS
+    said = {"number": 7, "gc_s": 0.0, "skipped": False, "work": 5, **said}
+    return Step(
+        said["number"], NOW, at, tuple(parts), (), said["gc_s"], said["skipped"], 0, said["work"]
+    )
+
+
+USUAL = ((PHASES["data"], 10), (PHASES["comm_wait"] | OF_BUFFERS, 20), (PHASES["forward"], 30),
+         (PHASES["comm_wait"], 15), (PHASES["optimizer"], 25))  # fmt: skip
+
+
+def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
+    facts = facts_of(made(USUAL))
+
+    assert facts is not None
+    assert (facts.number, facts.took_s, facts.work, facts.tagged) == (7, 0.1, 5, False)
+    assert facts.wait_s == pytest.approx(0.035)
+    assert facts.work_s == pytest.approx(0.065)
+    assert facts.phases == pytest.approx(
+        {"data": 0.01, "forward": 0.03, "backward": 0.0, "optimizer": 0.025, "other": 0.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said", "tagged"),
+    [
+        (((PHASES["checkpoint"], 1),), {}, True),
+        (((PHASES["eval"], 1),), {}, True),
+        (((PHASES["compile"], 1),), {}, True),
+        ((), {"skipped": True}, True),
+        ((), {"gc_s": 0.002}, True),
+        ((), {"gc_s": 0.0009}, False),
+        ((), {}, False),
+    ],
+)
+def test_unusual_steps_are_tagged(
+    pieces: tuple[tuple[int, int], ...], said: dict[str, Any], tagged: bool
+) -> None:
+    facts = facts_of(made(USUAL + pieces, **said))
+
+    assert facts is not None
+    assert facts.tagged is tagged
+
+
+def test_a_short_collection_in_a_very_short_step_is_nothing_unusual() -> None:
+    facts = facts_of(made(((PHASES["forward"], 2),), gc_s=0.0004))
+
+    assert facts is not None
+    assert not facts.tagged
+
+
+def test_a_long_collection_is_unusual_however_long_the_step() -> None:
+    facts = facts_of(made(((PHASES["forward"], 2000),), gc_s=0.006))
+
+    assert facts is not None
+    assert facts.tagged
+
+
+def test_a_phase_of_a_later_version_counts_as_other() -> None:
+    facts = facts_of(made((*USUAL, (11, 4))))
+
+    assert facts is not None
+    assert facts.phases["other"] == pytest.approx(0.004)
+
+
+def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
+    step = made(USUAL)
+    rest = ((PHASES["forward"], 5 * MS), (PHASES["comm_wait"], 7 * MS))
+    facts = facts_of(step._replace(ended_ns=step.ended_ns + 12 * MS, rest=rest))
+
+    assert facts is not None
+    assert facts.wait_s == pytest.approx(0.042)
+    assert facts.phases["forward"] == pytest.approx(0.035)
+
+
+def test_a_step_without_a_number_or_without_length_has_no_facts() -> None:
+    assert facts_of(made(USUAL, number=None)) is None
+    assert facts_of(made(())) is None
+
+
+# --- Who, and in which phase ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", list(PLAIN))
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_one_late_rank_is_named_with_its_phase_within_120_steps(ranks: int, phase: str) -> None:
+    node = Node(ranks)
+    assert node.steps(200) == []
+
+    changes = node.steps(120, {1: {phase: 0.03}})
+
+    assert told(changes) == [("straggler", "1", phase, True)]
+    verdict = changes[0].verdict
+    assert verdict.evidence["excess_s"] == pytest.approx(0.03, rel=0.1)
+    assert verdict.evidence["excess"] == pytest.approx(0.03 / 0.13, rel=0.1)
+    assert "rank 1 (n1)" in verdict.sentence
+    assert verdict.step is not None
+    assert 200 < verdict.step <= 320
+
+
+def test_slow_in_forward_and_backward_alike_is_compute() -> None:
+    node = Node()
+    changes = node.steps(200, {2: {"forward": 0.005, "backward": 0.010, "optimizer": 0.002}})
+
+    assert told(changes) == [("straggler", "2", "compute", True)]
+
+
+def test_slow_mostly_in_backward_but_as_much_as_in_forward_is_compute() -> None:
+    # Of this excess 75 % is in backward, because most of the work is.
+    node = Node()
+    changes = node.steps(200, {2: {"forward": 0.004, "backward": 0.014}})
+
+    assert told(changes) == [("straggler", "2", "compute", True)]
+
+
+def test_late_here_and_there_is_mixed() -> None:
+    node = Node()
+    changes = node.steps(200, {2: {"data": 0.010, "other": 0.010}})
+
+    assert told(changes) == [("straggler", "2", "mixed", True)]
+
+
+def test_more_tokens_that_explain_it_are_imbalance() -> None:
+    node = Node()
+    changes = node.steps(200, {1: {"forward": 0.005, "backward": 0.010}}, {1: {"work": 1200}})
+
+    assert told(changes) == [("imbalance", "1", "compute", True)]
+    assert changes[0].verdict.evidence["more_to_do"] == pytest.approx(0.2)
+    assert changes[0].verdict.sentence.startswith("work is unequal")
+
+
+@pytest.mark.parametrize(
+    ("more", "work"),
+    [({"forward": 0.005, "backward": 0.010}, 1050), ({"data": 0.02}, 1300)],
+    ids=["too little more", "late in another phase"],
+)
+def test_more_tokens_that_do_not_explain_it_are_no_excuse(
+    more: Mapping[str, float], work: int
+) -> None:
+    changes = Node().steps(200, {1: more}) or []
+    node = Node()
+    changes = node.steps(200, {1: more}, {1: {"work": work}})
+
+    assert [each.verdict.kind for each in changes] == ["straggler"]
+
+
+def test_two_late_ranks_are_both_named() -> None:
+    node = Node(4)
+    changes = node.steps(200, {1: {"data": 0.03}, 2: {"backward": 0.02}})
+
+    assert sorted(told(changes)) == [
+        ("straggler", "1", "data", True),
+        ("straggler", "2", "backward", True),
+    ]
+
+
+def test_of_three_one_fast_rank_makes_no_stragglers() -> None:
+    node = Node(3)
+
+    assert node.steps(400, {0: {"backward": 0.02}, 2: {"backward": 0.02}}) == []
+
+
+# --- Whom it is silent about ----------------------------------------------------------------------
+
+
+def test_a_small_excess_is_nothing() -> None:
+    assert Node().steps(600, {1: {"backward": 0.004}}) == []
+
+
+def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> None:
+    node = Node(2)
+    for number in range(1, 401):
+        for rank in (0, 1):
+            forward_s = 0.002 + 0.0004 * rank + 1e-6 * (number % 7)
+            phases = {**dict.fromkeys(PLAIN, 0.0), "forward": forward_s}
+            facts = StepFacts(number, NOW + number * 3 * MS, 0.003, 0.0, phases, False, 0)
+            node.detector.feed(who(rank), facts._replace(wait_s=0.003 - forward_s))
+
+    assert node.detector.look() == []
+
+
+def test_steps_from_before_it_began_are_not_counted_in() -> None:
+    node = Node()
+    assert node.steps(200, {1: {"data": 0.004}}) == []
+
+    assert node.steps(60, {1: {"backward": 0.05}}) == []
+    assert len(node.steps(60, {1: {"backward": 0.05}})) == 1
+
+
+def test_all_slow_together_is_nobody() -> None:
+    node = Node()
+    node.steps(200)
+
+    assert node.steps(400, {key: {"backward": 0.05} for key in range(4)}) == []
+
+
+def test_the_first_steps_and_unusual_ones_are_left_out() -> None:
+    node = Node()
+    assert node.steps(20, {1: {"backward": 0.5}}) == []
+    assert node.steps(300, {1: {"backward": 0.5}}, {1: {"tagged": True}}) == []
+
+    assert node.report().insufficient == (
+        "insufficient data: most steps compile, save, evaluate, are skipped, or collect garbage"
+    )
+
+
+def test_late_in_three_of_five_steps_and_early_in_two_is_chance() -> None:
+    node = Node()
+    changes: list[Change] = []
+    for _ in range(200):
+        changes += node.steps(3, {1: {"backward": 0.010}})
+        changes += node.steps(2, {1: {"backward": -0.010}})
+
+    assert changes == []
+
+
+def test_pauses_are_no_straggler() -> None:
+    node = Node()
+    changes: list[Change] = []
+    for _ in range(100):
+        changes += node.steps(1, {1: {"other": 0.5}})
+        changes += node.steps(3)
+
+    assert changes == []
+
+
+def test_a_late_rank_is_told_of_once() -> None:
+    assert len(Node().steps(3000, {1: {"backward": 0.03}})) == 1
+
+
+# --- An end of it ---------------------------------------------------------------------------------
+
+
+def test_it_is_cleared_after_three_clean_windows_and_not_before() -> None:
+    node = Node()
+    opened = node.steps(200, {1: {"backward": 0.03}})
+
+    assert node.steps(65) == []
+    closed = node.steps(35)
+
+    assert told(closed) == [("straggler", "1", "backward", False)]
+    assert closed[0].verdict == opened[0].verdict
+    assert node.steps(500) == []
+
+
+def test_it_is_not_cleared_by_a_rank_that_is_only_less_late() -> None:
+    node = Node()
+    node.steps(200, {1: {"backward": 0.03}})
+
+    assert node.steps(600, {1: {"backward": 0.004}}) == []
+
+
+def test_another_phase_is_the_same_incident_told_anew() -> None:
+    node = Node()
+    opened = node.steps(200, {1: {"backward": 0.03}})
+    changes = node.steps(300, {1: {"data": 0.03}})
+
+    assert told(changes) == [("straggler", "1", "data", True)]
+    assert changes[0].verdict.key == opened[0].verdict.key
+    assert changes[0].verdict.since_ns == opened[0].verdict.since_ns
+
+
+def test_a_process_that_is_gone_has_no_verdict() -> None:
+    node = Node(4)
+    node.steps(200, {1: {"backward": 0.03}})
+    node.detector.forget(who(1))
+
+    assert told(node.detector.look()) == [("straggler", "1", "backward", False)]
+
+
+# --- What it costs --------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_excess_times_those_who_wait() -> None:
+    node = Node(4, world_size=8)
+    changes = node.steps(1020, {1: {"backward": 0.03}})
+    ranks = {dict(each.who)["rank"]: each for each in node.report().ranks}
+
+    assert ranks["1"].lost_s == pytest.approx(1000 * 0.03 * 7, rel=0.05)
+    assert ranks["0"].lost_s == 0
+    assert changes[0].verdict.evidence["lost_per_s"] == pytest.approx(0.03 / 0.13 * 7, rel=0.05)
+    assert "the other ranks together lose 1.6 s each second" in changes[0].verdict.sentence
+
+
+def test_two_late_ranks_share_one_waiting() -> None:
+    node = Node(4)
+    node.steps(1020, {1: {"data": 0.03}, 2: {"backward": 0.03}})
+
+    assert sum(each.lost_s for each in node.report().ranks) == pytest.approx(
+        1000 * 0.03 * 3, rel=0.1
+    )
+
+
+def test_what_it_has_cost_stays_when_it_is_over_and_when_it_is_gone() -> None:
+    node = Node(4)
+    node.steps(300, {1: {"backward": 0.03}})
+    node.steps(300)
+    lost = [each.lost_s for each in node.report().ranks if each.who == who(1)]
+    node.detector.forget(who(1))
+
+    after = [each for each in node.report().ranks if each.who == who(1)]
+    assert [each.lost_s for each in after] == lost
+    assert lost[0] > 0
+
+
+# --- The present ----------------------------------------------------------------------------------
+
+
+def test_the_report_has_the_excess_by_phase_and_the_work_of_the_node() -> None:
+    node = Node()
+    node.steps(300, {1: {"backward": 0.03}})
+    report = node.report()
+    one = report.ranks[1]
+
+    assert (one.kind, one.phase) == ("straggler", "backward")
+    assert one.excess["backward"] == pytest.approx(0.03 / 0.13, rel=0.05)
+    assert one.excess["all"] == pytest.approx(0.03 / 0.13, rel=0.05)
+    assert one.excess["data"] == pytest.approx(0, abs=0.01)
+    assert report.work_max_s == pytest.approx(0.125, rel=0.02)
+    assert report.work_median_s == pytest.approx(0.095, rel=0.02)
+    assert report.insufficient == ""
+
+
+def test_a_hint_is_said_with_the_verdict() -> None:
+    node = Node(hint=lambda who, phase: (f"Throttled in {phase}.", {"throttled": True}))
+    (change,) = node.steps(200, {1: {"backward": 0.03}})
+
+    assert change.verdict.sentence.endswith("Throttled in backward.")
+    assert change.verdict.evidence["throttled"] is True
+
+
+# --- Too little to say anything -------------------------------------------------------------------
+
+
+def test_one_rank_alone_cannot_be_compared() -> None:
+    node = Node(1)
+
+    assert node.steps(300) == []
+    assert "nobody to compare it with" in node.report().insufficient
+
+
+def test_few_steps_are_too_few() -> None:
+    node = Node()
+    node.steps(60)
+
+    assert node.report().insufficient == "insufficient data: 40 of the first 90 steps to compare"
+
+
+def test_where_waiting_is_not_known_there_is_no_verdict_on_a_rank() -> None:
+    node = Node()
+    node.detector.waits_known(who(1), False)
+
+    assert node.steps(300, {1: {"backward": 0.03}}) == []
+    assert node.report().insufficient == (
+        "insufficient data: waiting for other ranks cannot be told from work on rank 1"
+    )
+    node.detector.waits_known(who(1), True)
+    assert len(node.steps(200, {1: {"backward": 0.03}})) == 1
+
+
+def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
+    node = Node()
+    node.steps(200, {1: {"backward": 0.03}})
+    node.detector.waits_known(who(0), False)
+
+    assert told(node.detector.look()) == [("straggler", "1", "backward", False)]
+
+
+def test_a_silent_rank_is_said_to_be_silent() -> None:
+    node = Node()
+    node.steps(200)
+    node.steps(250, silent=(3,))
+
+    assert node.report().insufficient == "insufficient data: nothing is heard of rank 3"
+
+
+# --- Steps that come as they please ---------------------------------------------------------------
+
+
+def fed_by_rank(node: Node, pieces: dict[int, list[StepFacts]], at_once: int) -> list[Change]:
+    """As the agent reads: one process after the other, many steps at once."""
+    for start in range(0, max(map(len, pieces.values())), at_once):
+        for rank, facts in pieces.items():
+            for each in facts[start : start + at_once]:
+                node.detector.feed(who(rank), each)
+    return node.detector.look()
+
+
+def collected(node: Node, steps: int, late: Mapping[int, Mapping[str, float]],
+              numbers: Mapping[int, int] | None = None) -> dict[int, list[StepFacts]]:  # fmt: skip
+    pieces: dict[int, list[StepFacts]] = {rank: [] for rank in node.ranks}
+    node.counts_from = dict(numbers or {})
+    for _ in range(steps):
+        node.number += 1
+        node.now_ns += 130 * MS
+        for rank in node.ranks:
+            pieces[rank].append(node.facts(rank, late.get(rank, {}), 0.13))
+    return pieces
+
+
+def test_ranks_that_are_told_one_after_the_other_are_compared_step_by_step() -> None:
+    node = Node()
+    pieces = collected(node, 900, {1: {"backward": 0.03}})
+
+    assert told(fed_by_rank(node, pieces, 300)) == [("straggler", "1", "backward", True)]
+
+
+@pytest.mark.parametrize("offset", [1, 5000])
+def test_ranks_that_count_differently_are_brought_together_by_the_clock(offset: int) -> None:
+    # As where rank 0 alone logs, after it has loaded a checkpoint.
+    node = Node()
+    pieces = collected(node, 1200, {1: {"backward": 0.03}}, {0: offset})
+
+    assert told(fed_by_rank(node, pieces, 20)) == [("straggler", "1", "backward", True)]
+
+
+def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
+    # Every other 30 steps are slow on both, and rank 0 is 30 numbers ahead: by the numbers, one is
+    # always slow when the other is not.
+    node = Node(2)
+    pieces: dict[int, list[StepFacts]] = {0: [], 1: []}
+    for block in range(20):
+        slow_s = 0.03 * (block % 2)
+        late = {0: {"backward": slow_s}, 1: {"backward": slow_s + 0.012}}
+        for rank, facts in collected(node, 30, late, {0: 30}).items():
+            pieces[rank] += facts
+
+    assert told(fed_by_rank(node, pieces, 10)) == [("straggler", "1", "backward", True)]
+
+
+def test_a_rank_that_tells_of_few_steps_is_too_little() -> None:
+    node = Node()
+    for _ in range(200):
+        node.steps(1)
+        node.steps(2, silent=(3,))
+
+    assert node.report().insufficient == "insufficient data: most steps are not told by all ranks"
+
+
+def test_numbers_that_say_nothing_are_said_to_say_nothing() -> None:
+    node = Node(2)
+    for number in range(300):
+        for rank in (0, 1):
+            facts = node.facts(rank, {}, 0.1)
+            odd = facts._replace(number=number + 10**6 * rank, ended_ns=NOW + rank * 10**15)
+            node.detector.feed(who(rank), odd._replace(ended_ns=odd.ended_ns + number * MS))
+
+    assert node.report().insufficient == (
+        "insufficient data: the step numbers of the ranks do not match"
+    )
+
+
+def test_steps_that_are_missing_on_one_rank_are_left_out() -> None:
+    node = Node()
+    changes: list[Change] = []
+    for _ in range(100):
+        changes += node.steps(2, {1: {"backward": 0.03}})
+        changes += node.steps(1, {1: {"backward": 0.03}}, silent=(3,))
+
+    assert told(changes) == [("straggler", "1", "backward", True)]
+
+
+def test_a_restart_with_numbers_that_go_back() -> None:
+    node = Node()
+    node.steps(300)
+    node.steps(30, silent=(3,))
+    node.number = 290
+
+    assert told(node.steps(120, {1: {"backward": 0.03}})) == [("straggler", "1", "backward", True)]
+
+
+def test_a_rank_that_comes_late_is_compared_from_then_on() -> None:
+    node = Node(4)
+    node.ranks = [0, 1, 2]
+    node.steps(300)
+    node.ranks = [0, 1, 2, 3]
+
+    assert told(node.steps(130, {3: {"data": 0.03}})) == [("straggler", "3", "data", True)]
+
+
+def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
+    node = Node(2)
+    node.steps(100)
+    node.steps(20_000, silent=(1,))
+
+    assert len(node.detector._alignment._waiting) <= 1000
+    assert len(node.detector._rows) <= 300
+
+
+# --- Slower than it was ---------------------------------------------------------------------------
+
+
+def slow_for(
+    node: Node, seconds: float, phase: str = "backward", by_s: float = 0.03
+) -> list[Change]:
+    more = {key: {phase: by_s} for key in node.ranks}
+    return node.steps(round(seconds / (STEP_S + by_s)), more)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_run_that_is_slower_than_it_was_is_told_after_minutes(ranks: int) -> None:
+    node = Node(ranks)
+    node.steps(700)
+
+    assert slow_for(node, 280) == []
+    changes = slow_for(node, 60)
+
+    assert told(changes) == [("regression", "", "backward", True)]
+    assert changes[0].verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert changes[0].verdict.evidence["slower"] == pytest.approx(0.3, abs=0.02)
+    assert told(node.steps(500)) == [("regression", "", "backward", False)]
+
+
+def test_a_short_slowness_and_a_small_one_are_no_regression() -> None:
+    node = Node()
+    node.steps(700)
+
+    assert slow_for(node, 200) == []
+    assert node.steps(200) == []
+    assert slow_for(node, 200) == []
+    assert node.steps(200) == []
+    assert slow_for(node, 600, by_s=0.01) == []
+
+
+def test_larger_batches_are_no_regression() -> None:
+    node = Node()
+    node.steps(700)
+    more = {key: {"backward": 0.03} for key in range(4)}
+
+    assert node.steps(4000, more, {key: {"work": 1300} for key in range(4)}) == []
+
+
+def test_a_straggler_is_no_regression() -> None:
+    node = Node()
+    node.steps(700)
+
+    assert told(node.steps(4000, {1: {"backward": 0.03}})) == [("straggler", "1", "backward", True)]
+
+
+def test_a_regression_is_seen_where_waiting_is_not_known() -> None:
+    node = Node()
+    for rank in node.ranks:
+        node.detector.waits_known(who(rank), False)
+    node.steps(700)
+
+    assert told(slow_for(node, 400)) == [("regression", "", "backward", True)]
+
+
+def test_a_regression_ends_with_its_run() -> None:
+    node = Node(2)
+    node.steps(700)
+    slow_for(node, 400)
+    for rank in node.ranks:
+        node.detector.forget(who(rank))
+
+    assert told(node.detector.look()) == [("regression", "", "backward", False)]
+
+
+def test_steps_are_fed_to_nobody_without_end() -> None:
+    """Restarts of the same ranks, again and again, keep nothing but what was lost."""
+    detector = Stragglers()
+    numbers = count(1)
+    for _ in range(50):
+        for _ in range(5):
+            number = next(numbers)
+            for rank in (0, 1):
+                facts = StepFacts(number, NOW, 0.1, 0.0, {**PLAIN}, False, 0)
+                detector.feed(who(rank), facts)
+        detector.forget(who(0))
+        detector.forget(who(1))
+
+    assert detector.report().ranks == ()
+    assert not detector._seen

@@ -1,0 +1,186 @@
+"""Deaths of real processes, seen by the real agent."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from node import Node, finished, until
+
+# What Linux tells from 6.15 on.
+TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
+
+# Works until it is killed, or until its input ends; says when it stands where the test wants it.
+WORK = """
+import os, sys
+import otel_ddp
+run = otel_ddp.init(run="r")
+run.log({"loss": 0.5 + int(os.environ["OTEL_DDP_RANK"])}, step=17)
+with run.phase("backward"):
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+
+RAISES = WORK + 'raise ValueError("no more data")\n'
+
+# Asks for more memory than its limit allows.
+HUNGRY = """
+import resource
+import otel_ddp
+run = otel_ddp.init(run="r")
+run.log({"loss": 0.5}, step=17)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+bytearray(1 << 31)
+"""
+
+
+class Ward(Node):
+    """A node whose post-mortems can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.postmortems = self.root / "postmortems"
+        self.env["OTEL_DDP_POSTMORTEM_DIR"] = str(self.postmortems)
+
+    def ranks(self, count: int, code: str = WORK) -> list[subprocess.Popen[str]]:
+        """So many ranks of one run, each where it is to be."""
+        started = [
+            self.python(
+                code,
+                OTEL_DDP_RANK=str(rank),
+                OTEL_DDP_LOCAL_RANK=str(rank),
+                OTEL_DDP_WORLD_SIZE=str(count),
+            )
+            for rank in range(count)
+        ]
+        for each in started:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "there\n"
+        until(lambda: self.states() == {str(rank): 1.0 for rank in range(count)}, "the ranks")
+        return started
+
+    def states(self) -> dict[str, float]:
+        return {labels["rank"]: state for labels, state in self.series("training_state")}
+
+    def written(self) -> list[Path]:
+        return sorted(self.postmortems.glob("*.json"))
+
+    def report(self) -> dict[str, Any] | None:
+        """The one post-mortem that there is."""
+        found = self.written()
+        assert len(found) < 2, found
+        return json.loads(found[0].read_text()) if found else None
+
+    def report_on(self, count: int) -> dict[str, Any]:
+        """The post-mortem, once it tells of so many ended processes."""
+
+        def whole() -> dict[str, Any] | None:
+            said = self.report()
+            return said if said and len(said["verdict"]["evidence"]["ended"]) == count else None
+
+        return dict(until(whole, f"a post-mortem of {count}"))
+
+
+def test_a_killed_rank_is_named_with_its_step_phase_and_cause_in_a_post_mortem() -> None:
+    with Ward() as node:
+        processes = node.ranks(3)
+
+        processes[1].kill()
+        processes[1].wait()
+
+        until(lambda: "SIGKILL" in str(node.report()) or not TELLS_EXITS, "the kernel's word")
+        verdict = node.report_on(1)["verdict"]
+        assert verdict["who"]["rank"] == "1"
+        assert (verdict["phase"], verdict["step"]) == ("backward", 17)
+        text = node.written()[0].with_suffix(".txt").read_text()
+        assert text.startswith("rank 1 (")
+        assert "was killed in backward at step 17" in text.splitlines()[0]
+        rows = [line.split() for line in text.splitlines() if "backward  " in line]
+        assert [(row[0], row[2]) for row in rows] == [
+            ("0", "running"),
+            ("1", "killed"),
+            ("2", "running"),
+        ]
+        assert "0.5 to 2.5" in text
+
+
+def test_the_first_to_die_is_the_cause_and_the_others_are_one_incident_with_it() -> None:
+    with Ward() as node:
+        processes = node.ranks(3)
+
+        processes[2].kill()
+        processes[2].wait()
+        # As a launcher does: it sees the death, then it asks the others to end.
+        node.report_on(1)
+        for process in processes[:2]:
+            process.terminate()
+            process.wait()
+
+        verdict = node.report_on(3)["verdict"]
+        assert verdict["who"]["rank"] == "2"
+        assert len(node.written()) == 1
+
+
+def test_an_exception_that_took_the_others_along_is_the_cause() -> None:
+    with Ward() as node:
+        processes = node.ranks(2, RAISES)
+
+        processes[0].communicate()  # closes its input
+        until(lambda: node.states()["0"] == 3.0, "the failure to be seen")
+        processes[1].terminate()
+        processes[1].wait()
+
+        verdict = node.report_on(2)["verdict"]
+        assert verdict["who"]["rank"] == "0"
+        assert "ValueError: no more data" in verdict["sentence"]
+
+
+def test_a_rank_that_finishes_before_the_others_is_no_death() -> None:
+    with Ward() as node:
+        processes = node.ranks(2)
+
+        for process in reversed(processes):
+            finished(process)  # closes its input
+
+        until(lambda: set(node.states().values()) == {2.0}, "both ends to be seen")
+        node.stop_agent()
+        assert node.written() == []
+
+
+def test_a_limit_of_the_address_space_is_an_exception_and_no_death() -> None:
+    with Ward() as node:
+        process = node.python(HUNGRY)
+
+        assert process.wait() == 1
+
+        until(lambda: node.value("training_state") == 3.0, "the end to be seen")
+        (described,) = node.processes()
+        assert (described["state"], described["reason"]) == ("failed", "MemoryError")
+        node.stop_agent()
+        assert node.written() == []
+
+
+def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone() -> None:
+    with Ward() as node:
+        killed, _ = node.ranks(2)
+
+        killed.kill()
+
+        until(lambda: len(node.place.journals()) == 1, "the journal to go")
+        # Between two signs of life of the other rank the agent throws out what is over.
+        for _ in range(2):
+            beat = node.value("training_heartbeat_timestamp_seconds", rank="1")
+            assert beat is not None
+            until(
+                lambda before=beat: (
+                    node.value("training_heartbeat_timestamp_seconds", rank="1") != before
+                ),
+                "a sign of life",
+            )
+        assert node.value("training_state", rank="0") == 4.0
+        assert node.value("training_phase", rank="0") == 3.0
+        assert node.value("training_step", rank="0") == 17.0
+        assert node.value("training_scalar", name="loss", rank="0") == 0.5

@@ -1,0 +1,329 @@
+"""Simulates training with and without stragglers, and writes down what the detector says of it.
+
+    python tools/diagnosis_cases.py
+
+prints the table of docs/diagnosis.md and puts it there. The steps are simulated: each rank needs
+its time, and what it waits for others follows. They go through the real detector as the agent's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp.agent.steps import Part, Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.diagnosis.facts import facts_of
+from otel_ddp.diagnosis.straggler import Stragglers
+from otel_ddp.diagnosis.verdict import Who
+
+PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
+SEED = 5
+NOW_NS = 1_700_000_000_000_000_000
+MS = 1_000_000
+COMPUTE = ("forward", "backward", "optimizer")
+# In a step of 100 ms these are also shares of it.
+PROFILES = (
+    {"data": 5, "other": 4, "forward": 25, "backward": 50, "optimizer": 10},
+    {"data": 20, "other": 15, "forward": 20, "backward": 30, "optimizer": 9},
+    {"data": 2, "other": 30, "forward": 15, "backward": 42, "optimizer": 5},
+)
+COMMUNICATION = 6
+PHASE_CASES = ("data", "forward", "backward", "optimizer", "other", "compute", "imbalance")
+BEGINS = 200
+LASTS = 400
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    ranks: int
+    jitter: float
+    """Log-normal, of the whole step of a rank; half as much again of each phase by itself."""
+    late: tuple[int, ...] = ()
+    """The ranks that get slower at step BEGINS."""
+    phase: str = ""
+    """Where; `imbalance` has more tokens with it; `all` is every rank together."""
+    excess: float = 0.0
+    """By how much, as a share of the step of 100 ms or so that it was before."""
+    disturbances: bool = True
+    """Pauses, collections of garbage, checkpoints, batches of unequal length."""
+    profile: int = 0
+    seed: int = 0
+    steps: int = BEGINS + LASTS
+    sluggish: float = 0.0
+    """How much of a rank's jitter it keeps from one step to the next."""
+
+
+class Found(NamedTuple):
+    """What the detector said of a case."""
+
+    named: dict[int, tuple[str, str, int]]
+    """By rank: kind and phase of the first verdict on it, and its step."""
+    kinds: set[str]
+
+
+def who(rank: int) -> Who:
+    """The labels of a rank."""
+    return (
+        ("group", ""),
+        ("run", "case"),
+        ("job_type", "train"),
+        ("node", "node-0"),
+        ("rank", str(rank)),
+        ("local_rank", str(rank)),
+    )
+
+
+def simulated(case: Case) -> Iterator[list[Step]]:
+    """The same step of each rank, again and again."""
+    chance = random.Random(repr(case))
+    profile = PROFILES[case.profile]
+    total = sum(profile.values()) + COMMUNICATION
+    fresh = (1 - case.sluggish**2) ** 0.5
+    mood = [0.0] * case.ranks
+    ends = [NOW_NS] * case.ranks
+    for number in range(1, case.steps + 1):
+        begun = number > BEGINS
+        needs, amounts, collected = [], [], []
+        for rank in range(case.ranks):
+            mood[rank] = case.sluggish * mood[rank] + fresh * chance.gauss(0, case.jitter)
+            whole = 2.718281828459045 ** mood[rank]
+            need = {
+                word: ms * whole * 2.718281828459045 ** chance.gauss(0, case.jitter / 2)
+                for word, ms in profile.items()
+            }
+            amount, garbage = 1000, 0.0
+            if case.disturbances:
+                batch = chance.uniform(0.95, 1.05)
+                amount = round(amount * batch)
+                for word in ("forward", "backward"):
+                    need[word] *= batch
+                if chance.random() < 0.01:
+                    need[chance.choice(list(profile))] += chance.uniform(30, 200)
+                if chance.random() < 0.02:
+                    garbage = chance.uniform(2, 60)
+                    need["other"] += garbage
+                if number % 150 == 0 and rank == 0:
+                    need["checkpoint"] = 400.0
+            if begun and (rank in case.late or case.phase == "all"):
+                more = case.excess * total
+                words = COMPUTE if case.phase in ("compute", "all") else COMPUTE[:2]
+                if case.phase in ("compute", "imbalance", "all"):
+                    factor = 1 + more / sum(profile[word] for word in words)
+                    for word in words:
+                        need[word] *= factor
+                    if case.phase == "imbalance":
+                        # What the optimizer has to do does not depend on the batch.
+                        amount = round(amount * factor)
+                else:
+                    need[case.phase] += more
+            needs.append(need)
+            amounts.append(amount)
+            collected.append(garbage / 1000)
+        arrivals = [
+            ends[rank] + round(MS * (sum(need.values()) - need["optimizer"]))
+            for rank, need in enumerate(needs)
+        ]
+        synced = max(arrivals) + COMMUNICATION * MS
+        steps = []
+        for rank, need in enumerate(needs):
+            parts, at = [], ends[rank]
+            for word in ("data", "other", "checkpoint", "forward", "backward"):
+                if word in need:
+                    until = at + round(MS * need[word])
+                    parts.append(Part(PHASES[word], at, until))
+                    at = until
+            parts.append(Part(PHASES["comm_wait"], at, synced))
+            until = synced + round(MS * need["optimizer"])
+            parts.append(Part(PHASES["optimizer"], synced, until))
+            steps.append(
+                Step(
+                    number,
+                    ends[rank],
+                    until,
+                    tuple(parts),
+                    (),
+                    collected[rank],
+                    False,
+                    0,
+                    amounts[rank],
+                )
+            )
+            ends[rank] = until
+        yield steps
+
+
+def replayed(case: Case) -> Found:
+    """What the detector says of it."""
+    detector = Stragglers(case.ranks)
+    found = Found({}, set())
+    for steps in simulated(case):
+        for rank, step in enumerate(steps):
+            facts = facts_of(step)
+            if facts:
+                detector.feed(who(rank), facts)
+        for verdict, opened in detector.look():
+            found.kinds.add(verdict.kind)
+            if opened and verdict.kind in ("straggler", "imbalance"):
+                rank = int(dict(verdict.who)["rank"])
+                found.named.setdefault(
+                    rank, (verdict.kind, verdict.phase, (verdict.step or 0) - BEGINS)
+                )
+    return found
+
+
+def right_rank(case: Case, found: Found) -> bool:
+    """All that are late, and nobody else, after it began."""
+    return set(found.named) == set(case.late) and all(
+        step > 0 for _, _, step in found.named.values()
+    )
+
+
+def right_phase(case: Case, found: Found) -> bool:
+    """The phase, and whether there was more to do."""
+    unequal = case.phase == "imbalance"
+    kind, phases = (
+        ("imbalance", ("compute", "backward")) if unequal else ("straggler", (case.phase,))
+    )
+    return all(
+        named[0] == kind and named[1] in phases
+        for rank, named in found.named.items()
+        if rank in case.late
+    )
+
+
+def one_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
+    """One rank late, in each phase, at each jitter, among each number of ranks."""
+    chance = random.Random(SEED)
+    every_case = [
+        Case(
+            ranks,
+            jitter,
+            (chance.randrange(ranks),),
+            phase,
+            excess,
+            chance.random() < 0.7,
+            chance.randrange(len(PROFILES)),
+            SEED,
+        )
+        for excess, jitter, ranks, phase in product(
+            excesses, (0.0, 0.05, 0.1, 0.15), (2, 3, 4, 8), PHASE_CASES
+        )
+    ]
+    chance.shuffle(every_case)
+    return every_case[::every]
+
+
+def two_late(every: int = 1) -> list[Case]:
+    """Two ranks late in the same phase."""
+    chance = random.Random(SEED)
+    return [
+        Case(ranks, jitter, tuple(chance.sample(range(ranks), 2)), phase, excess, True, 0, SEED)
+        for excess, jitter, ranks, phase in product(
+            (0.25, 0.4), (0.0, 0.05, 0.1), (4, 6, 8), PHASE_CASES
+        )
+    ][::every]
+
+
+def all_late(every: int = 1) -> list[Case]:
+    """Every rank slower together: nobody keeps anybody waiting."""
+    return [
+        Case(ranks, jitter, (), "all", excess, True, 0, SEED)
+        for excess, jitter, ranks in product((0.2, 0.5), (0.0, 0.05, 0.1, 0.15), (2, 3, 4, 8))
+    ][::every]
+
+
+def balanced(steps: int, ranks: tuple[int, ...]) -> list[Case]:
+    """Nobody late, for so many steps in all."""
+    kinds = list(product(ranks, (0.0, 0.05, 0.1, 0.15)))
+    return [
+        Case(
+            many,
+            jitter,
+            disturbances=i % 3 > 0,
+            profile=i % 3,
+            seed=SEED,
+            steps=steps // len(kinds),
+        )
+        for i, (many, jitter) in enumerate(kinds)
+    ]
+
+
+class Line(NamedTuple):
+    """A line of the table."""
+
+    title: str
+    cases: int
+    rank_right: float
+    phase_right: float
+    named_after: tuple[int, int, int]
+    """Steps: the median, 95 of 100, the slowest."""
+
+    @classmethod
+    def of(cls, title: str, cases: list[Case]) -> Line:
+        """Run them."""
+        found = [(case, replayed(case)) for case in cases]
+        named = [each for each in found if right_rank(*each)]
+        after = sorted(step for _, each in named for _, _, step in each.named.values()) or [0]
+        return cls(
+            title,
+            len(cases),
+            len(named) / len(cases),
+            sum(right_phase(*each) for each in named) / max(len(named), 1),
+            (after[len(after) // 2], after[len(after) * 95 // 100], after[-1]),
+        )
+
+    def markdown(self) -> str:
+        """As a row."""
+        median, most, slowest = self.named_after
+        after = f"{median}, {most}, {slowest}" if slowest else ""
+        phase = f"{self.phase_right * 100:.1f} %" if slowest else ""
+        return (
+            f"| {self.title} | {self.cases} | {self.rank_right * 100:.1f} % | {phase} | {after} |"
+        )
+
+
+def false_verdicts(steps: int, ranks: tuple[int, ...] = (2, 3, 4, 8)) -> int:
+    """Verdicts in so many balanced steps."""
+    return sum(len(replayed(case).kinds) for case in balanced(steps, ranks))
+
+
+def markdown() -> str:
+    """The whole table."""
+    lines = [
+        Line.of(f"one rank {excess * 100:.0f} % late", one_late((excess,), every=2))
+        for excess in (0.1, 0.15, 0.2, 0.25, 0.35, 0.5)
+    ]
+    lines += [
+        Line.of("two ranks late, 25 or 40 %, of 4 to 8", two_late()),
+        Line.of("all 20 or 50 % slower together: nobody named", all_late()),
+    ]
+    steps = 200_000
+    false = false_verdicts(steps)
+    return "\n".join(
+        [
+            "| cases | runs | rank right | phase right | steps until named: median, 95 %, all |",
+            "|---|---|---|---|---|",
+            *(line.markdown() for line in lines),
+            "",
+            f"Verdicts in {steps:,} balanced steps: {false}.",
+        ]
+    )
+
+
+def main() -> None:
+    """Print it, and put it where it belongs."""
+    table = markdown()
+    print(table)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
