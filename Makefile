@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/otel-ddp demo
+	$(BIN)/otel-ddp demo --inject backward:1:30ms
 
 test: lint types unit
 

@@ -80,6 +80,7 @@ class Desk:
         self._rooms: dict[str, _Room] = {}
         self._seats: dict[Intake, _Seat] = {}
         self._causes = Causes()
+        self._told: dict[tuple[str, ...], str] = {}
         self._look_at = self._watch_at = 0
         self._documents: list[tuple[Labels, str, list[Document]]] = []
         # The clock of all that is said here: set once, and going on without jumps.
@@ -252,6 +253,10 @@ class Desk:
         # One record an incident, and one more where it turns out to be another one.
         if not change.opened or before is None or _gist(before) != _gist(verdict):
             said = "%s" if change.opened else "no longer: %s"
+            if change.opened:
+                # Of a death the last word counts, whomever it is about.
+                about = "" if verdict.kind == "death" else str(verdict.who)
+                self._told[run, verdict.kind, about] = verdict.sentence
             log.log(logging.WARNING if change.opened else logging.INFO, said, verdict.sentence)
             self._record(verdict, change.opened, intakes, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
@@ -363,6 +368,7 @@ class Desk:
         """Forget the runs of which nothing is left to show."""
         for run in [each for each in self._rooms if each not in runs]:
             room = self._rooms.pop(run)
+            self._told = {key: said for key, said in self._told.items() if key[0] != run}
             with self._ledger.lock:
                 self._ledger.drop(room.node)
 
@@ -370,6 +376,10 @@ class Desk:
         """What is open, for the status."""
         found = [_plain(each) for room in self._rooms.values() for each in room.verdicts.values()]
         return found[-_KEPT:]
+
+    def told(self) -> list[str]:
+        """What was ever found, also where it is over."""
+        return list(self._told.values())[-_KEPT:]
 
     def insufficient(self) -> dict[str, str]:
         """Runs of which nothing can be said, and why."""

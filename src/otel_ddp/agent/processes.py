@@ -83,8 +83,14 @@ class Processes:
 
     def take(self) -> None:
         """Read what is new into the ledger."""
+        before = {path for path, intake in self._intakes.items() if intake.gone_ns}
         for intake in self._intakes.values():
             self._take_one(intake)
+        if any(intake.gone_ns and path not in before for path, intake in self._intakes.items()):
+            # Who was asked before the dead one, and still lives, was not the first.
+            for intake in self._intakes.values():
+                if not intake.gone_ns and intake.reader.writer_lives():
+                    intake.seen_alive_ns = time.time_ns()
         self.desk.take(self._intakes.values())
 
     @containment.contained()

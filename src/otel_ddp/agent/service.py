@@ -242,6 +242,7 @@ class Agent:
             "nodes": self.processes.nodes(),
             "ended": self.processes.ended(),
             "verdicts": self.processes.desk.verdicts(),
+            "told": self.processes.desk.told(),
             "insufficient": self.processes.desk.insufficient(),
         }
 

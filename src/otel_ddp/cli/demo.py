@@ -16,65 +16,108 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from otel_ddp import catalog
+from otel_ddp.demo.injection import ACCIDENTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.journal.place import Place
 
 _AGENT_PATIENCE_S = 30.0
 _NEWS_EVERY_S = 5.0
+_VERDICT_PATIENCE_S = 3.5
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to train")
     parser.add_argument("--ranks", type=int, default=2, help="how many processes")
+    parser.add_argument(
+        "--inject",
+        default="",
+        metavar="TROUBLE",
+        help="what goes wrong after a while: backward:1:30ms (rank 1 is 30 ms late in backward; "
+        f"also {', '.join(PHASES)}), or {', '.join(ACCIDENTS)} and a rank, such as hang:1",
+    )
 
 
 def run(asked: argparse.Namespace) -> int:
+    try:
+        injected = parse(asked.inject)
+    except ValueError as why:
+        print(why, file=sys.stderr)
+        return 2
+    if injected.what and injected.rank >= asked.ranks:
+        print(f"There is no rank {injected.rank} among {asked.ranks}.", file=sys.stderr)
+        return 2
     # A place of its own: nothing of the user's is touched, and nothing stays.
     memory = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(prefix="otel_ddp-demo-", dir=memory if memory.is_dir() else None))
     place = Place(root / "place")
     try:
-        return _train(place, root, asked)
+        return _train(place, root, asked, injected)
     finally:
         _stop_agent(place)
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _train(place: Place, root: Path, asked: argparse.Namespace) -> int:
+def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Injection) -> int:
     env = {
         **os.environ,
         "OTEL_DDP_DIR": str(place.directory),
         "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
+        "OTEL_DDP_POSTMORTEM_DIR": str(root / "postmortems"),
+        # Nobody wants to watch a stall for a minute.
+        "OTEL_DDP_STALL_TIMEOUT_S": os.environ.get("OTEL_DDP_STALL_TIMEOUT_S", "5"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(asked.ranks)),
-        *("-m", "otel_ddp.demo.training", str(asked.seconds)),
+        *("-m", "otel_ddp.demo.training", str(asked.seconds), asked.inject),
     ]
     print(f"Training on {asked.ranks} ranks for {asked.seconds:g} s ...", flush=True)
-    training = subprocess.Popen(command, env=env)
+    if injected.what:
+        print(f"After {TROUBLE_AT} steps, on purpose: {asked.inject}", flush=True)
+    # Of a rank that is killed on purpose, torchrun has more to say than anybody wants to read.
+    quiet = subprocess.DEVNULL if injected.deadly else None
+    training = subprocess.Popen(command, env=env, stderr=quiet)
     try:
         url = _endpoint(place, training)
         if url:
             print(f"Look:  curl {url}")
             print(f"       otel-ddp status --dir {place.directory}", flush=True)
-        while True:
+        gives_up_at = time.monotonic() + asked.seconds
+        status = None
+        while status is None:
             try:
                 status = training.wait(_NEWS_EVERY_S)
-                break
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired:  # noqa: PERF203
                 if url:
                     print(_news(url), flush=True)
+                # Whoever hangs on purpose does not come to an end.
+                if injected.what == "hang" and time.monotonic() > gives_up_at:
+                    break
+        verdicts = _verdicts(place, injected)
     finally:
         if training.poll() is None:
             training.terminate()
             training.wait()
-    if status or not url:
+    if not url or (status and not injected.deadly):
         print("The training failed." if status else "No agent answered.", file=sys.stderr)
         return status or 1
     print("\nRecorded, as the node's endpoint tells it:")
     print("\n".join(_summary(_samples(url))))
+    print("\nVerdicts:")
+    print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
     return 0
+
+
+def _verdicts(place: Place, injected: Injection) -> list[str]:
+    """What the agent has found; of a death it tells once it has seen it."""
+    if injected.what == "kill":
+        # The kernel tells the signal once the launcher has taken note of the death.
+        time.sleep(_VERDICT_PATIENCE_S)
+    try:
+        told = json.loads(place.agent_file.read_text()).get("told", [])
+    except (OSError, ValueError):
+        told = []
+    return [str(each) for each in told]
 
 
 def _endpoint(place: Place, training: subprocess.Popen[bytes]) -> str:

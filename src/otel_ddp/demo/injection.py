@@ -8,6 +8,8 @@ from typing import NamedTuple
 # Where a rank may be late, and the other things that may befall it.
 PHASES = ("data", "forward", "backward", "other", "checkpoint")
 ACCIDENTS = ("hang", "kill", "nan", "leak", "imbalance")
+# Until this step all goes well, so that what changes can be seen.
+TROUBLE_AT = 150
 _SHAPE = re.compile(r"([a-z]+)(?::(\d+))?(?::(\d+(?:\.\d+)?)(ms|s))?")
 _USUAL_S = 0.03
 

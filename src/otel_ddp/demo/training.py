@@ -17,11 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from otel_ddp.demo.injection import Injection, parse
+from otel_ddp.demo.injection import TROUBLE_AT, Injection, parse
 
 CLASSES, FEATURES, BATCH = 10, 64, 128
-# Until then all goes well, so that what changes can be seen.
-TROUBLE_AT = 150
 PAUSE_S = 0.005
 LEAK_BYTES = 200_000
 
