@@ -341,7 +341,7 @@ run = otel_ddp.init(run="r")
 def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
     with Node() as node:
         output = subprocess.run(
-            [sys.executable, "-m", "otel_ddp", "demo", "--seconds", "2"],
+            [sys.executable, "-m", "otel_ddp", "demo", "--inject", "backward:1:30ms"],
             env=node.env,
             capture_output=True,
             text=True,
@@ -354,6 +354,28 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
             assert f"rank {rank} on" in output.stdout
         assert output.stdout.count(": finished") == 2
         assert "accuracy (val)" in output.stdout
+        verdicts = output.stdout.partition("Verdicts:")[2]
+        assert "rank 1" in verdicts
+        assert "keeps the others waiting: backward takes" in verdicts
     place = Path(output.stdout.partition("--dir ")[2].split()[0])
     assert place.name == "place"
     assert not place.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [("sideways:1", "is nothing to inject"), ("hang:7", "There is no rank 7 among 2")],
+)
+def test_demo_says_what_cannot_be_injected(asked: str, answer: str) -> None:
+    with Node() as node:
+        output = subprocess.run(
+            [sys.executable, "-m", "otel_ddp", "demo", "--inject", asked],
+            env=node.env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    assert output.returncode == 2
+    assert answer in output.stderr
