@@ -91,6 +91,8 @@ _EMITTED = frozenset(
         "training.straggler.lost_time",
         "training.node.work.max",
         "training.node.work.median",
+        "training.collective.enqueued",
+        "training.collective.completed",
         "training.flops",
         "training.flops.peak",
         "training.ooms",

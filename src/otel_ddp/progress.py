@@ -271,6 +271,11 @@ class Standing:
 
     # -- telling
 
+    def tell_in_time(self) -> None:
+        """Tell if it is time, or if there is much to tell: also where no step ever ends."""
+        if len(self._story) > _MOST_WORDS or _clock() >= self._tell_at:
+            self.tell()
+
     def tell(self) -> None:
         """Put what happened into the totals and into the ring."""
         with self._lock:

@@ -309,7 +309,9 @@ class Run:
         counts: dict[str, int] = {}
         for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
             key = "true" if parameter.requires_grad else "false"
-            counts[key] = counts.get(key, 0) + int(parameter.numel())
+            # A lazy one has no size yet, and raises.
+            size = containment.attempt(parameter.numel, 0)
+            counts[key] = counts.get(key, 0) + int(size)
         recorder.facts({"model": type(inner).__name__[:200], "parameters": counts})
 
     @containment.contained()

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import otel_ddp
 from conftest import Here
+from otel_ddp.torch.gradient_norm import square_norm
 from otel_ddp.torch.stepper import Stepper
 
 INPUT = torch.ones(8, 4)
@@ -322,3 +323,13 @@ def test_an_optimizer_that_the_user_lets_go_of_is_not_held(place: Here) -> None:
     gc.collect()
 
     assert held() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_gradients_of_any_precision_have_a_norm(dtype: torch.dtype) -> None:
+    gradient = torch.full((3, 3), 2.0, dtype=dtype)
+
+    found = square_norm([gradient])
+
+    assert found is not None
+    assert float(found.value) == pytest.approx(36.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -518,3 +519,100 @@ def test_each_step_tells_what_it_worked_on(run: otel_ddp.Run, place: Place) -> N
         steps = [step for piece in pieces for step in stream.feed(piece)]
 
     assert [(step.number, step.work) for step in steps] == [(1, 8), (2, 8), (3, 8)]
+
+
+def test_an_interrupted_forward_ends_where_the_next_thing_begins(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    interrupted = False
+
+    class Interrupted(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if interrupted:
+                raise KeyboardInterrupt
+            return super().forward(inputs)
+
+    model = Interrupted(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)
+    interrupted = True
+    # In the very forward that is counted.
+    with pytest.raises(KeyboardInterrupt):
+        model(INPUT)
+    interrupted = False
+    optimizer.step()
+    train(model, optimizer, 3)
+
+    found = totals(place)
+    assert found["training.micro_batches"] == 4
+    assert Journal(place.journals()[0]).phase == "other"
+    assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+
+
+def test_a_parameter_that_is_returned_keeps_no_hook_of_ours(run: otel_ddp.Run) -> None:
+    class Returning(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return super().forward(inputs), self.bias
+
+    model = Returning(4, 1)
+    otel_ddp.instrument(model)
+    for _ in range(5):
+        model(INPUT)[0].sum().backward()
+
+    assert not model.bias._backward_hooks
+
+
+def test_an_output_is_saved_without_a_warning(
+    run: otel_ddp.Run, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    torch.save(model(INPUT), io.BytesIO())
+
+    assert not recwarn.list
+
+
+def test_what_is_evaluated_without_steps_is_told_in_time(
+    run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from otel_ddp import progress
+
+    monkeypatch.setattr(progress, "_MOST_WORDS", 50)
+    model = nn.Linear(4, 1).eval()
+    otel_ddp.instrument(model)
+    for _ in range(200):
+        model(INPUT)
+
+    assert run._standing is not None
+    assert len(run._standing._story) <= 52
+    assert totals(place, tell=False)["training.phase.time/eval/host"] > 0
+
+
+def test_who_fetches_ahead_in_a_thread_holds_nobody_up(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    fetched: list[Any] = []
+
+    fetcher = threading.Thread(
+        target=lambda: fetched.extend(DataLoader(TensorDataset(INPUT), batch_size=4))
+    )
+    fetcher.start()
+    fetcher.join()
+    train(model, SGD(model.parameters(), lr=0.1))
+
+    assert len(fetched) == 2
+    assert phase(place, "data") == 0.0
+    assert totals(place)["training.steps"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_traced_model_leaves_the_counts_whole(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    torch.jit.trace(model, INPUT)
+    train(model, SGD(model.parameters(), lr=0.1))
+
+    assert totals(place)["training.samples"] == 24

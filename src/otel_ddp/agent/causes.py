@@ -61,6 +61,14 @@ class _Group(NamedTuple):
     version: int
 
 
+class Memory(NamedTuple):
+    """What a process holds, and how much there is for it."""
+
+    private_bytes: int
+    """Its own alone: pages of files that it maps are given back when others need the room."""
+    limit_bytes: int
+
+
 class _Watched:
     """What is remembered of a process while it lives."""
 
@@ -72,6 +80,7 @@ class _Watched:
         # When, and how many out-of-memory kills its cgroup had counted by then.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
+        self.private_bytes = 0
         self.resident_at = 0.0
         self.limit_bytes: int | None = None
         self.limit_of = ""
@@ -120,6 +129,13 @@ class Causes:
             watched.sampled_at = now
             self._sample(pid, watched, now)
 
+    def memory(self, pid: int, start_ticks: int) -> Memory | None:
+        """As it was when the process was last watched; None where that is not known."""
+        watched = self._watched.get((pid, start_ticks))
+        if watched is None or watched.resident_bytes is None or watched.limit_bytes is None:
+            return None
+        return Memory(watched.private_bytes, watched.limit_bytes)
+
     def handles(self) -> list[int]:
         """Descriptors that become readable when a process dies: the agent sleeps on them."""
         return [
@@ -135,10 +151,11 @@ class Causes:
 
     def _sample(self, pid: int, watched: _Watched, now: float) -> None:
         self._read_log(now)
-        resident = self._resident(pid)
-        if resident is None:
+        held = self._held(pid)
+        if held is None:
             return  # gone, or about to: what we know is the last there was
-        watched.resident_bytes, watched.resident_at = resident, now
+        watched.resident_bytes, watched.private_bytes = held
+        watched.resident_at = now
         group = self._group(pid)
         if group != watched.group:
             watched.group = group
@@ -240,12 +257,14 @@ class Causes:
         fields = text.rpartition(")")[2].split() if text else []
         return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
 
-    def _resident(self, pid: int) -> int | None:
-        fields = (self._read(f"proc/{pid}/statm") or "").split()
+    def _held(self, pid: int) -> tuple[int, int] | None:
+        """Bytes in memory, and those of them that are nobody else's."""
+        fields = (self._read(f"proc/{pid}/statm") or "").split()[:3]
         # A process that is dying has given its memory back already.
-        if len(fields) < 2 or not fields[1].isdigit() or fields[1] == "0":
+        if len(fields) < 3 or not all(map(str.isdigit, fields)) or fields[1] == "0":
             return None
-        return int(fields[1]) * _PAGE
+        resident, shared = int(fields[1]), int(fields[2])
+        return resident * _PAGE, max(resident - shared, 0) * _PAGE
 
     def _error_file(self, pid: int) -> str:
         content = self._read(f"proc/{pid}/environ", _LONGEST_ENVIRON) or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,33 @@ from otel_ddp.agent.causes import Causes
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.probe import Probe
+from otel_ddp.agent.steps import Step
 from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.creep import Creep
 from otel_ddp.diagnosis.death import Deaths, Gone
-from otel_ddp.diagnosis.facts import facts_of
-from otel_ddp.diagnosis.stall import Position, Stalls
-from otel_ddp.diagnosis.straggler import Stragglers
-from otel_ddp.diagnosis.verdict import Change, Verdict, Who
-from otel_ddp.journal.layout import EVENT, PHASE_CODE, SPAN
+from otel_ddp.diagnosis.facts import StepFacts, facts_of
+from otel_ddp.diagnosis.stall import Evidence, Group, Position, Stalls
+from otel_ddp.diagnosis.straggler import Report, Stragglers
+from otel_ddp.diagnosis.verdict import Change, Kind, Verdict, Who
+from otel_ddp.journal.layout import EVENT, PHASE_CODE, SPAN, STEPS_BEGAN
 from otel_ddp.journal.reader import Document
 
 log = logging.getLogger("otel_ddp.agent")
 
 _LOOK_NS = 500_000_000
 _WATCH_NS = 2_000_000_000
+_MEMORY_NS = 10_000_000_000
 # What the kernel has to say of a death comes when its launcher has looked, every 5 s perhaps.
 _AFTERTHOUGHTS_NS = (2_000_000_000, 6_000_000_000)
 _KEPT = 100
 _PHASES = {code: word for word, code in PHASES.items()}
+# Of every code that a step may hold: looked up for each stretch of each step of each process.
+_PHASE_OF = tuple(_PHASES.get(code & PHASE_CODE, "other") for code in range(STEPS_BEGAN))
 _STATES = {code: word for word, code in STATES.items()}
 _KILLED = STATES["killed"]
+# Findings that are no trouble: nobody is to be woken by them.
+_CALM: frozenset[Kind] = frozenset({"bound"})
 
 
 class _Room:
@@ -45,6 +52,7 @@ class _Room:
         self.bounds = Bounds()
         self.stalls = Stalls(floor_s)
         self.deaths = Deaths()
+        self.creep = Creep()
         self.verdicts: dict[tuple[str, Who], Verdict] = {}
         # Phases that a rank was ever named for: their series go on, at 0.
         self.named: set[tuple[Who, str]] = set()
@@ -55,9 +63,23 @@ class _Room:
         self.last: dict[Who, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self.node: Labels = ()
         self.postmortem: dict[tuple[str, Who], Path | None] = {}
-        self.moved: Path | None = None
+        self.moved: tuple[Kind, Path | None] | None = None
         # Ranks whose waits are known or not, as they were told.
         self.waits: dict[Who, bool] = {}
+        # How the ranks compare, as last worked out, and whether there were steps since.
+        self.report: Report | None = None
+        self.report_is_old = True
+        # How far the collectives are, of those who were asked and have not moved since.
+        self.heard: dict[Who, tuple[Group, ...]] = {}
+        # Series that are true now; those that were and are no longer are taken away.
+        self.shown: set[tuple[catalog.Metric, Labels]] = set()
+        self.showing: set[tuple[catalog.Metric, Labels]] = set()
+
+    def leave(self, who: Who) -> None:
+        """This process is gone, or has another name by now."""
+        self.report_is_old = True
+        for forget in (self.stragglers.forget, self.bounds.forget, self.creep.forget):
+            _forget(forget, who)
 
 
 class _Seat:
@@ -68,13 +90,21 @@ class _Seat:
         self.who: Who = intake.labels
         self.probe = Probe(reader.path, reader.pid, reader.start_ticks)
         self.told_gone = False
+        self.memory_at = 0
 
 
 class Desk:
     """One a node; called from the agent's loop alone, with what it has just read."""
 
-    def __init__(self, ledger: Ledger, floor_s: float, postmortems: Path) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        floor_s: float,
+        postmortems: Path,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._ledger = ledger
+        self._clock = clock
         self._floor_s = floor_s
         self._postmortems = postmortems
         self._rooms: dict[str, _Room] = {}
@@ -84,32 +114,51 @@ class Desk:
         self._look_at = self._watch_at = 0
         self._documents: list[tuple[Labels, str, list[Document]]] = []
         # The clock of all that is said here: set once, and going on without jumps.
-        self._origin_ns = time.time_ns() - time.monotonic_ns()
+        self._origin_ns = time.time_ns() - clock()
 
     @containment.contained()
     def take(self, intakes: Iterable[Intake]) -> None:
         """What the processes have told since the last time, and where they stand now."""
-        now_ns = self._origin_ns + time.monotonic_ns()
-        known = [each for each in intakes if each.labels]
+        now_ns = self._origin_ns + self._clock()
+        # Of two with one name the newer one is the one that stands there.
+        known = sorted(
+            (each for each in intakes if each.labels), key=lambda each: each.reader.created_ns
+        )
         for gone in self._seats.keys() - set(known):
             self._seats.pop(gone)
         ended = False
         for intake in known:
             ended |= self._take_one(intake)
+        known = [each for each in known if each in self._seats]
         if now_ns >= self._watch_at:
             self._watch_at = now_ns + _WATCH_NS
             for intake in known:
                 if intake.ended_at is None:
-                    self._causes.watch(intake.reader.pid, intake.reader.start_ticks)
+                    self._watch(intake, now_ns)
         if ended or now_ns >= self._look_at:
             self._look_at = now_ns + _LOOK_NS
             for run in list(self._rooms):
                 self._look(run, [each for each in known if _run(each.labels) == run], now_ns)
 
+    @containment.contained()
+    def _watch(self, intake: Intake, now_ns: int) -> None:
+        seat = self._seats[intake]
+        pid = intake.reader.pid, intake.reader.start_ticks
+        self._causes.watch(*pid)
+        if now_ns >= seat.memory_at:
+            seat.memory_at = now_ns + _MEMORY_NS
+            if (memory := self._causes.memory(*pid)) is not None:
+                creep = self._rooms[_run(seat.who)].creep
+                creep.limit(seat.who, memory.limit_bytes)
+                creep.feed(seat.who, memory.private_bytes, now_ns)
+
+    @containment.contained(default=False)
     def _take_one(self, intake: Intake) -> bool:
         """Feed its steps to the detectors; whether it has ended since it was last looked at."""
         seat = self._seats.get(intake)
         if seat is None or seat.who != intake.labels:
+            if seat is not None and (left := self._rooms.get(_run(seat.who))) is not None:
+                left.leave(seat.who)
             seat = self._seats[intake] = _Seat(intake)
             self._causes.watch(intake.reader.pid, intake.reader.start_ticks)
         room = self._rooms.get(_run(seat.who))
@@ -120,15 +169,12 @@ class Desk:
         if isinstance(world, int):
             room.stragglers.world_size(world)
         self._hear_of_waits(room, seat.who, intake)
-        for step in intake.fresh_steps():
-            longest: dict[str, float] = {}
-            for code, began_ns, ended_ns in step.parts:
-                phase = _PHASES.get(code & PHASE_CODE, "other")
-                longest[phase] = max(longest.get(phase, 0.0), (ended_ns - began_ns) / 1e9)
-            room.stalls.learn(seat.who, step.began_ns, step.ended_ns, longest)
-            if (facts := facts_of(step)) is not None:
-                room.stragglers.feed(seat.who, facts)
-                room.bounds.feed(seat.who, facts)
+        if steps := intake.fresh_steps():
+            room.report_is_old = True
+            _learn(room.stalls, seat.who, steps)
+            facts = [each for each in map(facts_of, steps) if each is not None]
+            _feed(room.stragglers, seat.who, facts)
+            _feed(room.bounds, seat.who, facts)
         return intake.ended_at is not None and not seat.told_gone
 
     def _hear_of_waits(self, room: _Room, who: Who, intake: Intake) -> None:
@@ -138,34 +184,44 @@ class Desk:
         known = not said["comm_wait"]
         if room.waits.get(who) != known:
             room.waits[who] = known
+            room.report_is_old = True
             room.stragglers.waits_known(who, known)
             room.bounds.waits_known(who, known)
 
     # -- looking
 
-    @containment.contained()
     def _look(self, run: str, intakes: list[Intake], now_ns: int) -> None:
         room = self._rooms[run]
         room.moved = None
-        changes = self._deaths(room, intakes, now_ns)
-        positions, evidence = [], {}
+        looks: tuple[Callable[[], list[Change]], ...] = (
+            lambda: self._deaths(room, intakes, now_ns),
+            lambda: self._stalls(room, intakes, now_ns),
+            room.stragglers.look,
+            room.bounds.look,
+            room.creep.look,
+        )
+        # All are asked before anything is told: post-mortems say what else was found.
+        for change in [each for look in looks for each in _found(look)]:
+            self._tell(room, run, change, intakes, now_ns)
+
+    def _stalls(self, room: _Room, intakes: list[Intake], now_ns: int) -> list[Change]:
+        positions = []
+        evidence: dict[Who, Evidence] = {}
         for intake in intakes:
             seat = self._seats[intake]
             position = self._position(intake, seat)
             if position is not None:
                 positions.append(position)
             # It costs a file a thread: only where there is a suspicion.
-            if seat.who in room.stalls.suspects:
+            if seat.who in room.stalls.suspects and intake.ended_at is None:
                 evidence[seat.who] = seat.probe.look(now_ns)
-        changes += room.stalls.look(now_ns, positions, evidence)
+        room.heard = {who: each.groups for who, each in evidence.items() if each.groups}
+        changes = room.stalls.look(now_ns, positions, evidence)
         for intake in intakes:
             seat = self._seats[intake]
             if (question := room.stalls.questions.get(seat.who)) and intake.ended_at is None:
                 seat.probe.ask(question, now_ns)
-        changes += room.stragglers.look()
-        changes += room.bounds.look()
-        for change in changes:
-            self._tell(room, run, change, intakes, now_ns)
+        return changes
 
     def _position(self, intake: Intake, seat: _Seat) -> Position | None:
         progress = intake.reader.progress()
@@ -194,18 +250,24 @@ class Desk:
     def _deaths(self, room: _Room, intakes: list[Intake], now_ns: int) -> list[Change]:
         changes: list[Change] = []
         found = []
+        at_work = {self._seats[each].who for each in intakes if each.ended_at is None}
         for intake in intakes:
             seat = self._seats[intake]
             if intake.ended_at is None:
                 if seat.who in room.ended:
                     del room.ended[seat.who]
+                    # The run was started anew: what ended it before is not thought of again.
+                    self._think_no_more(room)
                     changes += room.deaths.alive(seat.who)
                 continue
             if seat.told_gone:
                 continue
             seat.told_gone = True
-            room.stragglers.forget(seat.who)
-            room.bounds.forget(seat.who)
+            if seat.who in at_work:
+                # It was followed before we came to know of its end.
+                self._causes.forget(intake.reader.pid, intake.reader.start_ticks)
+                continue
+            room.leave(seat.who)
             gone = room.ended[seat.who] = self._gone(intake, seat)
             found.append(gone)
             room.last[seat.who] = _said(intake)
@@ -218,6 +280,11 @@ class Desk:
             if not any(each[1] == pid for each in room.afterthoughts):
                 self._causes.forget(*pid)
         return changes + (room.deaths.gone(found) if found else [])
+
+    def _think_no_more(self, room: _Room) -> None:
+        for _, pid, _ in room.afterthoughts:
+            self._causes.forget(*pid)
+        room.afterthoughts.clear()
 
     def _gone(self, intake: Intake, seat: _Seat) -> Gone:
         progress = intake.reader.progress()
@@ -238,6 +305,7 @@ class Desk:
 
     # -- telling
 
+    @containment.contained()
     def _tell(
         self, room: _Room, run: str, change: Change, intakes: list[Intake], now_ns: int
     ) -> None:
@@ -247,7 +315,7 @@ class Desk:
             room.verdicts[verdict.key] = verdict
         else:
             # What is told of another rank in the same breath is the same incident.
-            room.moved = room.postmortem.pop(verdict.key, None)
+            room.moved = verdict.kind, room.postmortem.pop(verdict.key, None)
         if verdict.kind == "straggler":
             room.named.add((verdict.who, verdict.phase))
         # One record an incident, and one more where it turns out to be another one.
@@ -257,13 +325,16 @@ class Desk:
                 # Of a death the last word counts, whomever it is about.
                 about = "" if verdict.kind == "death" else str(verdict.who)
                 self._told[run, verdict.kind, about] = verdict.sentence
-            log.log(logging.WARNING if change.opened else logging.INFO, said, verdict.sentence)
-            self._record(verdict, change.opened, intakes, now_ns)
+            log.log(logging.WARNING if _warns(change) else logging.INFO, said, verdict.sentence)
+            self._record(change, intakes, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
             self._write_down(room, run, verdict, intakes)
 
-    def _record(self, verdict: Verdict, opened: bool, intakes: list[Intake], now_ns: int) -> None:
+    def _record(self, change: Change, intakes: list[Intake], now_ns: int) -> None:
         """A log record, and a span from when it began until now with the same as its event."""
+        if not self._ledger.keep_history:
+            return
+        verdict, opened = change
         project = next((each.project for each in intakes if each.project), "")
         attributes = {
             "verdict": verdict.kind,
@@ -285,7 +356,7 @@ class Desk:
             "parent": "",
             "start": since_ns,
             "end": now_ns,
-            "error": verdict.sentence if opened else "",
+            "error": verdict.sentence if _warns(change) else "",
             "events": [event],
         }
         record = {
@@ -293,11 +364,10 @@ class Desk:
             "time": now_ns,
             "span": span_id,
             "body": verdict.sentence if opened else f"no longer: {verdict.sentence}",
-            "severity": "WARN" if opened else "INFO",
+            "severity": "WARN" if _warns(change) else "INFO",
         }
-        if self._ledger.keep_history:
-            documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
-            self._documents.append((verdict.who, project, documents))
+        documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
+        self._documents.append((verdict.who, project, documents))
 
     def handles(self) -> list[int]:
         """Descriptors that become readable when a process dies."""
@@ -309,7 +379,9 @@ class Desk:
         return documents
 
     def _write_down(self, room: _Room, run: str, verdict: Verdict, intakes: list[Intake]) -> None:
-        earlier = room.postmortem.get(verdict.key) or room.moved
+        earlier = room.postmortem.get(verdict.key)
+        if earlier is None and room.moved is not None and room.moved[0] == verdict.kind:
+            earlier = room.moved[1]
         said = {**room.last, **{each.labels: _said(each) for each in intakes}}
         room.postmortem[verdict.key] = postmortem.write(
             self._postmortems,
@@ -327,32 +399,67 @@ class Desk:
     def stand(self, now_ns: int) -> None:
         """Bring the series up to date. The caller holds the ledger's lock."""
         for room in self._rooms.values():
-            self._stand_room(room, now_ns)
+            room.showing = set()
+            self._stand_speed(room, now_ns)
+            self._stand_stalls(room, now_ns)
+            for metric, labels in room.shown - room.showing:
+                self._ledger.forget(self._ledger.series(metric, labels))
+            room.shown = room.showing
 
     @containment.contained()
-    def _stand_room(self, room: _Room, now_ns: int) -> None:
-        report = room.stragglers.report()
+    def _stand_speed(self, room: _Room, now_ns: int) -> None:
+        if room.report is None or room.report_is_old:
+            room.report_is_old = False
+            room.report = room.stragglers.report()
+        report = room.report
         for rank in report.ranks:
             self._put(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.who, rank.lost_s, now_ns)
-            if report.insufficient:
-                continue
-            for phase, share in rank.excess.items():
-                where = ("phase", phase)
-                self._put(catalog.TRAINING_STRAGGLER_EXCESS, rank.who, share, now_ns, where)
-            named = {phase for who, phase in room.named if who == rank.who}
             late = rank.phase if rank.kind == "straggler" else None
-            # Without a phase: that there is nothing to say of a rank is something that was seen.
-            for phase in named | {""}:
+            for phase in {phase for who, phase in room.named if who == rank.who}:
                 where = ("phase", phase)
                 value = float(phase == late)
                 self._put(catalog.TRAINING_STRAGGLER, rank.who, value, now_ns, where)
-        if report.ranks and report.work_max_s is not None and report.work_median_s is not None:
-            self._put(catalog.TRAINING_NODE_WORK_MAX, room.node, report.work_max_s, now_ns)
-            self._put(catalog.TRAINING_NODE_WORK_MEDIAN, room.node, report.work_median_s, now_ns)
+            if report.insufficient:
+                continue
+            # Without a phase: that there is nothing to say of a rank is something that was seen.
+            self._show(room, catalog.TRAINING_STRAGGLER, rank.who, 0.0, now_ns, ("phase", ""))
+            for phase, share in rank.excess.items():
+                where = ("phase", phase)
+                self._show(room, catalog.TRAINING_STRAGGLER_EXCESS, rank.who, share, now_ns, where)
+        if report.work_max_s is not None and report.work_median_s is not None:
+            self._show(room, catalog.TRAINING_NODE_WORK_MAX, room.node, report.work_max_s, now_ns)
+            self._show(
+                room, catalog.TRAINING_NODE_WORK_MEDIAN, room.node, report.work_median_s, now_ns
+            )
+
+    @containment.contained()
+    def _stand_stalls(self, room: _Room, now_ns: int) -> None:
         for who, limit_s in room.stalls.limits.items():
-            self._put(catalog.TRAINING_STALL_TIMEOUT, who, limit_s, now_ns)
+            self._show(room, catalog.TRAINING_STALL_TIMEOUT, who, limit_s, now_ns)
             stalled = float(room.stalls.stalled.get(who, False))
-            self._put(catalog.TRAINING_STALLED, who, stalled, now_ns)
+            self._show(room, catalog.TRAINING_STALLED, who, stalled, now_ns)
+        for who, groups in room.heard.items():
+            for group in groups:
+                for metric, number in (
+                    (catalog.TRAINING_COLLECTIVE_ENQUEUED, group.enqueued),
+                    (catalog.TRAINING_COLLECTIVE_COMPLETED, group.completed),
+                ):
+                    if number is not None:
+                        where = ("process_group", group.name)
+                        self._show(room, metric, who, float(number), now_ns, where)
+
+    def _show(
+        self,
+        room: _Room,
+        metric: catalog.Metric,
+        labels: Labels,
+        value: float,
+        now_ns: int,
+        *more: tuple[str, str],
+    ) -> None:
+        """Put what is true at this moment, and is absent when it is not known any more."""
+        room.showing.add((metric, (*labels, *more)))
+        self._put(metric, labels, value, now_ns, *more)
 
     def _put(
         self,
@@ -368,14 +475,16 @@ class Desk:
         """Forget the runs of which nothing is left to show."""
         for run in [each for each in self._rooms if each not in runs]:
             room = self._rooms.pop(run)
+            self._think_no_more(room)
             self._told = {key: said for key, said in self._told.items() if key[0] != run}
             with self._ledger.lock:
                 self._ledger.drop(room.node)
 
     def verdicts(self) -> list[dict[str, Any]]:
         """What is open, for the status."""
-        found = [_plain(each) for room in self._rooms.values() for each in room.verdicts.values()]
-        return found[-_KEPT:]
+        # Asked for by the endpoint's threads too, while the loop goes on: each list is a copy.
+        rooms = list(self._rooms.values())
+        return [_plain(each) for room in rooms for each in list(room.verdicts.values())][-_KEPT:]
 
     def told(self) -> list[str]:
         """What was ever found, also where it is over."""
@@ -384,10 +493,44 @@ class Desk:
     def insufficient(self) -> dict[str, str]:
         """Runs of which nothing can be said, and why."""
         return {
-            run: why
-            for run, room in self._rooms.items()
-            if (why := room.stragglers.report().insufficient)
+            run: room.report.insufficient
+            for run, room in list(self._rooms.items())
+            if room.report is not None and room.report.insufficient
         }
+
+
+# One detector that breaks takes nothing from the others, and nothing from the other runs.
+
+
+@containment.contained()
+def _learn(stalls: Stalls, who: Who, steps: Sequence[Step]) -> None:
+    for step in steps:
+        longest: dict[str, float] = {}
+        for code, began_ns, ended_ns in step.parts:
+            phase, spent_s = _PHASE_OF[code], (ended_ns - began_ns) / 1e9
+            if spent_s > longest.get(phase, 0.0):
+                longest[phase] = spent_s
+        stalls.learn(who, step.began_ns, step.ended_ns, longest)
+
+
+@containment.contained()
+def _feed(detector: Stragglers | Bounds, who: Who, facts: Sequence[StepFacts]) -> None:
+    for each in facts:
+        detector.feed(who, each)
+
+
+@containment.contained(default=())
+def _found(look: Callable[[], Iterable[Change]]) -> Iterable[Change]:
+    return look()
+
+
+@containment.contained()
+def _forget(forget: Callable[[Who], None], who: Who) -> None:
+    forget(who)
+
+
+def _warns(change: Change) -> bool:
+    return change.opened and change.verdict.kind not in _CALM
 
 
 def _gist(verdict: Verdict) -> tuple[str, Any]:

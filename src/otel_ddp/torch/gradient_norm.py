@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+_NARROW = (torch.float16, torch.bfloat16)
+
 
 class SquareNorm(NamedTuple):
     """A number on the device of the gradients, not waited for."""
@@ -56,6 +58,9 @@ def _copies(gradient: Any) -> int | None:
 
 
 def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:
-    # In float32 whatever they are: the square of a float16 has no room in one.
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]
-    return torch.stack(norms).square().sum()
+    # The square of a float16 has no room in one.
+    norms = [
+        torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
+        for each in gradients
+    ]
+    return torch.stack([norm.to(torch.float32) for norm in norms]).square().sum()

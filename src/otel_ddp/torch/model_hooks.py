@@ -18,6 +18,7 @@ from otel_ddp.torch.stepper import Stepper
 _MOST_OUTPUTS = 64
 # What a tensor's own register_hook calls.
 _REGISTER = "_register_hook_dict"
+_OURS = "otel_ddp"
 _Tensor = torch.Tensor
 
 
@@ -177,12 +178,17 @@ def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Non
 
 def _listen(tensor: torch.Tensor, hook: Any) -> None:
     """`tensor.register_hook(hook)`, without the handle, which costs more than the rest of us."""
-    node = tensor.grad_fn
-    if node is None or tensor._backward_hooks is not None or not hasattr(node, _REGISTER):
+    node, hooks = tensor.grad_fn, tensor._backward_hooks
+    if node is None:
+        return  # a parameter, which lives on: a hook each time would be one more each time
+    if hooks is not None:
+        # Somebody else's stand there, or ours, where a model gives the same tensor again.
+        hooks[_OURS] = hook
+    elif hasattr(node, _REGISTER):
+        tensor._backward_hooks = OrderedDict([(_OURS, hook)])
+        getattr(node, _REGISTER)(tensor)
+    else:
         tensor.register_hook(hook)
-        return
-    tensor._backward_hooks = OrderedDict(otel_ddp=hook)
-    getattr(node, _REGISTER)(tensor)
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:

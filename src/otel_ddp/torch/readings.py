@@ -69,6 +69,7 @@ class Readings:
         stepper.on_output = self.forward_ended
         stepper.on_first_step = self.first_step
         stepper.stuck = self.look
+        stepper.on_interrupted = self.forward_interrupted
 
     def hear(self, wishes: Wishes) -> None:
         """What the user says with a model; with the next one, what is new counts."""
@@ -157,6 +158,11 @@ class Readings:
                 self._standing.recorder.stamp(
                     catalog.TRAINING_FLOPS_PEAK, most, dtype=word, device=name
                 )
+
+    def forward_interrupted(self) -> None:
+        """A forward was left without a word: nothing of ours stays behind."""
+        if self._counter.active:
+            self._counter.stop()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """A step that is looked at closely is about to change the weights."""

@@ -18,11 +18,13 @@ from otel_ddp.torch.workload import workload
 _FAILURES_ALLOWED = 3
 # After so many backwards without a step there is no optimizer that we hear, or another one.
 _PATIENCE = 50
+_OFTEN = 16
 _TIMED = (
     *("forward_began", "forward_ended", "_gradient_arrived", "_gradients_done", "_backward_ended"),
     *("optimizer_began", "optimizer_ended", "data_began", "data_ended", "buffers_arrived"),
 )
 _is_grad_enabled = torch.is_grad_enabled
+_MAIN = threading.main_thread().ident
 
 # Private, and asked for by name so that a torch without it costs only what it is for.
 _current_backward = getattr(torch._C, "_current_graph_task_id", None)
@@ -89,6 +91,7 @@ class Stepper:
         self.after_step: Callable[[], None] = _nothing
         self.stuck: Callable[[], None] = _nothing
         self.before_optimizer: Callable[[torch.optim.Optimizer], None] = _nothing
+        self.on_interrupted: Callable[[], None] = _nothing
         self.on_forward: Callable[[Any, torch.nn.Module], None] = _nothing
         self.on_output: Callable[[Any, torch.nn.Module, Any], None] = _nothing
         self.wants_loss = False
@@ -156,6 +159,8 @@ class Stepper:
         if watched.ddp is not None and module.will_sync_module_buffers():
             standing.enter(self._buffers)
         samples, tokens = workload(args, kwargs)
+        if type(samples) is not int or type(tokens) is not int:
+            samples = tokens = 0  # traced: sizes are tensors, of no number
         standing.samples += samples
         standing.tokens += tokens
         if (each := watched.flops_per_unit) is None:
@@ -181,6 +186,7 @@ class Stepper:
                 self._aside(self.on_output, watched, module, output)
             return True
         self.standing.leave(self._eval)
+        self.standing.tell_in_time()
         return False
 
     # -- backward
@@ -198,6 +204,9 @@ class Stepper:
         except containment.ANYTHING:
             self.failed("backward began")
 
+    # Whoever saves an output is not warned that our hook is left out.
+    _gradient_arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
+
     def _gradients_done(self) -> None:
         try:
             self.standing.enter(self._wait)
@@ -214,6 +223,8 @@ class Stepper:
             self.standing.micro_batches += 1
             self._unstepped += 1
             self.backwards += 1
+            if self._unstepped % _OFTEN == 0:
+                self.standing.tell_in_time()
             if self.backwards == _PATIENCE and not self.steps:
                 self.stuck()
             if self._stepped_in_backward:
@@ -249,6 +260,8 @@ class Stepper:
         # (ZeRO's) is part of it.
         if self._session or self._optimizing not in (None, id(optimizer)):
             return
+        if self._inside:
+            self._close_forward()
         # The same one again: the last time it has raised, or this is the step of a class above.
         if self._optimizing is not None or not self.standing.stepping:
             self._begin_step()
@@ -283,9 +296,13 @@ class Stepper:
 
     def data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
+        if threading.get_ident() != (self._thread or _MAIN):
+            return  # somebody fetches ahead: nobody waits for that
         if self._session:
             self._close_what_raised()
-        if not self._inside and not self._session:
+        if self._inside and not self._session:
+            self._close_forward()
+        if not self._session:
             if not self.standing.in_step or self._unstepped or self.in_graph.stepped:
                 self._begin_step()
             self.loads += 1
@@ -293,7 +310,8 @@ class Stepper:
 
     def data_ended(self) -> None:
         """The batch is there."""
-        self.standing.leave(self._data)
+        if threading.get_ident() == (self._thread or _MAIN):
+            self.standing.leave(self._data)
 
     # -- compilation
 
@@ -308,6 +326,13 @@ class Stepper:
         self.standing.leave(self._compile)
 
     # -- the step
+
+    def _close_forward(self) -> None:
+        """What Ctrl-C or sys.exit leaves in the middle of forward: torch calls no hook then."""
+        self._inside = 0
+        self.standing.leave(self._forward)
+        self.standing.leave(self._eval)
+        self.on_interrupted()
 
     def _close_what_raised(self) -> None:
         """An exception in backward leaves its end untold; forward tells its end in any case."""
@@ -376,6 +401,7 @@ class Stepper:
                 took_s = time.perf_counter() - began - (self._aside_s - aside_s)
                 standing.hook_s += took_s * every
 
+        timed.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return timed
 
     def _aside(self, act: Callable[..., None], *args: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from otel_ddp import containment
 from otel_ddp.progress import Standing
 from otel_ddp.torch import (
     collection_hooks,
@@ -47,18 +48,16 @@ def watch(model: Any, standing: Standing, **wishes: Any) -> None:
 def unwatch() -> None:
     """Leave torch and the models as they were found."""
     global _stepper, _readings
-    if _readings is not None:
-        _readings.close()
-        _readings = None
-    if _stepper is not None:
-        _stepper.stop()
-        _stepper = None
-    model_hooks.detach()
-    optimizer_hooks.detach()
-    data_hooks.detach()
-    collection_hooks.detach()
-    compile_hooks.detach()
-    witness.stop()
+    readings, stepper = _readings, _stepper
+    _readings = _stepper = None
+    # Each by itself: what fails here must leave none of the others behind.
+    for act in (
+        *((readings.close,) if readings is not None else ()),
+        *((stepper.stop,) if stepper is not None else ()),
+        *(model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
+        *(collection_hooks.detach, compile_hooks.detach, witness.stop),
+    ):
+        containment.contained()(act)()
 
 
 def _after_fork() -> None:

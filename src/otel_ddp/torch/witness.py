@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import json
@@ -46,12 +47,13 @@ class _Witness:
         os.mkfifo(self._ask, 0o600)
         # For writing as well: it is then never at its end, whoever comes and goes.
         self._fd = os.open(self._ask, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._thread = threading.Thread(target=self._park, name="otel-ddp-witness", daemon=True)
+        self._gone = threading.Event()
         # The thread inherits what is blocked here. A signal that all other threads block is
         # waited for by the user, and must not be delivered to a thread that he knows nothing of.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         try:
-            self._thread.start()
+            # Not a Thread: whoever joins all of those that there are must not wait for this one.
+            _thread.start_new_thread(self._park, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -61,11 +63,11 @@ class _Witness:
         with contextlib.suppress(OSError):
             os.set_blocking(self._fd, False)
             os.write(self._fd, b"\n")
-        self._thread.join(_END_S)
+        gone = self._gone.wait(_END_S)
         for path in (self._ask, self._answer):
             with contextlib.suppress(OSError):
                 path.unlink()
-        if not self._thread.is_alive():
+        if gone:
             os.close(self._fd)
 
     def leave_to_exit(self) -> None:
@@ -78,6 +80,12 @@ class _Witness:
         os.close(self._fd)
 
     def _park(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self._gone.set()
+
+    def _listen(self) -> None:
         while not self._over:
             try:
                 asked = os.read(self._fd, 65536)

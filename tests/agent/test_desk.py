@@ -1,0 +1,553 @@
+"""From journals to verdicts: what is told of them, when, how often, and what is left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp import catalog, containment
+from otel_ddp.agent import desk as desk_module
+from otel_ddp.agent.causes import Causes, Memory
+from otel_ddp.agent.desk import Desk
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.probe import Probe
+from otel_ddp.diagnosis.stall import Evidence, Group
+from otel_ddp.journal import layout
+from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter
+
+MS = 1_000_000
+SMALL = 128 * 1024
+FLOOR_S = 60.0
+PHASES, STATES = catalog.PHASES, catalog.STATES
+
+
+class Rank:
+    """A process that writes down what a training would, and the agent's way to it."""
+
+    def __init__(self, bench: Bench, number: int, run: str = "r", exported: bool = True) -> None:
+        said = {
+            "group": "g",
+            "run": run,
+            "job_type": "train",
+            "host": "h",
+            "global_rank": number,
+            "local_rank": number,
+            "world_size": 2,
+            "strategy": "all",
+            "exported": exported,
+            "settled": True,
+        }
+        folder = bench.folder / f"{next(bench.numbers)}"
+        folder.mkdir()
+        self.number = number
+        self.writer = JournalWriter(folder, SMALL, said)
+        self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
+        self.intake = Intake(JournalReader(self.writer.path), bench.ledger, lambda who: "node-1")
+        self.alive = True
+        self.at_ns = self.words_told = self.steps = 0
+        self.stand("forward")
+        self.writer.state(STATES["running"], 0)
+
+    def stand(self, phase: str) -> None:
+        """Say that it is in a phase from now on."""
+        since_ns = time.monotonic_ns() - self.intake.reader.created_monotonic_ns
+        self.writer.phase(PHASES[phase], 0, max(since_ns, 0))
+
+    def step(self, **spent_ms: float) -> None:
+        """One more step, of these phases."""
+        pairs = [] if self.steps else [(layout.STEPS_BEGAN, 0)]
+        for phase, spent in spent_ms.items():
+            pairs.append((PHASES[phase], self.at_ns))
+            self.at_ns += int(spent * MS)
+        self.steps += 1
+        pairs += [(layout.STEP_NUMBER, self.steps), (layout.STEP_ENDED, self.at_ns)]
+        words = [code << layout.CODE_SHIFT | value for code, value in pairs]
+        payload = struct.pack(f"<{len(words) + 1}Q", self.words_told, *words)
+        self.writer.append(layout.STEPS, payload)
+        self.words_told += len(words)
+        self.writer.step(self.steps)
+
+    def close(self) -> None:
+        self.intake.reader.close()
+        self.writer.close()
+
+
+class Bench:
+    """A desk, the ranks that it hears of, and a clock that goes when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.numbers = itertools.count()
+        self.ledger = Ledger()
+        self.ledger.keep_history = True
+        self.now_ns = time.monotonic_ns()
+        self.desk = Desk(self.ledger, FLOOR_S, folder / "incidents", clock=lambda: self.now_ns)
+        self.ranks: list[Rank] = []
+        self.made: list[Rank] = []
+
+    def join(self, *numbers: int, **more: Any) -> None:
+        made = [Rank(self, number, **more) for number in numbers]
+        self.ranks += made
+        self.made += made
+
+    def take(self, later_s: float = 1.0) -> None:
+        """What the agent's loop does, so much later."""
+        self.now_ns += int(later_s * 1e9)
+        for rank in self.ranks:
+            now_ns = time.time_ns()
+            if not rank.alive and not rank.intake.gone_ns:
+                rank.intake.gone_ns = now_ns
+            rank.intake.take(now_ns, rank.alive)
+        self.desk.take([rank.intake for rank in self.ranks])
+        with self.ledger.lock:
+            self.desk.stand(time.time_ns())
+
+    def train(self, steps: int, late_ms: float = 0.0, late: int = 1) -> None:
+        """Two ranks in step, one of which may be late in backward."""
+        for number in range(steps):
+            for rank in self.ranks:
+                own, waits = (late_ms, 1.0) if rank.number == late else (0.0, 1.0 + late_ms)
+                # No two steps take equally long, on no rank.
+                jitter = (number * 7 + rank.number * 3) % 5 / 10
+                spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
+                rank.step(**spent, comm_wait=waits + 0.5 - jitter)
+            if number % 25 == 24:
+                self.take()
+
+    def series(self, metric: catalog.Metric) -> dict[tuple[str, ...], float]:
+        """Values by rank and what else tells them apart."""
+        found = {}
+        for each, rows in self.ledger.families():
+            for row in rows if each is metric else []:
+                said = dict(row.labels)
+                names = ("rank", *metric.attributes)
+                found[tuple(said[name] for name in names if name in said)] = row.value
+        return found
+
+    def told(self) -> list[tuple[str, str, str]]:
+        """Kind, state and severity of what is on its way; spans and records must agree."""
+        found, spans = [], []
+        for _, _, documents in self.desk.documents():
+            for each in documents:
+                said = each.content["attributes"]
+                if each.kind == EVENT:
+                    severity = each.content["severity"]
+                    found.append((said["verdict"], said["verdict.state"], severity))
+                elif each.kind == SPAN:
+                    spans.append((said["verdict"], said["verdict.state"]))
+                    assert each.content["start"] <= each.content["end"]
+        assert spans == [each[:2] for each in found]
+        return found
+
+    def open(self) -> list[str]:
+        return sorted(each["kind"] for each in self.desk.verdicts())
+
+    def incidents(self) -> dict[str, dict[str, Any]]:
+        """The post-mortems, by file."""
+        files = sorted((self.folder / "incidents").glob("*.json"))
+        return {file.name: json.loads(file.read_text()) for file in files}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for rank in made.made:
+        rank.close()
+
+
+def of(kind: str, told: Sequence[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    return [each[1:] for each in told if each[0] == kind]
+
+
+def test_a_straggler_is_told_once_when_it_is_found_and_once_when_it_is_over(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(150, late_ms=30)
+    first = bench.told()
+    standing = bench.series(catalog.TRAINING_STRAGGLER)
+    bench.train(200, late_ms=30)
+    between = bench.told()
+    lost_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)
+    bench.train(300)
+    last = bench.told()
+
+    assert of("straggler", first) == [("opened", "WARN")]
+    assert standing == {("0", ""): 0.0, ("1", ""): 0.0, ("1", "backward"): 1.0}
+    assert of("straggler", between) == []
+    # 30 ms a step, which the other rank waits: of 330 steps at the most, and of most of them.
+    assert 0.03 * 200 < lost_s["1",] < 0.03 * 331
+    assert of("straggler", last) == [("closed", "INFO")]
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
+
+
+def test_the_series_say_by_how_much_who_is_late(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(200, late_ms=30)
+
+    excess = bench.series(catalog.TRAINING_STRAGGLER_EXCESS)
+    assert excess["1", "all"] == pytest.approx(30 / 66.5, rel=0.05)
+    assert excess["1", "backward"] == pytest.approx(30 / 66.5, rel=0.05)
+    (work_max,) = bench.series(catalog.TRAINING_NODE_WORK_MAX).values()
+    assert work_max == pytest.approx(0.0652, rel=0.02)
+
+
+def test_where_nothing_can_be_said_no_series_says_it(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(50, late_ms=30)
+    assert bench.series(catalog.TRAINING_STRAGGLER) == {}
+    assert bench.series(catalog.TRAINING_STRAGGLER_EXCESS) == {}
+    assert bench.desk.insufficient()["r"].startswith("insufficient data: ")
+    bench.train(150, late_ms=30)
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
+    assert bench.desk.insufficient() == {}
+
+    bench.ranks[1].alive = False
+    bench.take()
+
+    # The one that was late is gone, and the other one has nobody to be compared with.
+    assert bench.series(catalog.TRAINING_STRAGGLER) == {("1", "backward"): 0.0}
+    assert bench.series(catalog.TRAINING_STRAGGLER_EXCESS) == {}
+    assert ("1",) not in bench.series(catalog.TRAINING_STALLED)
+
+
+def test_what_a_rank_is_found_to_be_is_told_though_its_series_stay_at_home(bench: Bench) -> None:
+    bench.join(0)
+    bench.join(1, exported=False)
+
+    bench.train(150, late_ms=30)
+
+    assert of("straggler", bench.told()) == [("opened", "WARN")]
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
+
+
+def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.join(0, 1)
+    with caplog.at_level("INFO", "otel_ddp.agent"):
+        bench.train(400)
+    told = [(each.levelname, each.message[:13]) for each in caplog.records]
+    first, opened = bench.told(), bench.open()
+    for rank in bench.ranks:
+        rank.writer.state(STATES["finished"], 1)
+    bench.take()
+
+    assert first == [("bound", "opened", "INFO")]
+    assert told == [("INFO", "compute-bound")]
+    assert opened == ["bound"]
+    assert bench.told() == [("bound", "closed", "INFO")]
+    assert bench.open() == []
+
+
+def killed(bench: Bench) -> Path:
+    """Rank 1 dies in backward, and what is told and written of it at once."""
+    bench.join(0, 1)
+    bench.train(25)
+    bench.ranks[1].stand("backward")
+    bench.take()
+    bench.told()
+    bench.ranks[1].alive = False
+    bench.take(later_s=0.01)
+    assert of("death", bench.told()) == [("opened", "WARN")]
+    ((name, said),) = bench.incidents().items()
+    assert said["verdict"]["who"]["rank"] == "1"
+    assert said["verdict"]["phase"] == "backward"
+    assert {each["rank"] for each in said["processes"]} == {0, 1}
+    return bench.folder / "incidents" / name
+
+
+def test_a_death_is_told_at_once_and_thought_of_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = killed(bench)
+    why = {"signal": "SIGKILL", "out_of_memory": "kernel log", "out_of_memory_in": "node"}
+    monkeypatch.setattr(Causes, "why", lambda *_: why)
+
+    bench.take(later_s=3.0)
+
+    assert of("death", bench.told()) == [("opened", "WARN")]
+    ((name, said),) = bench.incidents().items()
+    assert name == file.name
+    assert said["verdict"]["evidence"]["cause"] != "unknown"
+    assert "memory" in said["verdict"]["sentence"]
+    (last,) = [each for each in bench.desk.told() if "memory" in each]
+    assert last == said["verdict"]["sentence"]
+
+    # What changes nothing about the cause is written down, and not told once more.
+    monkeypatch.setattr(Causes, "why", lambda *_: {**why, "resident_bytes": 5 << 30})
+    bench.take(later_s=6.0)
+
+    assert of("death", bench.told()) == []
+    ((name, said),) = bench.incidents().items()
+    assert name == file.name
+    assert "5368709120" in json.dumps(said["verdict"])
+
+
+def test_a_death_is_over_when_the_run_is_started_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(bench)
+    bench.join(1)
+    # The kernel has more to say of it by now, and nobody wants to know.
+    monkeypatch.setattr(Causes, "why", lambda *_: {"signal": "SIGSEGV"})
+
+    for _ in range(10):
+        bench.take()
+
+    assert of("death", bench.told()) == [("closed", "INFO")]
+    assert bench.open() == []
+
+
+def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = (Group("world", 2, 17, 16, "gloo"), Group("other", 2, 3, None))
+    monkeypatch.setattr(Probe, "look", lambda *_: Evidence(groups=groups))
+    bench.join(0, 1)
+    bench.train(25)
+    bench.ranks[0].stand("comm_wait")
+    bench.ranks[1].stand("data")
+    for _ in range(14):
+        bench.take(later_s=5)
+
+
+def test_a_stall_is_told_and_is_over_when_somebody_moves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch)
+    told, standing = bench.told(), bench.series(catalog.TRAINING_STALLED)
+    limits = bench.series(catalog.TRAINING_STALL_TIMEOUT)
+    for rank in bench.ranks:
+        rank.stand("forward")
+    bench.take()
+
+    assert of("stall", told) == [("opened", "WARN")]
+    assert standing == {("0",): 1.0, ("1",): 1.0}
+    assert limits == {("0",): FLOOR_S, ("1",): FLOOR_S}
+    (said,) = bench.incidents().values()
+    assert said["verdict"]["kind"] == "stall"
+    assert of("stall", bench.told()) == [("closed", "INFO")]
+    assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
+
+
+def test_how_far_collectives_are_is_shown_while_it_is_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch)
+    enqueued = bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)
+    completed = bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED)
+    for rank in bench.ranks:
+        rank.stand("forward")
+    bench.take()
+    bench.take()
+
+    assert {key: enqueued[key] for key in enqueued if key[0] == "1"} == {
+        ("1", "world"): 17.0,
+        ("1", "other"): 3.0,
+    }
+    assert completed == {("0", "world"): 16.0, ("1", "world"): 16.0}
+    assert bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED) == {}
+
+
+def test_memory_that_grows_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def memory(*_: Any) -> Memory:
+        asked.append(bench.now_ns)
+        return Memory((1 << 30) + len(asked) * (8 << 20), 64 << 30)
+
+    monkeypatch.setattr(Causes, "memory", memory)
+    bench.join(0)
+    for _ in range(400):
+        bench.take(later_s=2)
+    told = of("creep", bench.told())
+    bench.ranks[0].writer.state(STATES["finished"], 1)
+    bench.take()
+
+    assert told == [("opened", "WARN")]
+    assert len(asked) == 80
+    assert of("creep", bench.told()) == [("closed", "INFO")]
+
+
+def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    process = tmp_path / "proc" / "42"
+    process.mkdir(parents=True)
+    (process / "stat").write_text(f"42 (python) S {'0 ' * 18}7 0")
+    (process / "statm").write_text("9999 5000 3000 1 0 1 0")
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1048576 kB")
+    causes = Causes(tmp_path)
+
+    causes.watch(42, 7)
+
+    assert causes.memory(42, 7) == Memory(2000 * page, 1 << 30)
+    assert causes.memory(42, 8) is None
+    causes.close()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["Stalls.learn", "Stalls.look", "Bounds.feed", "Bounds.look", "Deaths.gone", "Creep.look"],
+)
+def test_a_detector_that_breaks_takes_nothing_from_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(containment, "reraise", False)
+    name, method = broken.split(".")
+    monkeypatch.setattr(getattr(desk_module, name), method, fail)
+    bench.join(0, 1)
+
+    bench.train(150, late_ms=30)
+    if name == "Deaths":
+        bench.ranks[0].alive = False
+        bench.take()
+
+    told = bench.told()
+    assert ("straggler", "opened", "WARN") in told
+    if name == "Deaths":
+        assert ("straggler", "closed", "INFO") in told
+
+
+def test_stragglers_that_break_leave_deaths_and_stalls(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(containment, "reraise", False)
+    for method in ("feed", "look", "report", "forget"):
+        monkeypatch.setattr(desk_module.Stragglers, method, fail)
+
+    killed(bench)
+
+    assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0}
+
+
+def test_stragglers_that_break_leave_what_bounds_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(desk_module.Stragglers, "feed", fail)
+    bench.join(0, 1)
+
+    bench.train(400)
+
+    assert bench.told() == [("bound", "opened", "INFO")]
+
+
+def size(desk: Desk) -> Callable[[], tuple[int, ...]]:
+    return lambda: (
+        len(desk._rooms),
+        len(desk._seats),
+        len(desk._told),
+        len(desk._causes._watched),
+        len(desk.verdicts()),
+    )
+
+
+def test_of_runs_that_ended_nothing_is_kept(bench: Bench) -> None:
+    kept = size(bench.desk)
+    for number in range(3):
+        bench.join(0, 1, run=f"r{number}")
+        bench.train(150, late_ms=30)
+        for rank in bench.ranks:
+            rank.alive = False
+        bench.take()
+        ended = kept()
+        bench.ranks.clear()
+        bench.take()
+        bench.desk.retire(set())
+
+        assert ended == (1, 2, 2, 1, 1)
+        assert kept() == (0, 0, 0, 0, 0)
+        assert bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME) == {}
+        assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
+
+
+def test_a_process_that_gets_another_name_is_not_waited_for_under_the_old_one(
+    bench: Bench,
+) -> None:
+    bench.join(0, 1)
+    bench.train(50)
+    renamed = {**bench.ranks[1].intake.who, "global_rank": 3}
+    bench.ranks[1].writer.document(layout.IDENTITY, renamed)
+
+    bench.train(200, late_ms=30)
+
+    straggler = bench.series(catalog.TRAINING_STRAGGLER)
+    assert straggler["3", "backward"] == 1.0
+    assert bench.desk.insufficient() == {}
+
+
+# -- a run that was recorded
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "straggler.txt"
+_LINE = re.compile(r"(\w+)\{(.*)\} (\S+) (\d+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def recorded() -> Iterator[tuple[str, dict[str, str], float, int]]:
+    """Name, labels, value and milliseconds of each line."""
+    for line in RECORDED.read_text().splitlines():
+        if not line.startswith("#"):
+            found = _LINE.fullmatch(line)
+            assert found, line
+            yield found[1], dict(_LABEL.findall(found[2])), float(found[3]), int(found[4])
+
+
+def test_in_the_recorded_run_rank_1_is_the_straggler_by_the_definition() -> None:
+    straggler = catalog.TRAINING_STRAGGLER.prometheus
+    late = [
+        at_ms
+        for name, labels, value, at_ms in recorded()
+        if (name, labels.get("rank"), labels.get("phase"), value)
+        == (straggler, "1", "backward", 1.0)
+    ]
+    between = min(late), max(late)
+    # By rank: what it gained from the first to the last time, of its steps and of its phases.
+    steps: dict[str, float] = {}
+    spent: dict[str, dict[str, float]] = {"0": {}, "1": {}}
+    for name, labels, value, at_ms in recorded():
+        sign = {between[0]: -1.0, between[1]: 1.0}.get(at_ms, 0.0)
+        rank = labels.get("rank", "")
+        if name == catalog.TRAINING_STEPS.prometheus:
+            steps[rank] = steps.get(rank, 0.0) + sign * value
+        elif name == catalog.TRAINING_PHASE_TIME.prometheus:
+            phase = labels["phase"]
+            spent[rank][phase] = spent[rank].get(phase, 0.0) + sign * value
+    step_s = sum(spent["0"].values()) / steps["0"]
+    work_s = {
+        rank: (sum(spent[rank].values()) - spent[rank]["comm_wait"]) / steps[rank] for rank in spent
+    }
+
+    assert between[1] - between[0] > 3000
+    assert steps["0"] == pytest.approx(steps["1"], abs=2)
+    assert work_s["1"] - work_s["0"] == pytest.approx(0.03, rel=0.2)
+    assert work_s["1"] - work_s["0"] > 0.05 * step_s
+    more = {phase: spent["1"][phase] - spent["0"][phase] for phase in spent["1"]}
+    assert max(more, key=lambda phase: more[phase]) == "backward"
+
+
+def test_the_recorded_run_says_nothing_of_the_machine_that_it_ran_on() -> None:
+    said = [labels for _, labels, _, _ in recorded()]
+
+    assert {each["run"] for each in said} == {"recorded"}
+    assert {each["node"] for each in said} == {"node-1"}
+    assert RECORDED.stat().st_size < 300_000

@@ -1,0 +1,230 @@
+"""Hangs of real ranks, as the real agent tells of them: who, where, why, and when they are over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from node import Node, until
+from otel_ddp.survey import survey
+from otlp_receiver import Receiver
+
+LIMIT_S, STEPS, ODD = 2, 10, 1
+
+TRAIN = """
+import ctypes, os, signal, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+STEPS, ODD = 10, 1
+names = sys.argv[1].split(",")
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=world)
+# What ends a sleep that the test wants to end.
+signal.signal(signal.SIGUSR1, lambda *_: None)
+
+
+def batches(name):
+    for step in range(STEPS + 2):
+        if name == "data" and (rank, step) == (ODD, STEPS):
+            signal.pause()
+        yield torch.randn(4, 8)
+
+
+def synchronise(name, mine):
+    if name == "skipped" and mine:
+        return
+    if name == "different" and mine:
+        dist.broadcast(torch.ones(1), src=ODD)
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
+for name in names:
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = otel_ddp.instrument(model, group="g", run=name)
+    for step, batch in enumerate(otel_ddp.data(batches(name))):
+        mine = (rank, step) == (ODD, STEPS)
+        loss = model(batch).sum()
+        if name == "gil" and mine:
+            # C code that keeps the interpreter's lock.
+            ctypes.PyDLL(None).pause()
+        loss.backward()
+        if step == STEPS:
+            synchronise(name, mine)
+        if name == "stopped" and mine:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish()
+dist.destroy_process_group()
+"""
+
+
+class Stall(NamedTuple):
+    """One of them, while it lasted."""
+
+    verdict: dict[str, Any]
+    stalled: dict[str, float]
+    record: Any
+    postmortem: tuple[dict[str, Any], str]
+
+
+class Ward:
+    """One launch of ranks that hang, one hang after the other."""
+
+    def __init__(self, node: Node, receiver: Receiver, names: list[str], world: int) -> None:
+        self._node, self._receiver = node, receiver
+        script = node.root / "train.py"
+        script.write_text(TRAIN)
+        self.world = world
+        # Without a launcher: its workers would outlive it, and these cannot end by themselves.
+        for rank in map(str, range(world)):
+            node.start(
+                *(sys.executable, str(script), ",".join(names), f"file://{node.root}/store"),
+                env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world)},
+            )
+
+    def stall(self, run: str) -> Stall:
+        """The stall of this run, once it is seen everywhere."""
+
+        def open_one() -> dict[str, Any] | None:
+            found = [each for each in self.open() if each["who"]["run"] == run]
+            return found[0] if found else None
+
+        until(open_one, f"the stall of {run}")
+        until(lambda: self._stalled(run) == dict.fromkeys(self._ranks, 1.0), "the series")
+        until(lambda: self._records(run, "opened"), "the log record")
+        until(lambda: self._postmortem(run), "the post-mortem")
+        verdict = open_one()
+        assert verdict is not None
+        record = self._records(run, "opened")[-1]
+        return Stall(verdict, self._stalled(run), record, self._postmortem(run)[0])
+
+    def release(self, run: str, signal_number: int) -> None:
+        """Let the odd rank go on; until everything says that it is over."""
+        (pid,) = (
+            each["pid"]
+            for each in self._node.processes()
+            if (each["run"], each["rank"]) == (run, ODD)
+        )
+        os.kill(pid, signal_number)
+        until(lambda: not [e for e in self.open() if e["who"]["run"] == run], "the stall's end")
+        until(lambda: self._records(run, "closed"), "the log record of its end")
+
+    def open(self) -> list[dict[str, Any]]:
+        found = survey([self._node.place])["verdicts"]
+        return [each for each in found if each["kind"] == "stall"]
+
+    @property
+    def _ranks(self) -> list[str]:
+        return [str(rank) for rank in range(self.world)]
+
+    def _stalled(self, run: str) -> dict[str, float]:
+        found = self._node.series("training_stalled", run=run)
+        return {labels["rank"]: value for labels, value in found}
+
+    def _records(self, run: str, state: str) -> list[Any]:
+        wanted = {"run": run, "verdict": "stall", "verdict.state": state}.items()
+        return [
+            each
+            for each in self._receiver.logs()
+            if wanted <= {pair.key: pair.value.string_value for pair in each.attributes}.items()
+        ]
+
+    def _postmortem(self, run: str) -> list[tuple[dict[str, Any], str]]:
+        folder = Path(self._node.env["OTEL_DDP_POSTMORTEM_DIR"])
+        return [
+            (json.loads(each.read_text()), each.with_suffix(".txt").read_text())
+            for each in folder.glob(f"postmortem-{run}*.json")
+        ]
+
+
+@contextmanager
+def launched(names: list[str], world: int) -> Iterator[Ward]:
+    with Node(OTEL_DDP_STALL_TIMEOUT_S=str(LIMIT_S)) as node, Receiver() as receiver:
+        node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
+        node.export_to(receiver.start_http())
+        # Whatever hangs is killed with the node.
+        yield Ward(node, receiver, names, world)
+
+
+RELEASED = {"data": signal.SIGUSR1, "gil": signal.SIGUSR1, "stopped": signal.SIGCONT}
+
+
+@pytest.fixture(scope="module")
+def released() -> dict[str, Stall]:
+    """Hangs that end, one after the other, on the same two ranks."""
+    stalls = {}
+    with launched(list(RELEASED), 2) as ward:
+        for name, signal_number in RELEASED.items():
+            stalls[name] = ward.stall(name)
+            ward.release(name, signal_number)
+    return stalls
+
+
+def assert_told(stall: Stall, phase: str, cause: str, step: int = STEPS) -> None:
+    """The odd rank, the phase, the step and the cause, wherever a user may look."""
+    verdict, record = stall.verdict, stall.record
+    said = {pair.key: pair.value.string_value for pair in record.attributes}
+    assert verdict["evidence"]["culprits"] == [str(ODD)]
+    assert (verdict["phase"], verdict["evidence"]["cause"]) == (phase, cause)
+    # The last step that was completed.
+    assert verdict["step"] == step
+    assert f"rank {ODD}" in verdict["sentence"]
+    assert set(stall.stalled.values()) == {1.0}
+    assert (record.severity_text, record.event_name) == ("WARN", "training.stall")
+    assert record.body.string_value == verdict["sentence"]
+    assert (said["phase"], said["evidence.cause"]) == (phase, cause)
+    content, text = stall.postmortem
+    assert content["verdict"]["evidence"]["culprits"] == [str(ODD)]
+    assert text.splitlines()[0] == verdict["sentence"]
+
+
+def test_a_rank_that_waits_for_data_for_good_is_named(released: dict[str, Stall]) -> None:
+    assert_told(released["data"], "data", "not_reached")
+
+    sentence = released["data"].verdict["sentence"]
+    assert "(batches) and sleeps" in sentence
+    assert "rank 0 waits for it" in sentence
+
+
+def test_a_rank_whose_c_code_keeps_the_gil_is_named(released: dict[str, Stall]) -> None:
+    # It holds the lock where forward is over and backward has not begun.
+    assert_told(released["gil"], "other", "gil")
+
+
+def test_a_stopped_rank_is_named(released: dict[str, Stall]) -> None:
+    assert_told(released["stopped"], "other", "stopped")
+
+
+def test_a_rank_that_enters_another_collective_is_named() -> None:
+    with launched(["different"], 3) as ward:
+        stall = ward.stall("different")
+
+        assert stall.verdict["evidence"]["cause"] == "different_collectives"
+        assert_told(stall, "other", "different_collectives")
+        assert f"rank {ODD} entered broadcast" in stall.verdict["sentence"]
+        assert "ranks 0, 2 entered all_reduce" in stall.verdict["sentence"]
+
+
+def test_a_rank_that_skips_an_all_reduce_is_named() -> None:
+    with launched(["skipped"], 3) as ward:
+        stall = ward.stall("skipped")
+
+        # Gloo took the next thing that it sent for the one that it skipped: all stand a step later.
+        assert_told(stall, "comm_wait", "different_collectives", STEPS + 1)
+        assert "ranks 0, 2 entered all_reduce [[1]]" in stall.verdict["sentence"]

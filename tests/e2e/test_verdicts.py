@@ -1,0 +1,271 @@
+"""Stragglers, and silence, on real ranks through the real agent: two of them and four."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pytest
+
+from node import Labels, Node, finished, until
+from otel_ddp.survey import survey
+from otlp_receiver import Receiver
+
+LATE_S = 0.03
+WORK = {"data", "forward", "backward", "optimizer", "other"}
+LABELS = {"group", "run", "job_type", "node", "rank", "local_rank"}
+# What is late where, and the phase that it is to be named for.
+LATE = {"data": "data", "forward": "forward", "backward": "backward", "other": "other"}
+# Without end each, until the test has seen enough of them.
+SCENARIOS = {
+    2: [*LATE, "balanced"],
+    4: [*LATE, "balanced", "slower", "together", "unequal"],
+}
+BALANCED_STEPS, SLOW_FROM, SLOW_STEPS = 500, 140, 130
+
+TRAIN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+LATE_S, SLOW_FROM = 0.03, 140
+folder, names = sys.argv[1], sys.argv[2].split(",")
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+chosen = rank == world // 2
+
+
+class Pause(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, forward_s, backward_s):
+        time.sleep(forward_s)
+        ctx.backward_s = backward_s
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.backward_s)
+        return gradient, None, None
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only, self.forward_s, self.backward_s = nn.Linear(8, 1), 0.0, 0.0
+
+    def forward(self, inputs):
+        return Pause.apply(self.only(inputs), self.forward_s, self.backward_s)
+
+
+def stops_at(name):
+    # The first rank finds that the test wants it, and writes down the step before all ranks have
+    # synchronised on the one before: they all see it in time.
+    try:
+        with open(f"{folder}/{name}.stops_at") as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def batches(name, net):
+    work_s = 0.006 if name in ("slower", "unequal") else 0.001
+    step = 0
+    while (last := stops_at(name)) is None or step < last:
+        if last is None and rank == 0 and os.path.exists(f"{folder}/{name}.enough"):
+            with open(f"{folder}/{name}.new", "w") as file:
+                file.write(str(step + 2))
+            os.rename(file.name, f"{folder}/{name}.stops_at")
+        size, factor = 4, 1.0
+        if name == "unequal" and chosen:
+            size, factor = 8, 2.0
+        if name == "slower" and chosen:
+            factor = 1.2
+        if name == "together" and step >= SLOW_FROM:
+            factor = 3.0
+        net.forward_s = net.backward_s = work_s * factor
+        if chosen and name == "forward":
+            net.forward_s += LATE_S
+        if chosen and name == "backward":
+            net.backward_s += LATE_S
+        if chosen and name == "data":
+            time.sleep(LATE_S)
+        yield torch.randn(size, 8)
+        step += 1
+
+
+for name in names:
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = otel_ddp.instrument(model, group="g", run=name)
+    for batch in otel_ddp.data(batches(name, net)):
+        model(batch).sum().backward()
+        if chosen and name == "other":
+            time.sleep(LATE_S)
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish()
+dist.destroy_process_group()
+"""
+
+
+class Seen(NamedTuple):
+    """What was to be seen of one scenario, in the moment in which the test had seen enough."""
+
+    verdicts: list[dict[str, Any]]
+    straggler: list[tuple[Labels, float]]
+    excess: list[tuple[Labels, float]]
+    insufficient: str
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        return [(labels["rank"], labels["phase"]) for labels, value in self.straggler if value]
+
+
+class Launch:
+    """All scenarios on all ranks, one after the other; the agent is the one that they started."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.chosen = str(world // 2)
+        self.seen: dict[str, Seen] = {}
+        with Node() as node, Receiver() as receiver:
+            node.export_to(receiver.start_http())
+            script = node.root / "train.py"
+            script.write_text(TRAIN)
+            process = node.start(
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(world), str(script)),
+                *(str(node.root), ",".join(SCENARIOS[world])),
+            )
+            for name in SCENARIOS[world]:
+                until(lambda name=name: self._enough(node, name), f"{name} to be seen")
+                self.seen[name] = self._look(node, name)
+                (node.root / f"{name}.enough").touch()
+            finished(process)
+            # It sends what it has not sent.
+            node.stop_agent()
+            self.records = [
+                (each, {pair.key: pair.value.string_value for pair in each.attributes})
+                for each in receiver.logs()
+            ]
+
+    def _enough(self, node: Node, name: str) -> bool:
+        if name not in ("balanced", "together"):
+            # The file that the status reads, and no journals: the ranks need the cores.
+            return any(each["who"]["run"] == name for each in node.agent()["verdicts"])
+        steps = [each["step"] or 0 for each in node.processes() if each["run"] == name]
+        wanted = BALANCED_STEPS if name == "balanced" else SLOW_FROM + SLOW_STEPS
+        return len(steps) == self.world and min(steps) >= wanted
+
+    def _look(self, node: Node, name: str) -> Seen:
+        if name not in ("balanced", "together"):
+            # A scrape is of the moment before; the verdict stands while the ranks go on like that.
+            metric = "training_straggler"
+            until(lambda: node.series(metric, run=name, phase=""), "the series of the verdict")
+        verdicts = [each for each in _verdicts(node) if each["who"]["run"] == name]
+        return Seen(
+            verdicts,
+            node.series("training_straggler", run=name),
+            node.series("training_straggler_excess_ratio", run=name),
+            node.agent().get("insufficient", {}).get(name, ""),
+        )
+
+    def opened(self, run: str, kinds: Iterable[str]) -> list[tuple[Any, dict[str, str]]]:
+        """The log records of verdicts of these kinds that were reached on a run."""
+        return [
+            (record, said)
+            for record, said in self.records
+            if (said.get("run"), said.get("verdict.state")) == (run, "opened")
+            and said["verdict"] in kinds
+        ]
+
+
+def _verdicts(node: Node) -> list[dict[str, Any]]:
+    found = survey([node.place])["verdicts"]
+    return [each for each in found if each["kind"] in ("straggler", "imbalance")]
+
+
+@pytest.fixture(scope="module")
+def of_two() -> Launch:
+    return Launch(2)
+
+
+@pytest.fixture(scope="module")
+def of_four() -> Launch:
+    return Launch(4)
+
+
+@pytest.fixture(params=["of_two", "of_four"])
+def launch(request: pytest.FixtureRequest) -> Launch:
+    found: Launch = request.getfixturevalue(request.param)
+    return found
+
+
+def assert_named(launch: Launch, name: str, phase: str) -> None:
+    """This rank and this phase, in everything that a user may look at, and nothing else."""
+    seen = launch.seen[name]
+    (verdict,) = seen.verdicts
+    assert (verdict["kind"], verdict["who"]["rank"]) == ("straggler", launch.chosen)
+    assert verdict["phase"] == phase
+    assert verdict["sentence"].startswith(f"rank {launch.chosen} (")
+    assert seen.named == [(launch.chosen, phase)]
+
+    ((record, said),) = launch.opened(name, ["straggler", "imbalance"])
+    assert (record.severity_text, record.event_name) == ("WARN", "training.straggler")
+    assert record.body.string_value == verdict["sentence"]
+    assert {key: said[key] for key in LABELS} == {key: verdict["who"][key] for key in LABELS}
+    assert said["phase"] == phase
+
+
+@pytest.mark.parametrize(("where", "phase"), LATE.items())
+def test_a_rank_that_is_late_is_named_with_the_phase_it_is_late_in(
+    launch: Launch, where: str, phase: str
+) -> None:
+    assert_named(launch, where, phase)
+
+    excess = {
+        labels["phase"]: value
+        for labels, value in launch.seen[where].excess
+        if labels["rank"] == launch.chosen
+    }
+    assert max(WORK & excess.keys(), key=lambda word: excess[word]) == phase
+
+
+def test_a_rank_that_computes_a_fifth_slower_is_named_for_computing(of_four: Launch) -> None:
+    assert_named(of_four, "slower", "compute")
+
+
+def test_of_balanced_ranks_nobody_is_named(launch: Launch) -> None:
+    assert_silent(launch, "balanced")
+
+
+def test_of_ranks_that_are_slow_together_nobody_is_named(of_four: Launch) -> None:
+    assert_silent(of_four, "together")
+
+
+def assert_silent(launch: Launch, name: str) -> None:
+    """Nobody is named, and not because there was nothing to go by."""
+    seen = launch.seen[name]
+    assert seen.insufficient == ""
+    told = {(labels["rank"], value) for labels, value in seen.straggler}
+    assert told == {(str(rank), 0.0) for rank in range(launch.world)}
+    assert seen.verdicts == []
+    assert launch.opened(name, ["straggler", "imbalance"]) == []
+
+
+def test_a_rank_with_twice_the_work_is_no_straggler(of_four: Launch) -> None:
+    seen = of_four.seen["unequal"]
+    (verdict,) = seen.verdicts
+    assert (verdict["kind"], verdict["who"]["rank"]) == ("imbalance", of_four.chosen)
+    assert "work is unequal" in verdict["sentence"]
+    assert verdict["evidence"]["more_to_do"] == 1.0
+    assert seen.named == []
+    assert [
+        said["verdict"] for _, said in of_four.opened("unequal", ["straggler", "imbalance"])
+    ] == ["imbalance"]
