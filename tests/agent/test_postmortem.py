@@ -160,6 +160,7 @@ def test_open_verdicts_are_told_and_sections_without_content_are_not_there(folde
         ({"evidence": {"cause": "exception"}}, "traceback in the output of rank 1"),
         ({"evidence": {"cause": "unknown"}}, "dmesg"),
         ({"kind": "stall", "evidence": {}}, "otel-ddp stacks"),
+        ({"kind": "stall", "evidence": {"culprits": ["1", "3"]}}, "rank 1, 3: the others wait"),
     ],
 )
 def test_what_to_look_at_depends_on_the_cause(

@@ -330,8 +330,10 @@ def _advice(verdict: Plain) -> list[str]:
     rank = who.get("rank") if isinstance(who, Mapping) else None
     whose = f"rank {rank}" if rank else "each rank"
     if verdict.get("kind") == "stall":
+        culprits = evidence.get("culprits")
+        named = ", ".join(map(str, culprits)) if isinstance(culprits, (list, tuple)) else ""
         return [
-            "the rank above that is not in comm_wait: the others wait for it",
+            *([f"rank {named}: the others wait"] if named else []),
             "`otel-ddp stacks` while the processes are still there",
         ]
     hints = {
