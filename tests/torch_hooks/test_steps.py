@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,6 +28,7 @@ from conftest import Journal
 from otel_ddp.agent.steps import StepStream
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.torch import model_hooks
 
 PAUSE_S = 0.02
 
@@ -408,8 +413,6 @@ def test_a_timed_loader_can_be_copied() -> None:
 
 
 def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> None:
-    import gc
-
     from torch.optim import optimizer as optimizers
     from torch.utils.data import dataloader
 
@@ -616,3 +619,21 @@ def test_a_traced_model_leaves_the_counts_whole(run: otel_ddp.Run, place: Place)
     train(model, SGD(model.parameters(), lr=0.1))
 
     assert totals(place)["training.samples"] == 24
+
+
+def test_a_wrapped_model_with_buffers_is_given_back_when_it_is_dropped(run: otel_ddp.Run) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        otel_ddp.instrument(model)
+        for _ in range(3):
+            model(INPUT).sum().backward()
+        models = [weakref.ref(model), weakref.ref(model.module)]
+        del model
+        gc.collect()
+
+        assert [each() for each in models] == [None, None]
+        assert not model_hooks._watched
+        assert not model_hooks._inner
+    finally:
+        dist.destroy_process_group()

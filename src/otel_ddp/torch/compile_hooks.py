@@ -1,4 +1,4 @@
-"""Times what torch.compile compiles, and measures models that were compiled in place."""
+"""Times what torch.compile compiles."""
 
 from __future__ import annotations
 

@@ -26,17 +26,18 @@ class _Watched:
     """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
 
     __slots__ = (
-        *("by_samples", "ddp", "flops_per_unit", "forwards", "handles", "model", "samples"),
-        *("stepper", "tokens"),
+        *("by_samples", "flops_per_unit", "forwards", "handles", "model", "samples"),
+        *("stepper", "syncs_buffers", "tokens"),
     )
 
-    def __init__(self, model: nn.Module, stepper: Stepper) -> None:
+    def __init__(self, model: nn.Module, stepper: Stepper, among: dict[int, _Watched]) -> None:
         key = id(model)
-        self.model = ref(model, lambda _: _watched.pop(key, None))
+        # Never the model itself: most of a device's memory hangs on it.
+        self.model = ref(model, lambda _: among.pop(key, None))
         self.stepper = stepper
         self.handles: list[Any] = []
-        # Where it gives every rank the same buffers before each forward.
-        self.ddp: Any = None
+        # Whether it may give every rank the same buffers before a forward.
+        self.syncs_buffers = False
         # Of forward and backward, for a token, or for a sample where there are none: None as long
         # as that is not known, 0 where it never will be.
         self.flops_per_unit: float | None = None
@@ -54,15 +55,15 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
     """Watch a model, the outermost object that the training loop calls; False if it is already."""
     if id(module) in _watched:
         return False
-    watched = _watched[id(module)] = _Watched(module, stepper)
+    watched = _watched[id(module)] = _Watched(module, stepper, _watched)
     watched.handles += [
         module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True),
         # Also where forward raises: the time after that is not forward.
         module.register_forward_hook(_after_forward, prepend=True, always_call=True),
     ]
     if isinstance(module, DistributedDataParallel) and _has_buffers(module):
-        watched.ddp = module
-        _inner[id(module.module)] = _Watched(module.module, stepper)
+        watched.syncs_buffers = True
+        _inner[id(module.module)] = _Watched(module.module, stepper, _inner)
         watched.handles.append(module.module.register_forward_pre_hook(_before_inner))
     return True
 

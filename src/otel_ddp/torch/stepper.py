@@ -156,7 +156,7 @@ class Stepper:
         if (not standing.in_step or self._unstepped) and not self._evaluating:
             self._begin_step()
         standing.enter(self._forward)
-        if watched.ddp is not None and module.will_sync_module_buffers():
+        if watched.syncs_buffers and module.will_sync_module_buffers():
             standing.enter(self._buffers)
         samples, tokens = workload(args, kwargs)
         if type(samples) is not int or type(tokens) is not int:
