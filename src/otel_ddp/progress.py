@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from time import monotonic_ns as _clock
 from typing import Protocol
 
@@ -15,7 +16,7 @@ _CODES = catalog.PHASES
 _OTHER = _CODES["other"]
 _COMM_WAIT = _CODES["comm_wait"]
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
-_PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
+PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _GC = layout.STEP_NUMBER << _SHIFT, layout.STEP_GC << _SHIFT
 _LOGGED = layout.STEP_LOGGED << _SHIFT
@@ -188,10 +189,14 @@ class Standing:
 
     # -- hooks: what they call is short, for it is felt
 
+    def pen(self) -> tuple[list[Phase], memoryview[int], Callable[[int], None]]:
+        """What `enter` writes with, for hooks that write by themselves: a call is felt as well."""
+        return self._open, self._words, self._story.append
+
     def enter(self, phase: Phase) -> None:
         """Begin a phase inside the one that is open."""
         self._open.append(phase)
-        self._words[_PHASE_WORD] = word = phase.base + _clock()
+        self._words[PHASE_WORD] = word = phase.base + _clock()
         self._story.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(phase.code)
@@ -208,7 +213,7 @@ class Standing:
         else:
             return
         around = opened[-1]
-        self._words[_PHASE_WORD] = word = around.base + _clock()
+        self._words[PHASE_WORD] = word = around.base + _clock()
         self._story.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(around.code)
@@ -231,14 +236,27 @@ class Standing:
         # What was logged within a step is said of it, what was logged after one, of that one.
         return logged if self.in_step and logged != self._logged_before else logged + 1
 
-    def step_finished(self, skipped: bool = False) -> bool:
-        """The optimizer has done its step, or left it out; whether it is time to tell."""
+    def step_finished(self, skipped: bool = False, phase: Phase | None = None) -> bool:
+        """The optimizer has done its step, or left it out; whether it is time to tell.
+
+        *phase* is the innermost one, if the step's end is its end as well.
+        """
         if not self.stepping:
             self.begin_step()
         now = _clock()
         story = self._story
-        number = self.number = self.under_way()
-        self._logged = self.recorder.step
+        opened = self._open
+        if phase is not None:
+            if opened[-1] is phase:
+                opened.pop()
+                story.append(opened[-1].base + now)
+                if self.device_clock is not None:
+                    self.device_clock.mark(opened[-1].code)
+            else:
+                self.leave(phase)
+        logged = self.recorder.step
+        number = self.number + 1 if logged == self._logged else self.under_way()
+        self.number, self._logged = number, logged
         self.count += 1
         story.append(_NUMBER | self.count)
         if number != self.count:
@@ -257,8 +275,9 @@ class Standing:
         if skipped:
             story.append(_SKIPPED)
         story.append(_ENDED + now - self._origin)
-        self._words[_PHASE_WORD] = word = self._open[-1].base + now
-        story.append(word)
+        self._words[PHASE_WORD] = word = opened[-1].base + now
+        if phase is None:
+            story.append(word)
         self._words[_STEP_WORD] = number + 1
         self.in_step = False
         if self.device_clock is not None:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import otel_ddp
 from conftest import Here
+from otel_ddp.torch import watch
 from otel_ddp.torch.gradient_norm import square_norm
 from otel_ddp.torch.stepper import Stepper
 
@@ -263,7 +264,9 @@ def test_the_time_that_hooks_take_is_a_part_of_the_loop(
 ) -> None:
     if what == "in each step":
         # What is done beside them is timed by itself: not here.
-        monkeypatch.setattr(Stepper, "_aside", lambda stepper, act, *args: act(*args))
+        monkeypatch.setattr(
+            Stepper, "_aside", lambda stepper, name, *args: getattr(stepper, name)(*args)
+        )
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1" if what == "in each step" else "0"
     model = mlp()
     otel_ddp.instrument(model)
@@ -277,16 +280,41 @@ def test_the_time_that_hooks_take_is_a_part_of_the_loop(
     assert 0 < spent < took
 
 
-def test_without_an_optimizer_of_torchs_that_is_said_after_fifty_backwards(place: Here) -> None:
+def test_without_an_optimizer_of_torchs_that_is_said_after_500_backwards(place: Here) -> None:
     model = mlp()
     otel_ddp.instrument(model)
 
     said = []
-    for _ in range(50):
+    for _ in range(500):
         model(INPUT).sum().backward()
         said.append(place.only().facts.get("capability", {}).get("optimizer"))
 
-    assert said == [None] * 49 + ["no_optimizer"]
+    assert said == [None] * 499 + ["no_optimizer"]
+
+
+@pytest.mark.parametrize("reading", ["on_forward", "on_output", "before_optimizer", "after_step"])
+def test_a_reading_that_fails_takes_no_step_along(
+    place: Here, reading: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    model = mlp()
+    otel_ddp.instrument(model)
+    stepper = watch._stepper
+    assert stepper is not None
+    tried = []
+
+    def fails(*args: Any) -> None:
+        tried.append(args)
+        raise RuntimeError("no such reading")
+
+    setattr(stepper, reading, fails)
+    learn(model, INPUT, 20)
+    otel_ddp.finish()
+
+    assert len(tried) == 3
+    assert caplog.text.count(f"{reading} failed") == 1
+    (steps,) = (t.values[0] for t in place.only().all_totals if t.metric == "training.steps")
+    assert steps == 20
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])

@@ -408,8 +408,14 @@ def test_a_forked_child_that_trains_writes_nothing_into_its_parents_journal(
     assert totals(place)["training.steps"] == 3
 
 
-def test_a_timed_loader_can_be_copied() -> None:
-    assert list(copy.copy(otel_ddp.data([1, 2]))) == [1, 2]
+def test_a_timed_loader_is_what_it_wraps() -> None:
+    timed = otel_ddp.data([1, 2])
+
+    assert list(copy.copy(timed)) == [1, 2]
+    assert (len(timed), timed[1], bool(timed), bool(otel_ddp.data([]))) == (2, 2, True, False)
+    assert next(otel_ddp.data(iter([3]))) == 3
+    with pytest.raises(TypeError, match="not an iterator"):
+        next(timed)  # type: ignore[call-overload]
 
 
 def test_uninstrument_leaves_no_hook_behind(run: otel_ddp.Run, place: Place) -> None:

@@ -80,6 +80,17 @@ class Timed:
                 _ended()
             yield batch
 
+    def __next__(self) -> Any:
+        # Of a loader that is an iterator itself.
+        _began()
+        try:
+            return next(self._loader)
+        finally:
+            _ended()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._loader[index]
+
     def __len__(self) -> int:
         return len(self._loader)
 

@@ -185,9 +185,11 @@ def _listen(tensor: torch.Tensor, hook: Any) -> None:
     if hooks is not None:
         # Somebody else's stand there, or ours, where a model gives the same tensor again.
         hooks[_OURS] = hook
-    elif hasattr(node, _REGISTER):
-        tensor._backward_hooks = OrderedDict([(_OURS, hook)])
-        getattr(node, _REGISTER)(tensor)
+    elif (register := getattr(node, _REGISTER, None)) is not None:
+        hooks = OrderedDict()
+        hooks[_OURS] = hook
+        tensor._backward_hooks = hooks
+        register(tensor)
     else:
         tensor.register_hook(hook)
 

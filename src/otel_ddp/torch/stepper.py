@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from time import monotonic_ns as _clock
 from typing import Any
 from weakref import ref
 
@@ -12,17 +13,28 @@ import torch
 from torch.autograd import Variable
 
 from otel_ddp import containment
-from otel_ddp.progress import Standing
+from otel_ddp.progress import PHASE_WORD, Phase, Standing
 from otel_ddp.torch.workload import workload
 
 _FAILURES_ALLOWED = 3
-# After so many backwards without a step there is no optimizer that we hear, or another one.
+# After so many backwards without a step another optimizer may end it; after so many without any,
+# there is none that we hear.
 _PATIENCE = 50
+_LONGEST_ACCUMULATION = 500
 _OFTEN = 16
-_TIMED = (
-    *("forward_began", "forward_ended", "_gradient_arrived", "_gradients_done", "_backward_ended"),
-    *("optimizer_began", "optimizer_ended", "data_began", "data_ended", "buffers_arrived"),
-)
+# What hooks call, and what it is that is called.
+_HOOKS = {
+    "forward_began": "_forward_began",
+    "buffers_arrived": "_buffers_arrived",
+    "forward_ended": "_forward_ended",
+    "on_gradient": "_gradient_arrived",
+    "_on_gradients_done": "_gradients_done",
+    "_on_backward_ended": "_backward_ended",
+    "optimizer_began": "_optimizer_began",
+    "optimizer_ended": "_optimizer_ended",
+    "data_began": "_data_began",
+    "data_ended": "_data_ended",
+}
 _is_grad_enabled = torch.is_grad_enabled
 _MAIN = threading.main_thread().ident
 
@@ -35,9 +47,8 @@ def _outside_of_backward() -> bool:
     return _current_backward is not None and bool(_current_backward() == -1)
 
 
-def _found_infinities(optimizer: torch.optim.Optimizer) -> bool:
+def _infinities(found: Any) -> bool:
     """Whether a fused optimizer was told by its scaler to leave the weights alone."""
-    found = getattr(optimizer, "found_inf", None)
     # On a device nobody knows yet, and nobody waits for it.
     return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
 
@@ -60,10 +71,26 @@ class Stepper:
     whatever begins next closes what is still open.
     """
 
+    forward_began: Callable[..., None]
+    buffers_arrived: Callable[[], None]
+    forward_ended: Callable[[Any, torch.nn.Module, Any], bool]
+    on_gradient: Callable[[torch.Tensor], None]
+    _on_gradients_done: Callable[[], None]
+    _on_backward_ended: Callable[[], None]
+    optimizer_began: Callable[[torch.optim.Optimizer, bool], None]
+    optimizer_ended: Callable[[torch.optim.Optimizer], None]
+    data_began: Callable[[], None]
+    data_ended: Callable[[], None]
+
     def __init__(self, standing: Standing) -> None:
         self.alive = True
         self.standing = standing
+        # Hooks that come in every step do what `enter` does by themselves: a function more is a
+        # microsecond more, where training has filled the caches since the last step.
+        self._open, self._words, self._write = standing.pen()
         self._failures = 0
+        self._failed_aside: dict[str, int] = {}
+        self._tell: Callable[[], None] = standing.tell
         # Phases of ours, one each: none of them is ever inside itself.
         self._data = standing.phase("data")
         self._forward = standing.phase("forward")
@@ -132,7 +159,7 @@ class Stepper:
 
     # -- forward
 
-    def forward_began(
+    def _forward_began(
         self,
         watched: Any,
         module: torch.nn.Module,
@@ -148,14 +175,20 @@ class Stepper:
             return
         self._inside = 1
         standing = self.standing
-        training = self._training = module.training and _is_grad_enabled()
-        if not training:
+        if not (module.training and _is_grad_enabled()):
+            self._training = False
             standing.enter(self._eval)
             return
+        self._training = True
         # A forward inside an optimizer's step (LBFGS) begins no other one.
         if (not standing.in_step or self._unstepped) and not self._evaluating:
             self._begin_step()
-        standing.enter(self._forward)
+        phase = self._forward
+        self._open.append(phase)
+        self._words[PHASE_WORD] = word = phase.base + _clock()
+        self._write(word)
+        if standing.device_clock is not None:
+            standing.device_clock.mark(phase.code)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             standing.enter(self._buffers)
         samples, tokens = workload(args, kwargs)
@@ -165,25 +198,34 @@ class Stepper:
         standing.tokens += tokens
         if (each := watched.flops_per_unit) is None:
             watched.samples, watched.tokens = samples, tokens
-            self._aside(self.on_forward, watched, module)
+            self._aside("on_forward", watched, module)
         elif each:
             standing.flops += each * (samples if watched.by_samples else tokens or samples)
 
-    def buffers_arrived(self) -> None:
+    def _buffers_arrived(self) -> None:
         """DDP has given every rank the same buffers; the model itself begins."""
         self.standing.leave(self._buffers)
 
-    def forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> bool:
+    def _forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs are to be watched."""
         if self._inside:
             self._inside -= 1
         if self._inside or self._session:
             return False
         if self._training:
-            self.standing.leave(self._forward)
+            opened, standing = self._open, self.standing
+            if opened[-1] is self._forward:
+                opened.pop()
+                around = opened[-1]
+                self._words[PHASE_WORD] = word = around.base + _clock()
+                self._write(word)
+                if standing.device_clock is not None:
+                    standing.device_clock.mark(around.code)
+            else:
+                standing.leave(self._forward)
             self.forwards += 1
             if self.wants_loss or watched.flops_per_unit is None:
-                self._aside(self.on_output, watched, module, output)
+                self._aside("on_output", watched, module, output)
             return True
         self.standing.leave(self._eval)
         self.standing.tell_in_time()
@@ -197,7 +239,12 @@ class Stepper:
             return
         try:
             self._session = True
-            self.standing.enter(self._backward)
+            phase = self._backward
+            self._open.append(phase)
+            self._words[PHASE_WORD] = word = phase.base + _clock()
+            self._write(word)
+            if (device := self.standing.device_clock) is not None:
+                device.mark(phase.code)
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
             self._queue_callback(self._on_gradients_done)
@@ -209,7 +256,12 @@ class Stepper:
 
     def _gradients_done(self) -> None:
         try:
-            self.standing.enter(self._wait)
+            phase = self._wait
+            self._open.append(phase)
+            self._words[PHASE_WORD] = word = phase.base + _clock()
+            self._write(word)
+            if (device := self.standing.device_clock) is not None:
+                device.mark(phase.code)
             self._queue_callback(self._on_backward_ended)
         except containment.ANYTHING:
             self.failed("gradients done")
@@ -225,7 +277,7 @@ class Stepper:
             self.backwards += 1
             if self._unstepped % _OFTEN == 0:
                 self.standing.tell_in_time()
-            if self.backwards == _PATIENCE and not self.steps:
+            if self.backwards == _LONGEST_ACCUMULATION and not self.steps:
                 self.stuck()
             if self._stepped_in_backward:
                 self._stepped_in_backward = False
@@ -252,7 +304,7 @@ class Stepper:
         if gone is self._step_optimizer_ref:
             self._step_optimizer = None
 
-    def optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
+    def _optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
         """An optimizer of a watched model begins its step."""
         if self._session:
             self._close_what_raised()
@@ -267,15 +319,20 @@ class Stepper:
             self._begin_step()
         self._optimizing = id(optimizer)
         self._evaluating = evaluating
-        self.standing.enter(self._optimizer)
+        phase = self._optimizer
+        self._open.append(phase)
+        self._words[PHASE_WORD] = word = phase.base + _clock()
+        self._write(word)
+        if (device := self.standing.device_clock) is not None:
+            device.mark(phase.code)
         # The first one seen closes the step; another one (a GAN's second) is part of the next
         # step, which has just as much of it.
         if self._step_optimizer is None:
             self.ends_steps(optimizer)
         if self._closely and self._step_optimizer == id(optimizer):
-            self._aside(self.before_optimizer, optimizer)
+            self._aside("before_optimizer", optimizer)
 
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+    def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has finished its step."""
         if self._session:
             self._stepped_in_backward = True
@@ -284,17 +341,19 @@ class Stepper:
             return
         self._optimizing = None
         self._evaluating = False
-        self.standing.leave(self._optimizer)
         if self._unstepped >= _PATIENCE and not self._named:
             self.ends_steps(optimizer)
-        if self._step_optimizer == id(optimizer):
-            if self.scaling is not None:
-                self._stepped_round = self.scaling()
-            self._finish_step(_found_infinities(optimizer))
+        if self._step_optimizer != id(optimizer):
+            self.standing.leave(self._optimizer)
+            return
+        if self.scaling is not None:
+            self._stepped_round = self.scaling()
+        found = getattr(optimizer, "found_inf", None)
+        self._finish_step(found is not None and _infinities(found), self._optimizer)
 
     # -- data
 
-    def data_began(self) -> None:
+    def _data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
         if threading.get_ident() != (self._thread or _MAIN):
             return  # somebody fetches ahead: nobody waits for that
@@ -308,7 +367,7 @@ class Stepper:
             self.loads += 1
             self.standing.enter(self._data)
 
-    def data_ended(self) -> None:
+    def _data_ended(self) -> None:
         """The batch is there."""
         if threading.get_ident() == (self._thread or _MAIN):
             self.standing.leave(self._data)
@@ -366,13 +425,13 @@ class Stepper:
         before, self._round = self._round, now
         return self._unstepped > 0 and before is not now and before is not self._stepped_round
 
-    def _finish_step(self, skipped: bool = False) -> None:
+    def _finish_step(self, skipped: bool = False, phase: Phase | None = None) -> None:
         self._unstepped = 0
         self.steps += 1
         standing = self.standing
-        if standing.step_finished(skipped) or self._closely:
-            self._aside(standing.tell)
-            self._aside(self.after_step)
+        if standing.step_finished(skipped, phase) or self._closely:
+            self._aside("_tell")
+            self._aside("after_step")
         closely = self.every > 0 and (standing.count + 1) % self.every == 0
         if closely is not self._closely:
             self._look_closely(closely)
@@ -382,13 +441,7 @@ class Stepper:
     def _look_closely(self, closely: bool) -> None:
         """Time our own hooks: those of one step stand for those of all until the next one."""
         self._closely = closely
-        for name in _TIMED:
-            if closely:
-                setattr(self, name, self._timed(getattr(self, name)))
-            else:
-                # What it covered is the class's again.
-                self.__dict__.pop(name, None)
-        self._prepare()
+        self._prepare(self._timed if closely else None)
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         standing, every = self.standing, self.every
@@ -404,16 +457,25 @@ class Stepper:
         timed.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return timed
 
-    def _aside(self, act: Callable[..., None], *args: Any) -> None:
-        """Do what is not done in every step, and time it as what it is."""
+    def _aside(self, reading: str, *args: Any) -> None:
+        """Do what is not done in every step, and time it as what it is.
+
+        What fails time and again is done no more; the steps are measured as before.
+        """
         began = time.perf_counter()
-        act(*args)
+        try:
+            getattr(self, reading)(*args)
+        except containment.ANYTHING:
+            containment.failed(reading)
+            self._failed_aside[reading] = failures = self._failed_aside.get(reading, 0) + 1
+            if failures >= _FAILURES_ALLOWED:
+                setattr(self, reading, _nothing)
         took_s = time.perf_counter() - began
         self.standing.hook_s += took_s
         self._aside_s += took_s
 
-    def _prepare(self) -> None:
+    def _prepare(self, around: Callable[[Callable[..., Any]], Any] | None = None) -> None:
         # Made once: a bound method is a new object each time it is asked for.
-        self.on_gradient = self._gradient_arrived
-        self._on_gradients_done = self._gradients_done
-        self._on_backward_ended = self._backward_ended
+        for name, what in _HOOKS.items():
+            hook = getattr(self, what)
+            setattr(self, name, hook if around is None else around(hook))

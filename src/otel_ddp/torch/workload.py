@@ -10,6 +10,7 @@ import torch
 # What language models call their input; its elements are tokens.
 _TOKEN_NAMES = ("input_ids", "tokens", "idx")
 _MOST = 16
+_Tensor = torch.Tensor
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
@@ -20,8 +21,8 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int
         only = kwargs.get("input_ids")
     elif len(args) == 1:
         only = args[0]
-    if type(only) is torch.Tensor and (shape := only.shape):
-        if len(shape) == 2 and not only.is_floating_point():
+    if type(only) is _Tensor and (shape := only.shape):
+        if len(shape) == 2 and not only.dtype.is_floating_point:
             return shape[0], shape[0] * shape[1]
         if not kwargs:
             return shape[0], 0
