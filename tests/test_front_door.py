@@ -10,7 +10,7 @@ import pytest
 
 import otel_ddp
 
-FORBIDDEN = ("torch", "opentelemetry", "prometheus_client", "pynvml", "requests", "grpc", "psutil")
+FORBIDDEN = ("torch", "opentelemetry", "prometheus_client", "pynvml", "requests", "grpc")
 
 
 def python(code: str) -> str:

@@ -48,7 +48,6 @@ HOMES = {
     "grpc": "agent/otlp/",
     "requests": "agent/otlp/",
     "prometheus_client": "agent/endpoint.py agent/exposition.py",
-    "psutil": "agent/sources/",
 }
 
 

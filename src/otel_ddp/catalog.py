@@ -56,65 +56,7 @@ class Metric(NamedTuple):
     section: str
     bounds: tuple[float, ...]
     prometheus: str
-    emitted: bool
-    """Whether anything in this version reports it; the rest is named, and to come."""
 
-
-# A test reads from the source that it is these that are reported, and no others.
-_EMITTED = frozenset(
-    {
-        "training.run.info",
-        "training.run.start.timestamp",
-        "training.world.size",
-        "training.parameters",
-        "training.steps",
-        "training.samples",
-        "training.tokens",
-        "training.micro_batches",
-        "training.step.duration",
-        "training.gc.time",
-        "training.state",
-        "training.phase",
-        "training.step",
-        "training.epoch",
-        "training.heartbeat.timestamp",
-        "training.progress.timestamp",
-        "training.restarts",
-        "training.checkpoint.duration",
-        "training.checkpoint.timestamp",
-        "training.phase.time",
-        "training.steps.skipped",
-        "training.stall.timeout",
-        "training.stalled",
-        "training.straggler",
-        "training.straggler.excess",
-        "training.straggler.lost_time",
-        "training.node.work.max",
-        "training.node.work.median",
-        "training.collective.enqueued",
-        "training.collective.completed",
-        "training.flops",
-        "training.flops.peak",
-        "training.ooms",
-        "torch.cuda.memory.allocated",
-        "torch.cuda.memory.reserved",
-        "torch.cuda.memory.peak",
-        "torch.cuda.alloc_retries",
-        "training.scalar",
-        "training.scalar.step",
-        "training.scalar.epoch",
-        "training.nonfinite",
-        "otel_ddp.records.lost",
-        "otel_ddp.values.refused",
-        "otel_ddp.points.dropped",
-        "otel_ddp.exports",
-        "otel_ddp.spool.size",
-        "otel_ddp.hook.time",
-        "otel_ddp.hook.errors",
-        "otel_ddp.agent.cpu.time",
-        "otel_ddp.capability",
-    }
-)
 
 # The tables and rules below are those of github.com/prometheus/otlptranslator with its default
 # strategy, which both the collector and Prometheus' own OTLP receiver use.
@@ -226,7 +168,6 @@ class _Section(NamedTuple):
             section=self.title,
             bounds=bounds,
             prometheus=prometheus_name(name, kind, unit),
-            emitted=name in _EMITTED,
         )
         _declared.append(metric)
         return metric
@@ -323,7 +264,7 @@ TRAINING_EXCEPTIONS = _progress.metric(
     "training.exceptions",
     _C,
     "{exception}",
-    "How many exceptions have ended the rank's training, by their class.",
+    "How many exceptions have ended the rank's training, by their class: none is told of before.",
     "error.type",
 )
 TRAINING_OOMS = _progress.metric(
@@ -559,11 +500,41 @@ PROCESS_CONTEXT_SWITCHES = _process.metric(
     "process.context_switches",
     _C,
     "{context_switch}",
-    "How often the training process gave up its processor, or had it taken away.",
+    "How often the main thread of the training process gave up its processor, or had it taken "
+    "away.",
     "process.context_switch.type",
 )
 PROCESS_UPTIME = _process.metric(
     "process.uptime", _G, "s", "How long ago the training process was started."
+)
+
+PROCESS_CHILDREN_COUNT = _process.metric(
+    "process.children.count",
+    _G,
+    "{process}",
+    "How many processes the training process has started that still live, but for other ranks: "
+    "data loader workers, mostly.",
+)
+PROCESS_CHILDREN_CPU_TIME = _process.metric(
+    "process.children.cpu.time",
+    _C,
+    "s",
+    "Processor time that these processes have used, those that have ended included.",
+    "cpu.mode",
+)
+PROCESS_CHILDREN_MEMORY_USAGE = _process.metric(
+    "process.children.memory.usage",
+    _G,
+    "By",
+    "Physical memory that these processes occupy; what they share is counted for each.",
+)
+PROCESS_CHILDREN_DISK_IO = _process.metric(
+    "process.children.disk.io",
+    _C,
+    "By",
+    "Bytes that these processes have read from and written to storage, those that have ended "
+    "included as far as they were seen.",
+    "disk.io.direction",
 )
 
 # --- GPU ---------------------------------------------------------------------------------------
@@ -605,6 +576,9 @@ HW_TEMPERATURE = _gpu.metric(
     "Temperature of the GPU, at its core or at its memory.",
     "hw.sensor_location",
 )
+HW_FAN_SPEED_RATIO = _gpu.metric(
+    "hw.fan.speed_ratio", _G, "1", "Speed of the GPU's fan, as a share of its highest.", "fan"
+)
 GPU_CLOCK_FREQUENCY = _gpu.metric(
     "gpu.clock.frequency",
     _G,
@@ -633,6 +607,22 @@ HW_GPU_IO = _gpu.metric(
     "Bytes that the GPU has received and sent over PCIe.",
     "pci",
     "network.io.direction",
+)
+GPU_PCIE_LINK_GENERATION = _gpu.metric(
+    "gpu.pcie.link.generation",
+    _G,
+    "",
+    "Generation of PCIe that the GPU's link runs at now, and the highest that it could.",
+    "pci",
+    "state",
+)
+GPU_PCIE_LINK_WIDTH = _gpu.metric(
+    "gpu.pcie.link.width",
+    _G,
+    "{lane}",
+    "Lanes that the GPU's PCIe link uses now, and the most that it could.",
+    "pci",
+    "state",
 )
 GPU_NVLINK_IO = _gpu.metric(
     "gpu.nvlink.io",
@@ -832,6 +822,20 @@ OTEL_DDP_HOOK_ERRORS = _ourselves.metric(
 OTEL_DDP_AGENT_CPU_TIME = _ourselves.metric(
     "otel_ddp.agent.cpu.time", _C, "s", "Processor time that the agent of the node has used."
 )
+OTEL_DDP_SOURCE_AGE = _ourselves.metric(
+    "otel_ddp.source.age",
+    _G,
+    "s",
+    "How long ago the agent last read this source of its node; it grows while a driver hangs.",
+    "source",
+)
+OTEL_DDP_SOURCE_ERRORS = _ourselves.metric(
+    "otel_ddp.source.errors",
+    _C,
+    "{error}",
+    "Numbers of this source that could not be read, or were impossible, and are left out.",
+    "source",
+)
 OTEL_DDP_CAPABILITY = _ourselves.metric(
     "otel_ddp.capability",
     _G,
@@ -863,7 +867,6 @@ whether the data came through a collector or from the agent's own `/metrics`.
 - A number that could not be read is absent. It is never reported as 0, -1 or NaN.
 - An `updown` is a sum that may fall; Prometheus shows it as a gauge.
 - A histogram comes to Prometheus as `_bucket`, `_sum` and `_count` behind the name given here.
-- *Not yet* before a meaning: the name is settled, but this version does not report it.
 
 ## Labels
 
@@ -919,6 +922,6 @@ def _row(metric: Metric) -> str:
         f"{metric.kind.value}, `{metric.unit}`" if metric.unit else metric.kind.value,
         metric.labels,
         ", ".join(f"`{attribute}`" for attribute in metric.attributes),
-        metric.description if metric.emitted else f"*Not yet.* {metric.description}",
+        metric.description,
     )
     return "| " + " | ".join(cells) + " |\n"

@@ -13,6 +13,7 @@ from otel_ddp.errors import ConfigError
 log = logging.getLogger("otel_ddp")
 
 MIB = 1024 * 1024
+SOURCES = ("gpu", "host", "process")
 _ADVICE = "Correct it, or unset it for the default."
 
 # What was warned of. Said here, since `containment` is a room that this one does not know.
@@ -42,6 +43,7 @@ class Settings(NamedTuple):
     max_name_length: int
     sample_steps: int
     stall_timeout_s: float
+    sources: frozenset[str]
     linger_s: float
     interval_s: float
     timeout_s: float
@@ -121,6 +123,21 @@ def _bytes(low: int) -> Callable[[str, str], int]:
                 f"(64k, 2M and 1G are understood), got {text!r}. {_ADVICE}"
             )
         return value
+
+    return parse
+
+
+def _some_of(*words: str) -> Callable[[str, str], frozenset[str]]:
+    def parse(variable: str, text: str) -> frozenset[str]:
+        chosen = {word.strip().lower() for word in text.split(",")} - {""}
+        if chosen == {"none"}:
+            return frozenset()
+        if not chosen <= set(words):
+            raise ConfigError(
+                f"{variable} must be some of {', '.join(words)}, with commas between them, or "
+                f"none; got {text!r}. {_ADVICE}"
+            )
+        return frozenset(chosen)
 
     return parse
 
@@ -216,6 +233,14 @@ TABLE: tuple[Setting, ...] = (
         _seconds,
         "How long a rank stands still at least before it may count as stalled; more where its own "
         "steps and phases are longer.",
+    ),
+    Setting(
+        "sources",
+        ("OTEL_DDP_SOURCES",),
+        frozenset(SOURCES),
+        _some_of(*SOURCES),
+        "What the agent reads of its node by itself: any of `gpu`, `host`, `process`, or `none`. "
+        "Leave `host` out where an agent of the host already sends `system.*`.",
     ),
     Setting(
         "linger_s",
@@ -454,4 +479,6 @@ def _shown(row: Setting) -> str:
         return f"{row.default // MIB}M"
     if isinstance(row.default, bool):
         return str(row.default).lower()
+    if isinstance(row.default, frozenset):
+        return ",".join(sorted(row.default))
     return f"{row.default:g}" if isinstance(row.default, float) else str(row.default)

@@ -241,6 +241,28 @@ def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
     assert bench.told(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("ValueError: a: b", {"ValueError": 1.0}),
+        ("KeyboardInterrupt", {"KeyboardInterrupt": 1.0}),
+        ("the loss diverged", {}),
+        ("", {}),
+    ],
+)
+def test_an_exception_that_ended_training_is_counted_by_its_class(
+    bench: Bench, reason: str, told: dict[str, float]
+) -> None:
+    bench.writer.reason(reason)
+    bench.writer.state(catalog.STATES["failed"], 1)
+    bench.intake.take(time.time_ns(), True)
+    bench.intake.stand(time.time_ns(), True)
+
+    families = dict(bench.ledger.families())
+    found = families.get(catalog.TRAINING_EXCEPTIONS, [])
+    assert {dict(each.labels)["error.type"]: each.value for each in found} == told
+
+
 def test_a_process_whose_place_was_taken_does_not_speak_for_it(bench: Bench) -> None:
     bench.writer.phase(2, 0, 1)
     bench.writer.state(1, 1)

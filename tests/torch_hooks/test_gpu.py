@@ -474,3 +474,13 @@ def test_a_mark_costs_little_and_the_pool_stays_small() -> None:
     assert len(clock._pool) <= 65 * 10
     # The measured figure belongs into docs/gpu.md; this only tells a mistake from a cost.
     assert took / 2000 < 0.001
+
+
+def test_a_model_on_a_gpu_is_found_by_its_uuid(place: Here) -> None:
+    model = nn.Linear(4, 1).cuda()
+    otel_ddp.instrument(model)
+    model(torch.ones(2, 4).cuda()).sum().backward()
+
+    (board,) = place.only().facts["boards"]
+    assert board["index"] == torch.cuda.current_device()
+    assert len(board["uuid"]) == 36

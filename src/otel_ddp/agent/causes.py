@@ -11,11 +11,13 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import containment
+from otel_ddp.agent.sources.cgroup import Cgroups, Group
+from otel_ddp.agent.sources.kernel_files import KernelFiles
 
 # A process may take a while to die: its memory is given back before its journal's lock.
 _REMEMBERED_S = 30.0
@@ -53,14 +55,6 @@ class _Kill(NamedTuple):
     resident_bytes: int | None
 
 
-class _Group(NamedTuple):
-    """The memory cgroup of a process."""
-
-    path: Path
-    top: Path
-    version: int
-
-
 class Memory(NamedTuple):
     """What a process holds, and how much there is for it."""
 
@@ -76,7 +70,7 @@ class _Watched:
         self.handle = handle
         self.sampled_at: float | None = None
         self.gone = False
-        self.group: _Group | None = None
+        self.group: Group | None = None
         # When, and how many out-of-memory kills its cgroup had counted by then.
         self.kills: collections.deque[tuple[float, int]] = collections.deque()
         self.resident_bytes: int | None = None
@@ -101,7 +95,7 @@ class Causes:
         )
         self._log = self._open_log()
         self._numbers_agree = self._link("proc/self/ns/pid") == _FIRST_PID_NAMESPACE
-        self._mounts = list(self._memory_mounts())
+        self._cgroups = Cgroups(KernelFiles(), proc=root / "proc", root=root)
 
     def close(self) -> None:
         for pid, start_ticks in list(self._watched):
@@ -222,7 +216,7 @@ class Causes:
             "out_of_memory": "cgroup events",
             "out_of_memory_kills": rise,
             "out_of_memory_within_s": since_s,
-            "out_of_memory_group": str(watched.group.path),
+            "out_of_memory_group": watched.group.path,
         }
 
     def _xids_about(self, pid: int, now: float) -> list[str]:
@@ -285,48 +279,18 @@ class Causes:
 
     # -- the memory cgroup
 
-    def _memory_mounts(self) -> Iterator[tuple[int, str, Path]]:
-        """Version, root within the hierarchy, and mount point; that of the controller first."""
-        found = []
-        for line in (self._read("proc/self/mountinfo", 1 << 20) or "").splitlines():
-            left, _, right = line.partition(" - ")
-            fields, kind = left.split(" "), right.split(" ")
-            if len(fields) < 5 or len(kind) < 3:
-                continue
-            if kind[0] == "cgroup" and "memory" in kind[2].split(","):
-                found.append((1, fields[3], self._under(fields[4])))
-            elif kind[0] == "cgroup2":
-                found.append((2, fields[3], self._under(fields[4])))
-        yield from sorted(found, key=lambda mount: mount[0])
-
-    def _group(self, pid: int) -> _Group | None:
-        paths: dict[int, str] = {}
-        for line in (self._read(f"proc/{pid}/cgroup") or "").splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if "memory" in controllers.split(","):
-                paths[1] = path
-            elif number == "0" and not controllers:
-                paths[2] = path
-        for version, top, mount in self._mounts:
-            path = paths.get(version, "")
-            # A path with dots leads out of what this namespace shows of the tree.
-            if not path.startswith("/") or ".." in path.split("/"):
-                continue
-            inner = path if top == "/" else path.removeprefix(top) if _within(path, top) else None
-            if inner is None:
-                continue
-            group = _Group(mount / inner.lstrip("/"), mount, version)
+    def _group(self, pid: int) -> Group | None:
+        for group in self._cgroups.groups(pid, "memory"):
             if self._count_kills(group) is not None:
                 return group
         return None
 
-    def _count_kills(self, group: _Group) -> int | None:
+    def _count_kills(self, group: Group) -> int | None:
         name = "memory.oom_control" if group.version == 1 else "memory.events"
-        counters = _pairs(_text(group.path / name))
+        counters = _pairs(_text(Path(group.path, name)))
         return counters.get("oom_kill")
 
-    def _limit(self, group: _Group | None) -> tuple[int | None, str]:
+    def _limit(self, group: Group | None) -> tuple[int | None, str]:
         """The smallest limit above this process, and whose it is."""
         found: list[tuple[int, str]] = []
         total = _pairs((self._read("proc/meminfo") or "").replace(":", "")).get("MemTotal")
@@ -334,14 +298,10 @@ class Causes:
             found.append((total * 1024, "node"))
         if group is not None:
             name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-            path = group.path
-            while True:
-                limit = (_text(path / name) or "").strip()
+            for path in group.upward():
+                limit = (_text(Path(path, name)) or "").strip()
                 if limit.isdigit() and int(limit) < _NO_LIMIT:
                     found.append((int(limit), "memory cgroup"))
-                if path in (group.top, path.parent):
-                    break
-                path = path.parent
         return min(found) if found else (None, "")
 
     # -- the kernel's log
@@ -429,10 +389,6 @@ def _pairs(text: str | None) -> Mapping[str, int]:
     """Lines of a word and a number."""
     rows = (line.split() for line in (text or "").splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
-
-
-def _within(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
 
 
 def _exit_status(handle: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,11 +13,14 @@ from otel_ddp.agent.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.steps import Step, StepStream
 from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
+from otel_ddp.journal.place import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Progress, Record, Scalars, Steps
 
 # A process that waits for its process group keeps its provisional name off the wire this long.
 _UNSETTLED_S = 60.0
 _MOST_CONFIG = 60
+# What a class of exceptions looks like, and a reason of the user's own mostly does not.
+_ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
 
 
 class _Entry(NamedTuple):
@@ -34,6 +38,8 @@ class Intake:
         self, reader: JournalReader, ledger: Ledger, name_node: Callable[[dict[str, Any]], str]
     ) -> None:
         self.reader = reader
+        # As we see it, which is not as it sees itself where it is in a container and we are not.
+        self.pid = lock_holder(reader.path) or reader.pid
         self.labels: Labels = ()
         self.state = STATES["starting"]
         self.ended_at: float | None = None
@@ -234,6 +240,8 @@ class Intake:
             self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
         if (step := self.step()) is not None:
             self._put(catalog.TRAINING_STEP, step, now_ns)
+        if self.state == STATES["failed"] and (kind := _ERROR.match(self.reader.reason())):
+            self._put(catalog.TRAINING_EXCEPTIONS, 1, now_ns, ("error.type", kind[1]))
         if self.last_epoch is not None:
             self._put(catalog.TRAINING_EPOCH, self.last_epoch, now_ns)
         self._put(catalog.OTEL_DDP_RECORDS_LOST, self.reader.lost, now_ns, ("why", "overwritten"))

@@ -14,6 +14,7 @@ from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.nodes import NodeNames
+from otel_ddp.agent.sampling import Rank
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place, lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Unreadable
@@ -220,6 +221,14 @@ class Processes:
     def any_alive(self) -> bool:
         """Whether a process of this node is still at work."""
         return any(intake.ended_at is None for intake in self._intakes.values())
+
+    def ranks(self) -> list[Rank]:
+        """Those that are at work, as far as sampling has to know them."""
+        return [
+            Rank(each.labels, each.pid, each.reader.pid, each.reader.start_ticks, each.reader.facts)
+            for each in self._intakes.values()
+            if each.labels and each.ended_at is None
+        ]
 
     def empty(self) -> bool:
         """Whether nothing is left to read, to hand over or to show."""

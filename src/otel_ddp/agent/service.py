@@ -23,6 +23,8 @@ from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.outlet import Outlet
 from otel_ddp.agent.processes import Processes
+from otel_ddp.agent.sampling import Sampling
+from otel_ddp.agent.sources.nvml import Nvml
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place, find, private_directory
 
@@ -56,6 +58,7 @@ class Agent:
         desk = Desk(self.ledger, conf.stall_timeout_s, postmortem.place(conf.postmortem_directory))
         self.processes = Processes(place, self.ledger, conf.node, desk)
         self.outlet = Outlet(conf, place, self.ledger, self.processes, self.node, host)
+        self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.terms = agent_terms.terms(os.environ)
         self._lock = lock
         self._leaving = ""
@@ -75,6 +78,7 @@ class Agent:
         self.processes.sweep()
         self.processes.look()
         self._serve()
+        self.sampling.start()
         self.outlet.connect()
         self.place.hold_starts(0.0)
         self._say()
@@ -168,6 +172,7 @@ class Agent:
         else:
             self.processes.commit(self.processes.marks())
         self.processes.release(self._say)
+        self.sampling.stop()
         if self._endpoint is not None:
             self._endpoint.stop()
         if self._owns_lock():
@@ -179,8 +184,10 @@ class Agent:
 
     def _stand(self) -> None:
         self.processes.stand()
+        now_ns = time.time_ns()
         with self.ledger.lock:
-            self._stand_ourselves(time.time_ns())
+            self.sampling.stand(self.processes.ranks(), now_ns)
+            self._stand_ourselves(now_ns)
 
     def _stand_ourselves(self, now_ns: int) -> None:
         labels = (("node", self.node),)
@@ -244,6 +251,7 @@ class Agent:
             "verdicts": self.processes.desk.verdicts(),
             "told": self.processes.desk.told(),
             "insufficient": self.processes.desk.insufficient(),
+            **self.sampling.describe(),
         }
 
     def _say(self) -> None:

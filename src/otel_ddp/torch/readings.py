@@ -15,6 +15,7 @@ from torch import nn
 from otel_ddp import catalog, containment
 from otel_ddp.torch import capabilities, compile_hooks, flops, model_hooks, peaks
 from otel_ddp.torch.allocator import Allocator
+from otel_ddp.torch.boards import boards
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.gradient_norm import SquareNorm, square_norm
 from otel_ddp.torch.stepper import Stepper
@@ -89,9 +90,10 @@ class Readings:
     def first_step(self) -> None:
         """Work begins: now the models are where they will stay."""
         compile_hooks.attach(self._stepper)
-        device = next(
-            (p.device for model in model_hooks.watched() for p in model.parameters()), None
-        )
+        devices = [p.device for model in model_hooks.watched() for p in model.parameters()]
+        if found := boards(devices):
+            self._standing.recorder.facts(found)
+        device = next(iter(devices), None)
         if device is None or device.type == "cpu":
             return
         self._device = device

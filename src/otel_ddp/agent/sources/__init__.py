@@ -1,0 +1,1 @@
+"""What the agent reads of its node by itself: devices, host, processes."""

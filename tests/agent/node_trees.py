@@ -1,0 +1,216 @@
+"""A node on disk: what the kernel shows of it under /proc, /sys and the trees of cgroups."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from otel_ddp.agent.sources.host import Host
+from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.catalog import Metric
+
+BOOT_S = 1_700_000_000
+GIB = 1 << 30
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 500.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class NodeTree:
+    """A bare machine with four processors and 64 GiB; tests put in what theirs has besides."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.proc, self.sys = root / "proc", root / "sys"
+        self.clock = Clock()
+        self.processors()
+        self.memory()
+        self.write("proc/loadavg", "1.25 0.50 0.20 3/900 4711\n")
+        self.write("proc/self/cgroup", "")
+        self.write("proc/self/mountinfo", "22 27 0:21 / /proc rw - proc proc rw\n")
+        self.write("proc/diskstats", "")
+        self.write("proc/net/dev", "Inter-| Receive | Transmit\n face |bytes packets\n")
+
+    def host(self) -> Host:
+        return Host(self.proc, sys=self.sys, root=self.root, clock=self.clock)
+
+    def write(self, path: str, content: str) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        return file
+
+    def add(self, path: str, line: str) -> None:
+        with (self.root / path).open("a") as file:
+            file.write(line)
+
+    # -- processors and memory
+
+    def processors(
+        self,
+        *,
+        user: int = 0,
+        nice: int = 0,
+        system: int = 0,
+        idle: int = 0,
+        iowait: int = 0,
+        irq: int = 0,
+        softirq: int = 0,
+        steal: int = 0,
+        guest: int = 0,
+        online: int = 4,
+    ) -> None:
+        """In ticks since the machine was started."""
+        all_of_them = f"cpu  {user} {nice} {system} {idle} {iowait} {irq} {softirq} {steal} {guest}"
+        each = "".join(f"cpu{number} 0 0 0 0 0 0 0 0 0 0\n" for number in range(online))
+        self.write("proc/stat", f"{all_of_them} 0\n{each}intr 1 2 3\nbtime {BOOT_S}\n")
+
+    def memory(self, **changed: int) -> None:
+        """In KiB."""
+        lines = {
+            "MemTotal": 64 << 20,
+            "MemFree": 40 << 20,
+            "MemAvailable": 50 << 20,
+            "Buffers": 1 << 20,
+            "Cached": 12 << 20,
+            "Shmem": 3 << 20,
+            "SReclaimable": 2 << 20,
+            "SwapTotal": 0,
+            "SwapFree": 0,
+            **changed,
+        }
+        self.write("proc/meminfo", "".join(f"{name}:  {size} kB\n" for name, size in lines.items()))
+
+    # -- cgroups
+
+    def version_2(self, path: str, *, top: str = "/", machine: bool = True) -> None:
+        """One tree for all controllers; *machine* says that its own root is what is mounted."""
+        self._mount("/sys/fs/cgroup", f"{top} /sys/fs/cgroup rw - cgroup2 none rw,nsdelegate")
+        self.add("proc/self/cgroup", f"0::{path}\n")
+        self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+        if not machine:
+            self.write("sys/fs/cgroup/cgroup.events", "populated 1\n")
+
+    def version_1(
+        self, path: str, *, top: str = "/", machine: bool = True, joined: bool = True
+    ) -> None:
+        """A tree each; processors and their accounts in one, as most distributions have it."""
+        trees = ["memory", "cpuset", *(["cpu,cpuacct"] if joined else ["cpu", "cpuacct"])]
+        for number, controllers in enumerate(trees, start=2):
+            point = f"/sys/fs/cgroup/{controllers}"
+            self._mount(point, f"{top} {point} rw shared:9 - cgroup cgroup rw,{controllers}")
+            self.add("proc/self/cgroup", f"{number}:{controllers}:{path}\n")
+            if machine:
+                self.write(f"{point[1:]}/release_agent", "\n")
+
+    def _mount(self, point: str, rest: str) -> None:
+        (self.root / point[1:]).mkdir(parents=True, exist_ok=True)
+        self.add("proc/self/mountinfo", f"31 23 0:28 {rest}\n")
+
+    def group(self, path: str, files: dict[str, str]) -> None:
+        """Files of one cgroup, below where cgroups are mounted."""
+        for name, content in files.items():
+            self.write(f"sys/fs/cgroup{path}/{name}", f"{content}\n")
+
+    # -- devices
+
+    def disk(
+        self, name: str, *, read: int = 0, written: int = 0, device: bool = True, hidden: str = ""
+    ) -> None:
+        """In sectors."""
+        self.add("proc/diskstats", f" 8 0 {name} 7 7 {read} 7 7 7 {written} 7 7 7 7\n")
+        (self.sys / "block" / name).mkdir(parents=True)
+        if device:
+            (self.sys / "block" / name / "device").mkdir()
+        if hidden:
+            self.write(f"sys/block/{name}/hidden", f"{hidden}\n")
+
+    def interface(
+        self,
+        name: str,
+        *,
+        counts: Iterable[int] = (0, 0, 0, 0),
+        device: bool = False,
+        master: str = "",
+        files: dict[str, str] | None = None,
+    ) -> None:
+        """Bytes and errors received, then sent."""
+        received, errors, sent, failures = counts
+        self.add(
+            "proc/net/dev",
+            f"{name:>6}: {received} 7 {errors} 7 7 7 7 7 {sent} 7 {failures} 7 7 7 7 7\n",
+        )
+        folder = self.sys / "class/net" / name
+        folder.mkdir(parents=True)
+        if device:
+            (folder / "device").mkdir()
+        if master:
+            (folder / "master").symlink_to(f"../{master}")
+        for file, content in (files or {}).items():
+            self.write(f"sys/class/net/{name}/{file}", f"{content}\n")
+
+    def port(self, card: str, port: int, *, received: str, sent: str) -> None:
+        """An InfiniBand port, in the kernel's words of four bytes."""
+        counters = f"sys/class/infiniband/{card}/ports/{port}/counters"
+        self.write(f"{counters}/port_rcv_data", f"{received}\n")
+        self.write(f"{counters}/port_xmit_data", f"{sent}\n")
+
+    # -- processes
+
+    def process(
+        self,
+        pid: int,
+        *,
+        parent: int = 1,
+        name: str = "python",
+        state: str = "S",
+        start: int | str = 5000,
+        times: tuple[int, int, int, int] = (0, 0, 0, 0),
+        threads: int | str = 1,
+        virtual: int | str = 1 << 20,
+        pages: int | str = 100,
+        io: tuple[int, int] = (0, 0),
+        switches: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Times are in ticks: user and system, then those of children that were waited for."""
+        before = " ".join(["7"] * 9)
+        counts = " ".join(map(str, times))
+        self.write(
+            f"proc/{pid}/stat",
+            f"{pid} ({name}) {state} {parent} {before} {counts} "
+            f"20 0 {threads} 0 {start} {virtual} {pages} 7 7 7\n",
+        )
+        read, written = io
+        self.write(
+            f"proc/{pid}/io",
+            f"rchar: 9\nread_bytes: {read}\nwrite_bytes: {written}\ncancelled_write_bytes: 0\n",
+        )
+        voluntary, not_voluntary = switches
+        self.write(
+            f"proc/{pid}/status",
+            f"Name:\t{name}\nSigIgn:\t0000000001001000\n"
+            f"voluntary_ctxt_switches:\t{voluntary}\n"
+            f"nonvoluntary_ctxt_switches:\t{not_voluntary}\n",
+        )
+        (self.proc / str(pid) / "fd").mkdir(exist_ok=True)
+
+    def ends(self, pid: int) -> None:
+        shutil.rmtree(self.proc / str(pid))
+
+
+def values(readings: Iterable[Reading], metric: Metric) -> dict[str, float]:
+    """What was read of one metric, by the values of its attributes."""
+    found: dict[str, float] = {}
+    for reading in readings:
+        if reading.metric is metric:
+            assert metric.attributes == tuple(name for name, _ in reading.attributes)
+            key = " ".join(value for _, value in reading.attributes)
+            assert key not in found
+            found[key] = reading.value
+    return found

@@ -1,0 +1,447 @@
+"""What part of the node is ours: containers, jobs with limits, and both versions of cgroups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.node_trees import GIB, NodeTree, values
+from otel_ddp import catalog
+from otel_ddp.agent.sources.cgroup import Cgroups, Group
+from otel_ddp.agent.sources.host import Host
+from otel_ddp.agent.sources.kernel_files import KernelFiles
+from otel_ddp.agent.sources.reading import Reading
+
+UNLIMITED = str((1 << 63) - 4096)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+def memory(readings: list[Reading]) -> tuple[float, dict[str, float]]:
+    (limit,) = values(readings, catalog.SYSTEM_MEMORY_LIMIT).values()
+    return limit, values(readings, catalog.SYSTEM_MEMORY_USAGE)
+
+
+def shares(readings: list[Reading]) -> dict[str, float]:
+    return values(readings, catalog.SYSTEM_CPU_UTILIZATION)
+
+
+# -- memory
+
+
+def of_version_2(limit: str, current: int, inactive: int) -> dict[str, str]:
+    return {
+        "memory.max": limit,
+        "memory.current": str(current),
+        "memory.stat": f"anon 5\nfile 9\ninactive_file {inactive}\nactive_file 3",
+    }
+
+
+def of_version_1(limit: str, current: int, inactive: int) -> dict[str, str]:
+    return {
+        "memory.limit_in_bytes": limit,
+        "memory.usage_in_bytes": str(current),
+        "memory.stat": f"inactive_file 1\ntotal_inactive_file {inactive}",
+    }
+
+
+def test_a_container_of_version_2_has_its_own_memory_and_limit(node: NodeTree) -> None:
+    node.version_2("/", machine=False)
+    node.group("", of_version_2(str(8 * GIB), 5 * GIB, 2 * GIB))
+    host = node.host()
+
+    limit, usage = memory(host.read())
+
+    assert limit == 8 * GIB
+    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": 3 * GIB}
+    assert host.errors == 0
+
+
+def test_a_container_of_version_1_has_its_own_memory_and_limit(node: NodeTree) -> None:
+    node.version_1("/docker/abc", top="/docker/abc", machine=False)
+    node.group("/memory", of_version_1(str(8 * GIB), 5 * GIB, 2 * GIB))
+    host = node.host()
+
+    limit, usage = memory(host.read())
+
+    assert limit == 8 * GIB
+    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": 3 * GIB}
+    assert host.errors == 0
+
+
+def test_a_container_without_a_limit_uses_memory_of_the_node(node: NodeTree) -> None:
+    node.version_2("/", machine=False)
+    node.group("", of_version_2("max", 5 * GIB, 2 * GIB))
+
+    limit, usage = memory(node.host().read())
+
+    assert limit == 64 * GIB
+    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": 59 * GIB}
+
+
+def test_a_container_of_version_1_without_a_limit_uses_memory_of_the_node(node: NodeTree) -> None:
+    node.version_1("/", machine=False)
+    node.group("/memory", of_version_1(UNLIMITED, 5 * GIB, 2 * GIB))
+
+    limit, usage = memory(node.host().read())
+
+    assert (limit, usage["used"]) == (64 * GIB, 3 * GIB)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_session_without_a_limit_is_no_container(version: int, node: NodeTree) -> None:
+    if version == 2:
+        node.version_2("/user.slice/session")
+        node.group("/user.slice/session", of_version_2("max", 5 * GIB, 2 * GIB))
+    else:
+        node.version_1("/user/session")
+        # The root of the machine has these files as well, and everything in them.
+        node.group("/memory", of_version_1(UNLIMITED, 9 * GIB, 2 * GIB))
+        node.group("/memory/user/session", of_version_1(UNLIMITED, 5 * GIB, 2 * GIB))
+
+    limit, usage = memory(node.host().read())
+
+    assert (limit, usage["used"], usage["buffers"]) == (64 * GIB, 12 * GIB, GIB)
+
+
+def test_the_limits_are_those_of_whom_they_are_asked_for(node: NodeTree) -> None:
+    # The agent is a service with a little memory; the ranks are a job with more.
+    node.version_2("/system.slice/agent")
+    node.group("/system.slice/agent", of_version_2(str(GIB), GIB // 2, 0))
+    node.group("/job", of_version_2(str(32 * GIB), 5 * GIB, 2 * GIB))
+    node.write("proc/71/cgroup", "0::/job\n")
+
+    def limit_of(whose: int | str | None) -> float:
+        host = Host(node.proc, sys=node.sys, root=node.root, clock=node.clock, whose=lambda: whose)
+        return memory(host.read())[0]
+
+    assert limit_of("self") == GIB
+    assert limit_of(71) == 32 * GIB
+    assert limit_of(None) == 64 * GIB
+
+
+def test_a_limit_above_the_nodes_memory_is_none(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", of_version_2(str(100 * GIB), 5 * GIB, 2 * GIB))
+
+    assert memory(node.host().read())[1]["used"] == 12 * GIB
+
+
+def test_a_limit_is_found_above_us_also_where_our_own_cgroup_has_no_files(node: NodeTree) -> None:
+    node.version_2("/slurm/job_5/step_0/task_0")
+    node.group("/slurm/job_5/step_0", of_version_2("max", GIB, 0))
+    node.group("/slurm/job_5", of_version_2(str(16 * GIB), 6 * GIB, GIB))
+
+    limit, usage = memory(node.host().read())
+
+    assert (limit, usage["used"]) == (16 * GIB, 5 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "limit", "used"),
+    [(8, 16, 8, 1), (16, 8, 8, 4), (8, 8, 8, 4)],
+    ids=["the inner one", "a wider one never comes to bear", "of equal ones all share the outer"],
+)
+def test_the_tightest_limit_counts(
+    inner: int, outer: int, limit: int, used: int, node: NodeTree
+) -> None:
+    node.version_2("/pod/container")
+    node.group("/pod/container", of_version_2(str(inner * GIB), GIB, 0))
+    node.group("/pod", of_version_2(str(outer * GIB), 4 * GIB, 0))
+
+    found, usage = memory(node.host().read())
+
+    assert (found, usage["used"]) == (limit * GIB, used * GIB)
+
+
+def test_a_limit_that_is_changed_is_seen(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", of_version_2(str(8 * GIB), GIB, 0))
+    host = node.host()
+    host.read()
+
+    node.group("/job", {"memory.max": str(9 * GIB)})
+
+    assert memory(host.read())[0] == 9 * GIB
+
+
+def test_memory_beyond_a_lowered_limit_leaves_nothing_free(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", of_version_2(str(4 * GIB), 5 * GIB, 6 * GIB))
+
+    usage = memory(node.host().read())[1]
+
+    # The cache may be told of later than what was charged for it.
+    assert usage == {"used": 0, "cached": 5 * GIB, "free": 0}
+
+
+def test_on_a_hybrid_machine_the_tree_with_the_controller_counts(node: NodeTree) -> None:
+    node.version_1("/job")
+    node.version_2("/unlike")
+    node.group("/memory/job", of_version_1(str(8 * GIB), 5 * GIB, 0))
+
+    assert memory(node.host().read())[0] == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("path", "top"),
+    [("/../other", "/"), ("/docker/abcd", "/docker/abc"), ("", "/"), ("/elsewhere", "/docker")],
+)
+def test_a_cgroup_that_cannot_be_seen_limits_nothing(path: str, top: str, node: NodeTree) -> None:
+    node.version_2(path, top=top)
+    for other in ("/other", "d", "/d", "/elsewhere", "/../other", ""):
+        node.group(other, of_version_2(str(8 * GIB), 5 * GIB, 0))
+
+    assert memory(node.host().read())[0] == 64 * GIB
+
+
+def test_a_corrupt_limit_is_none_and_counted(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", of_version_2("-5", 5 * GIB, 0))
+    host = node.host()
+
+    assert memory(host.read())[0] == 64 * GIB
+    assert host.errors == 1
+
+
+def test_without_its_cache_what_a_cgroup_uses_is_not_known(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", {**of_version_2(str(8 * GIB), 5 * GIB, 0), "memory.stat": "anon 5"})
+    host = node.host()
+
+    assert memory(host.read()) == (8 * GIB, {"free": 3 * GIB})
+    assert host.errors == 1
+
+
+# -- processors
+
+
+def used_since(
+    node: NodeTree, path: str, *, user_s: float, system_s: float, since_s: float
+) -> None:
+    """Let time pass; the cgroup of version 2 has used this much of it."""
+    node.clock.now += since_s
+    content = f"usage_usec 1\nuser_usec {user_s * 1e6:.0f}\nsystem_usec {system_s * 1e6:.0f}"
+    node.group(path, {"cpu.stat": content})
+
+
+def test_a_quota_is_what_shares_are_of(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", {"cpu.max": "250000 100000"})
+    used_since(node, "/job", user_s=100, system_s=50, since_s=0)
+    host = node.host()
+    first = shares(host.read())
+
+    used_since(node, "/job", user_s=105, system_s=52, since_s=4)
+
+    assert first == {}
+    assert shares(host.read()) == {"user": 0.5, "system": 0.2, "idle": pytest.approx(0.3)}
+    assert host.errors == 0
+
+
+def test_a_quota_of_version_1_has_its_account_in_a_tree_of_its_own(node: NodeTree) -> None:
+    node.version_1("/job/task", joined=False)
+    node.group("/cpu/job", {"cpu.cfs_quota_us": "200000", "cpu.cfs_period_us": "100000"})
+    node.group("/cpu/job/task", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"})
+    node.group("/cpuacct/job", {"cpuacct.stat": "user 1000\nsystem 1000"})
+    host = node.host()
+    host.read()
+
+    node.clock.now += 10
+    node.group("/cpuacct/job", {"cpuacct.stat": "user 1500\nsystem 1250"})
+
+    assert shares(host.read()) == {"user": 0.25, "system": 0.125, "idle": 0.625}
+    assert host.errors == 0
+
+
+@pytest.mark.parametrize(("allowed", "share"), [("0-1", 0.5), ("0,2-3", 1 / 3), ("0-3", None)])
+def test_a_set_of_processors_is_a_limit_if_it_is_not_all_of_them(
+    allowed: str, share: float | None, node: NodeTree
+) -> None:
+    node.version_2("/job")
+    node.group("/job", {"cpuset.cpus.effective": allowed})
+    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    used_since(node, "/job", user_s=10, system_s=0, since_s=10)
+    node.processors(user=75, idle=25)
+
+    expected = 0.75 if share is None else pytest.approx(share)
+    assert shares(host.read())["user"] == expected
+
+
+def test_a_set_of_version_1_is_a_limit_too(node: NodeTree) -> None:
+    node.version_1("/job")
+    node.group("/cpuset/job", {"cpuset.effective_cpus": "1"})
+    node.group("/cpu,cpuacct/job", {"cpuacct.stat": "user 0\nsystem 0", "cpu.cfs_quota_us": "-1"})
+    host = node.host()
+    host.read()
+
+    node.clock.now += 10
+    node.group("/cpu,cpuacct/job", {"cpuacct.stat": "user 500\nsystem 0"})
+
+    assert shares(host.read())["user"] == 0.5
+
+
+def test_of_a_set_and_a_quota_the_tighter_one_counts(node: NodeTree) -> None:
+    node.version_2("/job/task")
+    node.group("/job/task", {"cpu.max": "300000 100000"})
+    node.group("/job", {"cpu.max": "max 100000", "cpuset.cpus.effective": "2-3"})
+    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    used_since(node, "/job", user_s=10, system_s=0, since_s=10)
+
+    assert shares(host.read())["user"] == 0.5
+
+
+def test_a_container_without_a_limit_has_all_processors(node: NodeTree) -> None:
+    node.version_2("/", machine=False)
+    node.group("", {"cpu.max": "max 100000"})
+    used_since(node, "", user_s=0, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    used_since(node, "", user_s=10, system_s=10, since_s=10)
+
+    assert shares(host.read()) == {"user": 0.25, "system": 0.25, "idle": 0.5}
+
+
+def test_a_quota_that_is_passed_for_a_moment_leaves_nothing_idle(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", {"cpu.max": "100000 100000"})
+    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    used_since(node, "/job", user_s=8.4, system_s=2.1, since_s=10)
+
+    found = shares(host.read())
+    assert found == {"user": pytest.approx(0.8), "system": pytest.approx(0.2), "idle": 0.0}
+
+
+def test_a_quota_of_more_than_there_is_limits_nothing(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", {"cpu.max": "800000 100000"})
+    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    used_since(node, "/job", user_s=10, system_s=0, since_s=10)
+    node.processors(user=75, idle=25)
+
+    assert shares(host.read())["user"] == 0.75
+
+
+def test_more_time_than_all_processors_have_is_impossible(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", {"cpu.max": "100000 100000"})
+    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    used_since(node, "/job", user_s=100, system_s=0, since_s=10)
+
+    assert shares(host.read()) == {}
+    assert host.errors == 1
+
+
+def test_times_of_two_cgroups_are_not_compared(node: NodeTree) -> None:
+    node.version_2("/job")
+    used_since(node, "/job", user_s=5, system_s=0, since_s=0)
+    host = node.host()
+    host.read()
+
+    node.group("/job", {"cpu.max": "100000 100000"})
+    node.clock.now += 10
+
+    assert shares(host.read()) == {}
+    assert host.errors == 0
+
+
+@pytest.mark.parametrize("content", ["", "much 100000", "0 100000", "100000", "-1 100000"])
+def test_a_corrupt_quota_is_none(content: str, node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", {"cpu.max": content})
+    host = node.host()
+    host.read()
+
+    node.processors(user=75, idle=25)
+
+    assert shares(host.read())["user"] == 0.75
+    assert host.errors == 2
+
+
+# -- pressure
+
+
+def pressure(total_us: int) -> str:
+    return f"some avg10=0.00 total={total_us}\nfull avg10=0.00 total={total_us}"
+
+
+def test_pressure_is_that_of_the_container(node: NodeTree) -> None:
+    node.version_2("/", machine=False)
+    for resource in ("cpu", "memory", "io"):
+        node.write(f"proc/pressure/{resource}", pressure(1))
+        node.group("", {f"{resource}.pressure": pressure(2_000_000)})
+
+    found = values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE)
+
+    # A container can be out of processors altogether: its quota is used up.
+    assert set(found) == {f"{r} {s}" for r in ("cpu", "memory", "io") for s in ("some", "full")}
+    assert set(found.values()) == {2.0}
+
+
+def test_pressure_is_that_of_the_cgroup_that_limits(node: NodeTree) -> None:
+    node.version_2("/job")
+    node.group("/job", of_version_2(str(8 * GIB), GIB, 0))
+    for resource in ("cpu", "memory", "io"):
+        node.write(f"proc/pressure/{resource}", pressure(1_000_000))
+        node.group("/job", {f"{resource}.pressure": pressure(2_000_000)})
+
+    found = values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE)
+
+    assert (found["memory some"], found["io some"], found["cpu some"]) == (2.0, 2.0, 1.0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_where_the_container_tells_no_pressure_the_node_does(version: int, node: NodeTree) -> None:
+    mount = node.version_1 if version == 1 else node.version_2
+    mount("/docker/abc", top="/docker/abc", machine=False)
+    node.write("proc/pressure/io", pressure(1_000_000))
+
+    assert values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE)["io some"] == 1.0
+
+
+# -- finding cgroups
+
+
+def test_the_cgroup_of_any_process_is_found_in_either_version(node: NodeTree) -> None:
+    node.version_1("/")
+    node.version_2("/")
+    node.write("proc/77/cgroup", "9:name=systemd:/x\n4:memory:/job/a\n0::/job/b\n")
+
+    found = list(
+        Cgroups(KernelFiles(), proc=node.proc, root=node.root).groups(77, "memory"),
+    )
+
+    point = f"{node.root}/sys/fs/cgroup"
+    assert found == [
+        Group(f"{point}/memory/job/a", f"{point}/memory", 1),
+        Group(f"{point}/job/b", point, 2),
+    ]
+    assert list(found[1].upward()) == [f"{point}/job/b", f"{point}/job", point]
+
+
+def test_a_mount_point_with_a_space_in_it_is_understood(node: NodeTree) -> None:
+    node.add("proc/self/mountinfo", "31 23 0:28 / /a\\040b rw - cgroup2 none rw\n")
+    node.add("proc/self/cgroup", "0::/job\n")
+    node.write("a b/job/memory.max", f"{8 * GIB}\n")
+
+    assert values(node.host().read(), catalog.SYSTEM_MEMORY_LIMIT) == {"": 8 * GIB}

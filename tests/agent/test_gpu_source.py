@@ -1,0 +1,644 @@
+"""Devices behind the driver's seam: what is asked when, what is shown, and drivers that fail."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from otel_ddp import catalog
+from otel_ddp.agent.sources.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.sources.gpu import DeviceSample, Gpus, GpuSample, identity
+from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.sources.sampler import Sampler
+
+S = 1_000_000_000
+PATIENCE_S = 60.0
+
+H100 = Device("GPU-aaaa", "0", "NVIDIA H100")
+T4 = Device("GPU-bbbb", "1", "Tesla T4")
+A100 = Device("GPU-cccc", "2", "NVIDIA A100")
+THREE = (H100, T4, A100)
+
+POWER = Reading(catalog.HW_POWER, 300.0)
+LIMIT = Reading(catalog.GPU_POWER_LIMIT, 700.0)
+ENERGY = Reading(catalog.HW_ENERGY, 5000.0, start_ns=42)
+CORE = Reading(catalog.HW_TEMPERATURE, 50.0, (("hw.sensor_location", "core"),))
+
+
+class FakeDriver:
+    """Devices that answer as a test has them answer."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.impossible = 0
+        self.remarks: list[str] = []
+        self.found: Any = list(devices)
+        """An error is raised instead, here and below."""
+        self.opening: Exception | None = None
+        self.periods_s = {"power": 1.0, "limit": 10.0}
+        self.answers: dict[tuple[str, str], Any] = {}
+        """By UUID and question; what is not here answers well."""
+        self.questioned: dict[str, Any] = {}
+        self.named: Any = "driver 999.1"
+        self.opened = self.closed = 0
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.threads: set[int] = set()
+
+    def open(self) -> None:
+        self.threads.add(threading.get_ident())
+        _answer(self.opening)
+        assert self.opened == self.closed, "opened twice"
+        self.opened += 1
+
+    def close(self) -> None:
+        assert self.opened == self.closed + 1, "closed what is not open"
+        self.closed += 1
+
+    def version(self) -> str:
+        return str(_answer(self.named))
+
+    def devices(self) -> Sequence[Device]:
+        return list(_answer(self.found))
+
+    def questions(self, device: Device) -> Sequence[Question]:
+        _answer(self.questioned.get(device.uuid))
+        return [
+            Question(name, every_s, lambda name=name: self._readings(device, name))
+            for name, every_s in self.periods_s.items()
+        ]
+
+    def _readings(self, device: Device, name: str) -> Iterable[Reading]:
+        usual = {"power": [POWER], "limit": [LIMIT]}.get(name, [])
+        return list(self._asked(device, name, usual))
+
+    def users(self, device: Device) -> Sequence[User]:
+        return list(self._asked(device, "users", ()))
+
+    def _asked(self, device: Device, name: str, usual: Any) -> Any:
+        assert self.opened == self.closed + 1, "asked while closed"
+        self.asked[device.uuid, name] += 1
+        return _answer(self.answers.get((device.uuid, name), usual))
+
+    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
+        return None
+
+
+def _answer(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer() if callable(answer) else answer
+
+
+class Bench:
+    """Gpus that are read once a second, by a clock of the test's."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.driver = FakeDriver(*devices)
+        self.gpus = Gpus(self.driver)
+        self.now_ns = 1000 * S
+        self.last: GpuSample | None = None
+
+    def tick(self, seconds: float = 0.0) -> GpuSample:
+        """Let this much time pass, with one reading at its end."""
+        self.now_ns += int(seconds * S)
+        self.last = self.gpus.read(self.now_ns)
+        return self.last
+
+    def ticks(self, count: int) -> GpuSample:
+        assert count
+        for _ in range(count):
+            sample = self.tick(1.0)
+        return sample
+
+    def values(self, device: Device) -> dict[str, float]:
+        """What the last reading shows of a device."""
+        return {each.metric.name: each.value for each in self.of(device).readings}
+
+    def of(self, device: Device) -> DeviceSample:
+        assert self.last is not None
+        (found,) = (each for each in self.last.devices if each.device == device)
+        return found
+
+    def shown(self) -> list[Device]:
+        assert self.last is not None
+        return [each.device for each in self.last.devices]
+
+
+# ------------------------------------------------------------------------------ what is shown
+
+
+def test_readings_say_of_which_device_they_are_before_all_else() -> None:
+    bench = Bench(H100)
+    bench.driver.answers[H100.uuid, "power"] = [CORE, ENERGY]
+
+    bench.tick()
+
+    assert bench.of(H100).readings[:2] == (
+        CORE._replace(
+            attributes=(
+                *(("hw.id", "GPU-aaaa"), ("gpu", "0"), ("hw.name", "NVIDIA H100")),
+                ("hw.sensor_location", "core"),
+            )
+        ),
+        ENERGY._replace(
+            attributes=(("hw.id", "GPU-aaaa"), ("gpu", "0"), ("hw.name", "NVIDIA H100"))
+        ),
+    )
+
+
+def test_the_identity_is_what_the_catalogue_has_first_in_its_section() -> None:
+    names = tuple(name for name, _ in identity(H100))
+
+    sections = [each.attributes[:3] for each in catalog.METRICS if each.section == "GPU"]
+    assert set(sections) == {names}
+
+
+def test_boards_that_differ_show_what_each_of_them_has() -> None:
+    bench = Bench(*THREE)
+    bench.driver.answers[T4.uuid, "limit"] = Absent("no limit")
+    bench.driver.answers[A100.uuid, "power"] = [POWER._replace(value=250.0)]
+
+    sample = bench.tick()
+
+    assert bench.shown() == list(THREE)
+    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(T4) == {"hw.power": 300.0}
+    assert bench.values(A100) == {"hw.power": 250.0, "gpu.power.limit": 700.0}
+    assert (sample.remark, sample.errors, sample.version) == ("", 0, "driver 999.1")
+
+
+def test_the_processes_of_a_device_are_shown_with_it() -> None:
+    bench = Bench(H100, T4)
+    bench.driver.answers[H100.uuid, "users"] = [User(11, 1024), User(12, None)]
+    bench.driver.answers[T4.uuid, "users"] = Absent("not on this platform")
+
+    bench.ticks(5)
+
+    assert bench.of(H100).users == (User(11, 1024), User(12, None))
+    assert bench.of(T4).users == ()
+    assert bench.driver.asked[T4.uuid, "users"] == 1
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        POWER._replace(value=math.nan),
+        POWER._replace(value=math.inf),
+        POWER._replace(value=-1.0),
+        Reading(catalog.HW_GPU_UTILIZATION, 1.01, (("hw.gpu.task", "general"),)),
+    ],
+    ids=lambda each: f"{each.metric.name} {each.value}",
+)
+def test_an_impossible_number_is_left_out_and_counted_and_said_once(
+    impossible: Reading, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(H100)
+    bench.driver.answers[H100.uuid, "power"] = [CORE, impossible, ENERGY]
+
+    sample = bench.ticks(3)
+
+    assert bench.values(H100) == {
+        "hw.temperature": 50.0,
+        "hw.energy": 5000.0,
+        "gpu.power.limit": 700.0,
+    }
+    assert sample.errors == 3
+    assert len(caplog.records) == 1
+    assert impossible.metric.name in caplog.text
+
+
+def test_what_the_driver_leaves_out_is_counted_and_what_it_says_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(H100)
+    bench.driver.impossible = 2
+    bench.driver.remarks = ["its clock stands still"]
+
+    assert bench.ticks(3).errors == 2
+    assert caplog.text.count("its clock stands still") == 1
+
+
+def test_numbers_at_the_edge_of_the_possible_are_shown() -> None:
+    bench = Bench(H100)
+    busy = Reading(catalog.HW_GPU_UTILIZATION, 1.0, (("hw.gpu.task", "general"),))
+    bench.driver.answers[H100.uuid, "power"] = [busy, POWER._replace(value=0.0)]
+
+    sample = bench.tick()
+
+    assert bench.values(H100) == {
+        "hw.gpu.utilization": 1.0,
+        "hw.power": 0.0,
+        "gpu.power.limit": 700.0,
+    }
+    assert sample.errors == 0
+
+
+def test_a_counter_that_falls_is_shown_as_it_is() -> None:
+    bench = Bench(H100)
+    bench.driver.answers[H100.uuid, "power"] = [ENERGY]
+    bench.tick()
+    bench.driver.answers[H100.uuid, "power"] = [ENERGY._replace(value=3.0)]
+
+    bench.tick(1.0)
+
+    assert bench.values(H100)["hw.energy"] == 3.0
+
+
+# ------------------------------------------------------------------------------ what is asked when
+
+
+def test_all_is_asked_at_once_and_then_each_question_at_its_own_period() -> None:
+    bench = Bench(H100)
+
+    bench.tick()
+    assert set(bench.driver.asked.values()) == {1}
+    bench.ticks(100)
+
+    assert bench.driver.asked[H100.uuid, "power"] == 101
+    assert bench.driver.asked[H100.uuid, "limit"] == 11
+    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+
+
+def test_a_tick_that_comes_a_little_early_is_taken_all_the_same() -> None:
+    bench = Bench(H100)
+    bench.tick()
+
+    for _ in range(50):
+        bench.tick(0.999)
+
+    assert bench.driver.asked[H100.uuid, "power"] == 51
+
+
+@pytest.mark.parametrize("stall_s", [0.0, 1000.0])
+def test_slow_questions_of_all_devices_are_spread(stall_s: float) -> None:
+    boards = [Device(f"GPU-{n}", str(n), "NVIDIA H100") for n in range(8)]
+    bench = Bench(*boards)
+    bench.driver.periods_s = {"middling": 2.0, **{f"slow {n}": 10.0 for n in range(5)}}
+    bench.tick()
+    if stall_s:
+        bench.tick(stall_s)
+        # What was missed is asked again at once.
+
+    a_tick = []
+    for _ in range(10):
+        before = bench.driver.asked.copy()
+        bench.tick(1.0)
+        asked = bench.driver.asked - before
+        a_tick.append(sum(number for (_, name), number in asked.items() if "slow" in name))
+
+    # 40 questions in 10 seconds.
+    assert a_tick == [4] * 10
+
+
+def test_what_is_absent_is_never_asked_again() -> None:
+    bench = Bench(H100, T4)
+    bench.driver.answers[T4.uuid, "power"] = Absent("no sensor")
+
+    bench.ticks(100)
+
+    assert bench.driver.asked[T4.uuid, "power"] == 1
+    assert bench.driver.asked[H100.uuid, "power"] == 100
+
+
+def test_what_is_found_absent_later_is_no_longer_shown() -> None:
+    bench = Bench(H100)
+    bench.tick()
+    bench.driver.answers[H100.uuid, "power"] = Absent("no sensor")
+
+    bench.tick(1.0)
+
+    assert bench.values(H100) == {"gpu.power.limit": 700.0}
+
+
+def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_periods(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(H100, T4)
+    bench.tick()
+    for board in (H100, T4):
+        bench.driver.answers[board.uuid, "power"] = RuntimeError("unknown error")
+
+    sample = bench.ticks(3)
+    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert sample.errors == 6
+    sample = bench.tick(1.0)
+    assert bench.values(H100) == {"gpu.power.limit": 700.0}
+    assert sample.errors == 8
+    assert [each.getMessage() for each in caplog.records] == [
+        "GPU: power failed (RuntimeError: unknown error); it is tried again."
+    ]
+
+    bench.driver.answers[H100.uuid, "power"] = [POWER._replace(value=1.0)]
+    bench.tick(1.0)
+    assert bench.values(H100)["hw.power"] == 1.0
+
+
+def test_processes_that_cannot_be_listed_any_more_are_forgotten() -> None:
+    bench = Bench(H100)
+    bench.driver.answers[H100.uuid, "users"] = [User(11, 1024)]
+    bench.tick()
+    bench.driver.answers[H100.uuid, "users"] = RuntimeError("unknown error")
+
+    bench.ticks(6)
+    assert bench.of(H100).users == (User(11, 1024),)
+    bench.tick(1.0)
+    assert bench.of(H100).users == ()
+
+
+def test_a_device_that_cannot_say_what_to_ask_is_asked_again() -> None:
+    bench = Bench(H100)
+    bench.driver.questioned[H100.uuid] = RuntimeError("unknown error")
+    assert bench.tick().errors == 1
+    assert bench.values(H100) == {}
+    bench.driver.questioned.clear()
+
+    bench.tick(1.0)
+
+    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+
+
+# ------------------------------------------------------------------------------ drivers that fail
+
+
+def test_a_driver_that_is_loaded_later_is_found_within_a_minute() -> None:
+    bench = Bench(H100)
+    bench.driver.opening = Missing("There is no NVIDIA driver.")
+    assert bench.tick() == GpuSample((), "There is no NVIDIA driver.", 0, "")
+    bench.driver.opening = None
+
+    assert bench.ticks(59).remark == "There is no NVIDIA driver."
+    sample = bench.tick(1.0)
+
+    assert bench.shown() == [H100]
+    assert sample.remark == ""
+
+
+def test_a_driver_that_fails_to_open_in_its_own_way_is_tried_again() -> None:
+    bench = Bench(H100)
+    bench.driver.opening = RuntimeError("unknown error")
+
+    sample = bench.tick()
+    assert sample.devices == ()
+    assert sample.remark == "The GPU driver could not be opened; the agent's log says why."
+    assert sample.errors == 1
+
+    bench.driver.opening = None
+    bench.tick(60.0)
+    assert bench.shown() == [H100]
+
+
+def test_a_driver_without_devices_says_so_and_is_looked_at_again() -> None:
+    bench = Bench()
+
+    assert bench.tick().remark == "The GPU driver is there, but it shows no device."
+
+    bench.driver.found = [H100]
+    assert bench.tick(60.0).remark == ""
+    assert bench.shown() == [H100]
+
+
+def test_a_driver_without_a_version_shows_its_devices() -> None:
+    bench = Bench(H100)
+    bench.driver.named = RuntimeError("unknown error")
+
+    sample = bench.tick()
+
+    assert (sample.version, sample.errors) == ("", 1)
+    assert bench.values(H100)["hw.power"] == 300.0
+
+
+def test_a_board_that_is_lost_takes_no_other_along() -> None:
+    bench = Bench(*THREE)
+    bench.tick()
+    bench.driver.answers[T4.uuid, "power"] = Lost("GPU is lost")
+
+    for _ in range(300):
+        sample = bench.tick(1.0)
+        assert sample.remark == "GPU 1 (Tesla T4) does not answer any more: GPU is lost."
+        for board in (H100, A100):
+            assert bench.values(board) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+
+    assert bench.values(T4) == {}
+    assert sample.errors == 0
+
+
+def test_what_a_lost_board_said_before_is_shown_while_it_is_fresh() -> None:
+    bench = Bench(H100, T4)
+    bench.driver.answers[T4.uuid, "limit"] = Lost("GPU is lost")
+
+    bench.tick()
+    assert bench.values(T4) == {"hw.power": 300.0}
+    bench.ticks(3)
+    assert bench.values(T4) == {"hw.power": 300.0}
+    bench.tick(1.0)
+    assert bench.values(T4) == {}
+    assert bench.driver.asked[T4.uuid, "power"] == 1
+
+
+def test_after_a_loss_the_driver_is_opened_anew_in_a_few_seconds() -> None:
+    bench = Bench(H100, T4)
+    bench.tick()
+    bench.driver.answers[T4.uuid, "power"] = Lost("GPU is lost")
+    bench.tick(1.0)
+    del bench.driver.answers[T4.uuid, "power"]
+
+    bench.ticks(4)
+    assert bench.driver.opened == 1
+    sample = bench.tick(1.0)
+
+    assert (bench.driver.opened, bench.driver.closed) == (2, 1)
+    assert bench.values(T4) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert sample.remark == ""
+
+
+def test_for_a_board_that_stays_lost_the_driver_is_opened_ever_less_often() -> None:
+    bench = Bench(H100, T4)
+    bench.driver.answers[T4.uuid, "power"] = Lost("GPU is lost")
+    opened_at = []
+
+    for second in range(220):
+        before = bench.driver.opened
+        bench.tick(1.0)
+        opened_at += [second] * (bench.driver.opened - before)
+
+    waits = [later - earlier for earlier, later in itertools.pairwise(opened_at)]
+    assert waits == [5, 10, 20, 40, 60, 60]
+
+
+def test_a_board_that_is_lost_while_it_is_questioned_takes_no_other_along() -> None:
+    bench = Bench(*THREE)
+    bench.driver.questioned[H100.uuid] = Lost("GPU is lost")
+
+    bench.tick()
+
+    assert bench.values(H100) == {}
+    assert bench.values(A100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+
+
+def test_a_node_whose_every_board_is_lost_shows_none() -> None:
+    bench = Bench(H100, T4)
+    for board in (H100, T4):
+        bench.driver.answers[board.uuid, "power"] = Lost("driver not loaded")
+
+    sample = bench.tick()
+
+    assert sample.devices == ()
+    assert sample.remark == (
+        "The GPU driver went away (driver not loaded); it is opened again when it is back."
+    )
+    assert (bench.driver.opened, bench.driver.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("where", ["devices", "every board", "opening"])
+def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: str) -> None:
+    bench = Bench(H100, T4)
+    if where == "devices":
+        bench.driver.found = Lost("driver not loaded")
+    elif where == "opening":
+        bench.driver.opening = Lost("driver not loaded")
+    else:
+        for board in (H100, T4):
+            bench.driver.answers[board.uuid, "power"] = Lost("driver not loaded")
+    tried_at = []
+    tries = 0
+
+    def count() -> None:
+        nonlocal tries
+        tries += 1
+        _answer(bench.driver.opening)
+        bench.driver.opened += 1
+
+    bench.driver.open = count  # type: ignore[method-assign]
+
+    for second in range(220):
+        before = tries
+        assert "went away" in bench.tick(1.0).remark
+        tried_at += [second] * (tries - before)
+
+    waits = [later - earlier for earlier, later in itertools.pairwise(tried_at)]
+    assert waits == [5, 10, 20, 40, 60, 60]
+
+
+def test_after_a_minute_without_a_loss_the_next_one_is_repaired_quickly_again() -> None:
+    bench = Bench(H100)
+    bench.driver.found = Lost("driver not loaded")
+    bench.tick()
+    bench.tick(5.0)
+    bench.driver.found = [H100]
+    bench.tick(10.0)
+    bench.ticks(60)
+    bench.driver.answers[H100.uuid, "power"] = Lost("GPU is lost")
+    assert bench.tick(1.0).devices == ()
+    del bench.driver.answers[H100.uuid, "power"]
+
+    bench.ticks(5)
+
+    assert bench.shown() == [H100]
+
+
+def test_a_board_that_comes_or_goes_is_seen_within_a_minute_and_the_others_not_asked_anew() -> None:
+    bench = Bench(H100, T4)
+    bench.driver.periods_s = {"power": 1.0, "limit": 600.0}
+    bench.tick()
+    bench.driver.found = [H100, A100]
+
+    bench.ticks(59)
+    assert bench.shown() == [H100, T4]
+    bench.tick(1.0)
+
+    assert bench.shown() == [H100, A100]
+    assert bench.values(A100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.driver.asked[H100.uuid, "limit"] == 1
+    assert bench.driver.opened == 1
+
+
+def test_a_list_of_devices_that_fails_once_changes_nothing() -> None:
+    bench = Bench(H100)
+    bench.tick()
+    bench.driver.found = RuntimeError("unknown error")
+
+    sample = bench.ticks(61)
+
+    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert sample.errors == 1
+    assert sample.remark == ""
+
+
+def test_a_first_list_of_devices_that_fails_is_asked_for_again_soon() -> None:
+    bench = Bench(H100)
+    bench.driver.found = RuntimeError("unknown error")
+    sample = bench.tick()
+    assert (sample.devices, sample.errors) == ((), 1)
+    assert sample.remark
+    bench.driver.found = [H100]
+
+    bench.tick(5.0)
+
+    assert bench.shown() == [H100]
+
+
+# ------------------------------------------------------------------------------ drivers that hang
+
+
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    """Whatever waits for it has ended its waiting when the test ends, however it ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("where", ["open", "a question", "users"])
+def test_where_the_driver_hangs_only_the_age_grows(where: str, go_on: threading.Event) -> None:
+    bench = Bench(H100)
+    hanging = threading.Event()
+    clock = [0.0]
+
+    def hang() -> list[Any]:
+        hanging.set()
+        go_on.wait()
+        return []
+
+    if where == "open":
+        bench.driver.opening = hang  # type: ignore[assignment]
+    else:
+        bench.driver.answers[H100.uuid, "power" if where == "a question" else where] = hang
+    sampler = Sampler("gpu", bench.tick, 1e6, clock=lambda: clock[0])
+    sampler.start()
+    assert hanging.wait(PATIENCE_S)
+    clock[0] = 500.0
+
+    assert sampler.latest() is None
+    assert sampler.age_s() == 500.0
+    assert sampler.stop(0.0) is False
+
+    go_on.set()
+    assert sampler.stop(PATIENCE_S)
+    latest = sampler.latest()
+    assert latest is not None
+    assert [each.device for each in latest.value.devices] == [H100]
+    # It went on after 500 s: its numbers may be as old as that.
+    assert latest.age_s == 500.0
+
+
+def test_the_driver_is_called_by_the_sampler_s_thread_alone() -> None:
+    bench = Bench(H100)
+    read = threading.Event()
+
+    def tick() -> GpuSample:
+        sample = bench.tick()
+        read.set()
+        return sample
+
+    sampler = Sampler("gpu", tick, 1e6)
+    sampler.start()
+    assert read.wait(PATIENCE_S)
+    assert sampler.stop(PATIENCE_S)
+
+    assert len(bench.driver.threads) == 1
+    assert threading.get_ident() not in bench.driver.threads

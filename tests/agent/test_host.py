@@ -1,0 +1,484 @@
+"""The node around the training: trees on disk of many kinds of machines, and the real one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.node_trees import BOOT_S, GIB, NodeTree, values
+from otel_ddp import catalog
+from otel_ddp.agent.sources.file_systems import FileSystems
+from otel_ddp.agent.sources.host import Host
+from otel_ddp.catalog import Kind
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+# -- processors
+
+
+def test_shares_are_of_the_time_since_the_last_reading(node: NodeTree) -> None:
+    node.processors(user=900, system=900, idle=900, guest=100)
+    host = node.host()
+    first = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
+
+    node.processors(
+        user=940, nice=10, system=920, idle=910, iowait=8, irq=4, softirq=6, steal=2, guest=130
+    )
+    second = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
+
+    assert first == {}
+    assert second == {
+        "user": pytest.approx(0.40),
+        "nice": pytest.approx(0.10),
+        "system": pytest.approx(0.20),
+        "idle": pytest.approx(0.10),
+        "iowait": pytest.approx(0.08),
+        "interrupt": pytest.approx(0.10),
+        "steal": pytest.approx(0.02),
+    }
+    assert host.errors == 0
+
+
+def test_a_reading_that_comes_too_soon_says_nothing_and_spoils_nothing(node: NodeTree) -> None:
+    host = node.host()
+    host.read()
+    too_soon = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
+
+    node.processors(user=30, idle=70)
+
+    assert too_soon == {}
+    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)["user"] == pytest.approx(0.3)
+
+
+def test_idle_time_that_steps_back_a_little_is_none(node: NodeTree) -> None:
+    node.processors(user=100, idle=500, iowait=20)
+    host = node.host()
+    host.read()
+
+    node.processors(user=200, idle=500, iowait=19)
+    found = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
+
+    assert (found["user"], found["iowait"]) == (1.0, 0.0)
+    assert host.errors == 0
+
+
+def test_other_time_that_goes_back_is_no_share_and_counted(node: NodeTree) -> None:
+    node.processors(user=100, idle=500)
+    host = node.host()
+    host.read()
+
+    node.processors(user=50, idle=900)
+
+    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION) == {}
+    assert host.errors == 1
+
+
+def test_the_load_is_that_of_the_last_minute(node: NodeTree) -> None:
+    assert values(node.host().read(), catalog.SYSTEM_CPU_LOAD_AVERAGE_1M) == {"": 1.25}
+
+
+# -- memory
+
+
+def test_memory_is_used_cached_or_free_and_adds_up_to_the_limit(node: NodeTree) -> None:
+    readings = node.host().read()
+
+    found = values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    # Shared memory is in the kernel's cache, and cannot be given back like one.
+    assert found == {
+        "free": 40 * GIB,
+        "buffers": GIB,
+        "cached": 11 * GIB,
+        "used": 12 * GIB,
+    }
+    assert values(readings, catalog.SYSTEM_MEMORY_LIMIT) == {"": sum(found.values())}
+
+
+def test_memory_in_use_cannot_be_negative(node: NodeTree) -> None:
+    node.memory(MemFree=70 << 20)
+    host = node.host()
+
+    readings = host.read()
+
+    assert "used" not in values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    assert "cached" in values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    assert host.errors == 1
+
+
+def test_swap_is_told_of_where_there_is_any(node: NodeTree) -> None:
+    assert values(node.host().read(), catalog.SYSTEM_PAGING_USAGE) == {}
+
+    node.memory(SwapTotal=8 << 20, SwapFree=6 << 20)
+
+    found = values(node.host().read(), catalog.SYSTEM_PAGING_USAGE)
+    assert found == {"used": 2 * GIB, "free": 6 * GIB}
+
+
+# -- disks
+
+
+def test_whole_disks_with_hardware_behind_them_are_counted_and_nothing_twice(
+    node: NodeTree,
+) -> None:
+    node.disk("nvme0n1", read=10, written=20)
+    node.disk("nvme0c0n1", read=10, written=20, hidden="1")
+    node.disk("sda", read=1, written=2, hidden="0")
+    for inner in ("nvme0n1p1", "dm-0", "md127", "loop0", "ram0", "zram0"):
+        node.disk(inner, read=5, written=5, device=False)
+    for other in ("sr0", "fd0", "mmcblk0boot0"):
+        node.disk(other, read=5)
+
+    readings = node.host().read()
+
+    assert values(readings, catalog.SYSTEM_DISK_IO) == {
+        "nvme0n1 read": 5120,
+        "nvme0n1 write": 10240,
+        "sda read": 512,
+        "sda write": 1024,
+    }
+
+
+def test_a_disk_that_is_plugged_in_later_is_found(node: NodeTree) -> None:
+    node.disk("sda")
+    host = node.host()
+    host.read()
+
+    node.disk("sdb", read=1)
+
+    assert values(host.read(), catalog.SYSTEM_DISK_IO)["sdb read"] == 512
+
+
+def test_the_number_of_disks_is_bounded_and_the_rest_is_remarked_once(
+    node: NodeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="otel_ddp.agent")
+    for number in range(70):
+        node.disk(f"sd{number:03}")
+    host = node.host()
+
+    found = values(host.read(), catalog.SYSTEM_DISK_IO)
+    host.read()
+
+    assert len(found) == 2 * 64
+    assert [record.getMessage() for record in caplog.records] == [
+        f"A number of {node.proc}/diskstats is left out: only 64 of 70 disks are told of."
+    ]
+
+
+# -- network
+
+
+def test_an_interface_tells_bytes_and_errors_of_both_directions(node: NodeTree) -> None:
+    node.interface("lo", counts=(5, 5, 5, 5))
+    node.interface("eth0", counts=(1000, 3, 2000, 4), device=True)
+
+    readings = node.host().read()
+
+    assert values(readings, catalog.SYSTEM_NETWORK_IO) == {
+        "eth0 receive": 1000,
+        "eth0 transmit": 2000,
+    }
+    assert values(readings, catalog.SYSTEM_NETWORK_ERRORS) == {
+        "eth0 receive": 3,
+        "eth0 transmit": 4,
+    }
+
+
+def interfaces(node: NodeTree) -> set[str]:
+    return {key.split()[0] for key in values(node.host().read(), catalog.SYSTEM_NETWORK_IO)}
+
+
+def test_what_is_laid_over_an_interface_is_not_counted_again(node: NodeTree) -> None:
+    node.interface("bond0", files={"uevent": "DEVTYPE=bond"})
+    node.interface("ens1", device=True, master="bond0")
+    node.interface("ens2", device=True, master="bond0")
+    node.interface("ens1.100", files={"uevent": "DEVTYPE=vlan"})
+    for inner in ("veth12ab", "docker0", "br-77", "cni0", "flannel.1", "cali1", "virbr0", "tun0"):
+        node.interface(inner)
+
+    assert interfaces(node) == {"ens1", "ens2"}
+
+
+def test_a_device_below_another_one_is_counted_by_that_one(node: NodeTree) -> None:
+    node.interface("eth0", device=True)
+    node.interface("enP1s1", device=True, master="eth0")
+
+    assert interfaces(node) == {"eth0"}
+
+
+def test_the_stand_ins_of_a_card_that_was_lent_out_in_parts_are_left_out(node: NodeTree) -> None:
+    node.interface("enp1s0f0np0", device=True, files={"phys_port_name": "p0"})
+    node.interface("enp1s0f0npf0vf3", device=True, files={"phys_port_name": "pf0vf3"})
+
+    assert interfaces(node) == {"enp1s0f0np0"}
+
+
+def test_in_a_container_the_way_out_is_counted(node: NodeTree) -> None:
+    node.interface("lo")
+    node.interface("tunl0")
+    node.interface("eth0")
+    node.interface("br0", files={"uevent": "DEVTYPE=bridge"})
+    node.interface("vlan5", files={"uevent": "DEVTYPE=vlan"})
+
+    assert interfaces(node) == {"eth0"}
+
+
+def test_a_pod_with_a_device_of_its_own_still_has_its_way_out(node: NodeTree) -> None:
+    node.interface("eth0")
+    node.interface("net1", device=True)
+    node.interface("other")
+
+    assert interfaces(node) == {"eth0", "net1"}
+
+
+def test_the_number_of_interfaces_is_bounded(node: NodeTree) -> None:
+    for number in range(40):
+        node.interface(f"ens{number}", device=True)
+
+    assert len(interfaces(node)) == 32
+
+
+# -- InfiniBand
+
+
+def test_an_infiniband_port_counts_in_words_of_four_bytes(node: NodeTree) -> None:
+    node.port("mlx5_0", 1, received="1000", sent="2000")
+    node.port("mlx5_1", 1, received="1", sent="5000000000")
+
+    assert values(node.host().read(), catalog.HW_NETWORK_IO) == {
+        "mlx5_0:1 receive": 4000,
+        "mlx5_0:1 transmit": 8000,
+        "mlx5_1:1 receive": 4,
+        "mlx5_1:1 transmit": 20_000_000_000,
+    }
+
+
+def test_a_counter_that_has_stopped_at_its_end_is_absent(node: NodeTree) -> None:
+    node.port("mthca0", 1, received=str(0xFFFFFFFF), sent="1")
+    host = node.host()
+
+    assert values(host.read(), catalog.HW_NETWORK_IO) == {"mthca0:1 transmit": 4}
+    assert host.errors == 1
+
+
+# -- pressure
+
+
+PRESSURE = "some avg10=0.05 avg60=0.37 total={}\nfull avg10=0.00 avg60=0.00 total={}\n"
+
+
+def test_pressure_is_in_seconds_and_a_node_is_never_out_of_processors_altogether(
+    node: NodeTree,
+) -> None:
+    for resource, totals in {"cpu": (3_000_000, 0), "memory": (10, 5), "io": (7, 2)}.items():
+        node.write(f"proc/pressure/{resource}", PRESSURE.format(*totals))
+
+    assert values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE) == {
+        "cpu some": 3.0,
+        "memory some": 0.00001,
+        "memory full": 0.000005,
+        "io some": 0.000007,
+        "io full": 0.000002,
+    }
+
+
+# -- all of it
+
+
+def test_a_node_with_nothing_special_is_read_without_an_error(node: NodeTree) -> None:
+    host = node.host()
+
+    assert host.read()
+    assert host.errors == 0
+
+
+def test_a_machine_that_shows_nothing_at_all_gives_nothing(tmp_path: Path) -> None:
+    host = Host(tmp_path / "proc", sys=tmp_path / "sys", root=tmp_path)
+
+    assert host.read() == []
+    assert host.errors == 0
+
+
+def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
+    node: NodeTree,
+) -> None:
+    node.disk("sda")
+    node.interface("eth0", device=True)
+    node.port("mlx5_0", 1, received="1", sent="1")
+    node.write("proc/pressure/io", PRESSURE.format(1, 1))
+    host = node.host()
+    host.read()
+    # The kernel reckons it anew each time, and may come out a second later.
+    stat = (node.proc / "stat").read_text()
+    node.write("proc/stat", stat.replace(str(BOOT_S), str(BOOT_S + 1)))
+
+    readings = host.read()
+
+    counters = {each.metric.name for each in readings if each.start_ns}
+    assert len(counters) == 5
+    for each in readings:
+        counts = each.metric.kind is Kind.COUNTER
+        assert each.start_ns == (BOOT_S * 1_000_000_000 if counts else 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "lost", "errors"),
+    [
+        ("stat", "\0\0\0", catalog.SYSTEM_CPU_UTILIZATION, 2),
+        ("stat", f"cpu  1 2 -3 4 5 6 7 8 9\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
+        ("stat", f"cpu 1 2\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
+        ("loadavg", "-1.5 0 0\n", catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, 1),
+        ("loadavg", "nan 0 0\n", catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, 1),
+        ("loadavg", f"{'1' * 5000}.5 0 0\n", catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, 1),
+        ("meminfo", "MemTotal\n" + "x" * 5000, catalog.SYSTEM_MEMORY_LIMIT, 8),
+        ("diskstats", "8 0 sda 1\n", catalog.SYSTEM_DISK_IO, 1),
+        ("diskstats", "8 0 sda 1 1 -5 1 1 1 9e9 1\n", catalog.SYSTEM_DISK_IO, 2),
+        ("net/dev", "eth0: 99999999999999999999 1 -1\n", catalog.SYSTEM_NETWORK_IO, 4),
+        ("pressure/io", "some total=\n", catalog.SYSTEM_LINUX_PRESSURE, 1),
+        ("pressure/io", "most avg10=1 total=5\n", catalog.SYSTEM_LINUX_PRESSURE, 1),
+    ],
+)
+def test_a_corrupt_file_costs_only_its_own_numbers(
+    path: str, content: str, lost: catalog.Metric, errors: int, node: NodeTree
+) -> None:
+    node.disk("sda", read=1)
+    node.interface("eth0", device=True)
+    node.write("proc/pressure/io", PRESSURE.format(1, 1))
+    whole = node.host()
+    whole.read()
+    node.processors(user=10)
+    before = {each.metric.name for each in whole.read()}
+    node.write(f"proc/{path}", content)
+    host = node.host()
+    host.read()
+    first_errors = host.errors
+
+    after = {each.metric.name for each in host.read()}
+
+    families = {"meminfo": "system.memory", "net/dev": "system.network"}
+    family = families.get(path, lost.name)
+    assert lost.name in before - after
+    # Without a first reading there is no share of processor time either.
+    assert {name for name in before - after if not name.startswith(family)} <= {
+        catalog.SYSTEM_CPU_UTILIZATION.name
+    }
+    assert (first_errors, host.errors) == (errors, 2 * errors)
+
+
+def test_what_is_refused_is_counted_and_said_once(
+    node: NodeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="otel_ddp.agent")
+    # Root may read everything; a loop of links is refused to anyone.
+    (node.proc / "loadavg").unlink()
+    (node.proc / "loadavg").symlink_to("loadavg")
+    host = node.host()
+
+    for _ in range(3):
+        assert values(host.read(), catalog.SYSTEM_CPU_LOAD_AVERAGE_1M) == {}
+
+    assert host.errors == 3
+    assert len(caplog.records) == 1
+    assert f"{node.proc}/loadavg is left out" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_file_without_permission_is_counted(node: NodeTree) -> None:
+    (node.proc / "loadavg").chmod(0)
+    host = node.host()
+
+    assert values(host.read(), catalog.SYSTEM_CPU_LOAD_AVERAGE_1M) == {}
+    assert host.errors == 1
+
+
+def test_the_real_machine_is_read_as_it_says_itself() -> None:
+    host = Host()
+    host.read()
+
+    readings = host.read()
+
+    total = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
+    (limit,) = values(readings, catalog.SYSTEM_MEMORY_LIMIT).values()
+    assert 0 < limit <= total
+    usage = values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    assert sum(usage.values()) == pytest.approx(limit, rel=0.01)
+    assert host.errors == 0
+    for each in readings:
+        assert each.metric.attributes == tuple(name for name, _ in each.attributes)
+        assert each.value >= 0
+
+
+# -- file systems
+
+
+def usage(file_systems: FileSystems) -> dict[str, float]:
+    return values(file_systems.read(), catalog.SYSTEM_FILESYSTEM_USAGE)
+
+
+def test_a_file_system_is_told_of_once_under_its_mount_point() -> None:
+    here = Path(__file__).parent
+    file_systems = FileSystems(lambda: [here, here.parent], always=())
+
+    readings = usage(file_systems)
+
+    points = {key.split()[0] for key in readings}
+    assert len(points) == 1
+    (point,) = points
+    assert os.path.ismount(point)
+    assert os.stat(point).st_dev == here.stat().st_dev
+    assert set(readings) == {f"{point} used", f"{point} free"}
+
+
+def test_what_is_kept_for_the_superuser_is_neither_used_nor_free(tmp_path: Path) -> None:
+    result = os.statvfs_result((4096, 512, 1000, 400, 350, 0, 0, 0, 0, 255))
+    file_systems = FileSystems(lambda: [tmp_path], always=(), statvfs=lambda _: result)
+
+    readings = usage(file_systems)
+
+    assert sorted(readings.values()) == [350 * 512, 600 * 512]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "left", "errors"),
+    [((1000, 400, 5000), {"used"}, 1), ((1000, 2000, 10), {"free"}, 1), ((0, 0, 0), set(), 0)],
+)
+def test_impossible_space_is_absent(
+    blocks: tuple[int, int, int], left: set[str], errors: int, tmp_path: Path
+) -> None:
+    result = os.statvfs_result((4096, 512, *blocks, 0, 0, 0, 0, 255))
+    file_systems = FileSystems(lambda: [tmp_path], always=(), statvfs=lambda _: result)
+
+    assert {key.split()[-1] for key in usage(file_systems)} == left
+    assert file_systems.errors == errors
+
+
+def test_a_file_system_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
+    gone, loop = tmp_path / "gone", tmp_path / "loop"
+    loop.symlink_to(loop)
+
+    def dead_unless_root(path: str) -> os.statvfs_result:
+        if path != "/":
+            raise OSError(116, "Stale file handle")
+        return os.statvfs(path)
+
+    file_systems = FileSystems(
+        lambda: [gone, loop, Path("/proc")], always=[Path("/")], statvfs=dead_unless_root
+    )
+
+    assert set(usage(file_systems)) == {"/ used", "/ free"}
+    # The stale one and the loop; a directory that has been removed is no error.
+    assert file_systems.errors == 2
+
+
+def test_the_root_is_told_of_without_any_rank() -> None:
+    assert {"/ used", "/ free"} <= set(usage(FileSystems(tuple)))

@@ -1,0 +1,1039 @@
+"""NVIDIA's devices: over a module that looks like pynvml, and over pynvml and a library in C."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from nvml_boards import (
+    GIB,
+    Board,
+    Boards,
+    FakeNvml,
+    Instance,
+    a100_mig,
+    h100,
+    laptop,
+    standin_library,
+    state,
+)
+from nvml_boards import t4 as tesla_t4
+from otel_ddp.agent.sources.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.sources.nvml import Nvml
+from otel_ddp.agent.sources.nvml_visible import visible
+from otel_ddp.agent.sources.reading import Reading
+
+BOOT_S = 1_700_000_000
+NOW_NS = 1_800_000_000 * 10**9
+
+
+class Seen:
+    """Boards to be seen through NVML, and a clock that stands still."""
+
+    def __init__(self, lib: Any, write: Callable[..., None], root: Path) -> None:
+        self._write = write
+        self.now_s = 100.0
+        (root / "stat").write_text(f"cpu 1 2 3\nbtime {BOOT_S}\n")
+        self.driver = Nvml(
+            lib, clock=lambda: self.now_s, wall_ns=lambda: NOW_NS, proc=root, dev=root
+        )
+        self.boards: list[Board] = []
+
+    def show(self, *boards: Board, **whole: int | str) -> None:
+        self.boards = list(boards) or self.boards
+        self._write(self.boards, **whole)
+
+    def open(self, *boards: Board, **whole: int | str) -> tuple[Device, ...]:
+        self.show(*boards, **whole)
+        self.driver.open()
+        return tuple(self.driver.devices())
+
+    def questions(self, device: Device) -> dict[str, Question]:
+        return {each.name: each for each in self.driver.questions(device)}
+
+    def answers(self, *boards: Board) -> Answers:
+        """What the only device says when all is asked of it for the second time."""
+        (device,) = self.open(*boards)
+        questions = self.driver.questions(device)
+        ask_all(questions)
+        self.now_s += 2.0
+        return ask_all(questions)
+
+
+Answers = dict[tuple[str, str], float]
+
+
+def ask_all(questions: Any) -> Answers:
+    """Name of the metric and its last attribute, and the number; a series is told only once."""
+    found: Answers = {}
+    for question in questions:
+        try:
+            readings = question.ask()
+        except Absent:
+            continue
+        for each in readings:
+            key = (each.metric.name, each.attributes[-1][1] if each.attributes else "")
+            assert key not in found, f"{key} twice"
+            names = [name for name, _ in each.attributes]
+            # Who reads a device puts its identity before them.
+            assert each.metric.attributes == ("hw.id", "gpu", "hw.name", *names)
+            found[key] = each.value
+    return found
+
+
+def faults(readings: Any) -> dict[str, float]:
+    return {dict(each.attributes)["code"]: each.value for each in readings if each.value}
+
+
+def one(readings: Any) -> Reading:
+    (reading,) = readings
+    return reading
+
+
+@pytest.fixture(params=["fake", "C library"])
+def seen(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Seen]:
+    """The same boards twice: once over a fake module, once through the real one and ctypes."""
+    if request.param == "fake":
+        fake = FakeNvml()
+
+        def write(boards: list[Board], **whole: int | str) -> None:
+            fake.state = state(boards, **whole)
+
+        shown = Seen(fake, write, tmp_path)
+    else:
+        library = standin_library(tmp_path_factory)
+        boards = Boards(tmp_path)
+        monkeypatch.setenv("NVML_STANDIN", str(boards.path))
+        monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        shown = Seen(pynvml, boards.write, tmp_path)
+    yield shown
+    shown.show(loaded=1)
+    shown.driver.close()
+    if request.param == "fake":
+        assert (fake.open, fake.held) == (0, 0)
+
+
+# --- what boards say
+
+
+def test_a_board_with_everything_tells_everything_in_our_units(seen: Seen) -> None:
+    found = seen.answers(h100())
+
+    assert {key: value for key, value in found.items() if key[0] != "gpu.xid.errors"} == {
+        ("hw.gpu.utilization", "general"): 0.87,
+        ("hw.gpu.utilization", "encoder"): 0.0,
+        ("hw.gpu.utilization", "decoder"): 0.03,
+        ("gpu.mem_controller.utilization", ""): 0.41,
+        ("hw.gpu.memory.usage", ""): 60 * GIB,
+        ("hw.gpu.memory.limit", ""): 80 * GIB,
+        ("hw.power", ""): 412.345,
+        ("gpu.power.limit", ""): 700.0,
+        ("hw.energy", ""): pytest.approx(123_456.789),
+        ("hw.temperature", "core"): 64,
+        ("hw.temperature", "memory"): 71,
+        ("hw.fan.speed_ratio", "0"): 0.3,
+        ("hw.fan.speed_ratio", "1"): 0.35,
+        ("gpu.clock.frequency", "sm"): 1_980_000_000,
+        ("gpu.clock.frequency", "memory"): 2_619_000_000,
+        ("gpu.throttle.active", "application_clocks"): 0,
+        ("gpu.throttle.active", "sw_power"): 1,
+        ("gpu.throttle.active", "hw_slowdown"): 0,
+        ("gpu.throttle.active", "sync_boost"): 0,
+        ("gpu.throttle.active", "sw_thermal"): 1,
+        ("gpu.throttle.active", "hw_thermal"): 0,
+        ("gpu.throttle.active", "hw_power_brake"): 0,
+        ("gpu.throttle.active", "display_clock"): 0,
+        ("gpu.throttle.duration", "sw_power"): pytest.approx(4.0),
+        ("gpu.throttle.duration", "thermal"): pytest.approx(0.5),
+        ("gpu.throttle.duration", "sync_boost"): 0,
+        ("gpu.throttle.duration", "board_limit"): 0,
+        ("gpu.throttle.duration", "reliability"): 0,
+        # Two seconds at 100 and at 300 MiB/s.
+        ("hw.gpu.io", "transmit"): 200 << 20,
+        ("hw.gpu.io", "receive"): 600 << 20,
+        ("gpu.pcie.replays", "00000000:1B:00.0"): 2,
+        ("gpu.pcie.link.generation", "current"): 4,
+        ("gpu.pcie.link.generation", "max"): 5,
+        ("gpu.pcie.link.width", "current"): 8,
+        ("gpu.pcie.link.width", "max"): 16,
+        ("gpu.nvlink.io", "transmit"): 1_024_000_000,
+        ("gpu.nvlink.io", "receive"): 2_048_000_000,
+        ("gpu.nvlink.errors", ""): 5,
+        ("hw.errors", "corrected"): 12,
+        ("hw.errors", "uncorrected"): 1,
+        ("gpu.remapped_rows", "corrected"): 3,
+        ("gpu.remapped_rows", "uncorrected"): 1,
+        ("gpu.engine.active", "sm"): 0.635,
+        ("gpu.engine.active", "tensor"): 0.41,
+        ("gpu.engine.active", "dram"): 0.5525,
+        ("gpu.engine.active", "fp64"): 0,
+        ("gpu.engine.active", "fp32"): 0.07,
+        ("gpu.engine.active", "fp16"): 0.02,
+    }
+    assert seen.driver.impossible == 0
+    assert seen.driver.remarks == ()
+
+
+def test_an_older_board_tells_what_it_can_by_older_calls(seen: Seen) -> None:
+    found = seen.answers(tesla_t4())
+
+    assert found["hw.power", ""] == 111.0
+    # The older call counts what the driver keeps for itself as used, where it keeps anything.
+    assert found["hw.gpu.memory.usage", ""] == 5 * GIB
+    assert found["gpu.throttle.active", "sw_power"] == 1
+    assert found["gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
+    names = {name for name, _ in found}
+    missing = {"gpu.engine.active", "gpu.nvlink.io", "gpu.nvlink.errors", "hw.gpu.io"}
+    assert not names & (missing | {"gpu.remapped_rows", "hw.fan.speed_ratio"})
+    assert ("hw.temperature", "memory") not in found
+
+
+def test_what_a_board_does_not_have_is_absent_and_nothing_else(seen: Seen) -> None:
+    (device,) = seen.open(laptop())
+    questions = seen.questions(device)
+
+    for name in ("power limit", "fans", "corrected memory errors", "Xid"):
+        with pytest.raises(Absent):
+            questions[name].ask()
+    assert one(questions["temperature"].ask()).value == 64
+    assert "engines" not in questions
+
+
+def test_a_board_that_says_it_has_no_fan_is_not_asked_again(seen: Seen) -> None:
+    (device,) = seen.open(tesla_t4())
+
+    with pytest.raises(Absent):
+        seen.questions(device)["fans"].ask()
+
+
+@pytest.mark.parametrize(
+    ("bit", "reasons"),
+    [
+        (0x001, []),  # idle is no throttling
+        (0x002, ["application_clocks"]),
+        (0x004, ["sw_power"]),
+        (0x008, ["hw_slowdown"]),
+        (0x010, ["sync_boost"]),
+        (0x020, ["sw_thermal"]),
+        (0x040, ["hw_thermal"]),
+        (0x080, ["hw_power_brake"]),
+        (0x100, ["display_clock"]),
+        (0x200, []),
+    ],
+)
+def test_each_reason_for_throttling_has_its_word(seen: Seen, bit: int, reasons: list[str]) -> None:
+    board = h100()
+    board.numbers["event_reasons"] = bit
+    (device,) = seen.open(board)
+
+    found = seen.questions(device)["throttling"].ask()
+
+    assert [each.attributes[0][1] for each in found if each.value == 1.0] == reasons
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("code", [3, 4, 13, 25])
+def test_refusals_that_stay_are_absent(seen: Seen, code: int) -> None:
+    board = h100()
+    board.numbers["energy_mj"] = f"!{code}"
+    (device,) = seen.open(board)
+
+    with pytest.raises(Absent):
+        seen.questions(device)["energy"].ask()
+
+
+def test_a_passing_error_is_that_of_one_attempt(seen: Seen) -> None:
+    board = h100()
+    board.numbers["temperature"] = "!999"
+    (device,) = seen.open(board)
+    question = seen.questions(device)["temperature"]
+
+    with pytest.raises(pynvml.NVMLError):
+        question.ask()
+    board.numbers["temperature"] = 50
+    seen.show()
+
+    assert one(question.ask()).value == 50
+
+
+def test_a_driver_that_has_given_up_the_older_call_says_its_temperature(seen: Seen) -> None:
+    board = h100()
+    board.numbers |= {"temperature": "!13", "temperature_v": 55}
+
+    assert seen.answers(board)["hw.temperature", "core"] == 55
+
+
+def test_a_field_that_is_not_there_takes_no_other_along(seen: Seen) -> None:
+    found = seen.answers(h100().without("field.82", "field.75"))
+
+    assert ("hw.temperature", "memory") not in found
+    assert ("gpu.throttle.duration", "thermal") not in found
+    assert found["hw.power", ""] == 412.345
+    assert found["gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
+
+
+def test_a_field_that_fails_once_is_left_out_once(seen: Seen) -> None:
+    board = h100()
+    (device,) = seen.open(board)
+    question = seen.questions(device)["power and memory temperature"]
+    board.numbers["field.186"] = "!999"
+    seen.show()
+
+    assert [each.metric.name for each in question.ask()] == ["hw.temperature"]
+
+    board.numbers["field.186"] = "1 100000"
+    seen.show()
+    assert {each.value for each in question.ask()} == {71.0, 100.0}
+
+
+def test_a_driver_that_does_not_know_fields_says_its_power_otherwise(seen: Seen) -> None:
+    board = h100()
+    # A driver that is older than a field calls it an invalid argument.
+    board.numbers |= {"field.186": "!2", "field.82": "!2"}
+
+    found = seen.answers(board)
+
+    assert found["hw.power", ""] == 111.0
+    assert ("hw.temperature", "memory") not in found
+
+
+def test_links_of_the_fifth_generation_are_added_up(seen: Seen) -> None:
+    board = h100().without("field.138", "field.139", "field.38", "field.45", "field.52", "field.59")
+    board.numbers["field.91"] = "1 2"
+    for link, key in enumerate(("", ".1")):
+        board.numbers[f"field.202{key}"] = f"3 {1000 + link}"
+        board.numbers[f"field.204{key}"] = f"3 {3000 + link}"
+        board.numbers[f"field.208{key}"] = f"3 {5 + link}"
+
+    found = seen.answers(board)
+
+    assert found["gpu.nvlink.io", "transmit"] == 2001
+    assert found["gpu.nvlink.io", "receive"] == 6001
+    assert found["gpu.nvlink.errors", ""] == 11
+
+
+def test_a_sum_that_lacks_a_part_is_not_told(seen: Seen) -> None:
+    board = h100()
+    (device,) = seen.open(board)
+    questions = seen.questions(device)
+    board.numbers |= {"field.52": "!999", "field.138.all": "!999"}
+    seen.show()
+
+    assert questions["NVLink errors"].ask() == ()
+    assert one(questions["NVLink bytes"].ask()).attributes[-1][1] == "receive"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("1 100", "1 200"), (f"3 {(1 << 32) - 5}", "3 1000")]
+)
+def test_bytes_counted_in_32_bits_are_not_shown(seen: Seen, first: str, second: str) -> None:
+    board = a100_mig()
+    board.instances, board.numbers["mig.mode"] = [], 0
+    board.numbers["field.197"] = first
+    (device,) = seen.open(board)
+    question = seen.questions(device)["PCIe bytes"]
+
+    def ask_twice() -> None:
+        question.ask()
+        board.numbers["field.197"] = second
+        seen.show()
+        question.ask()
+
+    with pytest.raises(Absent):
+        ask_twice()
+    assert "32 bits" in one(seen.driver.remarks)
+
+
+def test_bytes_counted_in_64_bits_are_shown(seen: Seen) -> None:
+    found = seen.answers(h100().without("gpm"))
+
+    assert found["hw.gpu.io", "transmit"] == 5 << 32
+    assert found["hw.gpu.io", "receive"] == 6 << 32
+
+
+def test_counters_of_the_driver_count_since_the_machine_was_started(seen: Seen) -> None:
+    (device,) = seen.open(h100())
+    questions = seen.questions(device)
+
+    assert one(questions["energy"].ask()).start_ns == BOOT_S * 10**9
+    assert {each.start_ns for each in questions["NVLink bytes"].ask()} == {BOOT_S * 10**9}
+    assert one(questions["temperature"].ask()).start_ns == 0
+
+
+# --- numbers that cannot be
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "metric"),
+    [
+        ("utilization.gpu", 101, "hw.gpu.utilization"),
+        ("utilization.gpu", 0xFFFFFFFF, "hw.gpu.utilization"),
+        ("temperature", 255, "hw.temperature"),
+        ("power_limit_mw", 0xFFFFFFFF, "gpu.power.limit"),
+        ("clock_mhz.1", 0xFFFFFFFF, "gpu.clock.frequency"),
+        ("energy_mj", 2**64 - 1, "hw.energy"),
+        ("memory.total", 0, "hw.gpu.memory.limit"),
+        ("memory.used", 2**64 - 1, "hw.gpu.memory.usage"),
+        ("ecc.0.0", 0xFFFFFFFF, "hw.errors"),
+        ("ecc.0.0", 2**64 - 1, "hw.errors"),
+        ("remapped.corrected", 0xFFFFFFFF, "gpu.remapped_rows"),
+        ("replays", 0xFFFFFFFF, "gpu.pcie.replays"),
+        ("link.width.max", 0, "gpu.pcie.link.width"),
+        ("fan.0", 255, "hw.fan.speed_ratio"),
+        ("event_reasons", 2**64 - 1, "gpu.throttle.active"),
+        ("field.186", f"1 {0xFFFFFFFF}", "hw.power"),
+        ("field.186", "5 -1000", "hw.power"),
+        ("field.82", f"1 {0xFFFFFFFF}", "hw.temperature"),
+        ("field.74", f"3 {2**64 - 1}", "gpu.throttle.duration"),
+        ("field.52", f"1 {0xFFFFFFFF}", "gpu.nvlink.errors"),
+        ("gpm.2", "nan", "gpu.engine.active"),
+        ("gpm.5", 250, "gpu.engine.active"),
+        ("gpm.20", -1, "hw.gpu.io"),
+    ],
+)
+def test_an_impossible_number_is_absent_and_counted(
+    seen: Seen, key: str, value: int | str, metric: str
+) -> None:
+    board = h100()
+    (device,) = seen.open(board)
+    questions = seen.driver.questions(device)
+    ask_all(questions)
+    whole = ask_all(questions)
+    board.numbers[key] = value
+    seen.show()
+
+    found = ask_all(questions)
+
+    assert seen.driver.impossible == 1
+    assert metric in one(seen.driver.remarks)
+    missing = whole.keys() - found.keys()
+    # Of a mask of bits nothing can be believed.
+    assert len(missing) == (8 if metric == "gpu.throttle.active" else 1)
+    assert {name for name, _ in missing} == {metric}
+
+    ask_all(questions)
+    assert seen.driver.impossible == 2
+    assert len(seen.driver.remarks) == 1
+
+
+def test_rounding_above_the_whole_is_the_whole(seen: Seen) -> None:
+    board = h100()
+    board.numbers |= {"gpm.2": 100.0000001, "fan.0": 103}
+
+    found = seen.answers(board)
+
+    assert found["gpu.engine.active", "sm"] == 1.0
+    assert found["hw.fan.speed_ratio", "0"] == 1.0
+    assert seen.driver.impossible == 0
+
+
+def test_a_name_in_strange_characters_is_made_printable(seen: Seen) -> None:
+    board = h100()
+    board.name = "NVIDIA \udcff\x07 GPU\t" + "x" * 80
+
+    (device,) = seen.open(board)
+
+    if seen.driver._lib is pynvml:
+        assert device.name == "NVIDIA \ufffd GPU " + "x" * 80
+    assert device.name.isprintable()
+
+
+@pytest.mark.parametrize("name", [b"A\xff\n\x00B", "A\ud800\n\x00B"])
+def test_names_may_be_bytes_or_text(name: bytes | str) -> None:
+    fake = FakeNvml()
+    fake.state = state([h100()])
+    fake.nvmlDeviceGetName = lambda handle: name  # type: ignore[attr-defined]
+    driver = Nvml(fake)
+    driver.open()
+    (device,) = driver.devices()
+    driver.close()
+
+    assert device.name[0] == "A"
+    assert device.name[-1] == "B"
+    assert device.name.isprintable()
+
+
+def test_what_has_no_name_is_called_what_it_is() -> None:
+    fake = FakeNvml()
+    fake.state = state([a100_mig()])
+    fake.nvmlDeviceGetName = lambda handle: b"\n"  # type: ignore[attr-defined]
+    driver = Nvml(fake)
+    driver.open()
+    names = [device.name for device in driver.devices()]
+    driver.close()
+
+    assert names == ["NVIDIA GPU", "NVIDIA GPU MIG", "NVIDIA GPU MIG"]
+
+
+def test_a_name_without_end_has_one() -> None:
+    fake = FakeNvml()
+    fake.state = state([h100()])
+    fake.nvmlDeviceGetName = lambda handle: "x" * 5000  # type: ignore[attr-defined]
+    driver = Nvml(fake)
+    driver.open()
+    (device,) = driver.devices()
+    driver.close()
+
+    assert device.name == "x" * 100
+
+
+# --- what goes away
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(1, "Uninitialized"), (9, "Driver Not Loaded"), (15, "GPU is lost"), (16, "requires restart")],
+)
+def test_a_device_that_is_gone_is_lost(seen: Seen, code: int, words: str) -> None:
+    board = h100()
+    board.numbers |= {"temperature": f"!{code}", "field.82": f"!{code}"}
+    (device,) = seen.open(h100())
+    questions = seen.questions(device)
+    seen.show(board)
+
+    with pytest.raises(Lost, match=words):
+        questions["temperature"].ask()
+    with pytest.raises(Lost, match=words):
+        questions["power and memory temperature"].ask()
+
+
+def test_a_handle_from_before_a_reload_is_lost(seen: Seen) -> None:
+    (device,) = seen.open(h100())
+    questions = seen.questions(device)
+    seen.show(generation=2)
+
+    with pytest.raises(Lost):
+        questions["temperature"].ask()
+
+    seen.driver.close()
+    seen.driver.open()
+    (again,) = seen.driver.devices()
+    assert again == device
+    assert one(seen.questions(again)["temperature"].ask()).value == 64
+
+
+def test_an_argument_that_suits_no_such_device_is_absent(seen: Seen) -> None:
+    board = h100()
+    board.numbers["temperature"] = "!2"
+    (device,) = seen.open(board)
+
+    with pytest.raises(Absent):
+        seen.questions(device)["temperature"].ask()
+
+
+def test_the_others_are_seen_while_a_board_is_gone(seen: Seen) -> None:
+    first, second, third = (h100(index) for index in range(3))
+    seen.open(first, second, third)
+    second.lost = True
+    seen.show()
+
+    assert [each.index for each in seen.driver.devices()] == ["0", "2"]
+    assert "GPU 1 does not answer" in one(seen.driver.remarks)
+
+
+def test_a_driver_that_is_unloaded_is_lost_and_close_does_not_mind(seen: Seen) -> None:
+    seen.open(h100())
+    seen.show(loaded=0)
+
+    with pytest.raises(Lost):
+        seen.driver.devices()
+    seen.driver.close()
+    with pytest.raises(Missing):
+        seen.driver.open()
+
+
+# --- Xid
+
+
+def test_faults_are_counted_by_code_from_zero_on(seen: Seen) -> None:
+    board = h100()
+    board.xids = [48]
+    (device,) = seen.open(board)
+    question = seen.questions(device)["Xid"]
+
+    before = question.ask()
+    board.xids += [31, 31, 143]
+    seen.show()
+    after = question.ask()
+
+    # What happened before anyone looked is not ours to tell.
+    assert faults(before) == {}
+    assert {"31", "79"} <= {dict(each.attributes)["code"] for each in before}
+    assert faults(after) == {"31": 2, "143": 1}
+    assert {each.start_ns for each in after} == {NOW_NS}
+    assert {each.attributes[0] for each in after} == {("pci", "00000000:1B:00.0")}
+    assert faults(question.ask()) == {"31": 2, "143": 1}
+
+
+def test_a_board_with_instances_tells_its_faults(seen: Seen) -> None:
+    board = a100_mig()
+    whole, *parts = seen.open(board)
+    question = seen.questions(whole)["Xid"]
+    question.ask()
+    assert board.xids is not None
+    board.xids.append(94)
+    seen.show()
+
+    assert faults(question.ask()) == {"94": 1}
+    assert all("Xid" not in seen.questions(part) for part in parts)
+
+
+def test_a_board_that_is_gone_is_lost_to_who_asks_for_its_faults(seen: Seen) -> None:
+    board = h100()
+    (device,) = seen.open(board)
+    question = seen.questions(device)["Xid"]
+    question.ask()
+    board.lost = True
+    seen.show()
+
+    with pytest.raises(Lost):
+        question.ask()
+
+
+def test_the_fault_that_ends_a_board_is_still_told(seen: Seen) -> None:
+    board, other = h100(0), h100(1)
+    device, _ = seen.open(board, other)
+    questions = seen.questions(device)
+    questions["Xid"].ask()
+    assert board.xids is not None
+    board.xids.append(79)
+    board.lost = True
+    seen.show()
+    with pytest.raises(Lost):
+        questions["temperature"].ask()
+    seen.driver.close()
+    seen.driver.open()
+
+    fallen, _ = seen.driver.devices()
+
+    assert fallen == device
+    assert [*seen.questions(fallen)] == ["Xid"]
+    assert faults(seen.questions(fallen)["Xid"].ask()) == {"79": 1}
+    assert seen.driver.users(fallen) == ()
+
+
+def test_a_board_that_fell_is_looked_for_again_after_a_while(seen: Seen) -> None:
+    board = h100()
+    (device,) = seen.open(board)
+    seen.questions(device)["Xid"].ask()
+    assert board.xids is not None
+    board.xids.append(79)
+    board.lost = True
+    seen.show()
+    seen.driver.close()
+    seen.driver.open()
+    (fallen,) = seen.driver.devices()
+    question = seen.questions(fallen)["Xid"]
+    question.ask()
+    seen.now_s += 601
+
+    with pytest.raises(Lost):
+        question.ask()
+    board.lost = False
+    seen.show()
+    seen.driver.close()
+    seen.driver.open()
+    (back,) = seen.driver.devices()
+
+    assert one(seen.questions(back)["temperature"].ask()).value == 64
+    assert faults(seen.questions(back)["Xid"].ask()) == {"79": 1}
+
+
+# --- parts of a board
+
+
+def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
+    board = a100_mig(3)
+    board.instances.insert(1, Instance("MIG-third", "MIG 1g.5gb", 7, 1, {}))
+    # Some drivers answer for the whole board where they are asked about a part.
+    board.instances[0].numbers |= {"temperature": 50, "power_mw": 1, "field.186": "1 2"}
+
+    whole, first, *_, last = seen.open(board)
+
+    assert (whole.index, whole.parent) == ("0", "")
+    assert (first.index, first.parent, first.pci) == ("0:0", whole.uuid, whole.pci)
+    assert (first.uuid, first.name) == (board.instances[0].uuid, "MIG 3g.20gb")
+    assert last.index == "0:2"
+    found = ask_all(seen.driver.questions(first))
+    assert found == {("hw.gpu.memory.usage", ""): 7 * GIB, ("hw.gpu.memory.limit", ""): 20 * GIB}
+    of_whole = ask_all(seen.driver.questions(whole))
+    assert ("hw.gpu.utilization", "general") not in of_whole
+    assert of_whole["hw.power", ""] == 412.345
+
+
+def test_a_number_without_an_instance_is_passed_over(seen: Seen) -> None:
+    board = a100_mig()
+    seen.open(board)
+    keep = board.instances[1]
+    board.instances = [Instance("", "", 0), keep]
+    written = state([board])
+    hole = {key: value for key, value in written.items() if not key.startswith("0.mig.0.")}
+    if seen.driver._lib is pynvml:
+        path = Path(os.environ["NVML_STANDIN"])
+        path.write_text("".join(f"{key} {value}\n" for key, value in hole.items()))
+    else:
+        seen.driver._lib.state = hole
+
+    assert [each.index for each in seen.driver.devices()] == ["0", "0:1"]
+
+
+def test_engines_of_an_instance_are_its_own(seen: Seen) -> None:
+    board = h100()
+    board.instances = [
+        Instance("MIG-a", "MIG 1g.10gb", 1, numbers={"gpm.2": 25.0}),
+        Instance("MIG-b", "MIG 1g.10gb", 4, numbers={"gpm.2": 75.0, "gpm.20": 1}),
+    ]
+    _, first, second = seen.open(board)
+    questions = [seen.questions(part)["engines"] for part in (first, second)]
+
+    assert [question.ask() for question in questions] == [(), ()]
+    assert [one(question.ask()).value for question in questions] == [0.25, 0.75]
+
+
+# --- who uses a board
+
+
+def test_the_processes_of_a_board_are_told_once_each(seen: Seen) -> None:
+    board = h100()
+    board.compute = [(10, 5 * GIB), (11, None)]
+    board.graphics = [(11, 2 * GIB), (12, GIB)]
+    board.mps = [(10, 1), (13, 3 * GIB)]
+    (device,) = seen.open(board)
+
+    assert sorted(seen.driver.users(device)) == [
+        User(10, 5 * GIB),
+        User(11, 2 * GIB),
+        User(12, GIB),
+        User(13, 3 * GIB),
+    ]
+
+    board.compute, board.graphics, board.mps = [], [], [(13, None)]
+    seen.show()
+    assert seen.driver.users(device) == (User(13, None),)
+
+
+def test_an_older_driver_tells_its_processes_too(seen: Seen) -> None:
+    board = h100()
+    (device,) = seen.open(board)
+    written = {**state([board]), "0.compute": "!13", "0.compute_v2": " 77:1024"}
+    written |= {"0.graphics": "!3", "0.mps": "!4"}
+    if seen.driver._lib is pynvml:
+        path = Path(os.environ["NVML_STANDIN"])
+        path.write_text("".join(f"{key} {value}\n" for key, value in written.items()))
+    else:
+        seen.driver._lib.state = written
+
+    assert seen.driver.users(device) == (User(77, 1024),)
+
+
+def test_the_processes_of_an_instance_are_its_own(seen: Seen) -> None:
+    board = a100_mig()
+    board.instances[1].compute = [(5, None)]
+    _, first, second = seen.open(board)
+
+    assert seen.driver.users(first) == ()
+    assert seen.driver.users(second) == (User(5, None),)
+
+
+# --- no driver
+
+
+@pytest.mark.parametrize(
+    ("whole", "words"),
+    [
+        ({"loaded": 0}, "not loaded"),
+        ({"init": 18}, "different versions"),
+        ({"init": 4}, "NVIDIA_DRIVER_CAPABILITIES"),
+        ({"init": 13}, "too old"),
+        ({"init": 12}, "no NVIDIA driver library"),
+        ({"init": 999}, "does not answer (Unknown Error)"),
+        ({}, "shows no GPU"),
+    ],
+)
+def test_why_there_are_no_devices_is_said_in_one_sentence(
+    seen: Seen, whole: dict[str, int], words: str
+) -> None:
+    boards = [h100()] if whole else []
+    seen._write(boards, **whole)
+
+    with pytest.raises(Missing) as said:
+        seen.driver.open()
+
+    assert words in str(said.value)
+    assert str(said.value).endswith(".")
+    seen.show(h100())
+    seen.driver.open()
+    assert seen.driver.version() == "NVIDIA driver 550.54.14"
+
+
+def test_a_driver_that_fails_at_the_start_is_given_back() -> None:
+    fake = FakeNvml()
+    fake.state = {"init": "0"}
+
+    def fail() -> int:
+        raise pynvml.NVMLError(999)
+
+    fake.nvmlDeviceGetCount = fail  # type: ignore[method-assign]
+
+    with pytest.raises(Missing):
+        Nvml(fake).open()
+    assert fake.open == 0
+
+
+def test_a_container_that_has_devices_but_no_library_is_told_apart(tmp_path: Path) -> None:
+    fake = FakeNvml()
+    fake.state = {"init": "12"}
+    (tmp_path / "nvidiactl").touch()
+
+    with pytest.raises(Missing, match=r"The NVIDIA devices are here.*`utility`"):
+        Nvml(fake, dev=tmp_path).open()
+
+
+def test_an_installation_without_nvidia_ml_py_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    with pytest.raises(Missing, match="pip install nvidia-ml-py"):
+        Nvml().open()
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", no_library)
+
+    with pytest.raises(Missing, match=r"libnvidia-ml\.so\.1"):
+        Nvml().open()
+
+
+# --- what a process sees
+
+_DIGITS = ("8932f937", "a932f937", "89000000")
+EQUAL = [Device(f"GPU-{digits}-d72c", str(n), "H100") for n, digits in enumerate(_DIGITS)]
+MIXED = [EQUAL[0], replace(EQUAL[1], name="T4")]
+PARTED = [
+    EQUAL[0],
+    Device("MIG-11111111-aaaa", "0:0", "MIG 1g", "", EQUAL[0].uuid),
+    Device("MIG-12222222-bbbb", "0:1", "MIG 1g", "", EQUAL[0].uuid),
+]
+ALL = [each.uuid for each in EQUAL]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (None, ALL),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,0", [ALL[2], ALL[0]]),
+        (" 1 , 2 ", [ALL[1], ALL[2]]),
+        ("0,-1,2", [ALL[0]]),
+        ("0,3,1", [ALL[0]]),
+        ("1,1", []),
+        (ALL[1], [ALL[1]]),
+        ("GPU-8932f9", [ALL[0]]),
+        ("GPU-8932F9", [ALL[0]]),
+        ("GPU-8", []),
+        ("GPU-a,GPU-89000000", [ALL[1], ALL[2]]),
+        ("GPU-a,1", [ALL[1]]),
+        ("1,GPU-8932f9", [ALL[1]]),
+        ("GPU-a,GPU-nobody,GPU-8932f9", [ALL[1]]),
+    ],
+)
+def test_a_choice_of_devices_is_read_as_cuda_reads_it(
+    chosen: str | None, expected: list[str]
+) -> None:
+    environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+
+    assert visible(environment, EQUAL, {}) == expected
+
+
+def test_a_comma_too_many_ends_the_choice() -> None:
+    assert visible({"CUDA_VISIBLE_DEVICES": "GPU-8932f9,"}, EQUAL[:1], {}) == ALL[:1]
+
+
+def test_numbers_among_unequal_boards_say_nothing_unless_in_order() -> None:
+    by_number = {"CUDA_VISIBLE_DEVICES": "1"}
+
+    assert visible(by_number, MIXED, {}) is None
+    assert visible({}, MIXED, {}) is None
+    assert visible({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **by_number}, MIXED, {}) == [ALL[1]]
+    assert visible({"CUDA_VISIBLE_DEVICES": "GPU-a"}, MIXED, {}) == [ALL[1]]
+    assert visible({"CUDA_VISIBLE_DEVICES": "-1"}, MIXED, {}) == []
+
+
+def test_instances_are_told_by_their_names_alone() -> None:
+    older = {f"MIG-{EQUAL[0].uuid}/7/0": PARTED[1].uuid, f"MIG-{EQUAL[0].uuid}/9/0": PARTED[2].uuid}
+
+    def chosen(entry: str) -> list[str] | None:
+        return visible({"CUDA_VISIBLE_DEVICES": entry}, PARTED, older)
+
+    assert chosen("MIG-12222222-bbbb") == [PARTED[2].uuid]
+    assert chosen("MIG-12") == [PARTED[2].uuid]
+    assert chosen(f"MIG-{EQUAL[0].uuid}/7/0") == [PARTED[1].uuid]
+    assert chosen("MIG-1") == []
+    assert chosen("MIG-12,GPU-8932f937") == [PARTED[2].uuid]
+    assert chosen("0") is None
+    assert visible({}, PARTED, older) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("all", ALL[1]),
+        (f"{ALL[2]},{ALL[0]}", ALL[2]),
+        ("0,1,2", ALL[1]),
+        ("1,2", None),
+        ("void", None),
+        ("none", "nothing"),
+    ],
+)
+def test_a_container_counts_its_own_boards(given: str, expected: str | None) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": given}
+
+    found = visible(environment, EQUAL, {})
+
+    assert found == (None if expected is None else [] if expected == "nothing" else [expected])
+
+
+def test_the_driver_knows_what_is_visible_once_it_has_looked(seen: Seen) -> None:
+    assert seen.driver.visible({}) is None
+
+    whole, first, second = seen.open(a100_mig())
+
+    older = f"MIG-{whole.uuid}/9/0"
+    assert seen.driver.visible({"CUDA_VISIBLE_DEVICES": older}) == [second.uuid]
+    assert seen.driver.visible({"CUDA_VISIBLE_DEVICES": first.uuid}) == [first.uuid]
+
+
+# --- the library in C, for other processes
+
+_WATCH = """
+import json, sys
+from otel_ddp.agent.sources.nvml import Nvml
+driver = Nvml()
+driver.open()
+devices = driver.devices()
+for _ in sys.stdin:
+    said = {each.index: [tuple(user) for user in driver.users(each)] for each in devices}
+    print(json.dumps(said), flush=True)
+driver.close()
+"""
+
+
+def test_another_process_sees_boards_whose_users_come_and_go(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    boards, shown = [h100(index) for index in range(8)], Boards(tmp_path)
+    environment = shown.environment(standin_library(tmp_path_factory))
+    boards[2].compute = [(4711, GIB)]
+    shown.write(boards)
+    with subprocess.Popen(
+        [sys.executable, "-c", _WATCH],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def look() -> dict[str, list[list[int]]]:
+            print(file=process.stdin, flush=True)
+            return dict(json.loads(process.stdout.readline()))
+
+        first = look()
+        boards[2].compute, boards[7].compute = [], [(12, None)]
+        shown.write(boards)
+        second = look()
+        process.stdin.close()
+
+    assert process.returncode == 0
+    assert [*first] == [str(index) for index in range(8)]
+    assert {index: users for index, users in first.items() if users} == {"2": [[4711, GIB]]}
+    assert {index: users for index, users in second.items() if users} == {"7": [[12, None]]}
+
+
+def test_a_board_that_hangs_holds_its_caller_until_it_does_not(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    boards, shown = [h100()], Boards(tmp_path)
+    environment = shown.environment(standin_library(tmp_path_factory))
+    shown.write(boards)
+    with subprocess.Popen(
+        [sys.executable, "-c", _WATCH],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        boards[0].hang = True
+        shown.write(boards)
+        print(file=process.stdin, flush=True)
+        process.stdin.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+
+        boards[0].hang = False
+        shown.write(boards)
+
+        assert json.loads(process.stdout.readline()) == {"0": []}
+    assert process.returncode == 0
+
+
+# --- a real board
+
+
+@pytest.mark.gpu
+def test_a_real_board_answers_in_our_units() -> None:
+    driver = Nvml()
+    try:
+        driver.open()
+    except Missing as why:
+        pytest.skip(f"needs an NVIDIA GPU: {why}")
+    try:
+        found: list[Reading] = []
+        for device in driver.devices():
+            questions = list(driver.questions(device))
+            for question in questions * 2:
+                try:
+                    found += question.ask()
+                except Absent as why:
+                    sys.stderr.write(f"{device.index} {question.name}: {why}\n")
+                if question.name == "engines":
+                    time.sleep(0.2)  # the driver refuses samples that are too close
+            assert driver.users(device) is not None
+        sys.stderr.write(f"{driver.version()}, {driver.impossible} impossible, {driver.remarks}\n")
+        for each in found:
+            sys.stderr.write(f"{each.metric.name} {each.attributes} {each.value}\n")
+    finally:
+        driver.close()
+
+    names = {each.metric.name for each in found}
+    assert {"hw.gpu.memory.limit", "hw.power", "hw.temperature", "gpu.throttle.active"} <= names
+    limits = [each.value for each in found if each.metric.name == "hw.gpu.memory.limit"]
+    assert all(limit > GIB for limit in limits)
+    assert driver.impossible == 0

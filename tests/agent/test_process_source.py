@@ -1,0 +1,583 @@
+"""What a training process takes: real processes that do as they are told, and trees on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.node_trees import BOOT_S, NodeTree, values
+from node import until
+from otel_ddp import catalog
+from otel_ddp.agent.sources.process import ProcessReader
+from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.catalog import Kind, Metric
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+SPUN_S = 0.2
+PROCESS = {metric.name for metric in catalog.METRICS if metric.section == "Process"}
+
+PUPPET = '''
+import os, signal, sys, threading, time
+
+children, held = {}, []
+
+def serve(lines, answers):
+    for line in lines:
+        answers.write(repr(eval(line)) + "\\n")
+        answers.flush()
+
+def fork(name):
+    there, here = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(there[1])
+        for _, lines, answers in children.values():
+            lines.close()
+        children.clear()
+        serve(os.fdopen(there[0]), os.fdopen(here[1], "w"))
+        os._exit(0)
+    os.close(there[0]), os.close(here[1])
+    children[name] = pid, os.fdopen(there[1], "w"), os.fdopen(here[0])
+    return pid
+
+def fork_in_thread(name):
+    thread = threading.Thread(target=fork, args=(name,))
+    thread.start()
+    # It stays, as the thread of a pool does: a child belongs to the thread that forked it.
+    return thread.join() or children[name][0]
+
+def tell(name, line):
+    _, lines, answers = children[name]
+    lines.write(line + "\\n")
+    lines.flush()
+    return eval(answers.readline())
+
+def end(name):
+    """It has ended, and nobody has waited for it yet."""
+    children[name][1].close()
+    return os.waitid(os.P_PID, children[name][0], os.WEXITED | os.WNOWAIT) and None
+
+def reap(name):
+    children[name][1].close()
+    return os.waitpid(children.pop(name)[0], 0)[1]
+
+def kill(name):
+    os.kill(children[name][0], signal.SIGKILL)
+    return os.waitpid(children.pop(name)[0], 0)[1]
+
+def spin():
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+
+def write(path, size):
+    with open(path, "wb") as file:
+        file.write(b"x" * size)
+        file.flush()
+        os.fsync(file.fileno())
+
+def threads(count):
+    never = threading.Event()
+    for _ in range(count):
+        threading.Thread(target=never.wait, daemon=True).start()
+
+def hold(count):
+    held.extend(open(os.devnull) for _ in range(count))
+
+def forget_children():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+def ended_unseen(name):
+    """Closed, and gone: nobody is told of the end of its children."""
+    children[name][1].close()
+    return children[name][2].read() and None
+
+serve(sys.stdin, sys.stdout)
+'''
+
+
+class Puppet:
+    """A real process that does as it is told, and its readings."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PUPPET],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.does("None")
+        self.start = start_of(self.pid)
+        self.reader = ProcessReader(own_pid=0)
+
+    def does(self, line: str, *whom: str) -> Any:
+        """What it answers; or a descendant, named by the way that leads there."""
+        for name in reversed(whom):
+            line = f"tell({name!r}, {line!r})"
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return eval(self._process.stdout.readline())
+
+    def read(self, *others: int) -> list[Reading]:
+        self.reader.begin_round()
+        readings = self.reader.read(self.pid, self.start, others)
+        assert readings is not None
+        assert self.reader.errors == 0
+        return readings
+
+    def value(self, metric: Metric, *others: int) -> float:
+        return sum(values(self.read(*others), metric).values())
+
+    def ends(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def puppet() -> Iterator[Puppet]:
+    made = Puppet()
+    yield made
+    # Its children end when the pipe to it is closed, and theirs with them.
+    made.ends()
+
+
+def start_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def written(pid: int) -> int:
+    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(lines["write_bytes"])
+
+
+# -- the process itself
+
+
+def test_every_number_of_a_real_process_is_there(puppet: Puppet) -> None:
+    before_s = time.time()
+
+    readings = puppet.read()
+
+    assert {each.metric.name for each in readings} == PROCESS
+    assert set(values(readings, catalog.PROCESS_CPU_TIME)) == {"user", "system"}
+    assert set(values(readings, catalog.PROCESS_DISK_IO)) == {"read", "write"}
+    assert set(values(readings, catalog.PROCESS_CONTEXT_SWITCHES)) == {"voluntary", "involuntary"}
+    for each in readings:
+        assert each.value >= 0
+        counts = each.metric.kind is Kind.COUNTER
+        # A process is younger than the test run, to the second to which the start is known.
+        assert bool(each.start_ns) is counts
+        assert not counts or abs(each.start_ns / 1e9 - before_s) < 60
+
+
+def test_processor_time_threads_and_descriptors_are_those_it_has(puppet: Puppet) -> None:
+    before = puppet.read()
+
+    puppet.does("spin()")
+    puppet.does("threads(3)")
+    puppet.does("hold(5)")
+    after = puppet.read()
+
+    def grown(metric: Metric) -> float:
+        return sum(values(after, metric).values()) - sum(values(before, metric).values())
+
+    # Counted in ticks, each of the two modes rounded down.
+    assert grown(catalog.PROCESS_CPU_TIME) >= SPUN_S - 2 / TICKS_PER_S
+    assert grown(catalog.PROCESS_THREAD_COUNT) == 3
+    assert grown(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT) == 5
+    assert grown(catalog.PROCESS_MEMORY_VIRTUAL) > 0
+    assert grown(catalog.PROCESS_UPTIME) > 0
+    assert values(after, catalog.PROCESS_MEMORY_USAGE)[""] > 1 << 20
+
+
+def test_what_it_writes_is_counted(puppet: Puppet, tmp_path: Path) -> None:
+    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)")
+
+    found = values(puppet.read(), catalog.PROCESS_DISK_IO)
+
+    assert found["write"] == written(puppet.pid)
+
+
+def test_a_number_that_was_given_to_another_process_is_not_mistaken(puppet: Puppet) -> None:
+    puppet.reader.begin_round()
+
+    assert puppet.reader.read(puppet.pid, puppet.start - 1) is None
+    assert puppet.reader.read(puppet.pid, puppet.start) is not None
+
+
+def test_a_process_that_is_gone_or_waits_to_be_taken_is_none(puppet: Puppet) -> None:
+    pid = puppet.does("fork('worker')")
+    start = start_of(pid)
+    puppet.does("end('worker')")
+    puppet.reader.begin_round()
+    waits = puppet.reader.read(pid, start)
+    puppet.does("reap('worker')")
+    puppet.reader.begin_round()
+
+    assert waits is None
+    assert puppet.reader.read(pid, start) is None
+    assert puppet.reader.errors == 0
+
+
+# -- its descendants
+
+
+def test_descendants_are_counted_whoever_forked_them(puppet: Puppet) -> None:
+    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 0
+    assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == 0
+
+    puppet.does("fork('server')")
+    puppet.does("fork('worker')", "server")
+    puppet.does("fork_in_thread('other')")
+
+    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 3
+    assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) > 3 << 20
+
+
+def test_other_ranks_and_we_ourselves_are_no_descendants(puppet: Puppet) -> None:
+    rank = puppet.does("fork('rank')")
+    puppet.does("fork('its worker')", "rank")
+    agent = puppet.does("fork('agent')")
+    puppet.does("fork('worker')")
+    puppet.reader = ProcessReader(own_pid=agent)
+
+    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT, rank) == 1
+    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 3
+
+
+def test_one_that_waits_to_be_taken_lives_no_more_but_has_used_its_time(puppet: Puppet) -> None:
+    puppet.does("fork('worker')")
+    puppet.does("spin()", "worker")
+    before = puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME)
+
+    puppet.does("end('worker')")
+
+    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 0
+    assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == 0
+    assert puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME) >= before
+
+
+@pytest.mark.parametrize("way", ["reap", "kill"])
+def test_what_a_worker_took_stays_when_it_has_ended(
+    way: str, puppet: Puppet, tmp_path: Path
+) -> None:
+    pid = puppet.does("fork('worker')")
+    puppet.does("spin()", "worker")
+    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "worker")
+    size = written(pid)
+    before = puppet.read()
+
+    puppet.does(f"{way}('worker')")
+    after = puppet.read()
+
+    time_s = sum(values(after, catalog.PROCESS_CHILDREN_CPU_TIME).values())
+    assert SPUN_S - 2 / TICKS_PER_S <= time_s < 2 * SPUN_S
+    assert values(before, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
+    assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
+    # The kernel has added it to the process that waited, where it would show a second time.
+    assert written(puppet.pid) == size
+    assert values(after, catalog.PROCESS_DISK_IO)["write"] == 0
+    assert values(after, catalog.PROCESS_CHILDREN_COUNT) == {"": 0}
+
+
+def test_where_nobody_waits_for_children_they_are_not_taken_off_the_process(
+    puppet: Puppet, tmp_path: Path
+) -> None:
+    puppet.does("forget_children()")
+    puppet.does(f"write({str(tmp_path / 'own')!r}, 500_000)")
+    own = written(puppet.pid)
+    pid = puppet.does("fork('worker')")
+    puppet.does("spin()", "worker")
+    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "worker")
+    size = written(pid)
+    before = puppet.read()
+
+    puppet.does("ended_unseen('worker')")
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the worker")
+    after = puppet.read()
+
+    for metric in (catalog.PROCESS_CHILDREN_CPU_TIME, catalog.PROCESS_CHILDREN_DISK_IO):
+        assert values(after, metric) == values(before, metric)
+    assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
+    assert values(after, catalog.PROCESS_DISK_IO)["write"] == own
+
+    # What comes after it is told on top.
+    puppet.does("fork('next')")
+    puppet.does("spin()", "next")
+    assert puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME) >= 2 * (SPUN_S - 2 / TICKS_PER_S)
+
+
+def test_what_a_server_has_waited_for_is_not_counted_twice(puppet: Puppet, tmp_path: Path) -> None:
+    puppet.does("fork('server')")
+    puppet.does("fork('worker')", "server")
+    write = f"write({str(tmp_path / 'file')!r}, 300_000)"
+    puppet.does(write, "server", "worker")
+    before = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+
+    puppet.does("reap('worker')", "server")
+    by_server = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    puppet.does("reap('server')")
+    readings = puppet.read()
+
+    assert before == by_server == values(readings, catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    assert values(readings, catalog.PROCESS_DISK_IO)["write"] == 0
+
+
+def test_a_server_and_its_worker_may_end_between_two_looks(puppet: Puppet, tmp_path: Path) -> None:
+    puppet.does("fork('server')")
+    puppet.does("fork('worker')", "server")
+    write = f"write({str(tmp_path / 'file')!r}, 300_000)"
+    puppet.does(write, "server", "worker")
+    before = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+
+    puppet.does("reap('worker')", "server")
+    puppet.does("reap('server')")
+    readings = puppet.read()
+
+    assert values(readings, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == before
+    assert values(readings, catalog.PROCESS_DISK_IO)["write"] == 0
+
+
+def test_what_an_orphan_took_stays_when_it_has_left_the_family(
+    puppet: Puppet, tmp_path: Path
+) -> None:
+    puppet.does("fork('server')")
+    orphan = puppet.does("fork('worker')", "server")
+    puppet.does("spin()", "server", "worker")
+    write = f"write({str(tmp_path / 'file')!r}, 300_000)"
+    puppet.does(write, "server", "worker")
+    before = puppet.read()
+    # It would end with the server, whose end of the pipe closes.
+    os.kill(orphan, signal.SIGSTOP)
+    try:
+        puppet.does("kill('server')")
+        after = puppet.read()
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+    # What comes after it is told on top.
+    new = puppet.does("fork('new')")
+    puppet.does("spin()", "new")
+    puppet.does(write, "new")
+    later = puppet.read()
+
+    size = values(before, catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    assert values(after, catalog.PROCESS_CHILDREN_COUNT) == {"": 0}
+    assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
+    assert values(later, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size + written(new)
+    time_s = sum(values(later, catalog.PROCESS_CHILDREN_CPU_TIME).values())
+    assert time_s >= 2 * (SPUN_S - 2 / TICKS_PER_S)
+
+
+# -- trees on disk
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    tree.process(1, parent=0, name="init")
+    return tree
+
+
+def reader_of(node: NodeTree) -> ProcessReader:
+    return ProcessReader(node.proc, own_pid=0, since_boot_s=lambda: 100.0)
+
+
+def read(reader: ProcessReader, pid: int = 77) -> list[Reading]:
+    reader.begin_round()
+    readings = reader.read(pid, 5000)
+    assert readings is not None
+    return readings
+
+
+def test_exact_numbers(node: NodeTree) -> None:
+    node.process(
+        77,
+        name="a) R (b",
+        times=(300, 50, 7, 3),
+        threads=12,
+        virtual=5 << 30,
+        pages=1000,
+        io=(4096, 8192),
+        switches=(40, 2),
+    )
+    node.process(78, parent=77, times=(100, 20, 10, 5), pages=200, io=(10, 20))
+    for number in range(6):
+        node.write(f"proc/77/fd/{number}", "")
+
+    readings = read(reader_of(node))
+
+    def of(metric: Metric) -> dict[str, float]:
+        return values(readings, metric)
+
+    tick = 1 / TICKS_PER_S
+    assert of(catalog.PROCESS_CPU_TIME) == {"user": 300 * tick, "system": 50 * tick}
+    assert of(catalog.PROCESS_MEMORY_USAGE) == {"": 1000 * PAGE}
+    assert of(catalog.PROCESS_MEMORY_VIRTUAL) == {"": 5 << 30}
+    assert of(catalog.PROCESS_THREAD_COUNT) == {"": 12}
+    assert of(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT) == {"": 6}
+    assert of(catalog.PROCESS_DISK_IO) == {"read": 4096, "write": 8192}
+    assert of(catalog.PROCESS_CONTEXT_SWITCHES) == {"voluntary": 40, "involuntary": 2}
+    assert of(catalog.PROCESS_UPTIME) == {"": 100 - 5000 * tick}
+    assert of(catalog.PROCESS_CHILDREN_COUNT) == {"": 1}
+    assert of(catalog.PROCESS_CHILDREN_CPU_TIME) == {"user": 117 * tick, "system": 28 * tick}
+    assert of(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
+    assert of(catalog.PROCESS_CHILDREN_DISK_IO) == {"read": 10, "write": 20}
+    started_ns = BOOT_S * 1_000_000_000 + 5000 * 1_000_000_000 // TICKS_PER_S
+    assert {each.start_ns for each in readings} == {0, started_ns}
+
+
+Break = Callable[[NodeTree], None]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "lost"),
+    [
+        (lambda node: node.process(77, pages="-5"), {"process.memory.usage"}),
+        (lambda node: node.process(77, virtual="x"), {"process.memory.virtual"}),
+        (lambda node: node.process(77, threads="1e3"), {"process.thread.count"}),
+        (lambda node: refuse(node, "fd"), {"process.unix.file_descriptor.count"}),
+        (lambda node: refuse(node, "io"), {"process.disk.io"}),
+        (lambda node: node.write("proc/77/io", "\0"), {"process.disk.io"}),
+        (lambda node: node.write("proc/77/status", "Name:\tx\n"), {"process.context_switches"}),
+        (lambda node: refuse(node, "status"), {"process.context_switches"}),
+    ],
+)
+def test_a_corrupt_or_forbidden_number_is_the_only_one_that_is_absent(
+    breaks: Break, lost: set[str], node: NodeTree
+) -> None:
+    node.process(77)
+    breaks(node)
+    reader = reader_of(node)
+
+    readings = read(reader)
+
+    assert PROCESS - {each.metric.name for each in readings} == lost
+    assert reader.errors > 0
+
+
+def refuse(node: NodeTree, name: str) -> None:
+    """Root may read everything; a loop of links is refused to anyone."""
+    path = node.proc / "77" / name
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+    path.symlink_to(name)
+
+
+def test_an_uptime_below_nothing_is_absent(node: NodeTree) -> None:
+    node.process(77)
+    reader = ProcessReader(node.proc, own_pid=0, since_boot_s=lambda: 1.0)
+
+    assert values(read(reader), catalog.PROCESS_UPTIME) == {}
+    assert reader.errors == 1
+
+
+@pytest.mark.parametrize("content", ["77 (python", "77 (py) S 1 1 1", "\0", ""])
+def test_a_line_that_cannot_be_understood_is_no_process(content: str, node: NodeTree) -> None:
+    node.write("proc/77/stat", content)
+    reader = reader_of(node)
+    reader.begin_round()
+
+    assert reader.read(77, 5000) is None
+
+
+def test_without_the_start_of_the_machine_that_of_a_process_is_not_known(node: NodeTree) -> None:
+    node.process(77)
+    node.write("proc/stat", "cpu  1 1 1 1 1 1 1 1 1 1\n")
+
+    assert {each.start_ns for each in read(reader_of(node))} == {0}
+
+
+def test_workers_whose_io_is_secret_have_none(node: NodeTree) -> None:
+    node.process(77)
+    node.process(78, parent=77)
+    (node.proc / "78/io").unlink()
+    (node.proc / "78/io").symlink_to("io")
+    reader = reader_of(node)
+
+    assert values(read(reader), catalog.PROCESS_CHILDREN_DISK_IO) == {}
+    node.ends(78)
+    assert values(read(reader), catalog.PROCESS_CHILDREN_DISK_IO) == {}
+
+
+def test_a_count_never_falls_while_one_ends_between_two_files(node: NodeTree) -> None:
+    node.process(77)
+    node.process(78, parent=77, times=(100, 0, 0, 0), start=1)
+    reader = reader_of(node)
+    before = values(read(reader), catalog.PROCESS_CHILDREN_CPU_TIME)
+
+    # Gone, but what the process had of it was read a moment earlier.
+    node.ends(78)
+    between = values(read(reader), catalog.PROCESS_CHILDREN_CPU_TIME)
+    node.process(77, times=(0, 0, 120, 0))
+    after = values(read(reader), catalog.PROCESS_CHILDREN_CPU_TIME)
+
+    assert before == between
+    assert after["user"] == 120 / TICKS_PER_S
+
+
+def test_who_is_there_is_read_once_and_new_parents_are_seen(node: NodeTree) -> None:
+    node.process(77)
+    node.process(78, parent=77)
+    node.process(79, parent=78)
+    node.process(80, parent=1)
+    reader = reader_of(node)
+    count = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+    # Whoever is no descendant is not read again: nobody will see this.
+    node.process(80, parent=77)
+    same = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+
+    # Its parent ends, and the rank takes it over as a reaper of orphans does.
+    node.ends(78)
+    node.process(79, parent=77)
+    after = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+
+    assert (count, same, after) == (2, 2, 1)
+
+
+def test_a_new_process_under_an_old_number_is_not_the_old_one(node: NodeTree) -> None:
+    node.process(77, io=(0, 500))
+    node.process(78, parent=77, io=(0, 100))
+    reader = reader_of(node)
+    read(reader)
+    node.ends(78)
+    read(reader)
+
+    node.ends(77)
+    reader.begin_round()
+    node.process(77, io=(0, 500))
+
+    assert values(read(reader), catalog.PROCESS_DISK_IO)["write"] == 500
+
+
+def test_parents_that_make_a_ring_hold_nobody_up(node: NodeTree) -> None:
+    node.process(77, parent=79)
+    node.process(78, parent=77)
+    node.process(79, parent=78)
+    reader = reader_of(node)
+    count = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+    for pid, parent in ((80, 81), (81, 80)):
+        node.process(pid, parent=77)
+        read(reader)
+        node.process(pid, parent=parent)
+    read(reader)
+    node.ends(80)
+    node.ends(81)
+
+    assert count == 2
+    assert values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""] == 2

@@ -1,0 +1,210 @@
+"""A source that is read in a thread of its own: its pace, its failures, and what hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from otel_ddp import containment
+from otel_ddp.agent.sources.sampler import Sample, Sampler
+
+PATIENCE_S = 60.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Pauses(threading.Event):
+    """The event that a sampler sleeps on: the test sees each sleep, and ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float | None] = []
+        self._asleep, self._on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked.append(timeout)
+        self._asleep.release()
+        self._on.acquire()
+        return self.is_set()
+
+    def set(self) -> None:
+        super().set()
+        self._on.release()
+
+    def reached(self) -> None:
+        assert self._asleep.acquire(timeout=PATIENCE_S)
+
+    def end(self) -> None:
+        self._on.release()
+
+
+class Bench:
+    """A sampler, its clocks, and what it reads."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.pauses = Pauses()
+        self.go_on = threading.Event()
+        self.read: Callable[[], Any] = lambda: "a value"
+        self.samplers: list[Sampler[Any]] = []
+
+    def sampler(self, every_s: float = 1.0, **options: Any) -> Sampler[Any]:
+        made = Sampler(
+            "made-up source",
+            lambda: self.read(),
+            every_s,
+            **{
+                "clock": self.clock,
+                "wall_ns": lambda: int(self.clock.now * 1e9) + 7,
+                "stopping": self.pauses,
+                **options,
+            },
+        )
+        self.samplers.append(made)
+        return made
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.go_on.set()
+    assert all(each.stop(PATIENCE_S) for each in made.samplers)
+
+
+def test_what_was_read_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
+    def read() -> str:
+        bench.clock.now += 0.25
+        return "a value"
+
+    bench.read = read
+    sampler = bench.sampler()
+    assert sampler.latest() is None
+
+    sampler.start()
+    bench.pauses.reached()
+    bench.clock.now += 3.0
+
+    assert sampler.latest() == Sample("a value", 100_000_000_007, 3.25)
+    assert sampler.age_s() == 3.0
+    assert sampler.failures == 0
+
+
+def test_each_reading_replaces_the_one_before(bench: Bench) -> None:
+    values = iter(["first", "second"])
+    bench.read = lambda: next(values)
+    sampler = bench.sampler()
+
+    sampler.start()
+    bench.pauses.reached()
+    bench.clock.now += 1.0
+    bench.pauses.end()
+    bench.pauses.reached()
+
+    assert sampler.latest() == Sample("second", 101_000_000_007, 0.0)
+
+
+def test_readings_begin_a_period_apart_and_late_ones_are_not_caught_up(bench: Bench) -> None:
+    takes_s = iter([0.25, 1.0, 7.5, 0.0])
+
+    def read() -> None:
+        bench.clock.now += next(takes_s)
+
+    bench.read = read
+    bench.sampler(every_s=1.0).start()
+    bench.pauses.reached()
+    for _ in range(3):
+        bench.pauses.end()
+        bench.pauses.reached()
+
+    assert bench.pauses.asked == [0.75, 1.0, 1.0, 1.0]
+
+
+def test_an_error_is_counted_and_the_last_value_stays_and_grows_old(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes: Iterator[Any] = iter(["good", RuntimeError("a"), RuntimeError("b"), "good again"])
+
+    def read() -> Any:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    bench.read = read
+    sampler = bench.sampler()
+    sampler.start()
+    bench.pauses.reached()
+    for _ in range(2):
+        bench.clock.now += 1.0
+        bench.pauses.end()
+        bench.pauses.reached()
+
+    assert sampler.failures == 2
+    assert sampler.latest() == Sample("good", 100_000_000_007, 2.0)
+    assert sampler.age_s() == 2.0
+    assert containment.swallowed == {"reading the made-up source": 2}
+    assert len(caplog.records) == 1
+
+    bench.pauses.end()
+    bench.pauses.reached()
+    assert sampler.latest() == Sample("good again", 102_000_000_007, 0.0)
+    assert sampler.age_s() == 0.0
+
+
+def test_a_reading_that_hangs_holds_up_nobody_and_its_age_grows(bench: Bench) -> None:
+    inside = threading.Event()
+
+    def hang() -> None:
+        inside.set()
+        bench.go_on.wait()
+
+    bench.read = hang
+    sampler = bench.sampler()
+    bench.clock.now += 50.0
+
+    sampler.start()
+    assert inside.wait(PATIENCE_S)
+    bench.clock.now += 20.0
+
+    # Counted from the start, since none has come to its end.
+    assert sampler.age_s() == 20.0
+    assert sampler.latest() is None
+    assert sampler.stop(0.0) is False
+
+
+def test_the_thread_does_not_keep_a_process_from_ending(bench: Bench) -> None:
+    bench.read = lambda: threading.current_thread().daemon
+    sampler = bench.sampler()
+
+    sampler.start()
+    bench.pauses.reached()
+
+    latest = sampler.latest()
+    assert latest is not None
+    assert latest.value is True
+
+
+def test_stopping_ends_a_long_sleep(bench: Bench) -> None:
+    read = threading.Event()
+    bench.read = read.set
+    sampler = bench.sampler(every_s=1e6, stopping=None)
+    sampler.start()
+    assert read.wait(PATIENCE_S)
+
+    assert sampler.stop(PATIENCE_S) is True
+
+
+def test_one_that_was_never_started_is_stopped(bench: Bench) -> None:
+    sampler = bench.sampler()
+
+    assert sampler.stop(0.0) is True

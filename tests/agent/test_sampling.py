@@ -1,0 +1,258 @@
+"""What was sampled stands under the labels of whose it is, as long as it is fresh."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import until
+from otel_ddp import catalog
+from otel_ddp.agent import sampling
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.sampling import Rank, Sampling
+from otel_ddp.agent.sources.driver import Device, Missing, Question, User
+from otel_ddp.agent.sources.kernel_files import KernelFiles
+from otel_ddp.agent.sources.process_stat import read_process_stat
+from otel_ddp.agent.sources.reading import Reading
+
+BOARD = Device("GPU-1234", "0", "H100")
+OF_BOARD = {"hw.id": "GPU-1234", "gpu": "0", "hw.name": "H100"}
+FIRST = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": "0", "local_rank": "0"}
+SECOND = {**FIRST, "rank": "1", "local_rank": "1"}
+OF_RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n"}
+
+
+class OneBoard:
+    """A driver with one board, which one process may use."""
+
+    def __init__(self) -> None:
+        self.impossible = 0
+        self.remarks: list[str] = []
+        self.missing = ""
+        self.power = 100.0
+        self.pids: list[int] = []
+        self.held = threading.Event()
+        self.held.set()
+
+    def open(self) -> None:
+        if self.missing:
+            raise Missing(self.missing)
+
+    def close(self) -> None:
+        pass
+
+    def version(self) -> str:
+        return "driver 1"
+
+    def devices(self) -> Sequence[Device]:
+        return [BOARD]
+
+    def questions(self, device: Device) -> Sequence[Question]:
+        return [Question("power", 1.0, self._ask)]
+
+    def _ask(self) -> Sequence[Reading]:
+        self.held.wait(30)
+        busy = Reading(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
+        hot = Reading(catalog.GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
+        calm = Reading(catalog.GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
+        return [Reading(catalog.HW_POWER, self.power), busy, hot, calm]
+
+    def users(self, device: Device) -> Sequence[User]:
+        return [User(pid, 1000 + pid) for pid in self.pids]
+
+    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
+        return [BOARD.uuid]
+
+
+def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
+    return Rank(tuple(labels.items()), pid, pid, 0, facts)
+
+
+class Bench:
+    def __init__(self, driver: OneBoard, *sources: str) -> None:
+        self.ledger = Ledger()
+        self.driver = driver
+        self.sampling = Sampling(self.ledger, "n", sources, lambda: driver)
+        self.sampling.start()
+
+    def close(self) -> None:
+        self.driver.held.set()
+        self.sampling.stop()
+
+    def told(self, metric: catalog.Metric, *ranks: Rank) -> list[tuple[dict[str, str], Any]]:
+        with self.ledger.lock:
+            self.sampling.stand(ranks, time.time_ns())
+        families = dict(self.ledger.families())
+        return [(dict(each.labels), each.value) for each in families.get(metric, [])]
+
+    def soon(self, metric: catalog.Metric, *ranks: Rank) -> list[tuple[dict[str, str], Any]]:
+        return list(until(lambda: self.told(metric, *ranks), f"{metric.name} to be told"))
+
+
+@pytest.fixture
+def bench() -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(*sources: str, driver: OneBoard | None = None) -> Bench:
+        made.append(Bench(driver or OneBoard(), *sources))
+        return made[-1]
+
+    yield make
+    for each in made:
+        with closing(each):
+            pass
+
+
+def test_a_board_is_its_ranks_its_runs_or_its_nodes(bench: Callable[..., Bench]) -> None:
+    here = bench("gpu")
+    declared = {"boards": [{"index": 0, "uuid": "1234"}]}
+    power = catalog.HW_POWER
+
+    assert here.soon(power) == [({"node": "n", **OF_BOARD}, 100.0)]
+    first, second = rank(FIRST, **declared), rank(SECOND, **declared)
+    assert here.told(power, first) == [({**FIRST, **OF_BOARD}, 100.0)]
+    assert here.told(power, first, second) == [({**OF_RUN, **OF_BOARD}, 100.0)]
+    # The variables alone are enough; what makes no sense is nothing.
+    chosen = rank(SECOND, boards=[{"index": 0, "uuid": ""}], visible={})
+    assert here.told(power, chosen) == [({**SECOND, **OF_BOARD}, 100.0)]
+    for strange in ({"boards": 7}, {"boards": ["?"]}, {"boards": [{"index": "?"}], "visible": 3}):
+        assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, 100.0)]
+
+
+def test_what_is_seen_of_a_board_is_described(bench: Callable[..., Bench]) -> None:
+    driver = OneBoard()
+    driver.pids = [77]
+    here = bench("gpu", driver=driver)
+
+    held = here.soon(catalog.GPU_PROCESS_MEMORY_USAGE, rank(FIRST, 77))
+
+    assert held == [({**FIRST, **OF_BOARD}, 1077.0)]
+    said = here.sampling.describe()
+    assert (said["gpu_driver"], said["gpu_remarks"]) == ("driver 1", [])
+    (gpu,) = said["gpus"]
+    expected = {
+        "index": "0",
+        "name": "H100",
+        "uuid": "GPU-1234",
+        "labels": FIRST,
+        "processes": 1,
+        "throttled": ["hw_thermal"],
+        "power_w": 100.0,
+        "busy_ratio": 0.5,
+    }
+    assert gpu == expected
+
+
+def test_why_there_are_no_boards_is_said(bench: Callable[..., Bench]) -> None:
+    driver = OneBoard()
+    driver.missing = "There is no driver."
+    here = bench("gpu", driver=driver)
+
+    remarks = until(lambda: here.sampling.describe()["gpu_remarks"], "the reason")
+
+    assert remarks == ["There is no driver."]
+
+
+def test_numbers_of_a_driver_that_hangs_go_and_come_back(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_FRESH_PERIODS", 0.5)
+    driver = OneBoard()
+    here = bench("gpu", driver=driver)
+    here.soon(catalog.HW_POWER)
+
+    driver.held.clear()
+    until(lambda: not here.told(catalog.HW_POWER), "old numbers to go")
+    until(lambda: here.sampling.describe()["gpu_remarks"], "that to be said")
+    (age,) = here.told(catalog.OTEL_DDP_SOURCE_AGE)
+    assert age[0] == {"node": "n", "source": "gpu"}
+    assert age[1] > 0.5
+
+    driver.held.set()
+    here.soon(catalog.HW_POWER)
+
+
+def test_the_host_is_the_runs_that_has_it_alone(bench: Callable[..., Bench]) -> None:
+    here = bench("host")
+    limit = catalog.SYSTEM_MEMORY_LIMIT
+    other = {**FIRST, "run": "another"}
+
+    assert [labels for labels, _ in here.soon(limit)] == [{"node": "n"}]
+    assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(SECOND))] == [OF_RUN]
+    assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(other))] == [{"node": "n"}]
+
+
+def test_the_limits_of_a_node_are_those_of_its_run(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Callable[[], int | str | None]] = []
+
+    class Watched:
+        errors = 0
+
+        def __init__(self, proc: Path, whose: Callable[[], int | str | None]) -> None:
+            given.append(whose)
+
+        def read(self) -> list[Reading]:
+            return []
+
+    monkeypatch.setattr(sampling, "Host", Watched)
+    here = bench("host")
+    (whose,) = given
+
+    assert whose() == "self"
+    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank(SECOND, 72))
+    assert whose() == 71
+    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank({**FIRST, "run": "two"}, 72))
+    assert whose() is None
+
+
+def test_where_ranks_work_is_a_file_system_that_matters(
+    bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[Path]] = []
+
+    class Watched:
+        errors = 0
+
+        def __init__(self, directories: Callable[[], Iterator[Path]]) -> None:
+            self._directories = directories
+
+        def read(self) -> list[Reading]:
+            asked.append(set(self._directories()))
+            return []
+
+    monkeypatch.setattr(sampling, "FileSystems", Watched)
+    monkeypatch.setattr(sampling, "_FILE_SYSTEMS_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    here = bench("host")
+
+    me = rank(FIRST, os.getpid())
+    here.told(catalog.SYSTEM_MEMORY_LIMIT, me, rank(SECOND, 2**22 + 1))
+
+    until(lambda: asked and asked[-1] == {tmp_path}, "the directory of the one that lives")
+
+
+def test_of_two_processes_with_one_name_the_last_one_is_told_of(
+    bench: Callable[..., Bench],
+) -> None:
+    here = bench("process")
+
+    def me(pid: int) -> Rank:
+        stat = read_process_stat(KernelFiles(), "/proc", pid)
+        assert stat is not None
+        return Rank(tuple(FIRST.items()), pid, pid, stat.start, {})
+
+    # This process was started after its parent.
+    here.soon(catalog.PROCESS_UPTIME, me(os.getppid()), me(os.getpid()))
+    memory = here.told(catalog.PROCESS_MEMORY_VIRTUAL, me(os.getppid()), me(os.getpid()))
+
+    (own,) = here.told(catalog.PROCESS_MEMORY_VIRTUAL, me(os.getpid()))
+    assert memory == [own]

@@ -1,0 +1,133 @@
+"""A node with eight GPUs: each of them is told of under the rank that uses it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node import Labels, Node, until
+from nvml_boards import GIB, Boards, h100, standin_library
+
+# Where each rank is sent to, by CUDA_VISIBLE_DEVICES.
+SENT_TO = (3, 4, 5, 0, 7, 6, 2, 1)
+
+# What `instrument` writes down of a model on a GPU, in versions of torch that know no UUID.
+RANK = """
+import os, sys
+import otel_ddp
+run = otel_ddp.init()
+visible = {"CUDA_VISIBLE_DEVICES": os.environ["CUDA_VISIBLE_DEVICES"]}
+run._recorder.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
+print("there", flush=True)
+sys.stdin.read()
+"""
+PLAIN = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def boards(tmp_path: Path) -> Boards:
+    return Boards(tmp_path)
+
+
+@pytest.fixture
+def node(boards: Boards, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    boards.write([h100(index) for index in range(8)])
+    with Node(
+        **boards.environment(standin_library(tmp_path_factory)),
+        OTEL_DDP_AGENT="auto",
+        OTEL_DDP_SOURCES="gpu",
+    ) as node:
+        yield node
+
+
+def rank(node: Node, number: int, run: str, device: str, code: str = RANK) -> subprocess.Popen[str]:
+    started = node.python(
+        code,
+        RANK=str(number),
+        LOCAL_RANK=str(number),
+        WORLD_SIZE="9",
+        OTEL_DDP_RUN=run,
+        OTEL_DDP_GROUP="g",
+        CUDA_VISIBLE_DEVICES=device,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "there\n"
+    return started
+
+
+def told(node: Node, device: int) -> Labels:
+    """The labels of a GPU's power, without what is the GPU's own."""
+    found = node.series("hw_power_watts", gpu=str(device))
+    assert len(found) <= 1, "one number, told once"
+    own = ("hw_id", "gpu", "hw_name", "node", "group", "job_type")
+    return {k: v for k, v in found[0][0].items() if k not in own} if found else {"": "none yet"}
+
+
+def test_each_gpu_is_told_of_under_its_rank(node: Node) -> None:
+    ranks = [rank(node, number, "first", str(device)) for number, device in enumerate(SENT_TO)]
+
+    for number, device in enumerate(SENT_TO):
+        theirs = {"run": "first", "rank": str(number), "local_rank": str(number)}
+        until(lambda d=device, t=theirs: told(node, d) == t, f"GPU {device} of rank {number}")
+    powers = node.series("hw_power_watts")
+    assert len(powers) == 8
+    assert {labels["group"] for labels, _ in powers} == {"g"}
+
+    # A rank is killed: nobody uses its GPU any more, and the series under its name is gone.
+    os.kill(ranks[3].pid, signal.SIGKILL)
+    until(lambda: told(node, SENT_TO[3]) == {}, "its GPU to be free")
+    assert not node.series("hw_power_watts", rank="3")
+
+    # Another run takes it.
+    rank(node, 0, "second", str(SENT_TO[3]))
+    theirs = {"run": "second", "rank": "0", "local_rank": "0"}
+    until(lambda: told(node, SENT_TO[3]) == theirs, "its GPU to be the other run's")
+
+    # Two ranks of one run on one GPU: it is the run's, and no rank's.
+    rank(node, 8, "first", str(SENT_TO[0]))
+    until(lambda: told(node, SENT_TO[0]) == {"run": "first"}, "a shared GPU")
+
+    # Of two runs: it is nobody's.
+    rank(node, 1, "second", str(SENT_TO[1]))
+    until(lambda: told(node, SENT_TO[1]) == {}, "a GPU of two runs")
+
+
+def test_a_rank_that_says_nothing_is_found_by_its_process(node: Node, boards: Boards) -> None:
+    mine = rank(node, 0, "first", "", PLAIN)
+    until(lambda: len(node.series("hw_power_watts")) == 8, "eight GPUs")
+    assert told(node, 5) == {}
+
+    shown = [h100(index) for index in range(8)]
+    shown[5].compute = [(mine.pid, 3 * GIB)]
+    boards.write(shown)
+
+    theirs = {"run": "first", "rank": "0", "local_rank": "0"}
+    until(lambda: told(node, 5) == theirs, "the GPU on which its process was seen")
+    (held,) = until(lambda: node.series("gpu_process_memory_usage_bytes"), "its memory")
+    assert (held[0]["gpu"], held[0]["rank"], held[1]) == ("5", "0", 3 * GIB)
+    (gpu,) = [each for each in node.agent()["gpus"] if each["labels"].get("rank") == "0"]
+    assert (gpu["index"], gpu["name"]) == ("5", "NVIDIA H100 80GB HBM3")
+    assert gpu["busy_ratio"] == 0.87
+
+
+def test_a_driver_that_hangs_holds_nothing_up(node: Node, boards: Boards) -> None:
+    rank(node, 0, "first", "2")
+    until(lambda: told(node, 2).get("rank") == "0", "the GPU of the rank")
+
+    stuck = [h100(index) for index in range(8)]
+    stuck[0].hang = True
+    boards.write(stuck)
+
+    # What is not known any more is not shown; that it is not known, is.
+    until(lambda: not node.series("hw_power_watts"), "old numbers to go")
+    assert (node.value("otel_ddp_source_age_seconds", source="gpu") or 0) > 1
+    assert node.value("training_state", rank="0") is not None
+    assert node.agent()["gpu_remarks"] == ["the GPU driver does not answer"]
+
+    boards.write([h100(index) for index in range(8)])
+    until(lambda: told(node, 2).get("rank") == "0", "the GPU to be back")

@@ -1,0 +1,114 @@
+"""Host and processes of a node: on both ways out, under the right labels, or left out."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from node import Node, until
+from otel_ddp import catalog
+from otlp_receiver import Receiver
+
+RANK = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"
+# Not every machine has these.
+SELDOM = {"hw.network.io", "system.paging.usage", "system.linux.pressure", "system.disk.io"}
+OF_HOST = {
+    metric.prometheus
+    for metric in catalog.METRICS
+    if metric.section == "Host" and metric.name not in SELDOM
+}
+OF_PROCESS = {metric.prometheus for metric in catalog.METRICS if metric.section == "Process"}
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node(OTEL_DDP_RUN="r", OTEL_DDP_GROUP="g", OTEL_DDP_NODE="here") as node:
+        yield node
+
+
+def rank(node: Node, number: int, **env: str) -> subprocess.Popen[str]:
+    started = node.python(
+        RANK, RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", OTEL_DDP_AGENT="auto", **env
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "there\n"
+    return started
+
+
+def names(node: Node, /, **labels: str) -> set[str]:
+    return {name for name, found, _ in node.scrape() if labels.items() <= found.items()}
+
+
+def test_host_and_processes_are_told_of_on_both_ways(node: Node) -> None:
+    with Receiver() as collector:
+        node.export_to(collector.start_http())
+        first = rank(node, 0, OTEL_DDP_STRATEGY="main")
+        rank(node, 1, OTEL_DDP_STRATEGY="main")
+        run = {"group": "g", "run": "r", "job_type": "train", "node": "here"}
+
+        until(lambda: names(node, **run) >= OF_HOST, "all that is told of the host")
+        # Those whose training series stay at home as well: the node is watched as a whole.
+        for number in ("0", "1"):
+            theirs = {**run, "rank": number, "local_rank": number}
+            until(lambda t=theirs: names(node, **t) >= OF_PROCESS, f"all of rank {number}")
+        (resident,) = node.series("process_memory_usage_bytes", rank="0")
+        assert resident[1] > 5e6
+        assert not [labels for _, labels, _ in node.scrape() if labels.get("pid")]
+
+        def sent() -> bool:
+            arrived = {catalog.BY_NAME[each.metric].prometheus for each in collector.points()}
+            return arrived >= OF_HOST | OF_PROCESS
+
+        until(sent, "the same at the collector")
+        for point in collector.points():
+            if catalog.BY_NAME[point.metric].section == "Host":
+                assert run.items() <= point.attributes.items()
+                assert "rank" not in point.attributes
+        assert first.poll() is None
+
+
+def test_a_node_without_a_run_or_with_several_is_only_itself(node: Node) -> None:
+    first = rank(node, 0)
+    until(lambda: node.series("system_memory_limit_bytes", run="r"), "the host under its run")
+
+    rank(node, 0, OTEL_DDP_RUN="another")
+    until(lambda: not node.series("system_memory_limit_bytes", run="r"), "it to belong to nobody")
+    ((labels, _),) = node.series("system_memory_limit_bytes")
+    assert labels == {"node": "here"}
+
+    first.communicate(input="", timeout=30)
+    until(lambda: node.series("system_memory_limit_bytes", run="another"), "the one that is left")
+
+
+def test_what_is_not_wanted_is_not_read(node: Node) -> None:
+    rank(node, 0, OTEL_DDP_SOURCES="process")
+
+    until(lambda: names(node, rank="0") >= OF_PROCESS, "the process")
+    sources = {labels["source"] for labels, _ in node.series("otel_ddp_source_age_seconds")}
+    assert sources == {"process"}
+    assert not names(node) & OF_HOST
+
+
+def test_workers_are_counted_with_their_rank_and_ranks_are_not(node: Node) -> None:
+    workers = """
+import os, sys, time
+import otel_ddp
+otel_ddp.init()
+if os.fork() == 0:
+    while sum(os.times()[:2]) < 0.3:
+        sum(range(1000))
+    time.sleep(600)
+print("there", flush=True)
+sys.stdin.read()
+"""
+    started = node.python(workers, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", OTEL_DDP_AGENT="auto")
+    assert started.stdout is not None
+    assert started.stdout.readline() == "there\n"
+
+    until(lambda: node.value("process_children_count") == 1, "one worker")
+    until(
+        lambda: (node.value("process_children_cpu_time_seconds_total", cpu_mode="user") or 0) > 0.2,
+        "what it has worked",
+    )
