@@ -16,11 +16,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from node import Node, finished, until  # noqa: E402
+from nvml_boards import SOURCE, Boards, h100  # noqa: E402
 from otlp_receiver import Receiver  # noqa: E402
 
 Row = tuple[str, str, str]
@@ -377,6 +379,118 @@ def memory_growth() -> list[Row]:
     ]
 
 
+VERDICTS = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import otel_ddp
+
+torch.set_num_threads(1)
+what, store, began = sys.argv[1:]
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+model = DistributedDataParallel(nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+inputs = torch.ones(4, 8)
+run = otel_ddp.instrument(model, run=what)
+for step in range(1, 100_000):
+    if rank == 1 and step == 200:
+        with open(began + ".new", "w") as file:
+            file.write(str(time.time()))
+        os.rename(file.name, began)
+    optimizer.zero_grad()
+    loss = model(inputs).square().mean()
+    time.sleep(0.01)
+    if rank == 1 and step >= 200:
+        if what == "death":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "stall":
+            signal.pause()
+        time.sleep(0.003)
+    loss.backward()
+    optimizer.step()
+"""
+
+STALL_LIMIT_S = 2.0
+
+
+def _seen(what: str) -> tuple[float, int]:
+    """From the start of the trouble at step 200 on: seconds until it is told, and its step."""
+    with Node(OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_LIMIT_S:g}") as node:
+        node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
+        script, began = node.root / "train.py", node.root / "began"
+        script.write_text(VERDICTS)
+        for rank in "01":
+            node.start(
+                *(sys.executable, str(script), what, f"file://{node.root}/store", str(began)),
+                env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
+            )
+        until(began.exists, "the trouble", 60.0)
+
+        def told() -> list[dict[str, Any]]:
+            return [each for each in node.agent()["verdicts"] if each["kind"] == what]
+
+        (verdict,) = until(told, f"a {what}", 60.0)
+        return time.time() - float(began.read_text()), verdict["step"]
+
+
+def verdict_times() -> list[Row]:
+    steps = [_seen("straggler")[1] - 200 for _ in range(3)]
+    rows: list[Row] = [
+        (
+            "a rank of 2 that is a quarter late, until it is named",
+            "<= 120 steps",
+            f"{statistics.median(steps):.0f} steps (worst {max(steps)})",
+        )
+    ]
+    for what, name, limit_s in (
+        ("stall", f"a rank that hangs, limit {STALL_LIMIT_S:g} s, until", STALL_LIMIT_S + 2),
+        ("death", "a rank that is killed, until", 2.0),
+    ):
+        took = [_seen(what)[0] for _ in range(3)]
+        measured = f"{statistics.median(took):.2f} s (worst {max(took):.2f})"
+        rows.append((f"{name} it is told", f"<= {limit_s:g} s", measured))
+    return rows
+
+
+def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Row]:
+    sys.path.insert(0, str(ROOT / "tools"))
+    from diagnosis_cases import Case, simulated, who
+
+    from otel_ddp.agent.desk import _learn
+    from otel_ddp.diagnosis.bounds import Bounds
+    from otel_ddp.diagnosis.facts import alike, facts_of
+    from otel_ddp.diagnosis.stall import Stalls
+    from otel_ddp.diagnosis.straggler import Stragglers
+
+    # As the agent reads them: a quarter of a second of one rank, then of the next one.
+    told = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
+    best_s = float("inf")
+    for _ in range(5):
+        stalls, bounds, stragglers = Stalls(), Bounds(), Stragglers(ranks)
+        before = time.process_time()
+        for at in range(0, steps, rate // 4):
+            for rank in range(ranks):
+                runs = alike(told[rank][at : at + rate // 4])
+                _learn(stalls, who(rank), runs)
+                facts = [each for run in runs for each in facts_of(run)]
+                stragglers.feed(who(rank), facts)
+                bounds.feed(who(rank), facts)
+            if at % rate == 0:
+                stragglers.report()
+        best_s = min(best_s, time.process_time() - before)
+    share = best_s / (steps / rate)
+    return [
+        (
+            f"verdicts on {ranks} ranks at {rate} steps/s: share of a core, within the agent's",
+            "<= 0.5 %",
+            f"{share * 100:.2f} % ({best_s / steps / ranks * 1e6:.1f} us a step)",
+        )
+    ]
+
+
 def exit_cost() -> list[Row]:
     rows = []
     for state in ("healthy", "refusing", "silent", "unroutable"):
@@ -393,6 +507,43 @@ def exit_cost() -> list[Row]:
             )
         )
     return rows
+
+
+def sampling_cost(seconds: float = 20.0, ranks: int = 8) -> list[Row]:
+    """What GPUs, host and processes cost beside what the agent does anyway, read alternately."""
+    build = ROOT / "build" / "nvml"
+    build.mkdir(parents=True, exist_ok=True)
+    library = build / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
+    boards = Boards(build)
+    boards.write([h100(index) for index in range(8)])
+    shares: dict[str, list[float]] = {"none": [], "gpu": [], "gpu,host,process": []}
+    for _ in range(2):
+        for sources, found in shares.items():
+            with Node(**boards.environment(library), OTEL_DDP_SOURCES=sources) as node:
+                for rank in range(ranks):
+                    node.start(
+                        *(sys.executable, "-c", RANK, "1", "1000"),
+                        env={
+                            "OTEL_DDP_RANK": str(rank),
+                            "OTEL_DDP_LOCAL_RANK": str(rank),
+                            "OTEL_DDP_WORLD_SIZE": str(ranks),
+                        },
+                    )
+                pid = int(node.agent()["pid"])
+                until(lambda n=node: len(n.series("training_state")) == ranks, "all ranks")
+                before, began = _cpu_s(pid), time.perf_counter()
+                time.sleep(seconds)
+                found.append((_cpu_s(pid) - before) / (time.perf_counter() - began))
+    idle, gpu, both = (min(found) for found in shares.values())
+    return [
+        (
+            f"sampling 8 GPUs (a stand-in for the driver), host and {ranks} processes: "
+            f"share of a core (GPUs alone {(gpu - idle) * 100:.2f} %)",
+            "<= 1 %",
+            f"{(both - idle) * 100:.2f} %",
+        )
+    ]
 
 
 def agent_cost(rate: float, seconds: float = 20.0, ranks: int = 8) -> list[Row]:
@@ -487,6 +638,8 @@ def main() -> None:
         "exit": exit_cost,
         "agent": lambda: agent_cost(10.0),
         "agent-fast": lambda: agent_cost(100.0),
+        "sampling": sampling_cost,
+        "verdicts": lambda: [*verdict_times(), *detector_cost()],
     }
     asked = sys.argv[1:] or list(parts)
     print(f"Measured on {machine()}.\n")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 
+from node import Node, finished
 from otel_ddp.demo.injection import Injection, parse
 
 
@@ -34,3 +38,23 @@ def test_it_hits_its_rank_alone() -> None:
     assert late.late("forward", 1) == 0.0
     assert parse("kill:1").hits("kill", 1)
     assert not parse("kill:1").hits("kill", 0)
+
+
+def demo(*arguments: str) -> str:
+    """What it prints."""
+    with Node() as node:
+        return finished(node.start(sys.executable, "-m", "otel_ddp", "demo", *arguments))
+
+
+def test_a_demo_that_loses_its_loss_ends_with_who_lost_it_first() -> None:
+    _, verdicts = demo("--seconds", "8", "--inject", "nan:1").split("\nVerdicts:\n")
+
+    assert "  loss became NaN at step 150 on rank 1 (" in verdicts
+
+
+def test_a_demo_that_leaks_ends_with_what_was_seen_of_it() -> None:
+    _, verdicts = demo("--seconds", "11", "--inject", "leak:1").split("\nVerdicts:\n")
+
+    grown = {rank: int(more) for rank, more in re.findall(r"rank (\d) ([+-]\d+) MiB", verdicts)}
+    assert grown["1"] > grown["0"]
+    assert "needs more than ten minutes" in verdicts

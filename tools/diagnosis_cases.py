@@ -14,9 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.agent.steps import Part, Step
+from otel_ddp.agent.steps import Parts, Step
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import facts_of
+from otel_ddp.diagnosis.facts import alike, facts_of
 from otel_ddp.diagnosis.straggler import Stragglers
 from otel_ddp.diagnosis.verdict import Who
 
@@ -25,6 +25,7 @@ BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
 SEED = 5
 NOW_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
+BEFORE_OPTIMIZER = ("data", "other", "checkpoint", "forward", "backward")
 COMPUTE = ("forward", "backward", "optimizer")
 # In a step of 100 ms these are also shares of it.
 PROFILES = (
@@ -132,21 +133,18 @@ def simulated(case: Case) -> Iterator[list[Step]]:
         synced = max(arrivals) + COMMUNICATION * MS
         steps = []
         for rank, need in enumerate(needs):
-            parts, at = [], ends[rank]
-            for word in ("data", "other", "checkpoint", "forward", "backward"):
-                if word in need:
-                    until = at + round(MS * need[word])
-                    parts.append(Part(PHASES[word], at, until))
-                    at = until
-            parts.append(Part(PHASES["comm_wait"], at, synced))
-            until = synced + round(MS * need["optimizer"])
-            parts.append(Part(PHASES["optimizer"], synced, until))
+            words = [word for word in BEFORE_OPTIMIZER if word in need]
+            spans_ns = [round(MS * need[word]) for word in words]
+            spans_ns.append(synced - ends[rank] - sum(spans_ns))
+            spans_ns.append(round(MS * need["optimizer"]))
+            codes = bytes([PHASES[word] for word in (*words, "comm_wait", "optimizer")])
+            until = synced + spans_ns[-1]
             steps.append(
                 Step(
                     number,
                     ends[rank],
                     until,
-                    tuple(parts),
+                    Parts(ends[rank], codes, spans_ns),
                     (),
                     collected[rank],
                     False,
@@ -164,9 +162,8 @@ def replayed(case: Case) -> Found:
     found = Found({}, set())
     for steps in simulated(case):
         for rank, step in enumerate(steps):
-            facts = facts_of(step)
-            if facts:
-                detector.feed(who(rank), facts)
+            for run in alike([step]):
+                detector.feed(who(rank), facts_of(run))
         for verdict, opened in detector.look():
             found.kinds.add(verdict.kind)
             if opened and verdict.kind in ("straggler", "imbalance"):

@@ -93,7 +93,12 @@ class Bench:
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.now_ns = time.monotonic_ns()
-        self.desk = Desk(self.ledger, FLOOR_S, folder / "incidents", clock=lambda: self.now_ns)
+        self.gpus: list[dict[str, Any]] = []
+        self.desk = Desk(
+            *(self.ledger, FLOOR_S, folder / "incidents"),
+            clock=lambda: self.now_ns,
+            gpus=lambda: list(self.gpus),
+        )
         self.ranks: list[Rank] = []
         self.made: list[Rank] = []
 
@@ -192,6 +197,19 @@ def test_a_straggler_is_told_once_when_it_is_found_and_once_when_it_is_over(benc
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
 
 
+def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
+    bench.join(0, 1)
+    for rank, clock in zip(bench.ranks, (1980e6, 1200e6), strict=True):
+        rank.intake.take(time.time_ns(), True)
+        of_rank = {"labels": dict(rank.intake.labels), "throttled": [], "sm_clock_hz": clock}
+        bench.gpus.append({"index": "7", **of_rank})
+    bench.train(150, late_ms=30)
+
+    (verdict,) = [each for each in bench.desk.verdicts() if each["kind"] == "straggler"]
+    assert verdict["sentence"].endswith("Its GPU 7 runs at 1200 MHz, those of the others at 1980.")
+    assert verdict["evidence"]["gpu"]["sm_clock_hz"] == 1200e6
+
+
 def test_the_series_say_by_how_much_who_is_late(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(200, late_ms=30)
@@ -266,6 +284,21 @@ def killed(bench: Bench) -> Path:
     assert said["verdict"]["phase"] == "backward"
     assert {each["rank"] for each in said["processes"]} == {0, 1}
     return bench.folder / "incidents" / name
+
+
+def test_the_gpus_are_written_down_as_they_were_at_a_death(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.gpus = [{"index": "3", "labels": {"rank": "1"}}]
+    killed(bench)
+    # It has left its device when it is thought of again.
+    bench.gpus = [{"index": "3", "labels": {}}]
+    monkeypatch.setattr(Causes, "why", lambda *_: {"signal": "SIGKILL"})
+    bench.take(later_s=3.0)
+
+    ((_, said),) = bench.incidents().items()
+    assert "SIGKILL" in said["verdict"]["sentence"]
+    assert said["gpus"] == [{"index": "3", "labels": {"rank": "1"}}]
 
 
 def test_a_death_is_told_at_once_and_thought_of_again(

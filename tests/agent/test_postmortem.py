@@ -102,6 +102,43 @@ def test_the_first_line_says_what_died_and_the_second_which_run(folder: Path) ->
     assert "3 of 4 processes" in lines[2]
 
 
+def test_the_gpus_are_in_a_table_of_their_own(folder: Path) -> None:
+    hot = {
+        "index": "3",
+        "labels": {"rank": "1"},
+        "busy_ratio": 0.98,
+        "used_bytes": 70 << 30,
+        "limit_bytes": 80 << 30,
+        "power_w": 402.6,
+        "temperature_c": 91.0,
+        "throttled": ["hw_thermal", "sw_power"],
+    }
+
+    rows = block(written(folder, gpus=[hot, {"index": "4"}, {"labels": 3}]), "Its GPUs")
+
+    assert rows[1:] == [
+        [
+            "3",
+            "1",
+            "98",
+            "%",
+            "70",
+            "of",
+            "80",
+            "GiB",
+            "403",
+            "W",
+            "91",
+            "C",
+            "hw_thermal,",
+            "sw_power",
+        ],
+        ["4", "?", "?", "of", "?", "GiB", "?", "?"],
+        ["?", "?", "of", "?", "GiB", "?", "?"],
+    ]
+    assert "Its GPUs" not in text(written(folder, "without"))
+
+
 def test_everyone_is_in_the_table_by_rank_with_place_and_times(folder: Path) -> None:
     rows = block(written(folder), "Where everyone was")
 

@@ -46,7 +46,7 @@ class Run:
                 took_s = sum(ms.values()) / 1e3
                 wait_s = ms.get("comm_wait", 0) / 1e3
                 facts = StepFacts(self.number, NOW, took_s, wait_s, phases, False, 0)
-                self.bounds.feed(who(rank), facts)
+                self.bounds.feed(who(rank), [facts])
             changes += self.bounds.look()
         return changes
 

@@ -181,7 +181,7 @@ def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phas
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for _ in range(100):
-        job.stalls.learn(who(0), BEGAN, BEGAN + SECOND, {"data": 5.0, "comm_wait": 100.0})
+        job.stalls.learn(who(0), BEGAN, [1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND})
     limits = {}
     for phase in ("forward", "data", "comm_wait"):
         job.put(0, phase)
@@ -196,7 +196,7 @@ def test_one_step_in_a_hundred_does_not_raise_the_limit() -> None:
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for number in range(200):
-        job.stalls.learn(who(0), BEGAN, BEGAN + (100 if number == 99 else 1) * SECOND, {})
+        job.stalls.learn(who(0), BEGAN, [100.0 if number == 99 else 1.0], {})
     job.tick()
 
     assert job.stalls.limits == {who(0): 10.0}
@@ -216,6 +216,19 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
         limits.append(job.stalls.limits[who(0)])
 
     assert limits == [pytest.approx(300, abs=2), 60.0]
+
+
+def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
+    job = Job(ranks=1)
+    job.answers[0] = {"kernel": Kernel("T", True, 0.0)}
+    job.run(100)
+
+    job.put(0, "data")
+    job.tick()
+    job.stalls.learn(who(0), BEGAN, [100.0], {"data": 100 * SECOND})
+    job.tick()
+
+    assert job.stalls.limits == {who(0): 60.0}
 
 
 def test_when_the_agent_itself_could_not_run_nobody_is_accused() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.steps import Part, Step
+from otel_ddp.agent.steps import Parts, Step
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import StepFacts, facts_of
+from otel_ddp.diagnosis.facts import StepFacts, alike, facts_of
 from otel_ddp.diagnosis.straggler import Report, Stragglers
 from otel_ddp.diagnosis.verdict import Change, Who
 from otel_ddp.journal.layout import OF_BUFFERS
@@ -77,7 +77,7 @@ class Node:
             for rank in self.ranks:
                 if rank not in silent:
                     facts = self.facts(rank, late.get(rank, {}), took_s, **said.get(rank, {}))
-                    self.detector.feed(who(rank), facts)
+                    self.detector.feed(who(rank), [facts])
             changes += self.detector.look()
         return changes
 
@@ -96,14 +96,16 @@ def told(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
 
 
 def made(pieces: tuple[tuple[int, int], ...], **said: Any) -> Step:
-    at, parts = NOW, []
-    for code, ms in pieces:
-        parts.append(Part(code, at, at + ms * MS))
-        at += ms * MS
+    spans_ns = [ms * MS for _, ms in pieces]
+    parts = Parts(NOW, bytes([code for code, _ in pieces]), spans_ns)
+    at = NOW + sum(spans_ns)
     said = {"number": 7, "gc_s": 0.0, "skipped": False, "work": 5, **said}
-    return Step(
-        said["number"], NOW, at, tuple(parts), (), said["gc_s"], said["skipped"], 0, said["work"]
-    )
+    return Step(said["number"], NOW, at, parts, (), said["gc_s"], said["skipped"], 0, said["work"])
+
+
+def facts_of_one(step: Step) -> StepFacts | None:
+    (run,) = alike([step])
+    return next(iter(facts_of(run)), None)
 
 
 USUAL = ((PHASES["data"], 10), (PHASES["comm_wait"] | OF_BUFFERS, 20), (PHASES["forward"], 30),
@@ -111,7 +113,7 @@ USUAL = ((PHASES["data"], 10), (PHASES["comm_wait"] | OF_BUFFERS, 20), (PHASES["
 
 
 def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
-    facts = facts_of(made(USUAL))
+    facts = facts_of_one(made(USUAL))
 
     assert facts is not None
     assert (facts.number, facts.took_s, facts.work, facts.tagged) == (7, 0.1, 5, False)
@@ -137,28 +139,28 @@ def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
 def test_unusual_steps_are_tagged(
     pieces: tuple[tuple[int, int], ...], said: dict[str, Any], tagged: bool
 ) -> None:
-    facts = facts_of(made(USUAL + pieces, **said))
+    facts = facts_of_one(made(USUAL + pieces, **said))
 
     assert facts is not None
     assert facts.tagged is tagged
 
 
 def test_a_short_collection_in_a_very_short_step_is_nothing_unusual() -> None:
-    facts = facts_of(made(((PHASES["forward"], 2),), gc_s=0.0004))
+    facts = facts_of_one(made(((PHASES["forward"], 2),), gc_s=0.0004))
 
     assert facts is not None
     assert not facts.tagged
 
 
 def test_a_long_collection_is_unusual_however_long_the_step() -> None:
-    facts = facts_of(made(((PHASES["forward"], 2000),), gc_s=0.006))
+    facts = facts_of_one(made(((PHASES["forward"], 2000),), gc_s=0.006))
 
     assert facts is not None
     assert facts.tagged
 
 
 def test_a_phase_of_a_later_version_counts_as_other() -> None:
-    facts = facts_of(made((*USUAL, (11, 4))))
+    facts = facts_of_one(made((*USUAL, (11, 4))))
 
     assert facts is not None
     assert facts.phases["other"] == pytest.approx(0.004)
@@ -167,7 +169,7 @@ def test_a_phase_of_a_later_version_counts_as_other() -> None:
 def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
     step = made(USUAL)
     rest = ((PHASES["forward"], 5 * MS), (PHASES["comm_wait"], 7 * MS))
-    facts = facts_of(step._replace(ended_ns=step.ended_ns + 12 * MS, rest=rest))
+    facts = facts_of_one(step._replace(ended_ns=step.ended_ns + 12 * MS, rest=rest))
 
     assert facts is not None
     assert facts.wait_s == pytest.approx(0.042)
@@ -175,8 +177,8 @@ def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
 
 
 def test_a_step_without_a_number_or_without_length_has_no_facts() -> None:
-    assert facts_of(made(USUAL, number=None)) is None
-    assert facts_of(made(())) is None
+    assert facts_of_one(made(USUAL, number=None)) is None
+    assert facts_of_one(made(())) is None
 
 
 # --- Who, and in which phase ----------------------------------------------------------------------
@@ -275,7 +277,7 @@ def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> Non
             forward_s = 0.002 + 0.0004 * rank + 1e-6 * (number % 7)
             phases = {**dict.fromkeys(PLAIN, 0.0), "forward": forward_s}
             facts = StepFacts(number, NOW + number * 3 * MS, 0.003, 0.0, phases, False, 0)
-            node.detector.feed(who(rank), facts._replace(wait_s=0.003 - forward_s))
+            node.detector.feed(who(rank), [facts._replace(wait_s=0.003 - forward_s)])
 
     assert node.detector.look() == []
 
@@ -483,7 +485,7 @@ def fed_by_rank(node: Node, pieces: dict[int, list[StepFacts]], at_once: int) ->
     for start in range(0, max(map(len, pieces.values())), at_once):
         for rank, facts in pieces.items():
             for each in facts[start : start + at_once]:
-                node.detector.feed(who(rank), each)
+                node.detector.feed(who(rank), [each])
     return node.detector.look()
 
 
@@ -544,7 +546,7 @@ def test_numbers_that_say_nothing_are_said_to_say_nothing() -> None:
         for rank in (0, 1):
             facts = node.facts(rank, {}, 0.1)
             odd = facts._replace(number=number + 10**6 * rank, ended_ns=NOW + rank * 10**15)
-            node.detector.feed(who(rank), odd._replace(ended_ns=odd.ended_ns + number * MS))
+            node.detector.feed(who(rank), [odd._replace(ended_ns=odd.ended_ns + number * MS)])
 
     assert node.report().insufficient == (
         "insufficient data: the step numbers of the ranks do not match"
@@ -666,9 +668,9 @@ def test_steps_are_fed_to_nobody_without_end() -> None:
             number = next(numbers)
             for rank in (0, 1):
                 facts = StepFacts(number, NOW, 0.1, 0.0, {**PLAIN}, False, 0)
-                detector.feed(who(rank), facts)
+                detector.feed(who(rank), [facts])
         detector.forget(who(0))
         detector.forget(who(1))
 
     assert detector.report().ranks == ()
-    assert not detector._seen
+    assert not detector._alignment._ranks

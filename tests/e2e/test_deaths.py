@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from node import Node, finished, until
 
 # What Linux tells from 6.15 on.
 TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
+
+# A directory of the memory controller in which tests may make groups; looked up before tests begin,
+# as they see no variables of ours.
+LENT_CGROUP = os.environ.get("OTEL_DDP_TEST_CGROUP", "")
 
 # Works until it is killed, or until its input ends; says when it stands where the test wants it.
 WORK = """
@@ -35,6 +45,30 @@ run.log({"loss": 0.5}, step=17)
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
 bytearray(1 << 31)
 """
+
+
+# Native code that gives up where it gets no memory.
+GIVES_UP = (
+    WORK
+    + """
+import ctypes, resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+allocate = ctypes.CDLL(None).malloc
+allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+if not allocate(1 << 31):
+    os.abort()
+"""
+)
+
+EATS = (
+    WORK
+    + """
+held = []
+while True:
+    held.append(bytearray(1 << 20))
+"""
+)
 
 
 class Ward(Node):
@@ -161,6 +195,49 @@ def test_a_limit_of_the_address_space_is_an_exception_and_no_death() -> None:
         assert (described["state"], described["reason"]) == ("failed", "MemoryError")
         node.stop_agent()
         assert node.written() == []
+
+
+def test_native_code_that_gives_up_for_want_of_memory_is_told_by_its_signal() -> None:
+    with Ward() as node:
+        giving_up, _ = node.ranks(2, GIVES_UP)
+
+        giving_up.communicate()  # closes its input
+
+        until(lambda: "SIGABRT" in str(node.report()) or not TELLS_EXITS, "the kernel's word")
+        verdict = node.report_on(1)["verdict"]
+        assert verdict["who"]["rank"] == "0"
+        assert "out_of_memory" not in json.dumps(verdict)
+        assert "native code gave up" in verdict["sentence"] or not TELLS_EXITS
+
+
+@contextlib.contextmanager
+def limited(group: Path) -> Iterator[Path]:
+    """A memory cgroup of 256 MiB."""
+    group.mkdir()
+    try:
+        names = ("memory.max", "memory.limit_in_bytes")
+        limit = next(group / name for name in names if (group / name).exists())
+        limit.write_text(str(256 << 20))
+        yield group
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
+        group.rmdir()
+
+
+@pytest.mark.skipif(not LENT_CGROUP, reason="OTEL_DDP_TEST_CGROUP lends no memory cgroup to tests")
+def test_an_out_of_memory_kill_in_a_cgroup_is_told_as_one() -> None:
+    with Ward() as node, limited(Path(LENT_CGROUP) / f"otel_ddp-test-{os.getpid()}") as group:
+        # In the group before the agent knows of it.
+        enters = f'echo $$ > {group}/cgroup.procs; exec "$0" -c "$1"'
+        ranks = {"OTEL_DDP_RANK": "0", "OTEL_DDP_WORLD_SIZE": "1"}
+        eating = node.start("sh", "-c", enters, sys.executable, EATS, env=ranks)
+        until(lambda: node.states() == {"0": 1.0}, "the rank")
+
+        eating.communicate()  # closes its input
+
+        verdict = node.report_on(1)["verdict"]
+        assert verdict["who"]["rank"] == "0"
+        assert "out of memory" in verdict["sentence"]
 
 
 def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone() -> None:

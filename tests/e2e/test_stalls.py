@@ -46,6 +46,8 @@ def batches(name):
 def synchronise(name, mine):
     if name == "skipped" and mine:
         return
+    if name == "late" and mine:
+        signal.pause()
     if name == "different" and mine:
         dist.broadcast(torch.ones(1), src=ODD)
     else:
@@ -162,7 +164,12 @@ def launched(names: list[str], world: int) -> Iterator[Ward]:
         yield Ward(node, receiver, names, world)
 
 
-RELEASED = {"data": signal.SIGUSR1, "gil": signal.SIGUSR1, "stopped": signal.SIGCONT}
+RELEASED = {
+    "data": signal.SIGUSR1,
+    "late": signal.SIGUSR1,
+    "gil": signal.SIGUSR1,
+    "stopped": signal.SIGCONT,
+}
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +206,18 @@ def test_a_rank_that_waits_for_data_for_good_is_named(released: dict[str, Stall]
 
     sentence = released["data"].verdict["sentence"]
     assert "(batches) and sleeps" in sentence
+    assert "rank 0 waits for it" in sentence
+
+
+def test_a_rank_that_does_not_come_to_a_users_own_all_reduce_is_named(
+    released: dict[str, Stall],
+) -> None:
+    # No hook sees this collective: all are in `other`, and their witnesses tell them apart.
+    assert_told(released["late"], "other", "not_reached")
+
+    sentence = released["late"].verdict["sentence"]
+    assert "train.py:" in sentence
+    assert "(synchronise) and sleeps" in sentence
     assert "rank 0 waits for it" in sentence
 
 

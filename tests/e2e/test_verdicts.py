@@ -17,12 +17,18 @@ WORK = {"data", "forward", "backward", "optimizer", "other"}
 LABELS = {"group", "run", "job_type", "node", "rank", "local_rank"}
 # What is late where, and the phase that it is to be named for.
 LATE = {"data": "data", "forward": "forward", "backward": "backward", "other": "other"}
+# With buffers that DDP sends before each forward: what waits for them is no work either.
+BUFFERS = "batchnorm"
+# What is seen where the steps end, as there is never a verdict to wait for.
+SILENT = ("balanced", "together", "checkpoint")
 # Without end each, until the test has seen enough of them.
 SCENARIOS = {
-    2: [*LATE, "balanced"],
-    4: [*LATE, "balanced", "slower", "together", "unequal"],
+    2: [*LATE, BUFFERS, "checkpoint", "balanced", "together"],
+    4: [*LATE, BUFFERS, "balanced", "slower", "together", "unequal"],
 }
-BALANCED_STEPS, SLOW_FROM, SLOW_STEPS = 500, 140, 130
+BALANCED_STEPS = {2: 2000, 4: 500}
+SLOW_FROM, SLOW_STEPS = 140, 130
+SPEED = ("straggler", "imbalance", "regression", "stall")
 
 TRAIN = """
 import os, sys, time
@@ -57,8 +63,10 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.only, self.forward_s, self.backward_s = nn.Linear(8, 1), 0.0, 0.0
+        self.norm = nn.BatchNorm1d(8) if name == "batchnorm" else nn.Identity()
 
     def forward(self, inputs):
+        inputs = self.norm(inputs)
         return Pause.apply(self.only(inputs), self.forward_s, self.backward_s)
 
 
@@ -92,7 +100,7 @@ def batches(name, net):
             net.forward_s += LATE_S
         if chosen and name == "backward":
             net.backward_s += LATE_S
-        if chosen and name == "data":
+        if chosen and name in ("data", "batchnorm"):
             time.sleep(LATE_S)
         yield torch.randn(size, 8)
         step += 1
@@ -107,6 +115,9 @@ for name in names:
         model(batch).sum().backward()
         if chosen and name == "other":
             time.sleep(LATE_S)
+        if chosen and name == "checkpoint":
+            with run.phase("checkpoint"):
+                time.sleep(LATE_S)
         optimizer.step()
         optimizer.zero_grad()
     run.finish()
@@ -156,15 +167,15 @@ class Launch:
             ]
 
     def _enough(self, node: Node, name: str) -> bool:
-        if name not in ("balanced", "together"):
+        if name not in SILENT:
             # The file that the status reads, and no journals: the ranks need the cores.
             return any(each["who"]["run"] == name for each in node.agent()["verdicts"])
         steps = [each["step"] or 0 for each in node.processes() if each["run"] == name]
-        wanted = BALANCED_STEPS if name == "balanced" else SLOW_FROM + SLOW_STEPS
+        wanted = BALANCED_STEPS[self.world] if name == "balanced" else SLOW_FROM + SLOW_STEPS
         return len(steps) == self.world and min(steps) >= wanted
 
     def _look(self, node: Node, name: str) -> Seen:
-        if name not in ("balanced", "together"):
+        if name not in SILENT:
             # A scrape is of the moment before; the verdict stands while the ranks go on like that.
             metric = "training_straggler"
             until(lambda: node.series(metric, run=name, phase=""), "the series of the verdict")
@@ -245,8 +256,25 @@ def test_of_balanced_ranks_nobody_is_named(launch: Launch) -> None:
     assert_silent(launch, "balanced")
 
 
-def test_of_ranks_that_are_slow_together_nobody_is_named(of_four: Launch) -> None:
-    assert_silent(of_four, "together")
+def test_of_ranks_that_are_slow_together_nobody_is_named(launch: Launch) -> None:
+    assert_silent(launch, "together")
+
+
+def test_waiting_for_buffers_does_not_hide_who_is_late(launch: Launch) -> None:
+    assert_named(launch, BUFFERS, "data")
+
+
+def test_of_a_rank_that_saves_in_each_step_nobody_is_named_and_it_is_said_why(
+    of_two: Launch,
+) -> None:
+    # Steps that save are not compared, and here there are no others.
+    seen = of_two.seen["checkpoint"]
+
+    assert seen.insufficient == (
+        "insufficient data: most steps compile, save, evaluate, are skipped, or collect garbage"
+    )
+    assert seen.verdicts == []
+    assert of_two.opened("checkpoint", SPEED) == []
 
 
 def assert_silent(launch: Launch, name: str) -> None:
@@ -256,7 +284,7 @@ def assert_silent(launch: Launch, name: str) -> None:
     told = {(labels["rank"], value) for labels, value in seen.straggler}
     assert told == {(str(rank), 0.0) for rank in range(launch.world)}
     assert seen.verdicts == []
-    assert launch.opened(name, ["straggler", "imbalance"]) == []
+    assert launch.opened(name, SPEED) == []
 
 
 def test_a_rank_with_twice_the_work_is_no_straggler(of_four: Launch) -> None:
@@ -269,3 +297,60 @@ def test_a_rank_with_twice_the_work_is_no_straggler(of_four: Launch) -> None:
     assert [
         said["verdict"] for _, said in of_four.opened("unequal", ["straggler", "imbalance"])
     ] == ["imbalance"]
+
+
+# Learns until its loss is lost; then it waits for the end of its input.
+LOSES_IT = """
+import sys
+import otel_ddp
+run = otel_ddp.init(group="g", run="lost")
+rank, lost_at = int(sys.argv[1]), int(sys.argv[2])
+for step in range(400):
+    loss = 1.0 / (step + 1) if step < lost_at else float("nan")
+    run.log({"loss": loss, "lr": 0.1}, step=step)
+    if step == lost_at and "raise" in sys.argv:
+        raise SystemExit("the loss is lost")
+sys.stdin.read()
+"""
+
+
+def test_a_loss_that_is_lost_with_the_last_value_of_a_process_is_told() -> None:
+    with Node() as node:
+        node.start(sys.executable, "-c", LOSES_IT, "0", "200", "raise")
+
+        def told() -> list[dict[str, Any]]:
+            return [each for each in survey([node.place])["verdicts"] if each["step"] == 200]
+
+        (verdict,) = until(told, "the verdict")
+
+    assert (verdict["kind"], verdict["evidence"]["value"]) == ("nonfinite", "NaN")
+
+
+def test_a_loss_that_becomes_nan_is_told_with_its_rank_and_step() -> None:
+    with Node() as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        # As it goes with averaged gradients: the other rank loses it one step later.
+        processes = [
+            node.start(
+                *(sys.executable, "-c", LOSES_IT, str(rank), str(200 + 1 - rank)),
+                env={"OTEL_DDP_RANK": str(rank), "OTEL_DDP_WORLD_SIZE": "2"},
+            )
+            for rank in (0, 1)
+        ]
+
+        def told() -> list[dict[str, Any]]:
+            return [each for each in survey([node.place])["verdicts"] if each["step"] == 200]
+
+        (verdict,) = until(told, "the verdict")
+        shown = node.run("from otel_ddp.cli import main; main(['status'])")
+        for process in processes:
+            finished(process)  # closes its input
+        node.stop_agent()
+        records = [each for each in receiver.logs() if each.event_name == "training.nonfinite"]
+
+    assert (verdict["kind"], verdict["who"]["run"]) == ("nonfinite", "lost")
+    assert verdict["sentence"].startswith("loss became NaN at step 200 on rank 1 (")
+    assert verdict["evidence"]["names"] == ["loss"]
+    assert f"! {verdict['sentence']}" in shown
+    assert records[-1].severity_text == "WARN"
+    assert records[-1].body.string_value == verdict["sentence"]

@@ -14,17 +14,19 @@ from otel_ddp.agent import postmortem
 from otel_ddp.agent.causes import Causes
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.logged import LoggedValues
 from otel_ddp.agent.probe import Probe
-from otel_ddp.agent.steps import Step
 from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.creep import Creep
 from otel_ddp.diagnosis.death import Deaths, Gone
-from otel_ddp.diagnosis.facts import StepFacts, facts_of
+from otel_ddp.diagnosis.facts import Run, StepFacts, alike, facts_of
+from otel_ddp.diagnosis.hardware import Gpu, with_gpu
+from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall import Evidence, Group, Position, Stalls
 from otel_ddp.diagnosis.straggler import Report, Stragglers
 from otel_ddp.diagnosis.verdict import Change, Kind, Verdict, Who
-from otel_ddp.journal.layout import EVENT, PHASE_CODE, SPAN, STEPS_BEGAN
+from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
 log = logging.getLogger("otel_ddp.agent")
@@ -36,8 +38,6 @@ _MEMORY_NS = 10_000_000_000
 _AFTERTHOUGHTS_NS = (2_000_000_000, 6_000_000_000)
 _KEPT = 100
 _PHASES = {code: word for word, code in PHASES.items()}
-# Of every code that a step may hold: looked up for each stretch of each step of each process.
-_PHASE_OF = tuple(_PHASES.get(code & PHASE_CODE, "other") for code in range(STEPS_BEGAN))
 _STATES = {code: word for word, code in STATES.items()}
 _KILLED = STATES["killed"]
 # Findings that are no trouble: nobody is to be woken by them.
@@ -53,6 +53,7 @@ class _Room:
         self.stalls = Stalls(floor_s)
         self.deaths = Deaths()
         self.creep = Creep()
+        self.nonfinite = Nonfinite()
         self.verdicts: dict[tuple[str, Who], Verdict] = {}
         # Phases that a rank was ever named for: their series go on, at 0.
         self.named: set[tuple[Who, str]] = set()
@@ -63,6 +64,7 @@ class _Room:
         self.last: dict[Who, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self.node: Labels = ()
         self.postmortem: dict[tuple[str, Who], Path | None] = {}
+        self.gpus: dict[tuple[str, Who], Sequence[Gpu]] = {}
         self.moved: tuple[Kind, Path | None] | None = None
         # Ranks whose waits are known or not, as they were told.
         self.waits: dict[Who, bool] = {}
@@ -88,7 +90,8 @@ class _Seat:
     def __init__(self, intake: Intake) -> None:
         reader = intake.reader
         self.who: Who = intake.labels
-        self.probe = Probe(reader.path, reader.pid, reader.start_ticks)
+        self.probe = Probe(reader.path, intake.pid, reader.start_ticks)
+        self.values = LoggedValues(reader)
         self.told_gone = False
         self.memory_at = 0
 
@@ -102,8 +105,11 @@ class Desk:
         floor_s: float,
         postmortems: Path,
         clock: Callable[[], int] = time.monotonic_ns,
+        gpus: Callable[[], Sequence[Gpu]] = tuple,
     ) -> None:
+        """*gpus*: the node's devices as they are known now."""
         self._ledger = ledger
+        self._gpus = gpus
         self._clock = clock
         self._floor_s = floor_s
         self._postmortems = postmortems
@@ -143,14 +149,15 @@ class Desk:
     @containment.contained()
     def _watch(self, intake: Intake, now_ns: int) -> None:
         seat = self._seats[intake]
-        pid = intake.reader.pid, intake.reader.start_ticks
+        pid = intake.pid, intake.reader.start_ticks
         self._causes.watch(*pid)
+        room = self._rooms[_run(seat.who)]
+        room.nonfinite.feed(seat.who, seat.values.odd(now_ns))
         if now_ns >= seat.memory_at:
             seat.memory_at = now_ns + _MEMORY_NS
             if (memory := self._causes.memory(*pid)) is not None:
-                creep = self._rooms[_run(seat.who)].creep
-                creep.limit(seat.who, memory.limit_bytes)
-                creep.feed(seat.who, memory.private_bytes, now_ns)
+                room.creep.limit(seat.who, memory.limit_bytes)
+                room.creep.feed(seat.who, memory.private_bytes, now_ns)
 
     @containment.contained(default=False)
     def _take_one(self, intake: Intake) -> bool:
@@ -160,7 +167,7 @@ class Desk:
             if seat is not None and (left := self._rooms.get(_run(seat.who))) is not None:
                 left.leave(seat.who)
             seat = self._seats[intake] = _Seat(intake)
-            self._causes.watch(intake.reader.pid, intake.reader.start_ticks)
+            self._causes.watch(intake.pid, intake.reader.start_ticks)
         room = self._rooms.get(_run(seat.who))
         if room is None:
             room = self._rooms[_run(seat.who)] = _Room(self._floor_s)
@@ -171,11 +178,17 @@ class Desk:
         self._hear_of_waits(room, seat.who, intake)
         if steps := intake.fresh_steps():
             room.report_is_old = True
-            _learn(room.stalls, seat.who, steps)
-            facts = [each for each in map(facts_of, steps) if each is not None]
+            runs = alike(steps)
+            _learn(room.stalls, seat.who, runs)
+            facts = [each for run in runs for each in facts_of(run)]
             _feed(room.stragglers, seat.who, facts)
             _feed(room.bounds, seat.who, facts)
-        return intake.ended_at is not None and not seat.told_gone
+        ended = intake.ended_at is not None and not seat.told_gone
+        if ended:
+            # The last thing that it said may be why.
+            now_ns = self._origin_ns + self._clock()
+            room.nonfinite.feed(seat.who, seat.values.odd(now_ns, ended=True))
+        return ended
 
     def _hear_of_waits(self, room: _Room, who: Who, intake: Intake) -> None:
         said = intake.reader.facts.get("capability")
@@ -199,6 +212,7 @@ class Desk:
             room.stragglers.look,
             room.bounds.look,
             room.creep.look,
+            lambda: room.nonfinite.look(now_ns),
         )
         # All are asked before anything is told: post-mortems say what else was found.
         for change in [each for look in looks for each in _found(look)]:
@@ -265,13 +279,13 @@ class Desk:
             seat.told_gone = True
             if seat.who in at_work:
                 # It was followed before we came to know of its end.
-                self._causes.forget(intake.reader.pid, intake.reader.start_ticks)
+                self._causes.forget(intake.pid, intake.reader.start_ticks)
                 continue
             room.leave(seat.who)
             gone = room.ended[seat.who] = self._gone(intake, seat)
             found.append(gone)
             room.last[seat.who] = _said(intake)
-            pid = intake.reader.pid, intake.reader.start_ticks
+            pid = intake.pid, intake.reader.start_ticks
             room.afterthoughts += [(gone, pid, now_ns + after) for after in _AFTERTHOUGHTS_NS]
         for thought in [each for each in room.afterthoughts if now_ns >= each[2]]:
             room.afterthoughts.remove(thought)
@@ -300,7 +314,7 @@ class Desk:
             seen_alive_ns=told_ns if spoke else intake.seen_alive_ns,
             gone_ns=told_ns if spoke else intake.gone_ns,
             reason=described["reason"],
-            cause=self._causes.why(intake.reader.pid, intake.reader.start_ticks),
+            cause=self._causes.why(intake.pid, intake.reader.start_ticks),
         )
 
     # -- telling
@@ -309,6 +323,8 @@ class Desk:
     def _tell(
         self, room: _Room, run: str, change: Change, intakes: list[Intake], now_ns: int
     ) -> None:
+        if change.opened and change.verdict.kind == "straggler":
+            change = change._replace(verdict=with_gpu(change.verdict, self._gpus()))
         verdict = change.verdict
         before = room.verdicts.pop(verdict.key, None)
         if change.opened:
@@ -316,6 +332,7 @@ class Desk:
         else:
             # What is told of another rank in the same breath is the same incident.
             room.moved = verdict.kind, room.postmortem.pop(verdict.key, None)
+            room.gpus.pop(verdict.key, None)
         if verdict.kind == "straggler":
             room.named.add((verdict.who, verdict.phase))
         # One record an incident, and one more where it turns out to be another one.
@@ -382,6 +399,8 @@ class Desk:
         earlier = room.postmortem.get(verdict.key)
         if earlier is None and room.moved is not None and room.moved[0] == verdict.kind:
             earlier = room.moved[1]
+        # As they were when it began: who is dead has left its device since.
+        gpus = room.gpus.setdefault(verdict.key, self._gpus())
         said = {**room.last, **{each.labels: _said(each) for each in intakes}}
         room.postmortem[verdict.key] = postmortem.write(
             self._postmortems,
@@ -390,6 +409,7 @@ class Desk:
             processes=[described for described, _ in said.values()],
             values=[value for _, values in said.values() for value in values],
             open_verdicts=[_plain(e) for e in room.verdicts.values() if e.key != verdict.key],
+            gpus=gpus,
             now_ns=time.time_ns(),
             earlier=earlier,
         )
@@ -503,20 +523,20 @@ class Desk:
 
 
 @containment.contained()
-def _learn(stalls: Stalls, who: Who, steps: Sequence[Step]) -> None:
-    for step in steps:
-        longest: dict[str, float] = {}
-        for code, began_ns, ended_ns in step.parts:
-            phase, spent_s = _PHASE_OF[code], (ended_ns - began_ns) / 1e9
-            if spent_s > longest.get(phase, 0.0):
-                longest[phase] = spent_s
-        stalls.learn(who, step.began_ns, step.ended_ns, longest)
+def _learn(stalls: Stalls, who: Who, runs: Sequence[Run]) -> None:
+    longest_ns: dict[str, int] = {}
+    for run in runs:
+        for code, span_ns in run.longest_ns().items():
+            phase = _PHASES.get(code, "other")
+            longest_ns[phase] = max(span_ns, longest_ns.get(phase, 0))
+    steps = [step for run in runs for step in run.steps]
+    steps_s = [(step.ended_ns - step.began_ns) / 1e9 for step in steps]
+    stalls.learn(who, steps[0].began_ns, steps_s, longest_ns)
 
 
 @containment.contained()
 def _feed(detector: Stragglers | Bounds, who: Who, facts: Sequence[StepFacts]) -> None:
-    for each in facts:
-        detector.feed(who, each)
+    detector.feed(who, facts)
 
 
 @containment.contained(default=())

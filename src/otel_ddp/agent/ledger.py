@@ -110,8 +110,10 @@ class Ledger:
                 del family[key]
 
     def forget(self, series: Series) -> None:
-        """Forget one series."""
-        self._families.get(series.metric.name, {}).pop(series.labels, None)
+        """Forget one series; nothing if another one has taken its place."""
+        family = self._families.get(series.metric.name, {})
+        if family.get(series.labels) is series:
+            del family[series.labels]
 
     def families(self) -> Iterator[tuple[Metric, list[Series]]]:
         """Every metric that has a value, with its series."""

@@ -55,6 +55,7 @@ def write(
     processes: Sequence[Plain],
     values: Sequence[Plain] = (),
     open_verdicts: Sequence[Plain] = (),
+    gpus: Sequence[Plain] = (),
     now_ns: int,
     earlier: Path | None = None,
 ) -> Path | None:
@@ -72,6 +73,7 @@ def write(
         "processes": list(processes),
         "values": list(values),
         "open_verdicts": list(open_verdicts),
+        "gpus": list(gpus),
     }
     try:
         with _opened(directory) as opened:
@@ -262,6 +264,8 @@ def _text(report: Mapping[str, Any]) -> str:
         if each.get("reason")
     ]:
         lines += ["", "What they said", *said[:_MOST_RANKS_SHOWN]]
+    if report["gpus"]:
+        lines += ["", "Its GPUs", *_gpus(report["gpus"])]
     if report["values"]:
         lines += ["", "Last values", *_values(report["values"])]
     if report["open_verdicts"]:
@@ -294,6 +298,30 @@ def _row(each: Plain, now_ns: int) -> tuple[str, ...]:
         spent,
         seen,
     )
+
+
+def _gpus(gpus: Sequence[Plain]) -> list[str]:
+    rows = []
+    for each in gpus[:_MOST_RANKS_SHOWN]:
+        labels, throttled = each.get("labels"), each.get("throttled")
+        labels = labels if isinstance(labels, Mapping) else {}
+        rows.append(
+            (
+                _cell(each.get("index")),
+                _cell(labels.get("rank")),
+                _number(each.get("busy_ratio"), 100, " %"),
+                f"{_number(each.get('used_bytes'), 2**-30)} of "
+                f"{_number(each.get('limit_bytes'), 2**-30)} GiB",
+                _number(each.get("power_w"), 1, " W"),
+                _number(each.get("temperature_c"), 1, " C"),
+                ", ".join(map(_cell, throttled)) if isinstance(throttled, list) else "",
+            )
+        )
+    return _table(("gpu", "rank", "busy", "memory", "power", "temp", "held back by"), rows)
+
+
+def _number(given: Any, times: float, unit: str = "") -> str:
+    return f"{given * times:.0f}{unit}" if isinstance(given, (int, float)) else "?"
 
 
 def _values(values: Sequence[Plain]) -> list[str]:

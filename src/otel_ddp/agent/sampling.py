@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import catalog, containment
-from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.owners import Claim, Ownership, owners
 from otel_ddp.agent.sources.driver import Driver
 from otel_ddp.agent.sources.file_systems import FileSystems
@@ -66,8 +66,8 @@ class Sampling:
         self._node = node
         self._proc = proc
         self._ranks: tuple[Rank, ...] = ()
-        # What is told now, and since when its numbers are those of this source.
-        self._told: dict[tuple[catalog.Metric, Labels], int] = {}
+        # What is told now.
+        self._told: set[Series] = set()
         self._driver = driver() if "gpu" in sources else None
         self._gpus: Sampler[GpuSample] | None = None
         self._host: Sampler[_Taken] | None = None
@@ -146,15 +146,14 @@ class Sampling:
     def stand(self, ranks: Sequence[Rank], now_ns: int) -> None:
         """Bring the series up to date. The caller holds the ledger's lock."""
         self._ranks = tuple(ranks)
-        told: dict[tuple[catalog.Metric, Labels], int] = {}
+        told: set[Series] = set()
         for labels, reading, taken_ns in self._all():
-            key = reading.metric, (*labels, *reading.attributes)
-            told[key] = taken_ns
-            # What stands already is not put again: an export would take it for news.
-            if self._told.get(key) != taken_ns:
-                self._ledger.put(*key, reading.value, taken_ns, reading.start_ns)
-        for key in self._told.keys() - told.keys():
-            self._ledger.forget(self._ledger.series(*key))
+            series = self._ledger.series(reading.metric, labels + reading.attributes)
+            series.value, series.time_ns = reading.value, taken_ns
+            series.start_ns = reading.start_ns
+            told.add(series)
+        for series in self._told - told:
+            self._ledger.forget(series)
         self._told = told
         for sampler, _ in self._samplers():
             self._put_about(sampler, now_ns)
@@ -234,10 +233,15 @@ class Sampling:
             said = "the GPU driver does not answer" if hung else ""
             return {"gpus": [], "gpu_remarks": [said] if said else [], "gpu_driver": ""}
         return {
-            "gpus": [self._described(each) for each in sample.devices],
+            "gpus": self.gpus(),
             "gpu_remarks": [*filter(None, [sample.remark]), *self._owned.remarks],
             "gpu_driver": sample.version,
         }
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """The devices as they are known now."""
+        sample, _ = _fresh(self._gpus, _GPU_S)
+        return [] if sample is None else [self._described(each) for each in sample.devices]
 
     def _described(self, each: DeviceSample) -> dict[str, Any]:
         said: dict[str, Any] = {

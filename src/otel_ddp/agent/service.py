@@ -55,10 +55,15 @@ class Agent:
         self.ledger = Ledger()
         host = socket.gethostname()
         self.node = conf.node or host
-        desk = Desk(self.ledger, conf.stall_timeout_s, postmortem.place(conf.postmortem_directory))
+        self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
+        desk = Desk(
+            self.ledger,
+            conf.stall_timeout_s,
+            postmortem.place(conf.postmortem_directory),
+            gpus=self.sampling.gpus,
+        )
         self.processes = Processes(place, self.ledger, conf.node, desk)
         self.outlet = Outlet(conf, place, self.ledger, self.processes, self.node, host)
-        self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.terms = agent_terms.terms(os.environ)
         self._lock = lock
         self._leaving = ""

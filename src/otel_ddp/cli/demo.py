@@ -18,10 +18,12 @@ from urllib.request import urlopen
 from otel_ddp import catalog
 from otel_ddp.demo.injection import ACCIDENTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.journal.place import Place
+from otel_ddp.survey import survey
 
 _AGENT_PATIENCE_S = 30.0
 _NEWS_EVERY_S = 5.0
 _VERDICT_PATIENCE_S = 3.5
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +85,7 @@ def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Inject
             print(f"Look:  curl {url}")
             print(f"       otel-ddp status --dir {place.directory}", flush=True)
         gives_up_at = time.monotonic() + asked.seconds
+        held: list[tuple[float, dict[int, int]]] = []
         status = None
         while status is None:
             try:
@@ -90,6 +93,8 @@ def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Inject
             except subprocess.TimeoutExpired:  # noqa: PERF203
                 if url:
                     print(_news(url), flush=True)
+                if injected.what == "leak":
+                    held.append((time.monotonic(), _held_bytes(place)))
                 # Whoever hangs on purpose does not come to an end.
                 if injected.what == "hang" and time.monotonic() > gives_up_at:
                     break
@@ -105,6 +110,8 @@ def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Inject
     print("\n".join(_summary(_samples(url))))
     print("\nVerdicts:")
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
+    if len(held) > 1:
+        print(f"\n{_grown(*held[0], *held[-1])}")
     return 0
 
 
@@ -118,6 +125,30 @@ def _verdicts(place: Place, injected: Injection) -> list[str]:
     except (OSError, ValueError):
         told = []
     return [str(each) for each in told]
+
+
+def _held_bytes(place: Place) -> dict[int, int]:
+    """What each rank holds in memory, of those that can be looked at."""
+    found = {}
+    for each in survey([place])["processes"]:
+        try:
+            pages = Path(f"/proc/{each['pid']}/statm").read_text().split()[1]
+        except OSError:
+            continue
+        found[int(each["rank"])] = int(pages) * _PAGE_BYTES
+    return found
+
+
+def _grown(first_at: float, first: dict[int, int], last_at: float, last: dict[int, int]) -> str:
+    """What was seen of a leak: it takes longer than most demos until there is a verdict on it."""
+    told = ", ".join(
+        f"rank {rank} {(last[rank] - first[rank]) / (1 << 20):+.0f} MiB"
+        for rank in sorted(first.keys() & last.keys())
+    )
+    return (
+        f"Memory grew in the last {last_at - first_at:.0f} s: {told}.\nA verdict on memory that "
+        "creeps needs more than ten minutes of it: --seconds 900."
+    )
 
 
 def _endpoint(place: Place, training: subprocess.Popen[bytes]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,14 +28,19 @@ class Row(NamedTuple):
 
 
 class _Rank:
-    __slots__ = ("shift", "since_row", "trail")
+    """One rank, and how far it has come."""
+
+    __slots__ = ("place", "seen", "shift", "since_row", "trail")
 
     def __init__(self) -> None:
+        self.seen = 0
+        # Which one of the ranks it is.
+        self.place = 0
         # What is added to its numbers to have those of the first rank.
         self.shift = 0
         # Its steps since the last one that all ranks had told of.
         self.since_row = 0
-        self.trail: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self.trail: deque[StepFacts] = deque(maxlen=_REMEMBERED)
 
 
 class Alignment:
@@ -43,7 +49,8 @@ class Alignment:
     def __init__(self) -> None:
         self.ranks: list[Who] = []
         self._ranks: dict[Who, _Rank] = {}
-        self._waiting: dict[int, dict[Who, StepFacts]] = {}
+        # By number, then by place.
+        self._waiting: dict[int, dict[int, StepFacts]] = {}
         self._in_common = 1.0
 
     def join(self, who: Who) -> bool:
@@ -63,27 +70,42 @@ class Alignment:
         self.ranks = sorted(self._ranks, key=_order)
         self._waiting.clear()
         self._in_common = 1.0
-        for rank in self._ranks.values():
-            rank.since_row = 0
+        for place, who in enumerate(self.ranks):
+            rank = self._ranks[who]
+            rank.place, rank.since_row = place, 0
 
-    def feed(self, who: Who, facts: StepFacts) -> Row | None:
-        """The step of all ranks that this one was the last to tell of."""
+    def feed(self, who: Who, steps: Sequence[StepFacts], left_out: int) -> list[Row]:
+        """The steps of all ranks that these were the last to tell of, but for its first ones."""
         rank = self._ranks[who]
-        rank.trail.append((facts.number, facts.ended_ns))
-        rank.since_row += 1
-        number = facts.number + rank.shift
-        told = self._waiting.setdefault(number, {})
-        told[who] = facts
-        if len(told) < len(self._ranks):
-            if len(self._waiting) > _MOST_WAITING:
-                self._give_up(next(iter(self._waiting)))
+        rank.trail.extend(steps)
+        rows = []
+        # This is done for every step of every rank.
+        waiting, place, count = self._waiting, rank.place, len(self._ranks)
+        for facts in steps:
+            rank.seen += 1
+            rank.since_row += 1
+            number = facts.number + rank.shift
+            told = waiting.get(number)
+            if told is None:
+                told = waiting[number] = {}
+            told[place] = facts
+            if len(told) == count:
+                row = self._complete(number, told)
+                if row is not None and rank.seen > left_out:
+                    rows.append(row)
+                continue
+            if len(waiting) > _MOST_WAITING:
+                self._give_up(next(iter(waiting)))
             if rank.since_row % _STRANGE_AFTER == 0 and self._strangers():
                 self._renumber()
-            return None
-        del self._waiting[number]
-        while self._waiting and (oldest := next(iter(self._waiting))) < number:
+        return rows
+
+    def _complete(self, number: int, told: Mapping[int, StepFacts]) -> Row | None:
+        waiting = self._waiting
+        del waiting[number]
+        while waiting and (oldest := next(iter(waiting))) < number:
             self._give_up(oldest)
-        row = Row(number, tuple(told[each] for each in self.ranks))
+        row = Row(number, tuple(map(told.__getitem__, range(len(told)))))
         if not _at_one_time(row.facts):
             self._in_common *= 0.99
             return None
@@ -102,12 +124,13 @@ class Alignment:
     def _renumber(self) -> None:
         """Where ranks count differently, as when rank 0 alone logs, the clock says what is what."""
         first, *others = (self._ranks[who] for who in self.ranks)
-        numbers = [number for number, _ in first.trail]
-        times = [ended_ns for _, ended_ns in first.trail]
+        numbers = [each.number for each in first.trail]
+        times = [each.ended_ns for each in first.trail]
         half_a_step = middle([after - before for before, after in pairwise(times)]) / 2
         for rank in others:
             found: Counter[int] = Counter()
-            for number, ended_ns in rank.trail:
+            for facts in rank.trail:
+                number, ended_ns = facts.number, facts.ended_ns
                 after = bisect_left(times, ended_ns)
                 near = min(
                     (i for i in (after - 1, after) if 0 <= i < len(times)),
@@ -145,4 +168,5 @@ def _order(who: Who) -> tuple[int, str]:
 def _at_one_time(facts: tuple[StepFacts, ...]) -> bool:
     """Ranks that wait for each other end a step at about one time; else it is not one step."""
     ends = [each.ended_ns for each in facts]
-    return max(ends) - min(ends) <= 2e9 * max(each.took_s for each in facts) + 1e8
+    apart_ns = max(ends) - min(ends) - 1e8
+    return apart_ns <= 0 or apart_ns <= 2e9 * max(each.took_s for each in facts)

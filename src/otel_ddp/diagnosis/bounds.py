@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from otel_ddp.diagnosis.facts import (
     UNUSUAL_PHASES,
@@ -27,7 +27,6 @@ _MAY_TAKE = {"data": 0.20, "comm_wait": 0.30, "saving": 0.20, "other": 0.30, "co
 # A verdict stands until its share is this much below what it may take.
 _STANDS = 0.8
 _COMPUTE = ("forward", "backward", "optimizer")
-_FACTS = (*WORK_PHASES, *UNUSUAL_PHASES)
 
 _TOLD = {
     "data": "input-bound: {share} of the step is waiting for batches. More workers of the "
@@ -46,40 +45,27 @@ _TOLD = {
 
 
 class _Rank:
-    """One rank's last steps, and their sums."""
+    """One rank's last steps."""
 
     def __init__(self) -> None:
         self.seen = 0
-        self._steps: deque[StepFacts] = deque()
-        self._sums = dict.fromkeys((*_FACTS, "comm_wait", "took"), 0.0)
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def feed(self, facts: StepFacts) -> None:
-        """One more step; of many, one less."""
-        self._steps.append(facts)
-        self._add(facts, 1)
-        if len(self._steps) > _STEPS:
-            self._add(self._steps.popleft(), -1)
-
-    def _add(self, facts: StepFacts, sign: int) -> None:
-        sums = self._sums
-        sums["took"] += sign * facts.took_s
-        sums["comm_wait"] += sign * facts.wait_s
-        for word, seconds in facts.phases.items():
-            sums[word] += sign * seconds
+        self.steps: deque[StepFacts] = deque(maxlen=_STEPS)
 
     def shares(self) -> dict[str, float]:
         """Of its time, by what it went to."""
-        sums = self._sums
-        took_s = sums["took"]
+        steps = self.steps
+        took_s = sum([each.took_s for each in steps])
+        spent = {word: sum([each.phases[word] for each in steps]) for word in WORK_PHASES}
+        unusual = [each.phases for each in steps if len(each.phases) > len(WORK_PHASES)]
+        for word in UNUSUAL_PHASES:
+            spent[word] = sum([phases.get(word, 0.0) for phases in unusual])
         seconds = {
-            "compute": sum(sums[word] for word in _COMPUTE),
-            "saving": sums["checkpoint"] + sums["eval"],
-            **{word: sums[word] for word in ("data", "comm_wait", "other", "compile")},
+            "compute": sum(spent[word] for word in _COMPUTE),
+            "saving": spent["checkpoint"] + spent["eval"],
+            "comm_wait": sum([each.wait_s for each in steps]),
+            **{word: spent[word] for word in ("data", "other", "compile")},
         }
-        return {word: max(each, 0.0) / took_s for word, each in seconds.items()}
+        return {word: each / took_s for word, each in seconds.items()}
 
 
 class Bounds:
@@ -101,17 +87,22 @@ class Bounds:
         else:
             self._waits_unknown.add(who)
 
-    def feed(self, who: Who, facts: StepFacts) -> None:
-        """One more step of a rank, ordinary or not."""
-        rank = self._ranks.setdefault(who, _Rank())
-        rank.seen += 1
-        if rank.seen <= _LEFT_OUT:
-            return
-        rank.feed(facts)
-        self._fed += 1
-        if self._fed >= _LOOK_STEPS * len(self._ranks):
-            self._fed = 0
-            self._judge(who, facts)
+    def feed(self, who: Who, steps: Sequence[StepFacts]) -> None:
+        """More steps of a rank, ordinary or not."""
+        rank = self._ranks.get(who)
+        if rank is None:
+            rank = self._ranks[who] = _Rank()
+        rest = steps[max(_LEFT_OUT - rank.seen, 0) :]
+        rank.seen += len(steps)
+        look_at = _LOOK_STEPS * len(self._ranks)
+        while rest:
+            some = max(look_at - self._fed, 1)
+            rank.steps.extend(rest[:some])
+            self._fed += len(rest[:some])
+            if self._fed >= look_at:
+                self._fed = 0
+                self._judge(who, rest[:some][-1])
+            rest = rest[some:]
 
     def forget(self, who: Who) -> None:
         """The process is gone."""
@@ -128,7 +119,7 @@ class Bounds:
 
     def shares(self) -> Mapping[str, float]:
         """What the time of the run's typical rank goes to; empty while there are too few steps."""
-        told = [rank.shares() for rank in self._ranks.values() if len(rank) == _STEPS]
+        told = [rank.shares() for rank in self._ranks.values() if len(rank.steps) == _STEPS]
         if not told or len(told) < len(self._ranks):
             return {}
         # Of two ranks the lower one: where only one waits for data, it is a straggler, no bound.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
@@ -151,8 +151,8 @@ class _Rank:
         # When it was first seen in its phase, last seen to move in it, and last seen there.
         self.entered_ns = self.moved_ns = self.looked_ns = 0
         self.steps: deque[float] = deque(maxlen=_REMEMBERED)
-        self.seen_steps = 0
-        self.p99_s = 0.0
+        self.seen_steps = self.counted_steps = 0
+        self.longest_step_s = self.p99_s = 0.0
         self.longest_s: dict[str, float] = {}
         self.numbers: tuple[tuple[str, int | None], ...] = ()
         self.not_learnt_before_ns = 0
@@ -164,9 +164,11 @@ class _Rank:
         if position.expect_s is not None:
             return max(floor_s, _ANNOUNCED * position.expect_s)
         patience = _LONG if position.phase in _LONG_PHASES or self._at_start() else 1.0
+        usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,
-            _STEPS * self.p99_s,
+            # Sorting is only worth it where it can make a difference.
+            _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
             _STRETCHES * self.longest_s.get(position.phase, 0.0),
         )
 
@@ -202,13 +204,19 @@ class _Rank:
             spent_s = (ended_ns - began_ns) / 1e9
             self.longest_s[phase] = max(spent_s, self.longest_s.get(phase, 0.0))
 
-    def learn(self, step_s: float) -> None:
-        """A step took so long."""
-        self.steps.append(step_s)
-        self.seen_steps += 1
-        if self.seen_steps % _COUNT_EVERY == 0 or self.seen_steps < 10:
+    def learn(self, steps_s: Sequence[float]) -> None:
+        """Steps took so long."""
+        self.steps.extend(steps_s)
+        self.seen_steps += len(steps_s)
+        self.longest_step_s = max(self.longest_step_s, *steps_s)
+
+    def _p99_s(self) -> float:
+        fresh = self.seen_steps - self.counted_steps
+        if fresh >= _COUNT_EVERY or (fresh and self.counted_steps < 10):
+            self.counted_steps = self.seen_steps
             ordered = sorted(self.steps)
             self.p99_s = ordered[int(0.99 * (len(ordered) - 1))]
+        return self.p99_s
 
     def age_s(self, now_ns: int) -> float:
         """For how long it has stood still."""
@@ -249,14 +257,19 @@ class Stalls:
         self.questions: dict[Who, Question] = {}
         """Whom to ask now, and what. Asked once: a later look asks for something else."""
 
-    def learn(self, who: Who, began_ns: int, ended_ns: int, longest_s: Mapping[str, float]) -> None:
-        """A step of a rank, with the longest stretch of each phase in it."""
-        rank = self._ranks.setdefault(who, _Rank())
+    def learn(
+        self, who: Who, began_ns: int, steps_s: Sequence[float], longest_ns: Mapping[str, int]
+    ) -> None:
+        """Steps of a rank, from when on they were, with the longest stretch of each phase."""
+        rank = self._ranks.get(who)
+        if rank is None:
+            rank = self._ranks[who] = _Rank()
         if began_ns < rank.not_learnt_before_ns:
             return
-        rank.learn((ended_ns - began_ns) / 1e9)
-        for phase, spent_s in longest_s.items():
-            rank.stretch(phase, began_ns, began_ns + int(spent_s * 1e9))
+        rank.learn(steps_s)
+        for phase, spent_ns in longest_ns.items():
+            if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
+                rank.stretch(phase, began_ns, began_ns + spent_ns)
 
     def look(
         self, now_ns: int, positions: Iterable[Position], evidence: Mapping[Who, Evidence]

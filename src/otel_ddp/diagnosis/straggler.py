@@ -108,14 +108,15 @@ class Stragglers:
         self._hint = hint
         self._alignment = Alignment()
         self._waits_unknown: set[Who] = set()
-        self._seen: dict[Who, int] = {}
         self._rows: deque[Row] = deque(maxlen=LENGTHS[-1])
         # Per row and rank: local work less the median of the others'; the row's median step.
         self._excesses: deque[tuple[float, ...]] = deque(maxlen=LENGTHS[-1])
         self._columns: list[tuple[float, ...]] = []
         self._steps: deque[float] = deque(maxlen=LENGTHS[-1])
+        # Of the rows since the last look; and per rank and look, how many were above the others.
+        self._fresh: list[tuple[float, ...]] = []
+        self._above: list[list[int]] = []
         self._left_out = 0.0
-        self._since_look = 0
         self._cases: dict[Who, _Case] = {}
         self._lost: dict[Who, float] = {}
         self._regression: Regression | None = None
@@ -134,37 +135,47 @@ class Stragglers:
             # Their work was not measured, whatever it seemed to say.
             self._close_all()
 
-    def feed(self, who: Who, facts: StepFacts) -> None:
-        """One more step of a rank, in the order in which it made them."""
-        seen = self._seen[who] = self._seen.get(who, 0) + 1
+    def feed(self, who: Who, steps: Sequence[StepFacts]) -> None:
+        """More steps of a rank, in the order in which it made them."""
         if self._alignment.join(who):
             self._start_again()
         if self._regression is None:
             self._regression = Regression(run_of(who))
-        row = self._alignment.feed(who, facts)
-        if row is None or seen <= _LEFT_OUT:
-            return
-        if any(each.tagged for each in row.facts):
+        for row in self._alignment.feed(who, steps, _LEFT_OUT):
+            self._take(row, self._regression)
+
+    def _take(self, row: Row, regression: Regression) -> None:
+        facts = row.facts
+        if True in [each.tagged for each in facts]:
             self._left_out = 0.99 * self._left_out + 0.01
             return
         self._left_out *= 0.99
-        self._changes += self._regression.feed(row.facts, bool(self._cases))
-        if len(row.facts) < 2 or self._waits_unknown:
+        step_s = middle([each.took_s for each in facts])
+        self._changes += regression.feed(facts, step_s, bool(self._cases))
+        if len(facts) < 2 or self._waits_unknown:
             return
+        excesses = _excesses([each.took_s - each.wait_s for each in facts])
         self._rows.append(row)
-        self._excesses.append(_excesses([each.work_s for each in row.facts]))
+        self._excesses.append(excesses)
         self._columns.clear()
-        self._steps.append(middle([each.took_s for each in row.facts]))
-        self._since_look += 1
-        if self._since_look >= _STRIDE:
-            self._since_look = 0
+        self._steps.append(step_s)
+        self._fresh.append(excesses)
+        if len(self._fresh) >= _STRIDE:
+            self._count()
             self._judge()
+
+    def _count(self) -> None:
+        """In how many of the latest rows each rank was above the others."""
+        self._above = self._above or [[] for _ in self._fresh[0]]
+        for counts, excess in zip(self._above, zip(*self._fresh, strict=True), strict=True):
+            counts.append(_above(excess))
+            del counts[: -LENGTHS[-1] // _STRIDE]
+        self._fresh.clear()
 
     def forget(self, who: Who) -> None:
         """The process is gone."""
         self._alignment.leave(who)
         self._waits_unknown.discard(who)
-        self._seen.pop(who, None)
         self._close(who)
         self._start_again()
         if len(self._alignment.ranks) < 2:
@@ -181,7 +192,8 @@ class Stragglers:
     def report(self) -> Report:
         """The present state, over the last windows at most."""
         ranks = self._alignment.ranks
-        rows = _last(self._rows, LENGTHS[0])
+        # Asked for every second, and a third of the steps says the same.
+        rows = _last(self._rows, LENGTHS[0])[::3]
         table = _Table(rows) if rows else None
         told = []
         for i, who in enumerate(ranks):
@@ -222,7 +234,8 @@ class Stragglers:
         self._excesses.clear()
         self._columns.clear()
         self._steps.clear()
-        self._since_look = 0
+        self._fresh.clear()
+        self._above.clear()
 
     def _close(self, who: Who) -> None:
         case = self._cases.pop(who, None)
@@ -256,10 +269,11 @@ class Stragglers:
     def _stands_out(self, i: int, length: int) -> bool:
         if len(self._rows) < length:
             return False
-        excess = self._column(i, length)
         # Nearly always the answer is no, and this is the cheap way to it.
-        if _above(excess) < length / 2 + _SIGMAS * length**0.5 / 2:
+        above = sum(self._above[i][-length // _STRIDE :])
+        if above < length / 2 + _SIGMAS * length**0.5 / 2:
             return False
+        excess = self._column(i, length)
         step_s = middle(_last(self._steps, length))
         if middle(excess) <= max(_EXCESS * step_s, _EXCESS_S):
             return False
@@ -453,8 +467,21 @@ def _others(values: Sequence[float], i: int) -> list[float]:
 
 
 def _excesses(work: Sequence[float]) -> tuple[float, ...]:
-    """Of each rank: how much more than the median of the others."""
-    return tuple(each - middle(_others(work, i)) for i, each in enumerate(work))
+    """Of each rank: how much more than the median of the others; sorted once for all of them."""
+    ordered = sorted(work)
+    half = len(work) // 2
+    if len(work) % 2 == 0:
+        low, high = ordered[half - 1 : half + 1]
+        return tuple([each - (low if each > low else high) for each in work])
+    low, middle_one, high = ordered[half - 1 : half + 2]
+    of_less, of_more = (middle_one + high) / 2, (low + middle_one) / 2
+    of_itself = (low + high) / 2
+    return tuple(
+        [
+            each - (of_more if each > middle_one else of_less if each < middle_one else of_itself)
+            for each in work
+        ]
+    )
 
 
 def _last(values: deque[Any], count: int) -> list[Any]:

@@ -14,6 +14,7 @@ Kind = Literal[
     "regression",  # all ranks are slower than they were
     "bound",  # what most of the step goes to
     "creep",  # memory that grows without end
+    "nonfinite",  # a logged value that is not a number any more
     "stall",  # nobody moves any more
     "death",  # a process is gone without a word
 ]

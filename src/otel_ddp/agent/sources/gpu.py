@@ -241,9 +241,10 @@ class Gpus:
 
     def _readings(self, device: Device, question: Question) -> tuple[Reading, ...]:
         good = []
+        own = identity(device)
         for each in question.ask():
             if _possible(each):
-                good.append(each._replace(attributes=identity(device) + each.attributes))
+                good.append(Reading(each.metric, each.value, own + each.attributes, each.start_ns))
                 continue
             self._errors += 1
             containment.say_once(

@@ -1,0 +1,84 @@
+"""What a rank's GPU adds to the verdict that it is late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from otel_ddp.diagnosis.hardware import with_gpu
+from otel_ddp.diagnosis.verdict import Verdict, Who
+
+RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n"}
+SENTENCE = "rank 1 keeps the others waiting."
+
+
+def who(rank: int, run: str = "r") -> Who:
+    return tuple({**RUN, "run": run, "rank": str(rank), "local_rank": str(rank)}.items())
+
+
+def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r") -> dict[str, Any]:
+    labels = {"node": "n"} if rank is None else dict(who(rank, run))
+    index = "9" if rank is None else str(rank)
+    return {
+        "index": index,
+        "name": "H100",
+        "labels": labels,
+        "throttled": list(throttled),
+        "sm_clock_hz": clock,
+        "power_w": 400.0,
+        "limit_bytes": 80 << 30,
+    }
+
+
+def late(*gpus: dict[str, Any], phase: str = "backward") -> Verdict:
+    verdict = Verdict("straggler", who(1), phase, SENTENCE, {"excess": 0.3})
+    return with_gpu(verdict, gpus)
+
+
+def test_a_gpu_that_is_held_back_and_slow_is_named() -> None:
+    found = late(gpu(0), gpu(1, 1200e6, "hw_thermal"), gpu(2), gpu(3, 1975e6))
+
+    assert found.sentence == (
+        f"{SENTENCE} Its GPU 1 is held back (hw_thermal) and runs at 1200 MHz, those of the "
+        "others at 1980."
+    )
+    assert found.evidence == {
+        "excess": 0.3,
+        "gpu": {
+            "index": "1",
+            "throttled": ["hw_thermal"],
+            "sm_clock_hz": 1200e6,
+            "power_w": 400.0,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        [gpu(0), gpu(1)],
+        [gpu(0, 1980e6, "sw_power"), gpu(1, 1980e6, "sw_power")],
+        [gpu(0), gpu(1, 1900e6)],
+        # Of those that are free, or another run's, nothing can be expected.
+        [gpu(None), gpu(1, 1200e6), gpu(0, run="another")],
+    ],
+    ids=["alike", "all held back", "hardly slower", "nobody beside it"],
+)
+def test_a_gpu_like_the_others_is_evidence_and_no_reason(gpus: list[dict[str, Any]]) -> None:
+    found = late(*gpus)
+
+    assert found.sentence == SENTENCE
+    assert found.evidence["gpu"]["index"] == "1"
+
+
+def test_who_waits_for_data_waits_for_no_gpu() -> None:
+    assert late(gpu(0), gpu(1, 1200e6, "hw_thermal"), phase="data").sentence == SENTENCE
+
+
+def test_where_nothing_is_known_of_it_the_verdict_stands_as_it_is() -> None:
+    for gpus in ([], [gpu(0)], [gpu(1), gpu(1)], [{}], [{"labels": 3}]):
+        found = late(*gpus)
+        assert (found.sentence, found.evidence) == (SENTENCE, {"excess": 0.3})
+    bare = {"labels": dict(who(1))}
+    assert late(bare, {"labels": dict(who(0)), "throttled": 7}).sentence == SENTENCE

@@ -1,0 +1,215 @@
+"""Logged values that are not finite any more: from the journal to the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.logged import LoggedValues
+from otel_ddp.diagnosis.nonfinite import Nonfinite, Odd
+from otel_ddp.diagnosis.verdict import Change, Who
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter, Shape
+
+S = 1_000_000_000
+NOW = 1_700_000_000 * S
+NAN, INF = math.nan, math.inf
+
+
+class Log:
+    """What one process logs, and what is seen of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = JournalWriter(folder, 128 * 1024, {})
+        names = ("loss", "grad_norm")
+        self.shapes = {name: Shape([self.writer.name(name, "train")]) for name in names}
+        self.reader = JournalReader(self.writer.path)
+        self.values = LoggedValues(self.reader)
+        self.step = 0
+        self.now_ns = NOW
+
+    def put(self, *values: float, name: str = "loss") -> None:
+        """One a step."""
+        for value in values:
+            self.step += 1
+            self.writer.scalars(self.shapes[name], NOW + self.step, self.step, 0.0, [value], 1)
+
+    def look(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
+        self.now_ns += int(later_s * S)
+        self.reader.read()
+        return [(odd.name, odd.step) for odd in self.values.odd(self.now_ns, ended)]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    made = Log(tmp_path)
+    yield made
+    made.reader.close()
+    made.writer.close()
+
+
+def test_the_first_value_that_is_not_finite_is_found_among_many(log: Log) -> None:
+    log.put(0.5, 0.4)
+    assert log.look() == []
+
+    log.put(0.3, NAN, 0.2, INF, NAN, NAN)
+
+    # The one that went before was followed by a finite one.
+    assert log.look() == [("loss", 6)]
+    log.put(NAN)
+    assert log.look() == [("loss", 6)]
+
+
+def test_it_is_over_with_the_next_finite_value(log: Log) -> None:
+    log.put(0.5, NAN, NAN)
+    assert log.look() == [("loss", 2)]
+
+    log.put(0.5)
+
+    assert log.look() == []
+
+
+def test_one_infinite_norm_may_be_the_search_for_a_loss_scale(log: Log) -> None:
+    log.put(1.0, INF, name="grad_norm")
+
+    assert log.look() == []
+    # Steps are slow: nothing has come after it.
+    assert log.look() == []
+    log.put(1.0, name="grad_norm")
+    assert log.look() == []
+    log.put(INF, name="grad_norm")
+    assert log.look() == []
+    log.put(INF, name="grad_norm")
+    assert log.look() == [("grad_norm", 4)]
+
+
+def test_one_that_nothing_comes_after_counts_after_a_minute_or_at_the_end(log: Log) -> None:
+    log.put(1.0, NAN)
+
+    assert log.look() == []
+    assert log.look(ended=True) == [("loss", 2)]
+    assert log.look(57.0) == []
+    assert log.look(2.0) == [("loss", 2)]
+
+
+def test_what_was_never_finite_has_not_become_so(log: Log) -> None:
+    log.put(INF, INF, INF)
+    assert log.look() == []
+    log.put(INF)
+    assert log.look() == []
+
+    log.put(0.5)
+    assert log.look() == []
+    log.put(INF, INF)
+
+    assert log.look() == [("loss", 6)]
+
+
+def test_names_do_not_mix(log: Log) -> None:
+    log.put(0.5, 0.4)
+    log.put(1.0, INF, INF, name="grad_norm")
+    log.put(0.3)
+
+    assert log.look() == [("grad_norm", 4)]
+
+
+def test_where_the_journal_was_written_over_it_began_with_what_is_left(log: Log) -> None:
+    log.put(0.5)
+    log.look()
+
+    log.put(*[NAN] * 5000)
+
+    ((name, step),) = log.look()
+    assert name == "loss"
+    assert step is not None
+    assert 2 < step < 5000
+
+
+# --- The verdict ----------------------------------------------------------------------------------
+
+
+def who(rank: int) -> Who:
+    return (
+        ("group", "g"),
+        ("run", "r"),
+        ("job_type", "train"),
+        ("node", "n1"),
+        ("rank", str(rank)),
+        ("local_rank", str(rank)),
+    )
+
+
+def odd(step: int | None, name: str = "loss", value: float = NAN, time_ns: int = NOW) -> Odd:
+    return Odd(name, "train", value, step, time_ns)
+
+
+def told(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
+    return [(each.verdict.evidence["rank"], each.verdict.step, each.opened) for each in changes]
+
+
+def test_the_rank_that_was_first_is_named() -> None:
+    values = Nonfinite()
+    values.feed(who(0), [odd(151), odd(152, "grad_norm")])
+    values.feed(who(1), [odd(150)])
+
+    ((verdict, opened),) = values.look(NOW)
+
+    assert opened
+    assert verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert (verdict.step, verdict.evidence["rank"], verdict.evidence["value"]) == (150, "1", "NaN")
+    assert verdict.sentence.startswith(
+        "loss became NaN at step 150 on rank 1 (n1). Since then also: grad_norm."
+    )
+    assert values.look(NOW + S) == []
+
+
+def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
+    values = Nonfinite()
+    values.feed(who(0), [odd(7, value=-INF, time_ns=NOW + 1)])
+    values.feed(who(1), [odd(7, value=-INF)])
+
+    ((verdict, _),) = values.look(NOW)
+
+    assert verdict.sentence.startswith(
+        "loss became infinite at step 7 on rank 1 (n1), and on rank 0 (n1)."
+    )
+
+
+def test_without_steps_the_clock_says_who_was_first() -> None:
+    values = Nonfinite()
+    values.feed(who(0), [odd(None, time_ns=NOW + 5)])
+    values.feed(who(1), [odd(None, time_ns=NOW)])
+
+    assert told(values.look(NOW)) == [("1", None, True)]
+
+
+def test_it_is_one_incident_until_all_has_been_well_for_a_minute() -> None:
+    values = Nonfinite()
+    values.feed(who(0), [odd(5)])
+    changes = values.look(NOW)
+    values.feed(who(0), [])
+    changes += values.look(NOW + S)
+    values.feed(who(0), [odd(9)])
+    changes += values.look(NOW + 50 * S)
+    values.feed(who(0), [])
+    for after_s in (60, 119):
+        changes += values.look(NOW + after_s * S)
+
+    assert told(changes) == [("0", 5, True)]
+    assert told(values.look(NOW + 120 * S)) == [("0", 5, False)]
+    assert values.look(NOW + 200 * S) == []
+
+
+def test_one_that_was_earlier_and_tells_later_is_the_one() -> None:
+    values = Nonfinite()
+    values.feed(who(0), [odd(201)])
+    changes = values.look(NOW)
+    values.feed(who(1), [odd(200)])
+    changes += values.look(NOW + S)
+    values.feed(who(1), [])
+    changes += values.look(NOW + 2 * S)
+
+    assert told(changes) == [("0", 201, True), ("1", 200, True)]
