@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import otel_ddp
 from conftest import Here
+from otel_ddp.agent.sources import nvml_calls
+from otel_ddp.agent.sources.driver import Missing
+from otel_ddp.agent.sources.nvml import Nvml
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
 
@@ -159,3 +163,147 @@ def test_the_same_for_programs(place: Here, capsys: pytest.CaptureFixture[str]) 
 
     (found,) = json.loads(capsys.readouterr().out)["processes"]
     assert (found["run"], found["rank"], found["state"]) == ("mine", 0, "finished")
+
+
+# --- GPUs
+
+
+def gpu(**more: Any) -> dict[str, Any]:
+    return {
+        "index": "0",
+        "name": "NVIDIA H100",
+        "uuid": "GPU-1",
+        "labels": {"run": "one", "rank": "3", "node": "alpha"},
+        "processes": 1,
+        "throttled": [],
+        "busy_ratio": 0.871,
+        "used_bytes": 60.0 * 2**30,
+        "limit_bytes": 80.0 * 2**30,
+        "power_w": 411.4,
+        "power_limit_w": 700.0,
+        "temperature_c": 64.0,
+        **more,
+    }
+
+
+def devices(*gpus: Any, remarks: Any = (), driver: Any = "NVIDIA driver 550.54.14") -> list[str]:
+    """What is shown of them, below the line that names the node."""
+    agent = {
+        "alive": True,
+        "node": "alpha",
+        "gpus": list(gpus),
+        "gpu_remarks": list(remarks),
+        "gpu_driver": driver,
+    }
+    told = shown(agents=[agent])
+    heads = [n for n, line in enumerate(told) if line.startswith("GPUs of alpha")]
+    return told[heads[0] :] if heads else []
+
+
+def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
+    told = devices(
+        gpu(),
+        gpu(index="1", labels={"run": "one"}, throttled=["sw_power", "hw_thermal"]),
+        gpu(index="2", labels={"node": "alpha"}, processes=0),
+        gpu(index="3", labels={"node": "alpha"}, processes=2),
+        {"index": "4:1", "name": "MIG 1g.10gb", "used_bytes": 1 << 30, "power_limit_w": 70},
+    )
+
+    assert told == [
+        "GPUs of alpha, NVIDIA driver 550.54.14",
+        "  gpu  name         rank               busy  memory         power      temp   "
+        "throttled by",
+        "  0    NVIDIA H100  3                  87%   60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  1    NVIDIA H100  shared by run one  87%   60.0/80.0 GiB  411/700 W  64 °C  "
+        "sw_power, hw_thermal",
+        "  2    NVIDIA H100  free               87%   60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  3    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  4:1  MIG 1g.10gb  free               -     1.0 GiB        -/70 W     -      -",
+    ]
+
+
+def test_where_several_runs_train_a_rank_is_told_with_its_run() -> None:
+    told = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}))
+
+    assert "  3 of run one  " in told[2]
+    assert "  0 of run two  " in told[3]
+
+
+def test_the_gpus_of_an_agent_that_is_gone_are_not_shown() -> None:
+    told = shown(agents=[{"alive": False, "node": "alpha", "gpus": [gpu()]}])
+
+    assert not any("GPU" in line for line in told)
+
+
+NO_LIBRARY = "There is no NVIDIA driver library (libnvidia-ml.so.1) here: install it."
+
+
+@pytest.mark.parametrize(
+    ("remark", "remains"),
+    [
+        (NO_LIBRARY, False),
+        ("The NVIDIA kernel driver is not loaded: load it with `modprobe nvidia`.", False),
+        ("the GPU driver does not answer", True),
+        ("The GPU driver or one of its devices went away (NVML: error 15); ...", True),
+        ("The NVIDIA driver may not be asked: this user needs access to it.", True),
+    ],
+)
+def test_a_node_that_never_had_a_driver_is_not_told_so(remark: str, remains: bool) -> None:
+    told = devices(remarks=[remark], driver="")
+
+    assert told == (["GPUs of alpha", f"  ! {remark}"] if remains else [])
+
+
+def test_what_the_driver_really_says_where_there_is_none_is_not_shown() -> None:
+    said = []
+    for code in (nvml_calls.LIBRARY_NOT_FOUND, nvml_calls.DRIVER_NOT_LOADED):
+        with pytest.raises(Missing) as missing:
+            Nvml(NoDriver(code), dev=Path("/nowhere")).open()
+        said.append(str(missing.value))
+
+    assert devices(remarks=said, driver="") == []
+
+
+class NoDriver:
+    """NVML where it fails to start."""
+
+    class NVMLError(Exception):
+        value = 0
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def nvmlInit(self) -> None:
+        error = self.NVMLError()
+        error.value = self._code
+        raise error
+
+
+def test_a_context_where_it_does_not_belong_is_shown_below_the_table() -> None:
+    remark = "rank 3 also holds 300 MiB on GPU 1 (which rank 4 uses)"
+
+    assert devices(gpu(), remarks=[remark])[-1] == f"  ! {remark}"
+
+
+@pytest.mark.parametrize("odd", [*ODD, "a\x1b[31m\nb"], ids=repr)
+def test_a_gpu_of_another_kind_is_shown_and_stops_nothing(odd: Any) -> None:
+    agent = {"alive": True, "node": odd, "gpus": odd, "gpu_remarks": odd, "gpu_driver": odd}
+    broken = [gpu(**{key: odd}) for key in gpu()]
+
+    told = devices(*broken, {}, odd, remarks=[odd], driver=odd)
+
+    assert all(line.isprintable() for line in [*told, *shown(agents=[agent])])
+    assert len([line for line in told if "NVIDIA H100" in line]) >= len(broken) - 1
+
+
+@pytest.mark.parametrize(
+    "odd", [float("nan"), float("inf"), 10**400, True, "7"], ids=lambda odd: repr(odd)[:9]
+)
+def test_what_is_no_number_of_a_gpu_is_not_known(odd: Any) -> None:
+    row = devices(gpu(busy_ratio=odd, temperature_c=odd, power_w=odd))[2]
+
+    assert row.split()[4:] == ["-", "60.0/80.0", "GiB", "-/700", "W", "-", "-"]
+
+
+def test_reasons_of_throttling_do_nothing_to_a_terminal() -> None:
+    assert devices(gpu(throttled=["\x1b[2J"]))[2].endswith(r"\x1b[2J")

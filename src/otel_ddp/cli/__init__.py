@@ -12,8 +12,9 @@ from otel_ddp import __version__
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
     "demo": "train a small model with two ranks and show what was recorded",
+    "doctor": "check the whole installation, and say what to do",
     "stacks": "show what the Python threads of this node's ranks are at",
-    "status": "say what runs on this node: agent, endpoint, runs, ranks",
+    "status": "say what runs on this node: agent, endpoint, runs, ranks, GPUs",
 }
 
 

@@ -1,4 +1,4 @@
-"""otel-ddp status: what runs on this node, said from the journals even where no agent lives."""
+"""otel-ddp status: runs, ranks and GPUs of this node, from the journals if no agent lives."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from otel_ddp.journal.place import Place, existing
 from otel_ddp.survey import survey
 
 _LONGEST_CELL = 1000
+_WIDEST_GPU_CELL = 60
 _OVER = ("finished", "failed", "killed")
 
 
@@ -37,11 +38,11 @@ def run(asked: argparse.Namespace) -> int:
     places: list[Place] = existing(conf.directory, os.environ)
     found = survey(places)
     if asked.json:
-        return _tell(json.dumps(found, indent=2))
-    return _tell("\n".join(lines(found, time.time_ns())))
+        return tell(json.dumps(found, indent=2))
+    return tell("\n".join(lines(found, time.time_ns())))
 
 
-def _tell(text: str) -> int:
+def tell(text: str) -> int:
     """Print the answer; the exit status."""
     try:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -60,36 +61,38 @@ def _tell(text: str) -> int:
 
 def lines(found: Mapping[str, Any], now_ns: int) -> Iterable[str]:
     """The survey in words, for a terminal."""
-    alive = [agent for agent in _mappings(found.get("agents")) if agent.get("alive")]
+    alive = [agent for agent in mappings(found.get("agents")) if agent.get("alive")]
     for agent in alive:
-        pid, version = _cell(agent.get("pid"), "?"), _cell(agent.get("version"), "?")
+        pid, version = cell(agent.get("pid"), "?"), cell(agent.get("version"), "?")
         yield f"agent     pid {pid}, version {version}"
-        yield f"endpoint  {_cell(agent.get('scrape'), 'none')}"
-        yield f"export    {_cell(agent.get('export'), 'unknown')}"
-        if remark := _cell(agent.get("remark")):
+        yield f"endpoint  {cell(agent.get('scrape'), 'none')}"
+        yield f"export    {cell(agent.get('export'), 'unknown')}"
+        if remark := cell(agent.get("remark")):
             yield f"note      {remark}"
     if not alive:
         yield "no agent runs on this node for this user; a training process starts one"
-    yield from (f"note      {_cell(why)}" for why in found.get("unreadable") or ())
+    yield from (f"note      {cell(why)}" for why in found.get("unreadable") or ())
     runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     # A run stands where its first process does: in order of start.
-    for each in sorted(_mappings(found.get("processes")), key=_started):
-        key = (_cell(each.get("run"), "?"), _cell(each.get("group")), _cell(each.get("job_type")))
+    for each in sorted(mappings(found.get("processes")), key=_started):
+        key = (cell(each.get("run"), "?"), cell(each.get("group")), cell(each.get("job_type")))
         runs.setdefault(key, []).append(each)
     if not runs:
         yield "no runs"
     for (name, group, job_type), ranks in runs.items():
         worlds = [_whole(each.get("world_size")) for each in ranks]
         world = max((size for size in worlds if size is not None), default=None)
-        told = (group and f"group {group}", job_type, f"world {_cell(world, '?')}")
+        told = (group and f"group {group}", job_type, f"world {cell(world, '?')}")
         yield ""
         yield ", ".join((f"run {name}", *filter(None, told)))
         yield _columns(_HEADS)
         yield from (_columns(_row(each, now_ns)) for each in sorted(ranks, key=_place))
-        for verdict in _mappings(found.get("verdicts")):
+        for verdict in mappings(found.get("verdicts")):
             who = verdict.get("who")
-            if isinstance(who, Mapping) and _cell(who.get("run"), "?") == name:
-                yield f"  ! {_cell(verdict.get('sentence'), '?')}"
+            if isinstance(who, Mapping) and cell(who.get("run"), "?") == name:
+                yield f"  ! {cell(verdict.get('sentence'), '?')}"
+    for agent in alive:
+        yield from _devices(agent)
 
 
 _HEADS = ("rank", "local", "node", "pid", "state", "step", "phase", "since")
@@ -103,9 +106,9 @@ def _columns(cells: tuple[str, ...]) -> str:
 
 def _row(each: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
     since_ns, lost = _whole(each.get("phase_since_ns")), _whole(each.get("lost"))
-    state = _cell(each.get("state"), "?")
+    state = cell(each.get("state"), "?")
     notes = []
-    if reason := _cell(each.get("reason")):
+    if reason := cell(each.get("reason")):
         notes.append(reason)
     if state == "killed":
         notes.append("gone without a word")
@@ -114,16 +117,88 @@ def _row(each: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
     if not each.get("settled", True) and state not in _OVER:
         notes.append("waits for its process group")
     return (
-        _cell(each.get("rank"), "?"),
-        _cell(each.get("local_rank"), "?"),
-        _cell(each.get("node"), "?"),
-        _cell(each.get("pid"), "?"),
+        cell(each.get("rank"), "?"),
+        cell(each.get("local_rank"), "?"),
+        cell(each.get("node"), "?"),
+        cell(each.get("pid"), "?"),
         state,
-        _cell(each.get("step"), "-"),
-        _cell(each.get("phase"), "-"),
+        cell(each.get("step"), "-"),
+        cell(each.get("phase"), "-"),
         "-" if since_ns is None else _ago(max(0.0, (now_ns - since_ns) / 1e9)),
         *notes,
     )
+
+
+_GPU_HEADS = ("gpu", "name", "rank", "busy", "memory", "power", "temp", "throttled by")
+# What only says that no driver is here, as on any node without GPUs, is for the doctor to say.
+NO_DRIVER = ("There is no NVIDIA driver", "The NVIDIA kernel driver is not loaded")
+
+
+def _devices(agent: Mapping[str, Any]) -> Iterable[str]:
+    """The GPUs of one agent's node, and what there is to say of them."""
+    gpus = mappings(agent.get("gpus"))
+    said = agent.get("gpu_remarks")
+    remarks = [cell(each, "?") for each in (said if isinstance(said, list) else ())]
+    if not gpus:
+        remarks = [each for each in remarks if not each.startswith(NO_DRIVER)]
+    if not gpus and not remarks:
+        return
+    yield ""
+    driver = cell(agent.get("gpu_driver"))
+    yield ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
+    if gpus:
+        runs = {cell(labels(each).get("run")) for each in gpus} - {""}
+        rows = [_GPU_HEADS, *(_gpu_row(each, len(runs) > 1) for each in gpus)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_GPU_HEADS))]
+        for row in rows:
+            padded = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+            yield "  " + "  ".join(padded).rstrip()
+    yield from (f"  ! {each}" for each in remarks)
+
+
+def _gpu_row(each: Mapping[str, Any], several_runs: bool) -> tuple[str, ...]:
+    busy, celsius = _number(each.get("busy_ratio")), _number(each.get("temperature_c"))
+    throttled = each.get("throttled")
+    reasons = throttled if isinstance(throttled, list) else ()
+    row = (
+        cell(each.get("index"), "?"),
+        cell(each.get("name"), "?"),
+        user(each, several_runs),
+        "-" if busy is None else f"{busy:.0%}",
+        _share(each.get("used_bytes"), each.get("limit_bytes"), 1 << 30, "GiB", 1),
+        _share(each.get("power_w"), each.get("power_limit_w"), 1, "W", 0),
+        "-" if celsius is None else f"{celsius:.0f} °C",
+        ", ".join(cell(reason, "?") for reason in reasons) or "-",
+    )
+    return tuple(text[:_WIDEST_GPU_CELL] for text in row)
+
+
+def user(gpu: Mapping[str, Any], several_runs: bool) -> str:
+    """Who uses a GPU: `3`, `3 of run x` where there are several runs, `free` and so on."""
+    said = labels(gpu)
+    run = cell(said.get("run"), "?")
+    if rank := cell(said.get("rank")):
+        return f"{rank} of run {run}" if several_runs else rank
+    if "run" in said:
+        return f"shared by run {run}"
+    # Processes of nobody we know, or of several runs at once.
+    return "others" if _whole(gpu.get("processes")) else "free"
+
+
+def labels(gpu: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = gpu.get("labels")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _share(part: Any, whole: Any, unit: int, name: str, digits: int) -> str:
+    """`60.0/80.0 GiB`, or as much of it as is known."""
+    used, most = (
+        "-" if number is None else f"{number / unit:.{digits}f}"
+        for number in (_number(part), _number(whole))
+    )
+    if used == most == "-":
+        return "-"
+    return f"{used} {name}" if most == "-" else f"{used}/{most} {name}"
 
 
 def _ago(seconds: float) -> str:
@@ -148,7 +223,7 @@ def _place(each: Mapping[str, Any]) -> tuple[bool, int, int]:
 # put anything there.
 
 
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
+def mappings(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
@@ -156,7 +231,12 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and abs(value) < 2**63 else None
 
 
-def _cell(value: Any, otherwise: str = "") -> str:
+def _number(value: Any) -> float | None:
+    sane = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
+    return float(value) if sane else None
+
+
+def cell(value: Any, otherwise: str = "") -> str:
     """Anything as one line that does nothing to a terminal: ESC and newlines are written out."""
     if value is None or value == "":
         return otherwise

@@ -1,0 +1,30 @@
+"""Tells which GPUs there are, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from otel_ddp.agent.sources.driver import Missing
+from otel_ddp.agent.sources.nvml import Nvml
+
+
+def tell() -> None:
+    """What NVML knows, for the process that started us: a call of it may never return."""
+    driver = Nvml()
+    try:
+        driver.open()
+    except Missing as why:
+        print(json.dumps({"missing": str(why)}))
+        return
+    devices = driver.devices()
+    visible = driver.visible(os.environ)
+    chosen = [each for uuid in visible or () for each in devices if each.uuid == uuid]
+    answer = {
+        "version": driver.version(),
+        "devices": [(each.index, each.name) for each in devices],
+        "visible": None if visible is None else [each.index for each in chosen],
+        "remarks": list(driver.remarks),
+    }
+    driver.close()
+    print(json.dumps(answer))

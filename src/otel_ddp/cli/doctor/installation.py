@@ -1,0 +1,109 @@
+"""Checks what is installed, and the variables that are set."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+
+from otel_ddp import __version__, settings
+from otel_ddp.cli.doctor.asking import ask
+from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+
+_PACKAGES = {
+    "opentelemetry-sdk": "opentelemetry.sdk.resources",
+    "opentelemetry-exporter-otlp": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "prometheus-client": "prometheus_client",
+    "requests": "requests",
+    "nvidia-ml-py": "pynvml",
+}
+_OUR_OWN = {"OTEL_DDP_INHERITED_RUN"}
+_TORCH_S = 120.0
+
+
+def python(scene: Scene) -> Findings:
+    sentence = f"otel_ddp {__version__} on Python {platform.python_version()} ({sys.executable})"
+    yield Finding("ok", "python", sentence)
+
+
+def packages(scene: Scene) -> Findings:
+    found = []
+    for package, module in _PACKAGES.items():
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+            importlib.import_module(module)
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203
+            sentence = f"{package} is not installed: pip install '{package}'"
+            yield Finding("fail", "packages", sentence)
+        except ImportError as error:
+            sentence = (
+                f"{found.pop()} cannot be imported ({error}): "
+                f"pip install --force-reinstall '{package}'"
+            )
+            yield Finding("fail", "packages", sentence)
+    if found:
+        yield Finding("ok", "packages", ", ".join(found))
+
+
+_TORCH = """
+import torch
+import torch.distributed as dist
+there = dist.is_available()
+print(json.dumps({
+    "version": torch.__version__,
+    "build": f"CUDA {torch.version.cuda}" if torch.version.cuda
+    else f"ROCm {torch.version.hip}" if getattr(torch.version, "hip", None) else "CPU only",
+    "backends": [each for each in ("nccl", "gloo", "mpi")
+                 if there and getattr(dist, f"is_{each}_available", bool)()],
+}))
+"""
+
+
+def torch(scene: Scene) -> Findings:
+    if importlib.util.find_spec("torch") is None:
+        sentence = (
+            "torch is not installed for this Python: values can be logged, but no training is "
+            "measured; if torch is elsewhere, call otel-ddp with that Python"
+        )
+        yield Finding("warn", "torch", sentence)
+        return
+    print("importing torch, which can take some seconds ...", file=sys.stderr, flush=True)
+    said = ask(_TORCH, _TORCH_S)
+    if isinstance(said, str):
+        sentence = f"importing torch {said}: try `python -c 'import torch'`, and install it anew"
+        yield Finding("fail", "torch", sentence)
+        return
+    build, backends = str(said["build"]), said["backends"]
+    told = f"torch {said['version']}, {build}, backends: {', '.join(backends) or 'none'}"
+    if not backends:
+        yield Finding("warn", "torch", f"{told}: this build cannot train on several ranks")
+    elif build == "CPU only" and isinstance(scene.boards, dict) and scene.boards.get("devices"):
+        sentence = f"{told}: it uses none of the GPUs here; install a build for CUDA"
+        yield Finding("warn", "torch", sentence)
+    elif build.startswith("CUDA") and "nccl" not in backends:
+        yield Finding("warn", "torch", f"{told}: without nccl, ranks talk to each other slowly")
+    else:
+        yield Finding("ok", "torch", told)
+
+
+def variables(scene: Scene) -> Findings:
+    for sentence in scene.wrong:
+        yield Finding("fail", "variables", sentence)
+    rows = [row.variables for row in settings.TABLE]
+    rows += [each.names for each in (*settings.IDENTITY, *settings.EXPORT)]
+    known = {name for row in rows for name in row} | _OUR_OWN
+    unknown = [name for name in sorted(scene.env) if name.startswith("OTEL_DDP_")]
+    for name in (name for name in unknown if name not in known):
+        near = difflib.get_close_matches(name, known - _OUR_OWN, 1, cutoff=0.75)
+        meant = f"is {near[0]} meant?" if near else "docs/settings.md lists those that there are"
+        yield Finding("warn", "variables", f"{name} is not known and has no effect: {meant}")
+    given = sorted(known & {name for name, text in scene.env.items() if text.strip()})
+    if scene.conf.disabled:
+        sentence = "OTEL_SDK_DISABLED=true: nothing at all is recorded; unset it"
+        yield Finding("warn", "variables", sentence)
+    # Without their values: there may be a token among them.
+    told = f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
+    yield Finding("ok", "variables", told)
