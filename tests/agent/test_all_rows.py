@@ -1,0 +1,79 @@
+"""Each row of the catalogue's sections Process, GPU and Host comes from a source."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.node_trees import NodeTree
+from nvml_boards import FakeNvml, h100, state
+from otel_ddp import catalog
+from otel_ddp.agent.sources.file_systems import FileSystems
+from otel_ddp.agent.sources.gpu import Gpus
+from otel_ddp.agent.sources.kernel_files import KernelFiles
+from otel_ddp.agent.sources.nvml import Nvml
+from otel_ddp.agent.sources.process import ProcessReader
+from otel_ddp.agent.sources.process_stat import read_process_stat
+from otel_ddp.agent.sources.reading import Reading
+
+# Of a board, under a rank's labels: that needs both, and `test_sampling.py` sees it.
+OF_BOTH = {"gpu.process.memory.usage"}
+
+
+def rows(section: str) -> set[str]:
+    return {metric.name for metric in catalog.METRICS if metric.section == section}
+
+
+def told(readings: list[Reading]) -> set[str]:
+    for reading in readings:
+        named = [name for name, _ in reading.attributes]
+        # In the catalogue's order, and none that it does not know.
+        expected = [each for each in reading.metric.attributes if each in named]
+        assert named == expected, reading.metric.name
+    return {reading.metric.name for reading in readings}
+
+
+def test_each_row_of_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml()
+    fake.state = state([h100()])
+    gpus = Gpus(Nvml(fake))
+
+    # Activity of engines is what lies between two samples.
+    gpus.read(time.monotonic_ns())
+    sample = gpus.read(time.monotonic_ns() + 20_000_000_000)
+
+    (board,) = sample.devices
+    assert told(list(board.readings)) == rows("GPU") - OF_BOTH
+
+
+def test_each_row_of_the_host(tmp_path: Path) -> None:
+    node = NodeTree(tmp_path)
+    node.disk("sda", read=1, written=2)
+    node.interface("eth0")
+    node.port("mlx5_0", 1, received="7", sent="8")
+    node.memory(SwapTotal=8 << 20, SwapFree=6 << 20)
+    node.write("proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
+    host = node.host()
+
+    # Shares of processor time are what lies between two readings.
+    host.read()
+    node.clock.now += 1
+    node.processors(user=50)
+    readings = host.read() + FileSystems(lambda: [tmp_path]).read()
+
+    assert told(readings) == rows("Host")
+
+
+def test_each_row_of_a_process() -> None:
+    stat = read_process_stat(KernelFiles(), "/proc", os.getpid())
+    assert stat is not None
+    reader = ProcessReader(own_pid=0)
+    reader.begin_round()
+
+    readings = reader.read(os.getpid(), stat.start)
+
+    assert readings is not None
+    assert told(readings) == rows("Process")
