@@ -210,3 +210,18 @@ def test_the_page_escapes_what_users_wrote() -> None:
     text = page(json.loads('{"node": "n", "processes": [{"run": "<script>", "rank": 0}]}'))
 
     assert "<script>" not in text
+
+
+def test_an_agent_whose_loop_stands_still_is_not_well() -> None:
+    still_s = [0.0]
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, lambda: still_s[0])
+    endpoint.start()
+    try:
+        assert get(endpoint, "/healthz")[1] == "ok\n"
+        still_s[0] = 75.0
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(endpoint, "/healthz")
+        with refused.value as answer:
+            assert (answer.code, b"not moved for 75 s" in answer.read()) == (503, True)
+    finally:
+        endpoint.stop()

@@ -29,6 +29,8 @@ _TYPES = {
     Kind.HISTOGRAM: "histogram",
 }
 _PORTS_TO_TRY = 64
+# Longer than the loop ever waits for anything; what restarts an agent goes by it.
+_STILL_S = 60.0
 _CLIENT_TIMEOUT_S = 5.0
 
 
@@ -99,10 +101,12 @@ class Endpoint:
         host: str,
         port: int,
         status: Callable[[], dict[str, Any]],
+        still_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """*still_s*: for how long the agent's loop, which is not our thread, has not moved."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
-        self._server = _bind(host, port, _handler(registry, status))
+        self._server = _bind(host, port, _handler(registry, status, still_s))
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": 0.1},
@@ -191,7 +195,9 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
 
 
 def _handler(
-    registry: CollectorRegistry, status: Callable[[], dict[str, Any]]
+    registry: CollectorRegistry,
+    status: Callable[[], dict[str, Any]],
+    still_s: Callable[[], float],
 ) -> type[BaseHTTPRequestHandler]:
     rendering = threading.Lock()
 
@@ -208,7 +214,12 @@ def _handler(
                     body = encoder(registry)
                 self._answer(200, kind, body)
             elif path == "/healthz":
-                self._answer(200, "text/plain; charset=utf-8", b"ok\n")
+                said_s = still_s()
+                if said_s > _STILL_S:
+                    said = f"the agent's loop has not moved for {said_s:.0f} s\n"
+                    self._answer(503, "text/plain; charset=utf-8", said.encode())
+                else:
+                    self._answer(200, "text/plain; charset=utf-8", b"ok\n")
             elif path == "/":
                 self._answer(200, "text/html; charset=utf-8", page(status()).encode())
             else:

@@ -69,7 +69,7 @@ class Agent:
         self._leaving = ""
         self._doorbell = -1
         self._started_ns = time.time_ns()
-        self._busy_at = time.monotonic()
+        self._busy_at = self._moved_at = time.monotonic()
         self._said: tuple[float, bytes] = (0.0, b"")
         self._endpoint: Endpoint | None = None
         self._remark = ""
@@ -92,6 +92,7 @@ class Agent:
         probe_at = time.monotonic() + _PROBE_S
         try:
             while not self._leaving:
+                self._moved_at = time.monotonic()
                 self.processes.look()
                 self.processes.take()
                 if self.processes.somebody_waits():
@@ -152,7 +153,8 @@ class Agent:
             self._leaving = "the processes that run now were started with other OTEL_* variables"
         elif self.processes.empty() and now - self._busy_at >= self.conf.linger_s:
             self._leaving = f"no process has run for {self.conf.linger_s:g} s"
-        if others and not self._leaving:
+        # Whoever runs an agent in the foreground means its variables to be its own.
+        if others and not self._leaving and not self.foreground:
             self._remark = (
                 "a process was started with other OTEL_* variables than the agent, which keeps "
                 "those of the first one until that has ended"
@@ -219,7 +221,10 @@ class Agent:
 
         host, port = self.conf.scrape_host, self.conf.scrape_port
         try:
-            self._endpoint = Endpoint(self.ledger, host, port, self.status)
+            self._endpoint = Endpoint(
+                *(self.ledger, host, port, self.status),
+                still_s=lambda: time.monotonic() - self._moved_at,
+            )
         except OSError as error:
             self._remark = f"no scrape endpoint: {host} cannot be bound ({error.strerror})"
             log.warning("%s", self._remark)
