@@ -6,15 +6,19 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint types unit examples bench docs clean
+.PHONY: demo stack test lint types unit examples bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' $$(cat requirements-dev.txt)
 	touch $(STAMP)
 
+# With STACK=1 into a real collector and Prometheus.
 demo: $(STAMP)
-	$(BIN)/otel-ddp demo --inject backward:1:30ms
+	$(BIN)/$(if $(STACK),python -m tools.stack,otel-ddp) demo --inject backward:1:30ms
+
+stack: $(STAMP)
+	$(BIN)/python -m tools.stack
 
 test: lint types unit
 

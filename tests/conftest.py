@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,10 +18,30 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars
 
+if TYPE_CHECKING:
+    from tools.stack.build import Binaries
+
 _STRANGE = (
     *("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "MV2_"),
 )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the real servers before the first test: no test has the patience for that."""
+    wanted = any("binaries" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        from stack import servers
+
+        servers.prepare(session.config.pluginmanager.getplugin("terminalreporter").write_line)
+
+
+@pytest.fixture(scope="session")
+def binaries() -> Binaries:
+    """The real collector, Prometheus and promtool."""
+    from stack import servers
+
+    return servers.binaries()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,508 @@
+"""The collector's configurations in the real collector, and what arrives in a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from tools.stack import versions
+from tools.stack.build import Binaries
+from tools.stack.server import NotUp
+
+from node import Node, until
+from stack.servers import CONFIGURATIONS, Collector, Prometheus, validated
+
+AGENT = CONFIGURATIONS / "agent.yaml"
+GATEWAY = CONFIGURATIONS / "gateway.yaml"
+ALL_IN_ONE = CONFIGURATIONS / "all-in-one.yaml"
+REMOTE_WRITE = CONFIGURATIONS / "remote-write.yaml"
+
+# What the comments at the head of each file call needed.
+NEEDED = {
+    (AGENT,): {"GATEWAY_URL": "https://127.0.0.1:4318", "GATEWAY_TOKEN": "secret"},
+    (GATEWAY,): {"GATEWAY_TOKEN": "secret"},
+    (ALL_IN_ONE,): {},
+    (GATEWAY, REMOTE_WRITE): {"GATEWAY_TOKEN": "secret", "REMOTE_WRITE_URL": "http://127.0.0.1:1"},
+    (ALL_IN_ONE, REMOTE_WRITE): {"REMOTE_WRITE_URL": "http://127.0.0.1:1"},
+}
+LOGS = 200
+RUN = f"""
+import otel_ddp
+run = otel_ddp.init(group="g", run="r", job_type="train")
+with run.span("setup"):
+    run.event("began")
+for step in range({LOGS}):
+    run.log({{"loss": step * 0.5}}, step=step)
+run.finish()
+"""
+LABELS = {"group": "g", "run": "r", "job_type": "train", "rank": "0", "local_rank": "0"}
+
+
+def stem(configs: tuple[Path, ...]) -> str:
+    return "+".join(config.stem for config in configs)
+
+
+@pytest.fixture
+def prometheus(binaries: Binaries, tmp_path: Path) -> Iterator[Prometheus]:
+    with Prometheus(binaries, tmp_path / "prometheus") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "tls.crt", folder / "tls.key"
+    subprocess.run(
+        [
+            *["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"],
+            *("-subj", "/CN=gateway", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return {"TLS_CERT_FILE": str(certificate), "TLS_KEY_FILE": str(key)}
+
+
+def logged(prometheus: Prometheus) -> dict[float, float]:
+    """Time and value of each point of the loss that Prometheus holds."""
+    found = prometheus.raw('training_scalar{name="loss"}[1h]')
+    assert len(found) < 2, found
+    return dict(found[0].points) if found else {}
+
+
+def all_logged(prometheus: Prometheus) -> dict[float, float]:
+    until(lambda: len(logged(prometheus)) >= LOGS, "all logged values in Prometheus")
+    return logged(prometheus)
+
+
+def train(node: Node, collector: Collector, **env: str) -> None:
+    node.export_to(collector.http)
+    node.run(RUN, **env)
+
+
+def assert_right(prometheus: Prometheus) -> None:
+    """Every value once, each with a time of its own, in the order in which it was logged."""
+    points = all_logged(prometheus)
+    assert [step * 0.5 for step in range(LOGS)] == [points[time] for time in sorted(points)]
+    (series,) = prometheus.raw('training_scalar{name="loss"}[1h]')
+    assert series.labels.items() >= {**LABELS, "name": "loss", "split": "train"}.items()
+    assert series.labels.keys() == {
+        *(*LABELS, "node", "name", "split"),
+        *("job", "instance"),
+    }
+    # Another kind of metric, with a suffix that is made of unit and type.
+    until(lambda: prometheus.query("training_heartbeat_timestamp_seconds"), "the heartbeat")
+
+
+# Configurations by themselves
+
+
+@pytest.mark.parametrize("configs", NEEDED, ids=stem)
+def test_the_collector_accepts_each_configuration(
+    binaries: Binaries, configs: tuple[Path, ...], tmp_path: Path
+) -> None:
+    status, words = validated(binaries, *configs, QUEUE_DIR=str(tmp_path), **NEEDED[configs])
+
+    assert status == 0, words
+    assert "deprecated" not in words
+
+
+@pytest.mark.parametrize(
+    ("configs", "name"),
+    [(configs, name) for configs, env in NEEDED.items() for name in env],
+    ids=lambda each: each if isinstance(each, str) else stem(each),
+)
+def test_what_is_needed_and_not_set_is_said_before_the_start(
+    binaries: Binaries, configs: tuple[Path, ...], name: str, tmp_path: Path
+) -> None:
+    env = {**NEEDED[configs], "QUEUE_DIR": str(tmp_path)}
+    del env[name]
+
+    status, words = validated(binaries, *configs, **env)
+
+    assert status != 0
+    assert re.search("endpoint|token", words), words
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("memory_limiter", "memory_limitr"), ("otlp_http", "otlp_htp"), ("sizer", "seizer")],
+)
+def test_a_name_that_the_collector_does_not_know_is_refused(
+    binaries: Binaries, right: str, wrong: str, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(ALL_IN_ONE.read_text().replace(right, wrong))
+
+    status, words = validated(binaries, broken, QUEUE_DIR=str(tmp_path))
+
+    assert status != 0
+    assert wrong in words
+
+
+def _components() -> set[tuple[str, str]]:
+    """Kind and name of every component that the configurations use."""
+    return {
+        (kind, name.partition("/")[0])
+        for path in CONFIGURATIONS.glob("*.yaml")
+        for kind in ("receivers", "processors", "exporters", "extensions", "connectors")
+        for name in yaml.safe_load(path.read_text()).get(kind, {})
+    }
+
+
+def test_every_name_is_valid_in_the_oldest_collector_that_is_promised() -> None:
+    promised = tuple(map(int, versions.OLDEST_COLLECTOR.split(".")))
+    table = (CONFIGURATIONS / "README.md").read_text()
+    since = {
+        (kind, name): (int(major), int(minor))
+        for kind, name, major, minor in re.findall(
+            r"^\| (\w+) \| `(\w+)` \| (\d+)\.(\d+)", table, re.MULTILINE
+        )
+    }
+
+    assert _components() == since.keys()
+    assert all(first <= promised for first in since.values())
+    for path in CONFIGURATIONS.glob("*.yaml"):
+        said = re.findall(r"Collector (\d+\.\d+) or newer", path.read_text())
+        assert said == ([] if path == REMOTE_WRITE else ["{}.{}".format(*promised)]), path
+
+
+def test_what_is_built_here_has_what_the_configurations_use_and_no_more(
+    binaries: Binaries,
+) -> None:
+    said = subprocess.run([binaries.collector, "components"], capture_output=True, text=True)
+    built = yaml.safe_load(said.stdout)
+    kinds = ("receivers", "processors", "exporters", "extensions")
+
+    assert versions.COLLECTOR in said.stdout
+    assert {(kind, each["name"]) for kind in kinds for each in built[kind]} >= _components()
+    assert sum(len(built[kind]) for kind in kinds) == len(_components())
+
+
+@pytest.mark.parametrize("path", [AGENT, GATEWAY, ALL_IN_ONE], ids=lambda path: path.stem)
+def test_whatever_is_queued_lies_on_disk_is_never_given_up_and_keeps_its_order(
+    path: Path,
+) -> None:
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    sending = [each for name, each in config["exporters"].items() if name.startswith("otlp_")]
+
+    assert sending
+    for exporter in sending:
+        assert exporter["retry_on_failure"]["max_elapsed_time"] == 0
+        assert exporter["sending_queue"]["storage"] == "file_storage"
+        assert exporter["sending_queue"]["num_consumers"] == 1
+    for pipeline in config["service"]["pipelines"].values():
+        assert pipeline["processors"] == ["memory_limiter"]
+
+
+def test_remote_write_waits_for_the_backend_and_keeps_the_order() -> None:
+    config: dict[str, Any] = yaml.safe_load(REMOTE_WRITE.read_text())
+    exporter = config["exporters"]["prometheus_remote_write"]
+
+    assert exporter["max_batch_request_parallelism"] == 1
+    assert exporter["remote_write_queue"] == exporter["retry_on_failure"] == {"enabled": False}
+
+
+# All in one
+
+
+def test_what_is_logged_arrives_in_prometheus_with_its_own_times_names_and_labels(
+    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    env = {"METRICS_URL": prometheus.otlp_metrics}
+    with Collector(binaries, tmp_path, ALL_IN_ONE, **env) as collector, Node() as node:
+        train(node, collector)
+
+        assert_right(prometheus)
+
+
+def test_over_grpc_it_is_the_same(
+    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    env = {"METRICS_URL": prometheus.otlp_metrics}
+    with (
+        Collector(binaries, tmp_path, ALL_IN_ONE, **env) as collector,
+        Node(OTEL_EXPORTER_OTLP_PROTOCOL="grpc") as node,
+    ):
+        node.export_to(collector.grpc)
+        node.run(RUN)
+
+        assert_right(prometheus)
+
+
+@pytest.mark.parametrize("end", [Collector.kill, Collector.stop], ids=["killed", "stopped"])
+def test_what_a_collector_had_queued_at_its_end_arrives_after_its_restart(
+    binaries: Binaries, prometheus: Prometheus, tmp_path: Path, end: Callable[[Collector], None]
+) -> None:
+    env = {"METRICS_URL": prometheus.otlp_metrics}
+    with Collector(binaries, tmp_path, ALL_IN_ONE, **env) as collector:
+        prometheus.kill()
+        with Node() as node:
+            train(node, collector)
+            # The agent has nothing left to send once it lets the journal go.
+            until(lambda: not list(node.place.journals()), "the collector to take everything")
+        end(collector)
+        prometheus.start()
+        assert logged(prometheus) == {}
+
+        collector.start()
+
+        assert_right(prometheus)
+
+
+def _to_files(traces: Path, logs: Path) -> dict[str, str]:
+    return {
+        "TRACES_EXPORTER": "file/traces",
+        "TRACES_FILE": str(traces),
+        "LOGS_EXPORTER": "file/logs",
+        "LOGS_FILE": str(logs),
+    }
+
+
+def test_traces_and_logs_go_to_files_where_the_environment_says_so(
+    binaries: Binaries, tmp_path: Path
+) -> None:
+    traces, logs = tmp_path / "traces.jsonl", tmp_path / "logs.jsonl"
+    with (
+        Collector(binaries, tmp_path, ALL_IN_ONE, **_to_files(traces, logs)) as collector,
+        Node() as node,
+    ):
+        train(node, collector)
+
+        until(lambda: '"name":"setup"' in _text(traces), "the span in the file")
+        until(lambda: "began" in _text(logs), "the event in the file")
+        assert json.loads(_text(traces).splitlines()[0])["resourceSpans"]
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_traces_and_logs_go_on_to_what_speaks_otlp(binaries: Binaries, tmp_path: Path) -> None:
+    # A second collector stands where Tempo, Jaeger and Loki would.
+    traces, logs = tmp_path / "traces.jsonl", tmp_path / "logs.jsonl"
+    with Collector(binaries, tmp_path / "there", ALL_IN_ONE, **_to_files(traces, logs)) as there:
+        env = {
+            "TRACES_EXPORTER": "otlp_grpc/traces",
+            "TRACES_ENDPOINT": there.grpc,
+            "LOGS_EXPORTER": "otlp_http/logs",
+            "LOGS_URL": f"{there.http}/v1/logs",
+        }
+        with Collector(binaries, tmp_path / "here", ALL_IN_ONE, **env) as collector, Node() as node:
+            train(node, collector)
+
+            until(lambda: '"name":"setup"' in _text(traces), "the span behind both")
+            until(lambda: "began" in _text(logs), "the event behind both")
+
+
+# Agent and gateway
+
+
+def test_what_is_logged_arrives_through_agent_and_gateway(
+    binaries: Binaries, prometheus: Prometheus, tls: dict[str, str], tmp_path: Path
+) -> None:
+    for_gateway = {"GATEWAY_TOKEN": "secret", "METRICS_URL": prometheus.otlp_metrics, **tls}
+    with Collector(
+        binaries, tmp_path / "gateway", GATEWAY, scheme="https", **for_gateway
+    ) as gateway:
+        for_agent = {"GATEWAY_URL": gateway.http, "GATEWAY_TOKEN": "secret"}
+        for_agent["GATEWAY_CA_FILE"] = tls["TLS_CERT_FILE"]
+        with (
+            Collector(binaries, tmp_path / "agent", AGENT, **for_agent) as agent,
+            Node() as node,
+        ):
+            train(node, agent)
+
+            assert_right(prometheus)
+
+
+def test_what_is_logged_arrives_through_the_gateway_alone(
+    binaries: Binaries, prometheus: Prometheus, tls: dict[str, str], tmp_path: Path
+) -> None:
+    env = {"GATEWAY_TOKEN": "secret", "METRICS_URL": prometheus.otlp_metrics, **tls}
+    with (
+        Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway,
+        Node(
+            OTEL_EXPORTER_OTLP_CERTIFICATE=tls["TLS_CERT_FILE"],
+            OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20secret",
+        ) as node,
+    ):
+        train(node, gateway)
+
+        assert_right(prometheus)
+
+
+def posted(
+    url: str, body: bytes = b"", *, tls: dict[str, str] | None = None, token: str | None = None
+) -> int:
+    """The status of a request with metrics; of an empty one, where there is no body."""
+    headers = {"content-type": "application/x-protobuf"}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(f"{url}/v1/metrics", data=body, headers=headers)
+    trusting = ssl.create_default_context(cafile=tls["TLS_CERT_FILE"]) if tls else None
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=trusting) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+def called(url: str, tls: dict[str, str], token: str | None) -> grpc.StatusCode:
+    """The status of an empty call for metrics."""
+    trusting = grpc.ssl_channel_credentials(Path(tls["TLS_CERT_FILE"]).read_bytes())
+    with grpc.secure_channel(url.removeprefix("https://"), trusting) as channel:
+        stub = metrics_service_pb2_grpc.MetricsServiceStub(channel)
+        metadata = [("authorization", f"Bearer {token}")] if token else []
+        try:
+            stub.Export(
+                metrics_service_pb2.ExportMetricsServiceRequest(), metadata=metadata, timeout=10
+            )
+        except grpc.RpcError as refused:
+            return refused.code()
+    return grpc.StatusCode.OK
+
+
+def test_the_gateway_takes_nothing_without_its_token_and_nothing_in_the_clear(
+    binaries: Binaries, tls: dict[str, str], tmp_path: Path
+) -> None:
+    env = {"GATEWAY_TOKEN": "secret", **tls}
+    with Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway:
+        assert posted(gateway.http, tls=tls, token="secret") == 200
+        assert posted(gateway.http, tls=tls, token="wrong") == 401
+        assert posted(gateway.http, tls=tls, token=None) == 401
+        assert posted(gateway.http.replace("https", "http"), token="secret") == 400
+        assert called(gateway.grpc, tls, "secret") is grpc.StatusCode.OK
+        assert called(gateway.grpc, tls, "wrong") is grpc.StatusCode.UNAUTHENTICATED
+        assert called(gateway.grpc, tls, None) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_gateway_that_asks_for_certificates_takes_nothing_without_one(
+    binaries: Binaries, tls: dict[str, str], tmp_path: Path
+) -> None:
+    env = {"GATEWAY_TOKEN": "secret", **tls, "TLS_CLIENT_CA_FILE": tls["TLS_CERT_FILE"]}
+    with (
+        Collector(binaries, tmp_path, GATEWAY, scheme="https", **env) as gateway,
+        pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)),
+    ):
+        posted(gateway.http, tls=tls, token="secret")
+
+
+def test_a_gateway_without_a_certificate_does_not_start(binaries: Binaries, tmp_path: Path) -> None:
+    gateway = Collector(binaries, tmp_path, GATEWAY, GATEWAY_TOKEN="secret")
+
+    with pytest.raises(NotUp, match=r"/etc/otelcol/tls/tls\.crt: no such file"):
+        gateway.start()
+
+
+def test_a_second_gateway_on_the_same_queue_does_not_start(
+    binaries: Binaries, tls: dict[str, str], tmp_path: Path
+) -> None:
+    env = {"GATEWAY_TOKEN": "secret", **tls}
+    with Collector(binaries, tmp_path, GATEWAY, **env):
+        second = Collector(binaries, tmp_path, GATEWAY, **env)
+
+        with pytest.raises(NotUp, match=r"file_storage|timeout"):
+            second.start()
+
+
+# Remote write
+
+
+def test_by_remote_write_series_have_the_names_and_labels_that_otlp_gives_them(
+    binaries: Binaries, tmp_path: Path
+) -> None:
+    told: list[set[tuple[str, frozenset[str]]]] = []
+    for configs in ((ALL_IN_ONE,), (ALL_IN_ONE, REMOTE_WRITE)):
+        folder = tmp_path / stem(configs)
+        with Prometheus(binaries, folder) as prometheus:
+            env = {
+                "METRICS_URL": prometheus.otlp_metrics,
+                "REMOTE_WRITE_URL": prometheus.remote_write,
+            }
+            with Collector(binaries, folder, *configs, **env) as collector, Node() as node:
+                train(node, collector)
+                assert_right(prometheus)
+                found = prometheus.query('{run="r"}')
+                told.append({(each.name, frozenset(each.labels)) for each in found})
+
+    assert told[0] == told[1]
+
+
+def test_by_remote_write_the_sender_keeps_what_the_backend_does_not_take(
+    binaries: Binaries, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    env = {"REMOTE_WRITE_URL": prometheus.remote_write}
+    with (
+        Collector(binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, **env) as collector,
+        Node() as node,
+    ):
+        prometheus.kill()
+        train(node, collector)
+        until(lambda: _refused(collector), "the collector to refuse")
+        collector.kill()
+        prometheus.start()
+
+        collector.start()
+
+        assert_right(prometheus)
+
+
+class _Busy(BaseHTTPRequestHandler):
+    """A backend that has too much to do."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(429)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def busy() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Busy) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_by_remote_write_a_backend_that_is_busy_is_no_refusal_for_good(
+    binaries: Binaries, busy: str, tmp_path: Path
+) -> None:
+    (gate,) = re.findall(r"--feature-gates=\S+", REMOTE_WRITE.read_text())
+    request = metrics_service_pb2.ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="up")
+    metric.gauge.data_points.add(time_unix_nano=time.time_ns(), as_int=1)
+    with Collector(
+        binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, flags=[gate], REMOTE_WRITE_URL=busy
+    ) as collector:
+        status = posted(collector.http, request.SerializeToString())
+
+    assert status == 503
+
+
+def _refused(collector: Collector) -> bool:
+    with urllib.request.urlopen(collector.telemetry, timeout=10) as answer:
+        said: str = answer.read().decode()
+    # Those that came and could not be handed on.
+    return bool(re.search(r"^otelcol_receiver_(refused|failed)_metric_points.* [1-9]", said, re.M))

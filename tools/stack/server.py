@@ -1,0 +1,147 @@
+"""Starts one server, waits until it is up, and ends it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_UP_WITHIN_S = 60.0
+_DOWN_WITHIN_S = 15.0
+_LINES_OF_A_FAILURE = 30
+
+
+class NotUp(Exception):
+    """Which server, and the end of its log."""
+
+
+class Server:
+    """A process that is up once `ready` answers with 200; its log outlives it."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, ready: str, log: Path, env: Mapping[str, str]
+    ) -> None:
+        self.name, self.log = name, log
+        self._command, self._ready, self._env = list(command), ready, dict(env)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for whoever started it, who ends the servers one after the other.
+                start_new_session=True,
+                preexec_fn=_die_with_the_parent,
+            )
+        deadline = time.monotonic() + _UP_WITHIN_S
+        while not _answers(self._ready):
+            if self._process.poll() is not None:
+                raise NotUp(f"{self.name} ended with {self._process.returncode}:\n{self.said()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise NotUp(f"{self.name} is not up after {_UP_WITHIN_S:g} s:\n{self.said()}")
+            time.sleep(0.05)
+
+    def said(self) -> str:
+        """The end of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LINES_OF_A_FAILURE:])
+
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9: no chance to write anything down."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask, wait, and insist."""
+        self._end(signal.SIGTERM)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(_DOWN_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def _die_with_the_parent() -> None:
+    # However the parent ends, killed or not: no server is left behind.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """One that stays ours while its server is away.
+
+    Not one that the system would choose: outgoing connections take those in the meantime, and one
+    that tries a port of that range again and again at last reaches itself.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        if is_free(port):
+            return port
+
+
+def next_free(port: int) -> int:
+    """This one, or the first free one after it."""
+    while not is_free(port):
+        port += 1
+    return port
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what would configure the SDK inside the collector."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}

@@ -1,0 +1,195 @@
+"""Runs collector, Prometheus and, where there is one, Grafana until it is told to stop."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.stack.build import ROOM, Binaries
+from tools.stack.server import Server, environment, next_free
+
+ROOT = Path(__file__).parents[2]
+_DEPLOY = ROOT / "deploy"
+
+
+class Addresses(NamedTuple):
+    """Where the servers are; no Grafana is an empty one."""
+
+    collector: str
+    prometheus: str
+    grafana: str
+
+    def lines(self) -> Iterator[str]:
+        yield f"collector   {self.collector}   OTEL_EXPORTER_OTLP_ENDPOINT={self.collector}"
+        yield f"Prometheus  {self.prometheus}"
+        if self.grafana:
+            yield f"Grafana     {self.grafana}"
+        else:
+            yield "Grafana     none found: put it on the PATH, or name its binary in GRAFANA"
+
+
+class Ports(NamedTuple):
+    """Where each server listens if nobody else does: where people expect it."""
+
+    prometheus: int = 9090
+    otlp_grpc: int = 4317
+    otlp_http: int = 4318
+    health: int = 13133
+    telemetry: int = 8888
+    grafana: int = 3000
+
+    def still_free(self, say: Callable[[str], None]) -> Ports:
+        """These, or the next free ones."""
+        given: list[int] = []
+        for name, usual in self._asdict().items():
+            port = next_free(usual)
+            while port in given:
+                port = next_free(port + 1)
+            given.append(port)
+            if port != usual:
+                say(f"stack: port {usual} is taken: {name} has {port}")
+        return Ports(*given)
+
+
+class AlreadyRunning(Exception):
+    """Another process runs the stack; where it is."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        super().__init__("the stack is already running")
+        self.addresses = addresses
+
+
+@contextmanager
+def up(
+    binaries: Binaries,
+    room: Path = ROOM,
+    say: Callable[[str], None] = print,
+    usual: Ports | None = None,
+) -> Iterator[Addresses]:
+    """The stack, for as long as the block lasts."""
+    data = room / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as ending, (room / "running.json").open("a+") as running:
+        try:
+            # The lock, not a process id, says whether it runs: the kernel drops it at any end.
+            fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            running.seek(0)
+            said = running.read()
+            if not said:
+                raise SystemExit("The stack is being started by another process.") from None
+            raise AlreadyRunning(Addresses(**json.loads(said))) from None
+        running.truncate(0)
+        ports = (usual or Ports()).still_free(say)
+        prometheus, prometheus_url = _prometheus(binaries, data, ports)
+        collector, collector_url = _collector(binaries, data, ports, prometheus_url)
+        servers, grafana_url = [prometheus, collector], ""
+        if found := _grafana(data, ports, prometheus_url):
+            grafana, grafana_url = found
+            servers.append(grafana)
+        for server in servers:
+            ending.enter_context(server)
+            say(f"stack: {server.name} is up, its log is {server.log}")
+        addresses = Addresses(collector_url, prometheus_url, grafana_url)
+        running.write(json.dumps(addresses._asdict()))
+        running.flush()
+        yield addresses
+
+
+def _prometheus(binaries: Binaries, data: Path, ports: Ports) -> tuple[Server, str]:
+    url = f"http://127.0.0.1:{ports.prometheus}"
+    command = [
+        str(binaries.prometheus),
+        f"--config.file={_DEPLOY / 'prometheus' / 'prometheus.yml'}",
+        f"--storage.tsdb.path={data / 'prometheus'}",
+        f"--web.listen-address=127.0.0.1:{ports.prometheus}",
+        "--web.enable-otlp-receiver",
+    ]
+    log = data / "prometheus.log"
+    server = Server("Prometheus", command, ready=f"{url}/-/ready", log=log, env=environment())
+    return server, url
+
+
+def _collector(binaries: Binaries, data: Path, ports: Ports, prometheus: str) -> tuple[Server, str]:
+    server = Server(
+        "collector",
+        [str(binaries.collector), "--config", str(_DEPLOY / "otel-collector" / "all-in-one.yaml")],
+        ready=f"http://127.0.0.1:{ports.health}",
+        log=data / "collector.log",
+        env={
+            # What the user sets for traces and logs goes through.
+            **environment(),
+            "METRICS_URL": f"{prometheus}/api/v1/otlp/v1/metrics",
+            "QUEUE_DIR": str(data / "queue"),
+            "OTLP_GRPC_PORT": str(ports.otlp_grpc),
+            "OTLP_HTTP_PORT": str(ports.otlp_http),
+            "HEALTH_PORT": str(ports.health),
+            "TELEMETRY_PORT": str(ports.telemetry),
+        },
+    )
+    return server, f"http://127.0.0.1:{ports.otlp_http}"
+
+
+def _grafana(data: Path, ports: Ports, prometheus: str) -> tuple[Server, str] | None:
+    binary = os.environ.get("GRAFANA") or shutil.which("grafana")
+    if not binary:
+        return None
+    home = Path(binary).resolve().parents[1]
+    if not (home / "conf" / "defaults.ini").is_file():
+        # Where distributions keep what belongs to it.
+        home = Path("/usr/share/grafana")
+    url = f"http://127.0.0.1:{ports.grafana}"
+    own = data / "grafana"
+    settings = {
+        "SERVER_HTTP_ADDR": "127.0.0.1",
+        "SERVER_HTTP_PORT": str(ports.grafana),
+        "AUTH_ANONYMOUS_ENABLED": "true",
+        "ANALYTICS_REPORTING_ENABLED": "false",
+        "ANALYTICS_CHECK_FOR_UPDATES": "false",
+        "ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",
+        "PATHS_DATA": str(own),
+        "PATHS_LOGS": str(own / "log"),
+        "PATHS_PLUGINS": str(own / "plugins"),
+        "PATHS_PROVISIONING": str(_provisioning(own / "provisioning", prometheus)),
+    }
+    server = Server(
+        "Grafana",
+        [binary, "server", "--homepath", str(home)],
+        ready=f"{url}/api/health",
+        log=data / "grafana.log",
+        env={**environment(), **{f"GF_{name}": value for name, value in settings.items()}},
+    )
+    return server, url
+
+
+def _provisioning(folder: Path, prometheus: str) -> Path:
+    """Where Grafana finds this Prometheus and our dashboards (YAML is a superset of JSON)."""
+    told: dict[str, dict[str, list[object]]] = {
+        "datasources": {
+            "datasources": [
+                {
+                    "name": "Prometheus",
+                    "uid": "prometheus",
+                    "type": "prometheus",
+                    "access": "proxy",
+                    "url": prometheus,
+                    "isDefault": True,
+                }
+            ]
+        },
+        "dashboards": {
+            "providers": [
+                {"name": "otel_ddp", "options": {"path": str(_DEPLOY / "grafana" / "dashboards")}}
+            ]
+        },
+    }
+    for kind, content in told.items():
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / kind / "otel_ddp.yaml").write_text(json.dumps({"apiVersion": 1, **content}))
+    return folder
