@@ -132,7 +132,7 @@ def _some_of(*words: str) -> Callable[[str, str], frozenset[str]]:
         chosen = {word.strip().lower() for word in text.split(",")} - {""}
         if chosen == {"none"}:
             return frozenset()
-        if not chosen <= set(words):
+        if not chosen or not chosen <= set(words):
             raise ConfigError(
                 f"{variable} must be some of {', '.join(words)}, with commas between them, or "
                 f"none; got {text!r}. {_ADVICE}"

@@ -108,20 +108,26 @@ def test_a_session_without_a_limit_is_no_container(version: int, node: NodeTree)
     assert (limit, usage["used"], usage["buffers"]) == (64 * GIB, 12 * GIB, GIB)
 
 
-def test_the_limits_are_those_of_whom_they_are_asked_for(node: NodeTree) -> None:
-    # The agent is a service with a little memory; the ranks are a job with more.
+def test_the_limits_are_those_that_all_ranks_share(node: NodeTree) -> None:
+    # The agent is a service with a little memory; the ranks are tasks of a job with more.
     node.version_2("/system.slice/agent")
     node.group("/system.slice/agent", of_version_2(str(GIB), GIB // 2, 0))
     node.group("/job", of_version_2(str(32 * GIB), 5 * GIB, 2 * GIB))
-    node.write("proc/71/cgroup", "0::/job\n")
+    for number, limit_gib in ((71, 4), (72, 8)):
+        node.group(f"/job/task{number}", of_version_2(str(limit_gib * GIB), 2 * GIB, GIB))
+        node.write(f"proc/{number}/cgroup", f"0::/job/task{number}\n")
+    node.write("proc/73/cgroup", "0::/other\n")
 
-    def limit_of(whose: int | str | None) -> float:
+    def limit_of(*whose: int | str) -> float:
         host = Host(node.proc, sys=node.sys, root=node.root, clock=node.clock, whose=lambda: whose)
         return memory(host.read())[0]
 
     assert limit_of("self") == GIB
-    assert limit_of(71) == 32 * GIB
-    assert limit_of(None) == 64 * GIB
+    assert limit_of(71) == 4 * GIB
+    assert limit_of(71, 72) == 32 * GIB
+    # One that ended a moment ago changes nothing.
+    assert limit_of(71, 72, 99) == 32 * GIB
+    assert limit_of(71, 73) == 64 * GIB
 
 
 def test_a_limit_above_the_nodes_memory_is_none(node: NodeTree) -> None:

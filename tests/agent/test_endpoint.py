@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from otel_ddp import catalog
+from otel_ddp import catalog, containment
 from otel_ddp.agent.endpoint import Endpoint
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger
 
@@ -223,5 +223,20 @@ def test_an_agent_whose_loop_stands_still_is_not_well() -> None:
             get(endpoint, "/healthz")
         with refused.value as answer:
             assert (answer.code, b"not moved for 75 s" in answer.read()) == (503, True)
+    finally:
+        endpoint.stop()
+
+
+def test_what_cannot_be_rendered_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containment, "reraise", False)
+    ledger = Ledger()
+    ledger.put(catalog.TRAINING_STATE, (("run", "\udcff"),), 1.0, 1)
+    endpoint = Endpoint(ledger, "127.0.0.1", 0, dict)
+    endpoint.start()
+    try:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(endpoint, "/metrics")
+        with refused.value as answer:
+            assert (answer.code, b"log" in answer.read()) == (500, True)
     finally:
         endpoint.stop()

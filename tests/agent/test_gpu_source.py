@@ -37,6 +37,7 @@ class FakeDriver:
     def __init__(self, *devices: Device) -> None:
         self.impossible = 0
         self.remarks: list[str] = []
+        self.silent: list[str] = []
         self.found: Any = list(devices)
         """An error is raised instead, here and below."""
         self.opening: Exception | None = None
@@ -642,3 +643,19 @@ def test_the_driver_is_called_by_the_sampler_s_thread_alone() -> None:
 
     assert len(bench.driver.threads) == 1
     assert threading.get_ident() not in bench.driver.threads
+
+
+def test_a_board_that_is_divided_in_another_way_is_asked_anew() -> None:
+    part = Device("MIG-1", "0:0", "MIG 1g.10gb", H100.pci, H100.uuid)
+    bench = Bench(H100)
+    bench.tick()
+    # Divided, it says no more what it draws.
+    bench.driver.found = [H100, part]
+    bench.driver.answers[H100.uuid, "power"] = Absent()
+    bench.tick(60)
+    assert "hw.power" not in bench.values(H100)
+
+    bench.driver.found = [H100]
+    del bench.driver.answers[H100.uuid, "power"]
+    bench.tick(60)
+    assert bench.values(H100)["hw.power"] == POWER.value

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from agent.node_trees import BOOT_S, GIB, NodeTree, values
 from otel_ddp import catalog
+from otel_ddp.agent.sources import file_systems
 from otel_ddp.agent.sources.file_systems import FileSystems
 from otel_ddp.agent.sources.host import Host
 from otel_ddp.catalog import Kind
@@ -482,3 +484,28 @@ def test_a_file_system_that_fails_does_not_take_the_others_along(tmp_path: Path)
 
 def test_the_root_is_told_of_without_any_rank() -> None:
     assert {"/ used", "/ free"} <= set(usage(FileSystems(tuple)))
+
+
+def test_where_no_temporary_directory_can_be_had_the_others_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+
+    assert values(FileSystems(list).read(), catalog.SYSTEM_FILESYSTEM_USAGE)
+
+
+def test_a_name_that_is_no_text_is_told_as_text(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    odd.mkdir()
+    source = FileSystems(list, always=[odd], statvfs=lambda _: os.statvfs("/"))
+    # As if it were a mount point.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_systems, "_mount_point", lambda each: (1, str(each)))
+        readings = source.read()
+
+    assert readings
+    for reading in readings:
+        dict(reading.attributes)["system.filesystem.mountpoint"].encode()

@@ -35,6 +35,7 @@ class OneBoard:
     def __init__(self) -> None:
         self.impossible = 0
         self.remarks: list[str] = []
+        self.silent: list[str] = []
         self.missing = ""
         self.power = 100.0
         self.pids: list[int] = []
@@ -72,7 +73,7 @@ class OneBoard:
 
 
 def rank(labels: Mapping[str, str], pid: int = 0, **facts: Any) -> Rank:
-    return Rank(tuple(labels.items()), pid, pid, 0, facts)
+    return Rank(tuple(labels.items()), pid, 0, facts)
 
 
 class Bench:
@@ -88,7 +89,7 @@ class Bench:
 
     def told(self, metric: catalog.Metric, *ranks: Rank) -> list[tuple[dict[str, str], Any]]:
         with self.ledger.lock:
-            self.sampling.stand(ranks, time.time_ns())
+            self.sampling.stand(ranks, {each.pid for each in ranks}, time.time_ns())
         families = dict(self.ledger.families())
         return [(dict(each.labels), each.value) for each in families.get(metric, [])]
 
@@ -138,6 +139,7 @@ def test_what_is_seen_of_a_board_is_described(bench: Callable[..., Bench]) -> No
     assert (said["gpu_driver"], said["gpu_remarks"]) == ("driver 1", [])
     (gpu,) = said["gpus"]
     expected = {
+        "parent": "",
         "index": "0",
         "name": "H100",
         "uuid": "GPU-1234",
@@ -192,12 +194,12 @@ def test_the_host_is_the_runs_that_has_it_alone(bench: Callable[..., Bench]) -> 
 def test_the_limits_of_a_node_are_those_of_its_run(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Callable[[], int | str | None]] = []
+    given: list[Callable[[], Sequence[int | str]]] = []
 
     class Watched:
         errors = 0
 
-        def __init__(self, proc: Path, whose: Callable[[], int | str | None]) -> None:
+        def __init__(self, proc: Path, whose: Callable[[], Sequence[int | str]]) -> None:
             given.append(whose)
 
         def read(self) -> list[Reading]:
@@ -207,11 +209,9 @@ def test_the_limits_of_a_node_are_those_of_its_run(
     here = bench("host")
     (whose,) = given
 
-    assert whose() == "self"
-    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank(SECOND, 72))
-    assert whose() == 71
-    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank({**FIRST, "run": "two"}, 72))
-    assert whose() is None
+    assert whose() == ["self"]
+    here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank(SECOND, 72), rank(SECOND))
+    assert whose() == [71, 72]
 
 
 def test_where_ranks_work_is_a_file_system_that_matters(
@@ -234,8 +234,12 @@ def test_where_ranks_work_is_a_file_system_that_matters(
     monkeypatch.chdir(tmp_path)
     here = bench("host")
 
-    me = rank(FIRST, os.getpid())
-    here.told(catalog.SYSTEM_MEMORY_LIMIT, me, rank(SECOND, 2**22 + 1))
+    stat = read_process_stat(KernelFiles(), "/proc", os.getpid())
+    assert stat is not None
+    me = Rank(tuple(FIRST.items()), os.getpid(), stat.start, {})
+    # One that is gone, and one whose number is a stranger's by now.
+    others = rank(SECOND, 2**22 + 1), Rank(tuple(SECOND.items()), 1, stat.start, {})
+    here.told(catalog.SYSTEM_MEMORY_LIMIT, me, *others)
 
     until(lambda: asked and asked[-1] == {tmp_path}, "the directory of the one that lives")
 
@@ -248,7 +252,7 @@ def test_of_two_processes_with_one_name_the_last_one_is_told_of(
     def me(pid: int) -> Rank:
         stat = read_process_stat(KernelFiles(), "/proc", pid)
         assert stat is not None
-        return Rank(tuple(FIRST.items()), pid, pid, stat.start, {})
+        return Rank(tuple(FIRST.items()), pid, stat.start, {})
 
     # This process was started after its parent.
     here.soon(catalog.PROCESS_UPTIME, me(os.getppid()), me(os.getpid()))
@@ -256,3 +260,25 @@ def test_of_two_processes_with_one_name_the_last_one_is_told_of(
 
     (own,) = here.told(catalog.PROCESS_MEMORY_VIRTUAL, me(os.getpid()))
     assert memory == [own]
+
+
+def test_a_process_that_cannot_be_seen_is_taken_for_no_other(bench: Callable[..., Bench]) -> None:
+    driver = OneBoard()
+    # What it is called where it runs is a stranger's number here.
+    driver.pids = [29999]
+    here = bench("gpu", "process", driver=driver)
+    unseen = rank(FIRST, 0)
+
+    until(lambda: here.told(catalog.HW_POWER, unseen) and here.sampling.describe()["unseen"], "it")
+
+    assert here.sampling.describe()["unseen"] == ["0"]
+    assert here.told(catalog.HW_POWER, unseen) == [({"node": "n", **OF_BOARD}, 100.0)]
+
+
+def test_a_board_that_does_not_answer_is_said(bench: Callable[..., Bench]) -> None:
+    driver = OneBoard()
+    driver.silent = ["GPU 3 does not answer."]
+    here = bench("gpu", driver=driver)
+    here.soon(catalog.HW_POWER)
+
+    assert here.sampling.describe()["gpu_remarks"] == ["GPU 3 does not answer."]

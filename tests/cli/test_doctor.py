@@ -413,7 +413,7 @@ def test_spool_and_post_mortems_that_find_no_place_are_told_apart(tmp_path: Path
 # --- the agent and its endpoint
 
 
-def test_a_living_agent_answers_and_so_do_its_ranks(tmp_path: Path) -> None:
+def test_a_living_agent_answers() -> None:
     checks = [doctor.agent, doctor.endpoint, doctor.processes]
     with Node() as node:
         node.python(TRAINING)
@@ -421,13 +421,18 @@ def test_a_living_agent_answers_and_so_do_its_ranks(tmp_path: Path) -> None:
         scene = Scene(str(node.place.directory))
 
         told = list(examine(scene, checks))
-        hidden = found(doctor.processes, directory=str(node.place.directory), proc=tmp_path)
 
     assert levels(told)[:3] == ["ok", "ok", "ok"]
     assert told[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
     assert told[1].sentence.startswith(f"{scrape} answers with ")
-    assert told[2].sentence == "1 rank can be looked at in /proc"
-    assert the(hidden, "warn").startswith("of rank 0 nothing can be read")
+    assert told[2].sentence == "/proc shows the processes of all users"
+
+
+def test_ranks_that_the_agent_cannot_see_are_named() -> None:
+    told = list(examine(scene_with({"unseen": ["0", "3"]}), [doctor.processes]))
+
+    assert the(told, "warn").startswith("the agent cannot see the process of rank 0, 3, so ")
+    assert levels(list(examine(scene_with({"unseen": []}), [doctor.processes])))[0] == "ok"
 
 
 def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:

@@ -204,7 +204,9 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
     told = devices(
         gpu(),
         gpu(index="1", labels={"run": "one"}, throttled=["sw_power", "hw_thermal"]),
-        gpu(index="2", labels={"node": "alpha"}, processes=0),
+        gpu(index="2", labels={"node": "alpha"}, processes=0, used_bytes=2.0 * 2**30),
+        # In a container the driver may name no process, but what they hold is there.
+        gpu(index="5", labels={"node": "alpha"}, processes=0),
         gpu(index="3", labels={"node": "alpha"}, processes=2),
         {"index": "4:1", "name": "MIG 1g.10gb", "used_bytes": 1 << 30, "power_limit_w": 70},
     )
@@ -216,7 +218,8 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
         "  0    NVIDIA H100  3                  87%   60.0/80.0 GiB  411/700 W  64 °C  -",
         "  1    NVIDIA H100  shared by run one  87%   60.0/80.0 GiB  411/700 W  64 °C  "
         "sw_power, hw_thermal",
-        "  2    NVIDIA H100  free               87%   60.0/80.0 GiB  411/700 W  64 °C  -",
+        "  2    NVIDIA H100  free               87%   2.0/80.0 GiB   411/700 W  64 °C  -",
+        "  5    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
         "  3    NVIDIA H100  others             87%   60.0/80.0 GiB  411/700 W  64 °C  -",
         "  4:1  MIG 1g.10gb  free               -     1.0 GiB        -/70 W     -      -",
     ]

@@ -82,3 +82,10 @@ def test_where_nothing_is_known_of_it_the_verdict_stands_as_it_is() -> None:
         assert (found.sentence, found.evidence) == (SENTENCE, {"excess": 0.3})
     bare = {"labels": dict(who(1))}
     assert late(bare, {"labels": dict(who(0)), "throttled": 7}).sentence == SENTENCE
+
+
+def test_of_a_board_and_the_part_of_it_that_is_used_the_part_counts() -> None:
+    board = {**gpu(1), "uuid": "GPU-1", "parent": ""}
+    part = {**gpu(1), "uuid": "MIG-1", "parent": "GPU-1", "index": "1:0"}
+
+    assert late(gpu(0), board, part).evidence["gpu"]["index"] == "1:0"

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from otel_ddp import catalog
+from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
 from otel_ddp.catalog import Kind
 
@@ -194,6 +194,11 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     return found[0][0], found[0][4]
 
 
+@containment.contained()
+def _rendered(encoder: Callable[[CollectorRegistry], bytes], registry: CollectorRegistry) -> bytes:
+    return encoder(registry)
+
+
 def _handler(
     registry: CollectorRegistry,
     status: Callable[[], dict[str, Any]],
@@ -211,8 +216,12 @@ def _handler(
             if path == "/metrics":
                 encoder, kind = choose_encoder(self.headers.get("Accept") or "")
                 with rendering:
-                    body = encoder(registry)
-                self._answer(200, kind, body)
+                    body = _rendered(encoder, registry)
+                if body is None:
+                    why = b"it could not be rendered: the agent's log says why\n"
+                    self._answer(500, "text/plain; charset=utf-8", why)
+                else:
+                    self._answer(200, kind, body)
             elif path == "/healthz":
                 said_s = still_s()
                 if said_s > _STILL_S:

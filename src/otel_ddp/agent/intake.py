@@ -38,8 +38,10 @@ class Intake:
         self, reader: JournalReader, ledger: Ledger, name_node: Callable[[dict[str, Any]], str]
     ) -> None:
         self.reader = reader
-        # As we see it, which is not as it sees itself where it is in a container and we are not.
-        self.pid = lock_holder(reader.path) or reader.pid
+        # As we see it, which is not as it sees itself where it is in a container and we are not;
+        # 0 where we cannot: its own number may be a stranger's here.
+        holder = lock_holder(reader.path)
+        self.pid = reader.pid if holder is None else holder
         self.labels: Labels = ()
         self.state = STATES["starting"]
         self.ended_at: float | None = None

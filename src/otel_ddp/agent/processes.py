@@ -225,10 +225,14 @@ class Processes:
     def ranks(self) -> list[Rank]:
         """Those that are at work, as far as sampling has to know them."""
         return [
-            Rank(each.labels, each.pid, each.reader.pid, each.reader.start_ticks, each.reader.facts)
+            Rank(each.labels, each.pid, each.reader.start_ticks, each.reader.facts)
             for each in self._intakes.values()
             if each.labels and each.ended_at is None
         ]
+
+    def pids(self) -> set[int]:
+        """Of all that have a journal, also of those whose run is over and that live on."""
+        return {each.pid for each in self._intakes.values()} - {0}
 
     def empty(self) -> bool:
         """Whether nothing is left to read, to hand over or to show."""

@@ -31,8 +31,7 @@ class Rank(NamedTuple):
 
     labels: Labels
     pid: int
-    """As we see it: in another namespace it is another one than the process itself has."""
-    own_pid: int
+    """As we see it; 0 where we cannot."""
     start_ticks: int
     facts: Mapping[str, Any]
 
@@ -48,6 +47,8 @@ class _Looked(NamedTuple):
     """The processes at one moment, by pid and start."""
 
     readings: dict[tuple[int, int], list[Reading]]
+    missed: list[str]
+    """Ranks that could not be read."""
     errors: int
 
 
@@ -66,6 +67,8 @@ class Sampling:
         self._node = node
         self._proc = proc
         self._ranks: tuple[Rank, ...] = ()
+        self._pids: Collection[int] = ()
+        self._started_ns = time.time_ns()
         # What is told now.
         self._told: set[Series] = set()
         self._driver = driver() if "gpu" in sources else None
@@ -114,38 +117,44 @@ class Sampling:
             ranks = self._ranks
             if ranks:
                 reader.begin_round()
-            found = {}
+            found, missed = {}, []
             for rank in ranks:
-                others = {each.pid for each in ranks} - {rank.pid}
-                readings = reader.read(rank.pid, rank.start_ticks, others)
+                others = set(self._pids) - {rank.pid}
+                readings = reader.read(rank.pid, rank.start_ticks, others) if rank.pid else None
                 if readings is not None:
                     found[rank.pid, rank.start_ticks] = readings
-            return _Looked(found, reader.errors)
+                else:
+                    missed.append(dict(rank.labels).get("rank", ""))
+            return _Looked(found, missed, reader.errors)
 
         return read
 
-    def _whose_limits(self) -> int | str | None:
-        """The process whose cgroups are what the node is for us.
+    def _whose_limits(self) -> Collection[int | str]:
+        """The processes whose cgroups are what the node is for us: ours may be a service's."""
+        return [each.pid for each in self._ranks if each.pid] or ["self"]
 
-        Not our own, which may be those of a service: a rank's. Two runs may have one each.
-        """
-        ranks = self._ranks
-        if len({dict(each.labels).get("run") for each in ranks}) > 1:
-            return None
-        return ranks[0].pid if ranks else "self"
+    def _is(self, rank: Rank) -> bool:
+        """Whether the number is still that process's."""
+        stat = (self._proc / str(rank.pid) / "stat").read_text(errors="replace")
+        return stat.rpartition(")")[2].split()[19:20] == [str(rank.start_ticks)]
 
     def _directories(self) -> Iterator[Path]:
         """Where the ranks work."""
         for rank in self._ranks:
             with contextlib.suppress(OSError):
+                if not self._is(rank):
+                    continue
                 yield Path(os.readlink(self._proc / str(rank.pid) / "cwd"))
 
     # -- standing
 
     @containment.contained()
-    def stand(self, ranks: Sequence[Rank], now_ns: int) -> None:
-        """Bring the series up to date. The caller holds the ledger's lock."""
-        self._ranks = tuple(ranks)
+    def stand(self, ranks: Sequence[Rank], pids: Collection[int], now_ns: int) -> None:
+        """Bring the series up to date. The caller holds the ledger's lock.
+
+        *pids*: of all training processes, which are nobody's workers.
+        """
+        self._ranks, self._pids = tuple(ranks), pids
         told: set[Series] = set()
         for labels, reading, taken_ns in self._all():
             series = self._ledger.series(reading.metric, labels + reading.attributes)
@@ -163,7 +172,8 @@ class Sampling:
         latest = sampler.latest()
         errors = sampler.failures + (0 if latest is None else latest.value.errors)
         self._ledger.put(catalog.OTEL_DDP_SOURCE_AGE, labels, sampler.age_s(), now_ns)
-        self._ledger.put(catalog.OTEL_DDP_SOURCE_ERRORS, labels, float(errors), now_ns)
+        metric, began_ns = catalog.OTEL_DDP_SOURCE_ERRORS, self._started_ns
+        self._ledger.put(metric, labels, float(errors), now_ns, began_ns)
 
     def _all(self) -> Iterator[tuple[Labels, Reading, int]]:
         around = self._around()
@@ -217,7 +227,8 @@ class Sampling:
         index = boards[0].get("index") if len(boards) == 1 else None
         return Claim(
             rank.labels,
-            frozenset({rank.pid, rank.own_pid, *_numbers(self._proc, rank)}) - {0},
+            # The driver speaks of processes as we see them, and of no other numbers of theirs.
+            frozenset({rank.pid} - {0}),
             uuids,
             visible if isinstance(visible, dict) else None,
             index if isinstance(index, int) else None,
@@ -231,12 +242,19 @@ class Sampling:
         if sample is None:
             hung = self._gpus is not None and self._gpus.age_s() > _FRESH_PERIODS * _GPU_S
             said = "the GPU driver does not answer" if hung else ""
-            return {"gpus": [], "gpu_remarks": [said] if said else [], "gpu_driver": ""}
+            remarks = [said] if said else []
+            return {"gpus": [], "gpu_remarks": remarks, "gpu_driver": "", "unseen": self._unseen()}
         return {
+            "unseen": self._unseen(),
             "gpus": self.gpus(),
             "gpu_remarks": [*filter(None, [sample.remark]), *self._owned.remarks],
             "gpu_driver": sample.version,
         }
+
+    def _unseen(self) -> list[str]:
+        """Ranks whose processes we cannot read, as of the last time that we tried."""
+        looked, _ = _fresh(self._processes, _PROCESS_S)
+        return [] if looked is None else list(looked.missed)
 
     def gpus(self) -> list[dict[str, Any]]:
         """The devices as they are known now."""
@@ -248,6 +266,7 @@ class Sampling:
             "index": each.device.index,
             "name": each.device.name,
             "uuid": each.device.uuid,
+            "parent": each.device.parent,
             "labels": dict(self._owned.labels.get(each.device.uuid, ())),
             "processes": len(each.users),
             "throttled": [],
@@ -273,16 +292,6 @@ _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_TEMPERATURE, "core"): "temperature_c",
     (catalog.GPU_CLOCK_FREQUENCY, "sm"): "sm_clock_hz",
 }
-
-
-def _numbers(proc: Path, rank: Rank) -> Iterator[int]:
-    """Under which numbers a process is known in its namespaces, from ours inward."""
-    try:
-        status = (proc / str(rank.pid) / "status").read_text(errors="replace")
-    except OSError:
-        return
-    line = status.rpartition("\nNSpid:")[2].partition("\n")[0]
-    yield from (int(word) for word in line.split() if word.isdigit())
 
 
 def _reader(source: Host | FileSystems) -> Callable[[], _Taken]:

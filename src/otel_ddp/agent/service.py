@@ -193,7 +193,7 @@ class Agent:
         self.processes.stand()
         now_ns = time.time_ns()
         with self.ledger.lock:
-            self.sampling.stand(self.processes.ranks(), now_ns)
+            self.sampling.stand(self.processes.ranks(), self.processes.pids(), now_ns)
             self._stand_ourselves(now_ns)
 
     def _stand_ourselves(self, now_ns: int) -> None:

@@ -16,6 +16,8 @@ from otel_ddp.journal.place import Place, existing
 from otel_ddp.survey import survey
 
 _LONGEST_CELL = 1000
+# A driver keeps something of each board for itself.
+_IDLE_SHARE = 0.05
 _WIDEST_GPU_CELL = 60
 _OVER = ("finished", "failed", "killed")
 
@@ -181,8 +183,11 @@ def user(gpu: Mapping[str, Any], several_runs: bool) -> str:
         return f"{rank} of run {run}" if several_runs else rank
     if "run" in said:
         return f"shared by run {run}"
-    # Processes of nobody we know, or of several runs at once.
-    return "others" if _whole(gpu.get("processes")) else "free"
+    # Processes of nobody we know, or of several runs at once; in a container the driver may tell of
+    # none, but of what they hold.
+    used, limit = _number(gpu.get("used_bytes")), _number(gpu.get("limit_bytes"))
+    held = used is not None and limit is not None and used > _IDLE_SHARE * limit
+    return "others" if held or _whole(gpu.get("processes")) else "free"
 
 
 def labels(gpu: Mapping[str, Any]) -> Mapping[str, Any]:

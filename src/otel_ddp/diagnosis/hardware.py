@@ -19,6 +19,9 @@ _ELSEWHERE = ("data", "checkpoint")
 
 def with_gpu(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
     """The same finding about a rank, with what its GPU adds to that, if it has one."""
+    # A board of which the rank uses a part has its labels as well.
+    whole = {each.get("parent") for each in gpus}
+    gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
     mine = [each for each in gpus if _labels(each) == dict(verdict.who)]
     if len(mine) != 1:
         return verdict

@@ -61,6 +61,10 @@ class Driver(Protocol):
     def remarks(self) -> Sequence[str]:
         """What is to be said of its numbers, each sentence once."""
 
+    @property
+    def silent(self) -> Sequence[str]:
+        """A sentence on each device that did not answer when they were last looked for."""
+
     def open(self) -> None:
         """Begin; raises Missing. Called again after Lost."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from otel_ddp import catalog, containment
@@ -13,7 +14,7 @@ from otel_ddp.agent.sources.reading import Reading
 
 _MOST_FILE_SYSTEMS = 16
 # Data loaders pass their batches through shared memory, and are killed when it is full.
-_ALWAYS = (Path("/"), Path(tempfile.gettempdir()), Path("/dev/shm"))
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 class FileSystems:
@@ -23,11 +24,11 @@ class FileSystems:
         self,
         directories: Callable[[], Iterable[Path]],
         *,
-        always: Iterable[Path] = _ALWAYS,
+        always: Iterable[Path] | None = None,
         statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
     ) -> None:
         self._directories = directories
-        self._always = tuple(always)
+        self._always = tuple(_always() if always is None else always)
         self._statvfs = statvfs
         self._files = KernelFiles()
 
@@ -68,13 +69,23 @@ class FileSystems:
             if not 0 <= blocks <= found.f_blocks:
                 self._files.wrong(point, f"{blocks} of {found.f_blocks} blocks are {state}")
                 continue
+            # A name may be any bytes; a label is text.
+            shown = os.fsencode(point).decode("utf-8", "replace")
             attributes = (
-                ("system.filesystem.mountpoint", point),
+                ("system.filesystem.mountpoint", shown),
                 ("system.filesystem.state", state),
             )
             size_bytes = blocks * found.f_frsize
             readings.append(Reading(catalog.SYSTEM_FILESYSTEM_USAGE, size_bytes, attributes))
         return readings
+
+
+def _always() -> Iterator[Path]:
+    yield Path("/")
+    # There is none where nothing can be written, as in a container whose root is read only.
+    with contextlib.suppress(OSError):
+        yield Path(tempfile.gettempdir())
+    yield _SHARED_MEMORY
 
 
 def _mount_point(directory: Path) -> tuple[int, str]:

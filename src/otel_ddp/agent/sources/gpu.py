@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -145,7 +145,13 @@ class Gpus:
         if found is None and not self._watched:
             raise Lost("its devices could not be listed")
         if found is not None:
-            known = {each.device: each for each in self._watched}
+            # Of a board that is divided in another way other things can be asked.
+            before, now = _parts([each.device for each in self._watched]), _parts(found)
+            known = {
+                each.device: each
+                for each in self._watched
+                if before.get(each.device.uuid) == now.get(each.device.uuid)
+            }
             self._watched = [known.get(device) or self._watch(device, now_ns) for device in found]
         self._remark = "" if self._watched else "The GPU driver is there, but it shows no device."
         self._look_at_ns = now_ns + _LOOK_EVERY_NS
@@ -286,7 +292,17 @@ class Gpus:
         for remark in self._driver.remarks:
             containment.say_once(f"gpu {remark}", "GPU: %s", remark)
         errors = self._errors + self._driver.impossible
+        left += self._driver.silent
         return GpuSample(devices, " ".join([self._remark, *left]).strip(), errors, self._version)
+
+
+def _parts(devices: Iterable[Device]) -> dict[str, set[str]]:
+    """By board: the devices that are parts of it."""
+    parts: dict[str, set[str]] = defaultdict(set)
+    for each in devices:
+        if each.parent:
+            parts[each.parent].add(each.uuid)
+    return parts
 
 
 def _possible(reading: Reading) -> bool:

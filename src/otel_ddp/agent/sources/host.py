@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from otel_ddp import containment
@@ -29,9 +29,9 @@ class Host:
         sys: Path = Path("/sys"),
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
-        whose: Callable[[], int | str | None] = lambda: "self",
+        whose: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
-        """*whose*: the process whose limits are the node's; None where the node has none."""
+        """*whose*: the processes whose limits, where they share them, are the node's."""
         self._files = KernelFiles()
         self._proc = proc
         self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), whose)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -38,16 +38,24 @@ class Limits:
     """
 
     def __init__(
-        self, files: KernelFiles, cgroups: Cgroups, whose: Callable[[], int | str | None]
+        self, files: KernelFiles, cgroups: Cgroups, whose: Callable[[], Collection[int | str]]
     ) -> None:
-        """*whose*: the process whose cgroups count; None where those of none do."""
+        """*whose*: the processes whose cgroups count."""
         self._files = files
         self._cgroups = cgroups
         self._whose = whose
 
     def _groups(self, controller: str) -> Iterator[Group]:
-        whose = self._whose()
-        return iter(()) if whose is None else self._cgroups.groups(whose, controller)
+        """Those that all of them are in: what limits one of them alone is not the node's."""
+        found = [[*self._cgroups.groups(each, controller)] for each in self._whose()]
+        first, *others = [each for each in found if each] or [[]]
+        for group in first:
+            here = [
+                next((each for each in of_one if each.top == group.top), None) for of_one in others
+            ]
+            paths = [group.path, *(each.path for each in here if each is not None)]
+            if len(paths) == 1 + len(others):
+                yield group._replace(path=os.path.commonpath(paths))
 
     def memory(self, node_bytes: int | None) -> MemoryShare | None:
         """None where all of the node's memory is ours."""

@@ -84,6 +84,7 @@ class Nvml:
         self._parts: dict[str, _Part] = {}
         self._devices: list[Device] = []
         self._older_names: dict[str, str] = {}
+        self._silent: list[str] = []
         self._held: dict[str, list[XidWatch | Gpm]] = {}
         # What outlives the driver: which board was where, and what it reported.
         self._boards_before: dict[int, Device] = {}
@@ -93,6 +94,10 @@ class Nvml:
     def impossible(self) -> int:
         """How many numbers were left out because they cannot be."""
         return self._readings.impossible
+
+    @property
+    def silent(self) -> Sequence[str]:
+        return tuple(self._silent)
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -153,7 +158,7 @@ class Nvml:
             raise Lost("the driver no longer counts its devices") from error
         parts: dict[str, _Part] = {}
         found: list[Device] = []
-        self._older_names = {}
+        self._older_names, self._silent = {}, []
         for index in range(count):
             try:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
@@ -185,10 +190,12 @@ class Nvml:
 
     def _fallen(self, index: int, error: Exception) -> Iterator[Device]:
         """A board that no longer answers stays in view while there are faults of it to tell."""
-        self._readings.remark(
+        sentence = (
             f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
             "kernel's log for Xid."
         )
+        self._silent.append(sentence)
+        self._readings.remark(sentence)
         before = self._boards_before.get(index)
         if before is not None and any(self._xid_counts(before).codes.values()):
             yield before

@@ -141,22 +141,19 @@ def directories(scene: Scene) -> Findings:
 
 
 def processes(scene: Scene) -> Findings:
-    living = [
-        each
-        for each in mappings(scene.survey["processes"])
-        if each.get("state") in ("starting", "running")
+    unseen = [
+        cell(rank, "?")
+        for each in scene.agents
+        if isinstance(each.get("unseen"), list)
+        for rank in each["unseen"]
     ]
-    hidden = [each for each in living if not _readable(scene.proc / str(each.get("pid")))]
-    if hidden:
-        ranks = ", ".join(cell(each.get("rank"), "?") for each in hidden)
+    if unseen:
         sentence = (
-            f"of rank {ranks} nothing can be read in {scene.proc} from here: it runs in another "
-            "container; ask from there, or share the host's process ids (hostPID, --pid=host)"
+            f"the agent cannot see the process of rank {', '.join(unseen)}, so there are no "
+            "process_* series of it: it runs in another container; let them share process ids "
+            "(shareProcessNamespace, hostPID, --pid=host)"
         )
         yield Finding("warn", "processes", sentence)
-    elif living:
-        count = f"{len(living)} rank{'' if len(living) == 1 else 's'}"
-        yield Finding("ok", "processes", f"{count} can be looked at in {scene.proc}")
     elif _readable(scene.proc / "1"):
         yield Finding("ok", "processes", f"{scene.proc} shows the processes of all users")
     else:
