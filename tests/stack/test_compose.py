@@ -1,0 +1,127 @@
+"""deploy/compose.yaml: pinned, on loopback, and its services find each other."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from stack.deployed import (
+    COMPOSE,
+    DEPLOY,
+    ROOT,
+    SERVICES,
+    TO_COME,
+    documents,
+    in_use,
+    unset,
+    with_environment,
+)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_an_image_of_compose_is_pinned_to_a_version(name: str) -> None:
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", SERVICES[name]["image"])
+
+
+def test_compose_publishes_loopback_only() -> None:
+    published = [port for each in SERVICES.values() for port in each.get("ports", ())]
+
+    assert sorted(published) == [
+        "127.0.0.1:3000:3000",
+        "127.0.0.1:4317:4317",
+        "127.0.0.1:4318:4318",
+        "127.0.0.1:9090:9090",
+    ]
+    assert not any("network_mode" in each or each.get("privileged") for each in SERVICES.values())
+
+
+def test_what_compose_mounts_exists_and_what_it_keeps_has_a_name() -> None:
+    mounts = [mount for each in SERVICES.values() for mount in each["volumes"]]
+    sources = {m["source"] for m in mounts if m["type"] == "bind"}
+    paths = {os.path.relpath(DEPLOY / source, ROOT) for source in sources}
+
+    assert {path for path in paths if not (ROOT / path).exists()} <= TO_COME
+    assert all(m["read_only"] for m in mounts if m["type"] == "bind")
+    assert {m["source"] for m in mounts if m["type"] == "volume"} == set(COMPOSE["volumes"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_of_compose_comes_back_and_may_do_little(name: str) -> None:
+    service = SERVICES[name]
+
+    assert service["restart"] == "unless-stopped"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    # These images hold nothing that could ask.
+    assert ("healthcheck" in service) == (name not in ("collector", "tempo"))
+    assert set(service.get("depends_on", ())) <= set(SERVICES)
+
+
+def test_compose_holds_no_secret_and_grafana_lets_nobody_in() -> None:
+    environment = {
+        k: v for each in SERVICES.values() for k, v in each.get("environment", {}).items()
+    }
+
+    assert not [key for key in environment if re.search("PASSWORD|TOKEN|SECRET|_KEY", key)]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    # Else there is admin with the password that everybody knows.
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+
+
+def test_the_collector_of_compose_reaches_the_others_by_their_names() -> None:
+    collector = SERVICES["collector"]
+    path = DEPLOY / "otel-collector" / "all-in-one.yaml"
+    env = collector["environment"]
+
+    parts = in_use(yaml.safe_load(with_environment(path.read_text(), env)))
+
+    assert not unset(path, env)
+    # Loopback would be the container itself.
+    assert not [name for name, part in parts.items() if re.search("127.0.0.1|localhost", str(part))]
+    known = set(re.findall(r"\$\{env:(\w+)", path.read_text()))
+    assert set(env) - known == {"GOMEMLIMIT"}
+    queue = Path(env["QUEUE_DIR"])
+    assert [m["source"] for m in collector["volumes"] if Path(m["target"]) in queue.parents] == [
+        "collector-queue"
+    ]
+
+
+def test_every_address_in_compose_is_one_that_listens() -> None:
+    tempo = documents(DEPLOY / "compose" / "tempo.yaml")[0]
+    receivers = tempo["distributor"]["receivers"]["otlp"]["protocols"].values()
+    listening = {
+        "prometheus": {9090},
+        "tempo": {
+            tempo["server"]["http_listen_port"],
+            *(int(each["endpoint"].rpartition(":")[2]) for each in receivers),
+        },
+    }
+    urls = [
+        urlsplit(value)
+        for each in SERVICES.values()
+        for value in each.get("environment", {}).values()
+        if "://" in value
+    ]
+
+    assert {url.hostname for url in urls} == {"prometheus", "tempo"}
+    assert all(url.port in listening[str(url.hostname)] for url in urls)
+
+
+def test_the_programs_of_compose_find_what_is_mounted() -> None:
+    for name, flag in (
+        ("collector", "--config="),
+        ("prometheus", "--config.file="),
+        ("tempo", "-config.file="),
+    ):
+        (asked,) = (each for each in SERVICES[name]["command"] if each.startswith(flag))
+        wanted = Path(asked.removeprefix(flag))
+        mounts = {Path(m["target"]): DEPLOY / m["source"] for m in SERVICES[name]["volumes"]}
+        (target,) = (each for each in mounts if each in (wanted, *wanted.parents))
+        assert (mounts[target] / wanted.relative_to(target)).is_file()
+    assert "--web.enable-otlp-receiver" in SERVICES["prometheus"]["command"]

@@ -1,0 +1,310 @@
+"""deploy/kubernetes: what Kubernetes knows, and what belongs together there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from stack.deployed import (
+    DEPLOY,
+    GUIDE,
+    KUBERNETES,
+    MANIFESTS,
+    ROOT,
+    containers,
+    documents,
+    environment,
+    in_use,
+    manifests,
+    pods,
+    tool,
+    unset,
+    with_environment,
+)
+
+OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.29", "1.37"
+OPERATORS = "monitoring.coreos.com/v1"
+
+
+def one(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (m for m in manifests() if m["kind"] == kind and m["metadata"]["name"] == name)
+    return found
+
+
+@pytest.mark.parametrize("version", [OLDEST_KUBERNETES, NEWEST_KUBERNETES])
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.name))
+def test_a_manifest_is_what_kubernetes_knows(path: Path, version: str) -> None:
+    for manifest in documents(path):
+        if manifest["apiVersion"] != OPERATORS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_schema_finds_a_word_that_kubernetes_does_not_know() -> None:
+    manifest = one("Job", "ddp-example")
+    manifest["spec"]["template"]["spec"]["initContainers"][0]["restartPolice"] = "Always"
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolice"):
+        kubernetes_validate.validate(manifest, OLDEST_KUBERNETES, strict=True)
+
+
+def test_kustomization_names_files_that_are_there_and_makes_the_gateways_configuration() -> None:
+    (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
+    (generated,) = kustomization["configMapGenerator"]
+    volumes = pods()["otel-ddp-gateway"]["spec"]["volumes"]
+
+    assert all((KUBERNETES / each).is_file() for each in kustomization["resources"])
+    assert all((KUBERNETES / each).is_file() for each in generated["files"])
+    assert generated["name"] in [each.get("configMap", {}).get("name") for each in volumes]
+
+
+def test_kubectl_puts_the_gateway_together() -> None:
+    kubectl = tool("kubectl")
+    if kubectl is None:
+        pytest.skip("there is no kubectl here")
+    command = re.search(r"^kubectl (kustomize .*) \| kubectl apply", GUIDE.read_text(), re.M)
+    assert command
+
+    made = subprocess.run(
+        [kubectl, *command[1].split()], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    found = {each["kind"]: each for each in yaml.safe_load_all(made.stdout)}
+    (_, text) = found["ConfigMap"]["data"].popitem()
+    assert text == (DEPLOY / "otel-collector" / "gateway.yaml").read_text()
+    named = found["StatefulSet"]["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+    assert named == found["ConfigMap"]["metadata"]["name"]
+
+
+def test_the_gateway_has_every_variable_that_it_needs() -> None:
+    (gateway,) = pods()["otel-ddp-gateway"]["spec"]["containers"]
+    path = DEPLOY / "otel-collector" / "gateway.yaml"
+    env = environment(gateway)
+
+    parts = in_use(yaml.safe_load(with_environment(path.read_text(), env)))
+
+    assert not unset(path, env)
+    assert not [name for name, part in parts.items() if re.search("127.0.0.1|localhost", str(part))]
+    mounted = [Path(each["mountPath"]) for each in gateway["volumeMounts"]]
+    tls = parts["otlp"]["protocols"]["http"]["tls"]
+    for file in (
+        tls["cert_file"],
+        tls["key_file"],
+        env["QUEUE_DIR"],
+        gateway["args"][0].partition("=")[2],
+    ):
+        assert any(each in Path(file).parents for each in mounted), file
+    ports = {each["containerPort"] for each in gateway["ports"]}
+    endpoints = [
+        parts["health_check"]["endpoint"],
+        *(each["endpoint"] for each in parts["otlp"]["protocols"].values()),
+    ]
+    assert {int(each.rpartition(":")[2]) for each in endpoints} <= ports
+
+
+@pytest.mark.parametrize("name", pods())
+def test_a_pod_mounts_only_volumes_that_it_has(name: str) -> None:
+    spec = pods()[name]["spec"]
+    (maker,) = (m for m in manifests() if m["metadata"]["name"] == name and "template" in m["spec"])
+    volumes = [each["name"] for each in spec["volumes"]]
+    volumes += [each["metadata"]["name"] for each in maker["spec"].get("volumeClaimTemplates", ())]
+    mounts = [
+        m["name"]
+        for c in (*spec.get("initContainers", ()), *spec["containers"])
+        for m in c["volumeMounts"]
+    ]
+
+    assert set(mounts) == set(volumes)
+
+
+def test_images_in_kubernetes_are_pinned_and_ours_can_be_built() -> None:
+    dockerfile = (KUBERNETES / "Dockerfile").read_text()
+    built = set(re.findall(r"-t (\S+) \.", dockerfile))
+    asked = {each["image"] for each in containers()}
+
+    assert all(re.search(r":v?\d+\.\d+\.\d+$", each) for each in asked)
+    assert {each for each in asked if each.startswith("registry.example.org/")} == built
+    assert built == set(re.findall(r"-t (\S+) \.", GUIDE.read_text()))
+    copied = re.findall(r"^COPY (.+) \S+$", dockerfile, re.M)
+    assert all((ROOT / each).exists() for line in copied for each in line.split())
+    # The last word on who it runs as is somebody else than root.
+    assert all(
+        re.findall(r"^USER (\d+)", stage, re.M)[-1] != "0"
+        for stage in dockerfile.split("\nFROM ")[1:]
+    )
+
+
+def secrets() -> dict[str, set[str]]:
+    """The Secrets that the guide has its reader make, and what is in them."""
+    text = GUIDE.read_text().replace("\\\n", " ")
+    found = {}
+    for kind, name, rest in re.findall(r"create secret (tls|generic) (\S+)(.*)", text):
+        keys = set(re.findall(r"--from-\w+=([\w.]+)=", rest))
+        found[name] = {"tls.crt", "tls.key"} if kind == "tls" else keys
+    return found
+
+
+def test_the_guide_makes_every_secret_that_is_asked_for() -> None:
+    text = "\n".join(path.read_text() for path in MANIFESTS)
+    assert "kind: Secret" not in text, "a token in a file of the repository is known to everybody"
+    asked = {
+        (ref["name"], ref["key"])
+        for each in containers()
+        for variable in each.get("env", ())
+        if (ref := variable.get("valueFrom", {}).get("secretKeyRef"))
+    }
+    mounted = [
+        v["secret"] for pod in pods().values() for v in pod["spec"]["volumes"] if "secret" in v
+    ]
+    asked |= {(s["secretName"], i["key"]) for s in mounted for i in s.get("items", ())}
+
+    assert asked == {("otel-ddp-gateway", "token"), ("otel-ddp-gateway", "ca.crt")}
+    assert all(key in secrets()[name] for name, key in asked)
+    assert {each["secretName"] for each in mounted} == set(secrets())
+
+
+def agents() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each container that runs an agent, and its pod."""
+    return [
+        (pod["spec"], each)
+        for pod in pods().values()
+        for each in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+        if each.get("args") == ["agent"]
+    ]
+
+
+def test_agents_send_to_the_gateways_service_under_the_name_in_its_certificate() -> None:
+    service = one("Service", "otel-ddp-gateway")
+    (host,) = set(re.findall(r"DNS:(\S+\.svc)", GUIDE.read_text()))
+
+    for spec, agent in agents():
+        env = environment(agent)
+        url = urlsplit(env["OTEL_EXPORTER_OTLP_ENDPOINT"])
+        assert (url.scheme, url.hostname) == ("https", host)
+        assert url.port == {p["name"]: p["port"] for p in service["spec"]["ports"]}["otlp-http"]
+        assert env["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20$(GATEWAY_TOKEN)"
+        assert list(env).index("GATEWAY_TOKEN") < list(env).index("OTEL_EXPORTER_OTLP_HEADERS")
+        mounted = {Path(m["mountPath"]) for m in agent["volumeMounts"] if m["name"] == "gateway-ca"}
+        assert mounted == {Path(env["OTEL_EXPORTER_OTLP_CERTIFICATE"]).parent}
+        assert "gateway-ca" in [each["name"] for each in spec["volumes"]]
+    assert f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc" == host
+
+
+def test_an_agent_may_see_the_ranks_and_the_driver_and_do_nothing() -> None:
+    for spec, agent in agents():
+        assert spec.get("hostPID") or spec.get("shareProcessNamespace")
+        assert "utility" in environment(agent)["NVIDIA_DRIVER_CAPABILITIES"]
+        assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert agent["securityContext"]["allowPrivilegeEscalation"] is False
+        assert agent["resources"]["limits"]["memory"]
+
+
+def test_training_and_sidecar_meet_in_memory_as_the_same_user() -> None:
+    spec = pods()["ddp-example"]["spec"]
+    (agent,), (training,) = spec["initContainers"], spec["containers"]
+    said = environment(agent), environment(training)
+    volume = next(each for each in spec["volumes"] if each["name"] == "meeting-place")
+    mounts = {
+        m["mountPath"]
+        for c in (agent, training)
+        for m in c["volumeMounts"]
+        if m["name"] == volume["name"]
+    }
+
+    # Without it a Job never ends: the agent does not.
+    assert agent["restartPolicy"] == "Always"
+    assert said[1]["OTEL_DDP_AGENT"] == "external"
+    assert said[0]["OTEL_DDP_DIR"] == said[1]["OTEL_DDP_DIR"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    # The volume itself is open to others: the place is a folder in it.
+    assert {str(Path(said[0]["OTEL_DDP_DIR"]).parent)} == mounts
+    assert "runAsUser" in spec["securityContext"]
+    assert not any("runAsUser" in each["securityContext"] for each in (agent, training))
+
+
+def test_the_ranks_of_the_example_find_each_other_and_their_run() -> None:
+    job, service = one("Job", "ddp-example"), one("Service", "ddp-example")
+    spec = job["spec"]["template"]["spec"]
+    command = " ".join(spec["containers"][0]["command"])
+
+    assert spec["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert f"--master-addr={job['metadata']['name']}-0.{service['metadata']['name']}" in command
+    assert f"--nnodes={job['spec']['completions']}" in command
+    assert (
+        f"--nproc-per-node={spec['containers'][0]['resources']['limits']['nvidia.com/gpu']}"
+        in command
+    )
+    # The run has one name on all its pods, and a new one in the next Job.
+    assert "--rdzv-id=ddp-example-$(JOB_UID)" in command
+    assert (ROOT / command.split()[-1]).is_file()
+
+
+def test_pods_in_the_restricted_namespace_are_admitted_there() -> None:
+    labels = one("Namespace", "otel-ddp")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    for manifest in manifests():
+        if (
+            manifest["metadata"].get("namespace") != "otel-ddp"
+            or "template" not in manifest["spec"]
+        ):
+            continue
+        spec = manifest["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostPID", "hostNetwork", "hostIPC"} & set(spec)
+        assert not any("hostPath" in each for each in spec["volumes"])
+        for each in (*spec.get("initContainers", ()), *spec["containers"]):
+            assert each["securityContext"]["allowPrivilegeEscalation"] is False
+            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_daemon_sets_folders_are_made_for_the_user_that_uses_them() -> None:
+    spec = pods()["otel-ddp-agent"]["spec"]
+    (make,), (agent,) = spec["initContainers"], spec["containers"]
+    user = spec["securityContext"]["runAsUser"]
+    env = environment(agent)
+
+    assert f"--owner={user}" in make["command"]
+    assert "--mode=0700" in make["command"]
+    made = [Path(each) for each in make["command"] if each.startswith("/")]
+    assert Path(env["OTEL_DDP_DIR"]) in made
+    assert Path(env["OTEL_DDP_SPOOL_DIR"]).parent in made
+    assert Path(env["OTEL_DDP_POSTMORTEM_DIR"]).parent in made
+    mounts = {Path(m["mountPath"]) for m in make["volumeMounts"]}
+    assert all(each.parent in mounts for each in made)
+
+
+def test_prometheus_finds_the_agents_and_the_gateway() -> None:
+    (agents_monitor,) = (m for m in manifests() if m["kind"] == "PodMonitor")
+    (gateway_monitor,) = (m for m in manifests() if m["kind"] == "ServiceMonitor")
+    (endpoint,) = agents_monitor["spec"]["podMetricsEndpoints"]
+    wanted = agents_monitor["spec"]["selector"]["matchLabels"]
+    service = one("Service", "otel-ddp-gateway")
+
+    assert {agents_monitor["apiVersion"], gateway_monitor["apiVersion"]} == {OPERATORS}
+    assert endpoint["honorLabels"] is True
+    for name in ("ddp-example", "otel-ddp-agent"):
+        assert wanted.items() <= pods()[name]["metadata"]["labels"].items()
+    for _, agent in agents():
+        assert endpoint["port"] in [each["name"] for each in agent["ports"]]
+    assert set(agents_monitor["spec"]["namespaceSelector"]["matchNames"]) == {
+        m["metadata"]["name"] for m in manifests() if m["kind"] == "Namespace"
+    }
+    selected = gateway_monitor["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= service["metadata"]["labels"].items()
+    ports = [each["name"] for each in service["spec"]["ports"]]
+    assert [each["port"] for each in gateway_monitor["spec"]["endpoints"]] == ["telemetry"]
+    assert "telemetry" in ports
+    # The way without an operator looks for the same.
+    (job,) = documents(DEPLOY / "prometheus" / "scrape-kubernetes.yml")[0]["scrape_configs"]
+    ((key, value),) = wanted.items()
+    assert job["kubernetes_sd_configs"][0]["selectors"][0]["label"] == f"{key}={value}"
+    assert endpoint["port"] in [each.get("regex") for each in job["relabel_configs"]]

@@ -1,0 +1,450 @@
+"""Rules and alerts: their cases by promtool, their names by the catalogue, their runbooks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from otel_ddp import catalog
+from stack.servers import binaries
+
+REPOSITORY = Path(__file__).parents[2]
+PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
+RULES = sorted(PROMETHEUS.glob("rules/*.yml"))
+ALERTS = sorted(PROMETHEUS.glob("alerts/*.yml"))
+CASES = sorted(PROMETHEUS.glob("tests/*.yml"))
+SCRAPES = sorted(PROMETHEUS.glob("scrape-*.yml"))
+RUNBOOKS = REPOSITORY / "docs" / "runbooks"
+RECORDED = REPOSITORY / "tests" / "data" / "straggler.txt"
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def rules(paths: list[Path]) -> list[dict[str, Any]]:
+    return [rule for path in paths for group in load(path)["groups"] for rule in group["rules"]]
+
+
+ALERT_RULES = rules(ALERTS)
+ALERT_NAMES = sorted({rule["alert"] for rule in ALERT_RULES})
+
+
+def promtool(*arguments: str | Path, cwd: Path = PROMETHEUS) -> subprocess.CompletedProcess[str]:
+    command = [str(binaries().promtool), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+# -- names
+
+
+_WORDS = frozenset(
+    [
+        *("by", "without", "on", "ignoring", "group_left", "group_right"),
+        *("and", "or", "unless", "offset", "bool", "Inf", "NaN"),
+    ]
+)
+_FUNCTIONS = frozenset(
+    [
+        *("abs", "avg", "avg_over_time", "changes", "count", "count_over_time", "delta", "deriv"),
+        *("increase", "label_replace", "last_over_time", "max", "max_over_time", "min"),
+        *("min_over_time", "predict_linear", "quantile", "quantile_over_time", "rate", "round"),
+        *("sum", "sum_over_time", "time", "timestamp", "topk"),
+    ]
+)
+# `le` is Prometheus' own, of histograms; a scrape gives `job` and `instance` to everything.
+_LABELS_OF_ALL = frozenset({"le", "job", "instance"})
+_OWN = frozenset(catalog.RANK_LABELS)
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"|[a-zA-Z_:][\w:]*|\d+(?:\.\d+)?(?:e[+-]?\d+|[smhdw])?|=~|!~|[!=<>]=|\S'
+)
+
+
+class Names(NamedTuple):
+    """What a query speaks of."""
+
+    metrics: set[str]
+    labels: set[str]
+
+
+def named(query: str) -> Names:
+    """A rough reading of PromQL: what stands in braces or behind `by` and `on` is a label."""
+    metrics: set[str] = set()
+    labels: set[str] = set()
+    tokens = _TOKEN.findall(re.sub(r"#[^\n]*", "", query))
+    i = 0
+    while i < len(tokens):
+        token = tokens[i]
+        if token == "{" or (
+            token in ("by", "without", "on", "ignoring", "group_left", "group_right")
+            and tokens[i + 1] == "("
+        ):
+            end = tokens.index("}" if token == "{" else ")", i)
+            labels |= {
+                each
+                for each, after in zip(tokens[i:end], tokens[i + 1 : end + 1], strict=True)
+                if each not in _WORDS
+                and re.fullmatch(r"[a-zA-Z_]\w*", each)
+                and (token != "{" or after in ("=", "!=", "=~", "!~"))
+            }
+            i = end
+        elif re.fullmatch(r"[a-zA-Z_:][\w:]*", token) and token not in _WORDS:
+            if token not in _FUNCTIONS:
+                metrics.add(token)
+            elif token == "label_replace":
+                labels.add(_argument(tokens, i))
+        i += 1
+    return Names(metrics, labels)
+
+
+def _argument(tokens: list[str], start: int) -> str:
+    """The second argument of a call, a label in quotes."""
+    depth = 0
+    for i in range(start + 1, len(tokens)):
+        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(tokens[i], 0)
+        if tokens[i] == "," and depth == 1:
+            return tokens[i + 1].strip('"')
+    raise AssertionError(f"no second argument: {tokens[start:]}")
+
+
+RECORDED_NAMES = Counter(rule["record"] for rule in rules(RULES))
+# Of a metric as Prometheus knows it: the labels that its series may have.
+KNOWN: dict[str, frozenset[str]] = {}
+for _metric in catalog.METRICS:
+    _behind = ("_bucket", "_sum", "_count") if _metric.kind is catalog.Kind.HISTOGRAM else ("",)
+    for _suffix in _behind:
+        KNOWN[_metric.prometheus + _suffix] = (
+            frozenset(catalog.LABELS[_metric.labels])
+            | {catalog.prometheus_label(each) for each in _metric.attributes}
+            | _LABELS_OF_ALL
+        )
+KNOWN_LABELS = frozenset().union(*KNOWN.values())
+
+
+def strangers(query: str) -> list[str]:
+    """Names in a query that neither the catalogue nor a rule of ours knows."""
+    found = named(query)
+    unknown = [each for each in found.metrics if each not in KNOWN and not RECORDED_NAMES[each]]
+    # A label that no metric of this query has is as wrong as one that no metric has at all.
+    raw = [KNOWN[each] for each in found.metrics if each in KNOWN]
+    possible = KNOWN_LABELS
+    if raw and len(raw) == len(found.metrics):
+        possible = frozenset().union(*raw) | ({"phase"} if "label_replace" in query else set())
+    return sorted([*unknown, *(found.labels - possible)])
+
+
+def queries_in_text(text: str) -> list[str]:
+    """The queries that a template of an alert asks."""
+    return [
+        re.sub(r"%q", '"x"', each.replace('\\"', '"'))
+        for each in re.findall(r'printf "((?:[^"\\]|\\.)*)"', text)
+    ]
+
+
+def series_of_cases() -> Iterator[tuple[Path, str]]:
+    for path in CASES:
+        for test in load(path)["tests"]:
+            for series in test["input_series"]:
+                yield path, series["series"]
+            for asked in test.get("promql_expr_test", []):
+                yield path, asked["expr"]
+
+
+def test_every_name_and_label_in_rules_and_alerts_is_in_the_catalogue() -> None:
+    wrong = {
+        rule.get("record") or rule["alert"]: strangers(query)
+        for rule in rules(RULES) + ALERT_RULES
+        for query in [
+            rule["expr"],
+            *queries_in_text(rule.get("annotations", {}).get("description", "")),
+        ]
+        if strangers(query)
+    }
+
+    assert wrong == {}
+
+
+def test_every_series_of_the_cases_is_in_the_catalogue() -> None:
+    wrong = {
+        (path.name, series, *strangers(series))
+        for path, series in series_of_cases()
+        if strangers(series)
+    }
+
+    assert wrong == set()
+
+
+@pytest.mark.parametrize(
+    ("query", "unknown"),
+    [
+        ("rate(training_step_total[2m])", ["training_step_total"]),
+        ("sum by (run, rnk) (training_state)", ["rnk"]),
+        ('training_state{phase="data"}', ["phase"]),
+        ('training_phase_time_seconds_total{phases=~"data|other"}', ["phases"]),
+        ("training_state and on (nod) run:training_step:max", ["nod"]),
+        ("rank:training_state:latest", ["rank:training_state:latest"]),
+        ("training_step_duration_seconds", ["training_step_duration_seconds"]),
+        ('label_replace(training_state, "fase", "x", "", "")', ["fase"]),
+        ("gpu_xid_errors_total offset 10m > 0 unless on (hw_id, code) gpu_xid_errors_total", []),
+    ],
+)
+def test_a_name_or_label_that_nobody_knows_is_found(query: str, unknown: list[str]) -> None:
+    assert strangers(query) == unknown
+
+
+def test_a_recorded_name_says_its_level_and_is_defined_once() -> None:
+    assert {name: times for name, times in RECORDED_NAMES.items() if times > 1} == {}
+    levels = "(rank|node|run|gpu)(_(phase|name|code|reason))?"
+    for name in RECORDED_NAMES:
+        assert re.fullmatch(rf"{levels}:[a-z_]+:[a-z0-9_]+", name), name
+
+
+_ADDS_UP = re.compile(r"\b(?:sum|avg|count|quantile)\s+by\s*\([^)]*\)\s*\((.*)", re.DOTALL)
+
+
+def test_series_that_come_twice_are_made_one_before_they_are_counted() -> None:
+    for rule in rules(RULES) + ALERT_RULES:
+        for start in re.finditer(r"\b(?:sum|avg|count|quantile)\s+by\b", rule["expr"]):
+            behind = _ADDS_UP.match(rule["expr"], start.start())
+            assert behind, rule
+            first = re.search(r"max by|[a-z_]+:[\w:]+|(?:" + "|".join(KNOWN) + r")\b", behind[1])
+            assert first, rule
+            assert first[0] not in KNOWN, f"{rule}: {first[0]} may be there twice"
+
+
+# -- alerts, their texts, their runbooks and their cases
+
+
+@pytest.mark.parametrize("rule", ALERT_RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_tells_people_what_to_do_and_where_to_read(rule: dict[str, Any]) -> None:
+    annotations = rule["annotations"]
+
+    assert re.fullmatch(r"([A-Z][a-z]+)+", rule["alert"])
+    assert len(rule["alert"]) <= 40
+    assert rule["labels"] == {"severity": rule["labels"]["severity"]}
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert re.fullmatch(r"[A-Z][^{}\n]*\.", annotations["summary"])
+    assert "$value" in annotations["description"] or "$labels" in annotations["description"]
+    assert annotations["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
+
+
+def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
+    assert sorted(path.stem for path in RUNBOOKS.glob("*.md")) == ALERT_NAMES
+
+
+@pytest.mark.parametrize("alert", ALERT_NAMES)
+def test_a_runbook_answers_the_five_questions_with_queries_that_hold(alert: str) -> None:
+    text = (RUNBOOKS / f"{alert}.md").read_text()
+
+    assert text.startswith(f"# {alert}\n")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "What it means",
+        "First look",
+        "Likely causes",
+        "What to do",
+        "When it is false",
+    ]
+    asked = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    assert asked
+    assert [strangers(query) for query in asked if strangers(query)] == []
+    for query in asked:
+        checked = promtool("promql", "--experimental", "format", query.strip())
+        assert checked.returncode == 0, f"{query}{checked.stderr}"
+
+
+@pytest.mark.parametrize("alert", ALERT_NAMES)
+def test_each_alert_has_cases_in_which_it_fires_stays_silent_and_nearly_fires(alert: str) -> None:
+    kinds: dict[str, set[bool]] = {"fires": set(), "silent": set(), "boundary": set()}
+    for test in load(PROMETHEUS / "tests" / f"{alert}.yml")["tests"]:
+        whose, kind, what = test["name"].split(": ", 2)
+        assert whose == alert
+        assert what
+        checks = test["alert_rule_test"]
+        assert {each["alertname"] for each in checks} == {alert}
+        kinds[kind] |= {bool(each["exp_alerts"]) for each in checks}
+
+    assert True in kinds["fires"]
+    assert kinds["silent"]
+    assert kinds["boundary"]
+    # A boundary has two sides, of which the cases show both.
+    assert {True, False} <= kinds["fires"] | kinds["silent"] | kinds["boundary"]
+
+
+def test_no_file_of_cases_is_about_an_alert_that_is_gone() -> None:
+    about = {path.stem for path in CASES}
+
+    assert about - set(ALERT_NAMES) == {"rules"}
+
+
+@pytest.mark.parametrize("alert", [name for name in ALERT_NAMES if not name.startswith("Tele")])
+def test_a_finished_run_wakes_nobody(alert: str) -> None:
+    names = [test["name"] for test in load(PROMETHEUS / "tests" / f"{alert}.yml")["tests"]]
+
+    assert any(re.search(r"silent: .*(finished|no run)", name) for name in names), names
+
+
+# -- what promtool says
+
+
+@pytest.mark.parametrize("path", RULES + ALERTS, ids=lambda path: path.name)
+def test_promtool_finds_nothing_wrong_with(path: Path) -> None:
+    found = promtool("check", "rules", "--lint=all", "--lint-fatal", path)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_promtool_sees_the_alerts_fire_as_the_cases_say(path: Path) -> None:
+    found = promtool("test", "rules", path)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("path", SCRAPES, ids=lambda path: path.name)
+def test_prometheus_takes_the_configuration_with_each_way_of_scraping(
+    path: Path, tmp_path: Path
+) -> None:
+    whole = load(PROMETHEUS / "prometheus.yml")
+    whole["rule_files"] = [str(PROMETHEUS / each) for each in whole["rule_files"]]
+    whole["scrape_config_files"] = [str(path)]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(whole))
+
+    found = promtool("check", "config", tmp_path / "prometheus.yml")
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    for job in load(path)["scrape_configs"]:
+        # Without it a scraper's own `node` would push ours aside.
+        assert job["honor_labels"] is True
+
+
+def test_a_scrape_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
+    for path in SCRAPES:
+        text = path.read_text()
+        wrong = re.sub(r"\brole: pod$", "role: pot", text, count=1, flags=re.MULTILINE)
+        wrong = wrong if wrong != text else text.replace("refresh_interval", "refresh_every")
+        assert wrong != text
+        (tmp_path / "scrape.yml").write_text(wrong)
+        (tmp_path / "prometheus.yml").write_text("scrape_config_files: [scrape.yml]\n")
+
+        assert promtool("check", "config", tmp_path / "prometheus.yml").returncode != 0, path
+
+
+# -- the same run, judged twice
+
+
+_LINE = re.compile(r"(\w+)\{(.*)\} (\S+) (\d+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+# A second of the recording is played as a minute, so that it fills the rules' windows. The
+# definition is about shares of a step: it knows no clock but the windows.
+_STRETCH = 60
+
+
+def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path: Path) -> None:
+    said: dict[tuple[str, str], float] = {}
+    shares: list[float] = []
+    times: list[int] = []
+    speed: dict[str, dict[int, str]] = {}
+    for line in RECORDED.read_text().splitlines():
+        found = _LINE.fullmatch(line)
+        if found is None:
+            continue
+        name, labels, at_ms = found[1], dict(_LABEL.findall(found[2])), int(found[4])
+        times += [at_ms] if at_ms not in times else []
+        if name == catalog.TRAINING_STRAGGLER.prometheus and labels["phase"]:
+            said[labels["rank"], labels["phase"]] = max(
+                float(found[3]), said.get((labels["rank"], labels["phase"]), 0.0)
+            )
+        elif name == catalog.TRAINING_STRAGGLER_EXCESS.prometheus:
+            if (labels["rank"], labels["phase"]) == ("1", "all") and float(found[3]) > 0.5:
+                shares.append(float(found[3]))
+        elif name.startswith(("training_phase_time", "training_steps", "training_samples")):
+            speed.setdefault(f"{name}{{{found[2]}}}", {})[at_ms] = found[3]
+    played = [
+        {"series": series, "values": " ".join(values.get(at_ms, "_") for at_ms in times)}
+        for series, values in speed.items()
+    ]
+    asked = "rank:training_straggler:ratio"
+    case = {
+        "rule_files": [str(path) for path in RULES],
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": f"{_STRETCH}s",
+                "input_series": played,
+                "promql_expr_test": [{"expr": asked, "eval_time": "12m", "exp_samples": []}],
+            }
+        ],
+    }
+    (tmp_path / "recorded.yml").write_text(yaml.safe_dump(case))
+
+    # It is asked for nothing, so that it tells what it found instead.
+    found_by_rule = promtool("test", "rules", tmp_path / "recorded.yml")
+
+    series = re.findall(
+        rf'\{{__name__="{asked}", ([^}}]*)\}} (\S+)', found_by_rule.stdout + found_by_rule.stderr
+    )
+    verdicts = [(dict(_LABEL.findall(labels)), float(value)) for labels, value in series]
+    assert [key for key, value in said.items() if value == 1.0] == [("1", "backward")]
+    assert [(labels["rank"], labels["phase"]) for labels, _ in verdicts] == [("1", "backward")]
+    assert verdicts[0][0]["node"] == "node-1"
+    assert verdicts[0][1] == pytest.approx(sorted(shares)[len(shares) // 2], rel=0.1)
+
+
+# -- who is told
+
+
+def test_the_routing_names_receivers_labels_and_alerts_that_exist() -> None:
+    routing = load(PROMETHEUS / "alertmanager.example.yml")
+    receivers = {each["name"] for each in routing["receivers"]}
+    given = {"alertname", "severity"} | KNOWN_LABELS
+    used: set[str] = set()
+
+    def walk(route: dict[str, Any]) -> None:
+        used.add(route.get("receiver", routing["route"]["receiver"]))
+        assert set(route.get("group_by", [])) <= given
+        for matcher in route.get("matchers", []):
+            check(matcher)
+        for inner in route.get("routes", []):
+            walk(inner)
+
+    def check(matcher: str) -> set[str]:
+        found = re.fullmatch(r'(\w+) (=|=~|!=|!~) "(.*)"', matcher)
+        assert found, matcher
+        label, how, wanted = found.groups()
+        assert label in given
+        if label != "alertname":
+            return set()
+        matched = {
+            each
+            for each in ALERT_NAMES
+            if (re.fullmatch(wanted, each) if "~" in how else each == wanted)
+        }
+        plain = re.split(r"\|", wanted) if "(" not in wanted and ".*" not in wanted else []
+        assert set(plain) <= set(ALERT_NAMES), matcher
+        assert matched, matcher
+        return matched
+
+    walk(routing["route"])
+    assert used == receivers
+    silenced: dict[str, set[str]] = {}
+    for rule in routing["inhibit_rules"]:
+        assert set(rule) == {"source_matchers", "target_matchers", "equal"}
+        assert set(rule["equal"]) <= set(catalog.NODE_LABELS)
+        assert rule["equal"]
+        for source in set().union(*map(check, rule["source_matchers"])):
+            targets = set().union(*map(check, rule["target_matchers"]))
+            assert source not in targets
+            silenced.setdefault(source, set()).update(targets)
+    assert "TrainingStraggler" in silenced["TrainingStalled"]
+    assert "TrainingRanksMissing" in silenced["TrainingRunKilled"]
+    # Nobody may silence what nobody else tells.
+    never = {"TrainingLossNotFinite", "TrainingRunKilled", "GpuXid", "GpuEccUncorrected"}
+    assert not never & set().union(*silenced.values())

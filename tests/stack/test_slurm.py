@@ -1,0 +1,190 @@
+"""deploy/slurm: the scripts, beside a real agent where they meet one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from node import Node, finished, until
+from otel_ddp.journal.place import Place
+from stack.deployed import DEPLOY, tool
+
+SLURM = DEPLOY / "slurm"
+SCRIPTS = sorted(SLURM.iterdir())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.name))
+def test_bash_understands_a_script_of_slurms(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    if shellcheck := tool("shellcheck"):
+        subprocess.run([shellcheck, "--shell=bash", path], check=True)
+
+
+JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "llama", "SLURM_JOB_ACCOUNT": "nlp"}
+
+
+def prolog(tmp_path: Path, site: str = "", /, **env: str) -> dict[str, str]:
+    """What the task prolog has Slurm set."""
+    (tmp_path / "site.sh").write_text(site)
+    said = subprocess.run(
+        [SLURM / "task-prolog.sh", tmp_path / "site.sh"],
+        env={"PATH": os.environ["PATH"], **JOB, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stderr == ""
+    lines = said.stdout.splitlines()
+    assert all(line.startswith("export ") for line in lines), lines
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
+
+
+def test_a_task_is_named_after_its_job(tmp_path: Path) -> None:
+    assert prolog(tmp_path, "COLLECTOR=https://c:4318") == {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "https://c:4318",
+        "OTEL_DDP_GROUP": "llama",
+        "OTEL_DDP_PROJECT": "nlp",
+        "OTEL_DDP_NAME": "llama 4711",
+    }
+
+
+def test_a_task_of_an_array_is_named_after_the_array(tmp_path: Path) -> None:
+    said = prolog(tmp_path, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
+
+    assert said["OTEL_DDP_NAME"] == "llama 4700_3"
+
+
+def test_what_a_user_has_set_is_left_alone(tmp_path: Path) -> None:
+    own = {"WANDB_RUN_GROUP": "mine", "OTEL_DDP_PROJECT": "mine", "SWANLAB_EXP_NAME": "mine"}
+    own["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = "http://mine:4318/v1/metrics"
+
+    assert prolog(tmp_path, "COLLECTOR=https://c:4318", **own) == {}
+
+
+def test_a_job_name_of_several_lines_sets_nothing_else(tmp_path: Path) -> None:
+    said = prolog(tmp_path, SLURM_JOB_NAME="a\nexport LD_PRELOAD=/tmp/x.so")
+
+    assert said["OTEL_DDP_GROUP"] == "a export LD_PRELOAD=/tmp/x.so"
+    assert set(said) == {"OTEL_DDP_GROUP", "OTEL_DDP_PROJECT", "OTEL_DDP_NAME"}
+
+
+def test_jobs_that_share_a_node_have_places_of_their_own(tmp_path: Path) -> None:
+    said = prolog(tmp_path, "SHARED_NODES=yes")
+
+    assert said["OTEL_DDP_DIR"] == f"/dev/shm/otel_ddp-{os.getuid()}-job4711"
+    assert said["OTEL_DDP_SPOOL_DIR"] == f"/var/tmp/otel_ddp-{os.getuid()}-job4711"
+
+
+TRAINING = "import otel_ddp; run = otel_ddp.init(); run.log({'loss': 1.0}, step=0); "
+
+
+class SlurmNode(Node):
+    """A node on which the agent of a job may be left over."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.place = Place(self.root / name)
+        self.env["OTEL_DDP_DIR"] = str(self.place.directory)
+
+    def leave_an_agent(self) -> None:
+        self.run(TRAINING + "run.finish()")
+        self.agent()
+
+    def epilog(self, uid: int = os.getuid()) -> None:
+        """The job's end, in Slurm's eyes."""
+        disk = self.root / "disk"
+        disk.mkdir(exist_ok=True)
+        finished(
+            self.start(
+                str(SLURM / "epilog.sh"),
+                str(self.root),
+                str(disk),
+                env={"SLURM_JOB_UID": str(uid), "SLURM_JOB_ID": "4711"},
+            )
+        )
+
+
+def test_the_epilog_ends_an_agent_that_outlived_its_job() -> None:
+    with SlurmNode(f"otel_ddp-{os.getuid()}") as node:
+        node.leave_an_agent()
+
+        node.epilog()
+
+        assert not node.place.agent_lives()
+        # In order: what it says of itself it has taken away, and the place is there for the next.
+        assert not node.place.agent_file.exists()
+        assert node.place.directory.is_dir()
+
+
+def test_the_epilog_leaves_an_agent_alone_that_another_job_still_needs() -> None:
+    with SlurmNode(f"otel_ddp-{os.getuid()}") as node:
+        other = node.python(TRAINING + "print('up', flush=True); input(); run.finish()")
+        assert other.stdout
+        assert other.stdout.readline() == "up\n"
+        agent = node.agent()["pid"]
+
+        node.epilog()
+
+        assert node.place.agent_pid() == agent
+        other.communicate("\n")
+
+
+def test_the_epilog_leaves_other_users_alone() -> None:
+    with SlurmNode("otel_ddp-4294967294") as node:
+        node.leave_an_agent()
+
+        node.epilog(4294967294)
+
+        assert node.place.agent_lives()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_epilog_ends_no_process_of_another_user_in_the_place_of_this_one() -> None:
+    with SlurmNode("otel_ddp-4242") as node:
+        node.leave_an_agent()
+        os.chown(node.place.directory, 4242, -1)
+
+        node.epilog(4242)
+
+        assert node.place.agent_lives()
+
+
+def test_the_epilog_clears_away_what_was_the_jobs_alone() -> None:
+    with SlurmNode(f"otel_ddp-{os.getuid()}-job4711") as node:
+        node.leave_an_agent()
+        agent = node.place.agent_pid()
+        spool = node.root / "disk" / f"otel_ddp-{os.getuid()}-job4711"
+        (spool / "spool-1").mkdir(parents=True)
+
+        node.epilog()
+
+        assert not node.place.directory.exists()
+        assert not spool.exists()
+        until(lambda: not Path(f"/proc/{agent}/exe").exists(), "the agent's end")
+
+
+def test_the_epilog_follows_no_link(tmp_path: Path) -> None:
+    with SlurmNode("elsewhere") as node:
+        (tmp_path / "precious").touch()
+        link = node.root / f"otel_ddp-{os.getuid()}-job4711"
+        link.symlink_to(tmp_path)
+
+        node.epilog()
+
+        assert (tmp_path / "precious").exists()
+        assert link.is_symlink()
+
+
+def test_the_example_job_starts_as_many_processes_as_it_has_gpus() -> None:
+    text = (SLURM / "train.sbatch").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
+
+    assert asked["ntasks-per-node"] == "1", "torchrun starts the others"
+    assert f"--nproc-per-node={asked['gpus-per-node']}" in text
+    # Since Slurm 22.05 srun does not take it over from sbatch: all ranks would share one core.
+    assert '--cpus-per-task="$SLURM_CPUS_PER_TASK"' in text
+    assert re.search(r"--rdzv-id=\S*\$SLURM_JOB_ID", text)

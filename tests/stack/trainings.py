@@ -1,0 +1,267 @@
+"""Trainings for the real servers: ranks on several nodes, and what each of them knows it logged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
+
+from node import Node, finished, until
+from stack.servers import Prometheus
+
+RANKS_PER_NODE = 2
+
+# Steps until the test has seen enough. Beside the journal each rank writes a file of its own: every
+# value with its step, and the time before and after the call that logged it.
+_TRAIN = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+folder, step_s, late_rank, late_s = sys.argv[1], *map(float, sys.argv[2:5])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
+
+
+def last_step():
+    # Rank 0 finds that the test has seen enough, and writes the last step down before all have
+    # exchanged the gradients of the one before: so each of them sees it in time.
+    try:
+        with open(f"{folder}/last_step") as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def steps():
+    step = 0
+    while (last := last_step()) is None or step < last:
+        step += 1
+        if last is None and rank == 0 and os.path.exists(f"{folder}/enough"):
+            with open(f"{folder}/last_step.new", "w") as file:
+                file.write(str(step + 1))
+            os.rename(file.name, f"{folder}/last_step")
+        time.sleep(step_s)
+        if rank == late_rank:
+            time.sleep(late_s)
+        yield step, torch.ones(4, 4)
+
+
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = otel_ddp.instrument(model)
+with open(f"{folder}/{rank}.jsonl", "w", buffering=1) as known:
+    for step, batch in otel_ddp.data(steps()):
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        values = {"loss": 1.0 / step + rank, "rate": 0.01}
+        before = time.time_ns()
+        run.log(values, step=step)
+        after = time.time_ns()
+        for name, value in values.items():
+            print(json.dumps([name, value, step, before, after]), file=known)
+run.finish()
+dist.destroy_process_group()
+"""
+
+# Without torch: so many steps, and then the end once the test has seen enough.
+_LOG = """
+import json, os, sys, time
+import otel_ddp
+
+folder, steps, rank = sys.argv[1], int(sys.argv[2]), int(os.environ["RANK"])
+run = otel_ddp.init()
+with open(f"{folder}/{rank}.jsonl", "w", buffering=1) as known:
+    for step in range(1, steps + 1):
+        # No two within a millisecond: such have their times moved apart.
+        time.sleep(0.004)
+        values = {"loss": 10.0 / step + rank}
+        before = time.time_ns()
+        run.log(values, step=step)
+        after = time.time_ns()
+        for name, value in values.items():
+            print(json.dumps([name, value, step, before, after]), file=known)
+while not os.path.exists(f"{folder}/enough"):
+    time.sleep(0.02)
+run.finish()
+"""
+
+
+class Known(NamedTuple):
+    """One value, as the rank that logged it knows it."""
+
+    name: str
+    value: float
+    step: int
+    before_ns: int
+    after_ns: int
+
+
+class Point(NamedTuple):
+    """One value, as Prometheus has it."""
+
+    time_ms: int
+    value: float
+
+
+class Training:
+    """One run; `labels` are those of its ranks, by rank."""
+
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, Node], *, group: str, run: str, job_type: str
+    ) -> None:
+        folder.mkdir()
+        self.run = run
+        self._folder, self._nodes = folder, nodes
+        self.labels = {
+            rank: {
+                "group": group,
+                "run": run,
+                "job_type": job_type,
+                "node": node,
+                "rank": str(rank),
+                "local_rank": str(rank % RANKS_PER_NODE),
+            }
+            for rank, node in enumerate(name for name in nodes for _ in range(RANKS_PER_NODE))
+        }
+        self._processes: list[Popen[str]] = []
+
+    def train(
+        self, *, step_s: float = 0.02, late_rank: int = -1, late_s: float = 0.0, **env: str
+    ) -> None:
+        """Real ranks, until `end`; one of them is late in each step."""
+        self._start(_TRAIN, str(step_s), str(late_rank), str(late_s), **env)
+
+    def log(self, steps: int, **env: str) -> None:
+        """Processes that only log, so many steps; then they wait for `end`."""
+        self._start(_LOG, str(steps), **env)
+
+    def _start(self, code: str, *arguments: str, **env: str) -> None:
+        script = self._folder / "train.py"
+        script.write_text(code)
+        for rank, labels in self.labels.items():
+            process = self._nodes[labels["node"]].start(
+                *(sys.executable, str(script), str(self._folder), *arguments),
+                env={
+                    "RANK": str(rank),
+                    "LOCAL_RANK": labels["local_rank"],
+                    "WORLD_SIZE": str(len(self.labels)),
+                    "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "OTEL_DDP_GROUP": labels["group"],
+                    "OTEL_DDP_RUN": labels["run"],
+                    "OTEL_DDP_JOB_TYPE": labels["job_type"],
+                    **env,
+                },
+            )
+            self._processes.append(process)
+
+    def known(self, rank: int) -> list[Known]:
+        """All that a rank has logged by now."""
+        return [Known(*json.loads(line)) for line in self._lines(rank)]
+
+    def _last(self, rank: int) -> Known:
+        """Before the first step there is nothing: then step 0 of no time."""
+        # Asked again and again while the ranks need the cores: never the whole file.
+        lines = self._lines(rank, most_bytes=1000)
+        return Known(*json.loads(lines[-1])) if lines else Known("", 0.0, 0, 0, 0)
+
+    def _lines(self, rank: int, most_bytes: int = 0) -> list[str]:
+        """The whole lines of a rank's file, or of the end of it."""
+        path = self._folder / f"{rank}.jsonl"
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            if most_bytes:
+                file.seek(max(0, path.stat().st_size - most_bytes))
+            lines = file.read().decode().splitlines(keepends=True)
+        return [line for line in lines if line.startswith("[") and line.endswith("\n")]
+
+    def steps(self) -> int:
+        """How many steps the slowest rank has made."""
+        for process in self._processes:
+            assert process.poll() in (None, 0), process.communicate()[0]
+        return min(self._last(rank).step for rank in self.labels)
+
+    def goes_on(self, steps: int) -> None:
+        """Wait until all ranks have made so many steps more."""
+        wanted = self.steps() + steps
+        until(lambda: self.steps() >= wanted, f"step {wanted} of {self.run}")
+
+    def goes_on_for(self, seconds: float) -> None:
+        """Wait until what all ranks log reaches so far beyond what they have logged by now."""
+        wanted_ns = self._logged_until_ns() + seconds * 1e9
+        until(lambda: self._logged_until_ns() >= wanted_ns, "the training to go on", seconds + 30)
+
+    def _logged_until_ns(self) -> int:
+        return min(self._last(rank).after_ns for rank in self.labels)
+
+    def end(self) -> list[str]:
+        """Let it come to its end, and see that it was a good one; what the ranks printed."""
+        (self._folder / "enough").touch()
+        return [finished(process) for process in self._processes]
+
+    def series(self) -> Iterator[tuple[dict[str, str], list[Known]]]:
+        """The labels of each series, with all that was logged."""
+        for rank, labels in self.labels.items():
+            known = self.known(rank)
+            for name in dict.fromkeys(each.name for each in known):
+                yield {**labels, "name": name}, [each for each in known if each.name == name]
+
+
+def selector(metric: str, labels: Mapping[str, str]) -> str:
+    return metric + "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+def points(prometheus: Prometheus, metric: str, labels: Mapping[str, str]) -> list[Point]:
+    """What is stored of the one series with these labels, in the order of its times."""
+    found = prometheus.raw(f"{selector(metric, labels)}[1h]")
+    assert len(found) == 1, (metric, labels, [each.labels for each in found])
+    return [Point(round(time_s * 1000), value) for time_s, value in found[0].points]
+
+
+def wait_for(prometheus: Prometheus, *trainings: Training) -> None:
+    """Until Prometheus has as many values of each run as its ranks have logged."""
+    for training in trainings:
+        series = list(training.series())
+        wanted = sum(len(known) for _, known in series)
+        assert wanted
+        # Without what the hooks log beside the script.
+        names = "|".join({labels["name"] for labels, _ in series})
+        chosen = f'training_scalar_step{{run="{training.run}",name=~"{names}"}}'
+
+        def there(counted: str = f"sum(count_over_time({chosen}[1h]))") -> float:
+            return sum(each.value for each in prometheus.query(counted))
+
+        until(
+            lambda there=there, wanted=wanted: there() >= wanted,
+            f"{wanted} values of {training.run}",
+        )
+
+
+def assert_all_there(prometheus: Prometheus, trainings: Sequence[Training]) -> None:
+    """Every value once, with its own step, and with a time within the call that logged it."""
+    for training in trainings:
+        for labels, known in training.series():
+            values = points(prometheus, "training_scalar", labels)
+            steps = points(prometheus, "training_scalar_step", labels)
+
+            assert [each.value for each in known] == [each.value for each in values], labels
+            assert [each.step for each in known] == [each.value for each in steps], labels
+            assert [each.time_ms for each in values] == [each.time_ms for each in steps], labels
+            # Prometheus counts in milliseconds.
+            late = [
+                (each, point)
+                for each, point in zip(known, values, strict=True)
+                if not each.before_ns // 10**6 <= point.time_ms <= each.after_ns // 10**6
+            ]
+            assert late == [], labels
