@@ -430,6 +430,18 @@ def test_a_certificate_of_somebody_else_keeps_the_data_here(
     assert receiver.attempts == []
 
 
+def test_grpc_without_tls_towards_a_collector_with_it_is_kept_and_explained(
+    receiver: Receiver, connect: Connect, certificates: Certificates
+) -> None:
+    endpoint = start(receiver, "grpc", tls=certificates["server"])
+    transport = connect(endpoint.replace("https:", "http:"), "grpc")
+
+    outcome = transport.send("metrics", BODY["metrics"])
+
+    assert outcome.kind == "retry"
+    assert "it may want https://" in outcome.why
+
+
 @PROTOCOLS
 def test_a_certificate_that_appears_later_is_used_then(
     receiver: Receiver,
@@ -623,6 +635,17 @@ HUGE = 50 * 1024 * 1024
         (b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n", "delivered"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "delivered"),
         (b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "refused"),
+        # What ports with TLS say to http://: nobody has looked at what was sent.
+        (b"HTTP/1.0 400 Bad Request\r\n\r\n", "retry"),
+        (
+            b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.",
+            "retry",
+        ),
+        (
+            b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n"
+            b"The plain HTTP request was sent to HTTPS port",
+            "retry",
+        ),
         (b"HTTP/1.1 503 No\r\n\r\n", "retry"),
         (b"SSH-2.0-OpenSSH\r\n", "retry"),
     ],

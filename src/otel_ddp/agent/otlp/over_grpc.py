@@ -175,11 +175,17 @@ def _unavailable(details: str, where: str) -> str:
     """One code stands for all that keeps a call from arriving; its text tells which it was."""
     low, text = details.lower(), said(details)
     if "certificate_verify_failed" in low or "certificate verify failed" in low:
-        return f"TLS to {where} failed: certificate verify failed"
+        # What is wrong with it stands behind; as over HTTP it is said.
+        _, _, reason = low.partition("verify_failed: ")
+        return f"TLS to {where} failed: certificate verify failed" + (
+            f": {said(reason.removesuffix(': ok'))}" if reason else ""
+        )
     if "handshake" in low or "ssl" in low:
         return f"TLS to {where} failed: {text}"
     if "refused" in low:
         return f"connection refused by {where}"
+    if low.endswith("socket closed") and where.startswith("http://"):
+        return f"connection closed by {where}; it may want https:// (OTEL_EXPORTER_OTLP_ENDPOINT)"
     if "resolution" in low or "resolve" in low:
         return f"the host name of {where} does not resolve"
     return f"UNAVAILABLE from {where}: {text}" if text else f"UNAVAILABLE from {where}"

@@ -142,7 +142,11 @@ class Courier(requests.Session):
             return Outcome("refused", f"{why}: a redirect, which OTLP does not follow")
         if status == 404:
             return Outcome("refused", f"{why}: {self._signal} are not taken there")
-        detail = _detail(response, _reply(response, deadline))
+        reply = _reply(response, deadline)
+        if status == 400 and _is_tls_port(response, reply):
+            # Kept: nobody has looked at what was sent, and the address can be mended.
+            return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
+        detail = _detail(response, reply)
         return Outcome("refused", f"{why}: {detail}" if detail else why)
 
     def _accepted(self, reply: bytes, where: str) -> Outcome:
@@ -272,6 +276,13 @@ def _detail(response: requests.Response, reply: bytes) -> str:
         except DecodeError:
             return ""
     return said(reply.decode("utf-8", "replace")) if kind.startswith("text/plain") else ""
+
+
+def _is_tls_port(response: requests.Response, reply: bytes) -> bool:
+    """Whether this 400 is what a TLS port says to http://, and not to what was sent."""
+    # Servers in Go, as the collector is, answer without a single header. Their sentence is often
+    # lost, because they close while we still write. nginx and Apache have one, with these words.
+    return not response.headers or b"plain http" in reply.lower()
 
 
 def _retry_after_s(text: str | None) -> float | None:

@@ -197,6 +197,8 @@ def _quiet() -> None:
     """The exporters write two to four lines a failure, with credentials in some; we write one."""
     for name in ("opentelemetry.exporter.otlp", "opentelemetry.util.re", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    # Read when grpc is imported: its core writes a line of its own for each failed handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 __all__ = ["SIGNALS", "Outcome", "Signal", "Transport", "probe"]
