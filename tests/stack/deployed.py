@@ -15,9 +15,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 GUIDE = ROOT / "docs" / "deploy.md"
 
-# Written by the work on dashboards; nothing else that is named may be missing.
-TO_COME = {"deploy/grafana/provisioning", "deploy/grafana/dashboards"}
-
 
 class _Once(yaml.SafeLoader):
     """Refuses a key that is there twice: the first one would silently not count."""

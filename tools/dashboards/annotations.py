@@ -1,0 +1,68 @@
+"""Marks over the curves: when a run began, saved, came back, alarmed, or got a verdict."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as build
+from tools.dashboards.names import metric
+from tools.dashboards.selectors import RANK_0
+from tools.dashboards.variables import PROMETHEUS
+
+
+def marks(selector: str, *, checkpoints: bool = False) -> list[build.AnnotationQuery]:
+    """Each can be switched off; checkpoints start as they are told to."""
+    started = metric("training.run.start.timestamp", selector)
+    saved = metric("training.checkpoint.timestamp", selector, RANK_0)
+    # The launcher starts all ranks again together.
+    came_back = metric("training.restarts", selector, RANK_0)
+    named = metric("training.straggler", selector, 'phase!=""')
+    return [
+        _mark(
+            "Run start",
+            f"max by (run) ({started}) * 1000",
+            "green",
+            "{{run}} starts",
+            at_value=True,
+        ),
+        _mark(
+            "Checkpoints",
+            f"max by (run) ({saved}) * 1000",
+            "blue",
+            "{{run}} has saved",
+            at_value=True,
+            shown=checkpoints,
+        ),
+        _mark(
+            "Restarts",
+            f"max by (run) (changes({came_back}[2m])) > 0",
+            "orange",
+            "{{run}} was restarted",
+        ),
+        _mark(
+            "Alerts",
+            f'max by (alertname, severity, run) (ALERTS{{alertstate="firing",{selector}}})',
+            "red",
+            "{{alertname}} {{run}}",
+        ),
+        _mark(
+            "Verdicts",
+            f"max by (run, node, rank, phase) ({named} == 1)",
+            "purple",
+            "rank {{rank}} on {{node}} holds the others back in {{phase}}",
+        ),
+    ]
+
+
+def _mark(
+    name: str, expr: str, colour: str, title: str, *, at_value: bool = False, shown: bool = True
+) -> build.AnnotationQuery:
+    mark = (
+        build.AnnotationQuery()
+        .name(name)
+        .expr(expr)
+        .datasource(PROMETHEUS)
+        .enable(shown)
+        .icon_color(colour)
+        .title_format(title)
+        .step("30s")
+    )
+    return mark.use_value_for_time(True) if at_value else mark

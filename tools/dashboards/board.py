@@ -1,0 +1,117 @@
+"""Puts rows of panels together into one dashboard, and finishes what the SDK leaves open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DashboardLinkType
+from tools.dashboards.links import TAG, UIDS, to_the_others
+from tools.dashboards.panels import Panel
+
+# Without it Grafana takes an xychart for one of before 11.1, and turns it into nonsense.
+PLUGIN_VERSION = "11.6.0"
+COLUMNS = 24
+
+
+class Row(NamedTuple):
+    """Panels under a heading; a collapsed row asks for nothing until it is opened."""
+
+    title: str
+    panels: Sequence[Panel]
+    collapsed: bool = False
+
+
+def board(
+    title: str,
+    question: str,
+    rows: Sequence[Row],
+    *,
+    variables: Sequence[Any],
+    annotations: Sequence[build.AnnotationQuery] = (),
+    since: str = "now-3h",
+) -> str:
+    """The file of one board."""
+    made = (
+        build.Dashboard(title)
+        .uid(UIDS[title])
+        .description(
+            f"{question} Generated from tools/dashboards of otel_ddp: edits here are overwritten."
+        )
+        .tags([TAG])
+        .timezone("browser")
+        .refresh("30s")
+        .time(since, "now")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .editable()
+        .variables(list(variables))
+        .annotations(list(annotations))
+    )
+    names = {variable.build().name for variable in variables}
+    made = made.links([_link(other, url) for other, url in to_the_others(title, names)])
+    told = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
+    told["panels"] = [json.loads(JSONEncoder().encode(_as_dict(row))) for row in rows]
+    return json.dumps(finish(told), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _link(title: str, url: str) -> build.DashboardLink:
+    return build.DashboardLink(title).type(DashboardLinkType.LINK).url(url).keep_time(True)
+
+
+def _as_dict(row: Row) -> dict[str, Any]:
+    return {
+        "type": "row",
+        "title": row.title,
+        "collapsed": row.collapsed,
+        "panels": [panel.build() for panel in row.panels],
+    }
+
+
+def finish(told: dict[str, Any]) -> dict[str, Any]:
+    """Ids, plugin versions and the grid; panels of open rows stand beside their row, not in it."""
+    y, next_id, flat = 0, 1, []
+    for row in told["panels"]:
+        row["gridPos"], row["id"] = {"h": 1, "w": COLUMNS, "x": 0, "y": y}, next_id
+        next_id += 1
+        # Also within a collapsed row: Grafana moves them down when it is opened.
+        bottom = _lay_out(row["panels"], y + 1)
+        for panel in row["panels"]:
+            panel["id"], panel["pluginVersion"] = next_id, PLUGIN_VERSION
+            next_id += 1
+            _slim_links(panel["fieldConfig"])
+        flat.append(row)
+        if row["collapsed"]:
+            y += 1
+        else:
+            flat.extend(row["panels"])
+            row["panels"], y = [], bottom
+    told["panels"] = flat
+    # Its one value moves things into a menu that older Grafana does not have.
+    for each in (*told["links"], *told["annotations"]["list"]):
+        each.pop("placement", None)
+    return told
+
+
+def _slim_links(config: dict[str, Any]) -> None:
+    """The SDK makes links of values as it makes those of boards, with all that only boards have."""
+    properties = [each for override in config["overrides"] for each in override["properties"]]
+    holders = [config["defaults"], *(each for each in properties if each["id"] == "links")]
+    for holder in holders:
+        for key in ("links", "value"):
+            if key in holder:
+                holder[key] = [{"title": link["title"], "url": link["url"]} for link in holder[key]]
+
+
+def _lay_out(panels: list[dict[str, Any]], top: int) -> int:
+    """Left to right, line by line; returns where the next row may begin."""
+    x = line = 0
+    for panel in panels:
+        width, height = panel["gridPos"]["w"], panel["gridPos"]["h"]
+        if x + width > COLUMNS:
+            x, top, line = 0, top + line, 0
+        panel["gridPos"] = {"h": height, "w": width, "x": x, "y": top}
+        x, line = x + width, max(line, height)
+    return top + line

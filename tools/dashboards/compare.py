@@ -1,0 +1,322 @@
+"""The board Compare: which configuration learns faster?"""
+
+from __future__ import annotations
+
+from tools.dashboards import variables as v
+from tools.dashboards.annotations import marks
+from tools.dashboards.board import Row, board
+from tools.dashboards.links import of_series, of_table
+from tools.dashboards.names import metric
+from tools.dashboards.panels import (
+    Column,
+    Panel,
+    Text,
+    Transformation,
+    against,
+    every_point,
+    lines,
+    listing,
+    over_time,
+    points,
+    rows,
+)
+from tools.dashboards.selectors import BY_RUN, LOGGED, RANK_0, RANKS_OF_RUNS, RUNS
+
+QUESTION = "Which configuration learns faster?"
+
+_NOT_BEYOND = "[$__range:15s]"
+
+
+def build() -> str:
+    return board(
+        "Compare",
+        QUESTION,
+        [
+            Row("Runs beside each other", _runs()),
+            Row("At one step", _at_step()),
+            Row("Averaged by an attribute of the runs", _averaged(), collapsed=True),
+            Row("As one group: mean, lowest, highest", _group(), collapsed=True),
+            Row("Single ranks (choose ranks above; dear for thousands)", _ranks(), collapsed=True),
+            Row("Every point, restarts visible", [_every_point()], collapsed=True),
+        ],
+        variables=[
+            v.datasource(),
+            *v.of_runs(),
+            *v.places(RUNS, first_rank="0"),
+            v.name(RUNS),
+            v.split(RUNS),
+            v.choice(
+                "x",
+                "Against",
+                [
+                    ("step", metric("training.scalar.step")),
+                    ("epoch", metric("training.scalar.epoch")),
+                    ("tokens of a rank", metric("training.tokens")),
+                    ("elapsed time in s", metric("process.uptime")),
+                    ("wall time in s", metric("training.heartbeat.timestamp")),
+                ],
+                "What the curves are drawn against. Elapsed time counts from the start of the "
+                "process.",
+            ),
+            v.attribute(),
+            v.text("at_step", "At step", "5000", "For the table: the last value up to this step."),
+            v.choice(
+                "width",
+                "Averaged over",
+                [(each, each) for each in ("1", "10", "100", "1000", "100000", "1000000")],
+                "How wide a stretch of x becomes one point where several runs are averaged.",
+                first=1,
+            ),
+        ],
+        annotations=marks(RUNS),
+        since="now-24h",
+    )
+
+
+# A value has a name and a split, what it may be drawn against (tokens, say) has none of the two.
+_X = f'${{x}}{{{RANKS_OF_RUNS},name=~"$name|",split=~"$split|"}}'
+_Y = metric("training.scalar", RANKS_OF_RUNS, LOGGED)
+
+
+def _with_attribute(expr: str) -> str:
+    """With what the run says of itself, under a name of its own: `group` is matched on already."""
+    info = metric("training.run.info", RUNS)
+    # A resumed run may have told of itself twice: one of them will do.
+    one = f"topk by ({BY_RUN}) (1, last_over_time({info}[$__range] @ end()))"
+    told = f'label_replace({one}, "attribute", "$1", "$by", "(.*)")'
+    said = f"max by ({BY_RUN}, attribute) ({told})"
+    return f"({expr}) * on ({BY_RUN}) group_left (attribute) {said}"
+
+
+def _named(expr: str) -> str:
+    """With the attribute in front of the run's name, so that likes stand together."""
+    return f'label_join({_with_attribute(expr)}, "curve", " · ", "attribute", "run")'
+
+
+def _columns(row: str, column: str, value: str) -> Transformation:
+    options = {"columnField": column, "emptyValue": "null", "rowField": row, "valueField": value}
+    return ("groupingToMatrix", options)
+
+
+_TOGETHER: list[Transformation] = [
+    ("merge", {}),
+    (
+        "organize",
+        {
+            "excludeByName": {"Time": True},
+            "renameByName": {"Value #x": "x", "Value #y": "y"},
+        },
+    ),
+]
+_IN_ORDER: Transformation = ("sortBy", {"fields": {}, "sort": [{"field": "x"}]})
+
+
+def _runs() -> list[Panel]:
+    return [
+        against(
+            Text(
+                "$name against ${x:text}",
+                "One curve a run, whenever it was started: the value of the chosen ranks (rank 0, "
+                "unless you choose others), their mean where there are several. After a restart "
+                "the "
+                "later attempt is shown.",
+                "The lowest curve at equal x learns fastest. The time range must span all runs; "
+                "a short one inside of a long time has few points: make it shorter.",
+            ),
+            points(f"max by (curve) ({_named(f'max by ({BY_RUN}) ({_X})')})", "x"),
+            points(f"avg by (curve) ({_named(f'avg by ({BY_RUN}) ({_Y})')})", "y"),
+            transformations=[*_TOGETHER, _IN_ORDER, _columns("x", "curve", "y")],
+        )
+    ]
+
+
+def _at_step() -> list[Panel]:
+    value = metric("training.scalar", RUNS, LOGGED, RANK_0)
+    step = metric("training.scalar.step", RUNS, LOGGED, RANK_0)
+    upto = f"({value} and {step} <= $at_step)"
+    seen = f"({step} <= $at_step)"
+    info = metric("training.run.info", RUNS)
+    to_run = of_series("Run", "run")
+    stepped = metric("training.steps", RUNS, RANK_0)
+    return [
+        listing(
+            Text(
+                "$name at step $at_step",
+                "The last value that rank 0 of each run logged up to this step, the lowest first, "
+                "with "
+                "the step at which it was logged and what the run was started with.",
+                "The first row is the best, if lower is better. A run whose step is far from the "
+                "one asked for has not come so far, or logs more rarely.",
+            ),
+            rows(f"avg by ({BY_RUN}) (last_over_time({upto}{_NOT_BEYOND}))", "value"),
+            rows(f"max by ({BY_RUN}) (max_over_time({seen}{_NOT_BEYOND}))", "step"),
+            rows(
+                "max without (job, instance, node, rank, local_rank) "
+                f"(last_over_time({info}[$__range]))",
+                "info",
+            ),
+            columns=[
+                Column("run", links=[of_table("Run")]),
+                Column("group"),
+                Column("job_type"),
+                Column("Value #value", "Value", "sishort"),
+                Column("Value #step", "At step", decimals=0),
+            ],
+            hidden=("Value #info", "otel_scope_name", "otel_scope_version"),
+            sort=("Value", False),
+            size=(12, 9),
+        ),
+        lines(
+            Text(
+                "$name over wall time",
+                "The same value as it was logged, by the clock.",
+                "Several steps ahead at the same time: faster hardware, not better learning.",
+            ),
+            over_time(
+                f"avg by (curve, run) ({_named(f'avg by ({BY_RUN}) ({_Y})')})",
+                "{{curve}}",
+            ),
+            unit="sishort",
+            size=(6, 9),
+            legend=(),
+            link=to_run,
+        ),
+        lines(
+            Text(
+                "Steps per second",
+                "How fast each run goes, by its rank 0.",
+                "Learns faster by the step, slower by the clock: choose elapsed time above.",
+            ),
+            over_time(f"max by (run) (rate({stepped}[$__rate_interval]))", "{{run}}"),
+            minimum=0,
+            size=(6, 9),
+            legend=(),
+            link=to_run,
+        ),
+    ]
+
+
+def _in_stretches(expr: str) -> str:
+    return f"round({expr}, $width)"
+
+
+def _averaged() -> list[Panel]:
+    x = _in_stretches(f"max by ({BY_RUN}) ({_X})")
+    return [
+        against(
+            Text(
+                "$name against ${x:text}, mean by $by",
+                "One curve for each value of the attribute: the mean over its runs, in stretches "
+                "of x.",
+                "Curves closer together than runs with the same value are: no difference that "
+                "counts. "
+                "Choose a stretch that holds several logged values.",
+            ),
+            points(f"max by (run, attribute) ({_with_attribute(x)})", "x"),
+            points(
+                f"avg by (run, attribute) ({_with_attribute(f'avg by ({BY_RUN}) ({_Y})')})", "y"
+            ),
+            transformations=[
+                *_TOGETHER,
+                (
+                    "groupBy",
+                    {
+                        "fields": {
+                            "attribute": {"aggregations": [], "operation": "groupby"},
+                            "x": {"aggregations": [], "operation": "groupby"},
+                            "y": {"aggregations": ["mean"], "operation": "aggregate"},
+                        }
+                    },
+                ),
+                _IN_ORDER,
+                _columns("x", "attribute", "y (mean)"),
+            ],
+            size=(24, 11),
+        )
+    ]
+
+
+def _group() -> list[Panel]:
+    x = _in_stretches(f"max by (run, rank) ({_X})")
+    y = f"avg by (run, rank) ({_Y})"
+    return [
+        against(
+            Text(
+                "$name against ${x:text}, all that is selected",
+                "Mean, lowest and highest over the selected runs and ranks, in stretches of x. "
+                "Choose one group, and ranks All, to see how far its ranks are apart.",
+                "A band that widens: runs or ranks part ways. Open the row below for single ranks.",
+            ),
+            points(x, "x"),
+            points(y, "y"),
+            transformations=[
+                *_TOGETHER,
+                (
+                    "groupBy",
+                    {
+                        "fields": {
+                            "x": {"aggregations": [], "operation": "groupby"},
+                            "y": {"aggregations": ["mean", "min", "max"], "operation": "aggregate"},
+                        }
+                    },
+                ),
+                _IN_ORDER,
+            ],
+            size=(12, 10),
+            band=("y (max)", "y (min)"),
+            legend=("lastNotNull",),
+        ),
+        lines(
+            Text(
+                "$name over time, all that is selected",
+                "Mean, lowest and highest over the selected runs and ranks at each moment.",
+                "Lowest and highest of one run far apart: its ranks see different data.",
+            ),
+            over_time(f"avg({_Y})", "mean"),
+            over_time(f"max({_Y})", "highest"),
+            over_time(f"min({_Y})", "lowest"),
+            unit="sishort",
+            size=(12, 10),
+            band=("highest", "lowest"),
+        ),
+    ]
+
+
+def _ranks() -> list[Panel]:
+    return [
+        against(
+            Text(
+                "$name against ${x:text}, by rank",
+                "One curve for each selected rank of each selected run.",
+                "One rank apart from the others: its data, or weights that are no longer the same.",
+            ),
+            points(f"max by (curve) ({_by_rank(_X)})", "x"),
+            points(f"avg by (curve) ({_by_rank(_Y)})", "y"),
+            transformations=[*_TOGETHER, _IN_ORDER, _columns("x", "curve", "y")],
+            size=(24, 11),
+        )
+    ]
+
+
+def _by_rank(series: str) -> str:
+    return f'label_join({series}, "curve", " · rank ", "run", "rank")'
+
+
+def _every_point() -> Panel:
+    partition = {"fields": ["run"], "keepFields": False, "naming": {"asLabels": True}}
+    return every_point(
+        Text(
+            "$name against ${x:text}, every point",
+            "Each pair as it was logged, joined in the order of time.",
+            "A line that goes back was restarted from a checkpoint; did it come the same way "
+            "again?",
+        ),
+        points(f"max by (run) ({_X})", "x"),
+        points(f"avg by (run) ({_Y})", "y"),
+        transformations=[
+            ("merge", {}),
+            ("sortBy", {"fields": {}, "sort": [{"field": "run"}]}),
+            ("partitionByValues", partition),
+        ],
+        size=(24, 11),
+    )

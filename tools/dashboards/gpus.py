@@ -1,0 +1,567 @@
+"""The board GPUs & nodes: is it the hardware?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grafana_foundation_sdk.models.dashboard import Threshold
+from tools.dashboards import variables as v
+from tools.dashboards.annotations import marks
+from tools.dashboards.board import Row, board
+from tools.dashboards.looks import ABOVE_0_IS_BAD, ABOVE_0_IS_ODD, BAD, WARN, steps
+from tools.dashboards.names import metric
+from tools.dashboards.panels import (
+    WITH_NAME,
+    Column,
+    Panel,
+    Text,
+    lines,
+    listing,
+    now,
+    over_time,
+    rows,
+    stat,
+)
+from tools.dashboards.selectors import NODES, RANKS_OF_RUNS, RUNS
+
+QUESTION = "Is it the hardware?"
+
+_RATE = "[$__rate_interval]"
+# By UUID: two boards are never told as one, and an instance of MIG has its own.
+_BY = "node, gpu, hw_id, rank"
+_WHOSE = "{{node}} · GPU {{gpu}} · rank {{rank}}"
+# Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
+_WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
+_HOT = steps((80, WARN), (88, BAD))
+_FULL = steps((0.9, WARN), (0.97, BAD))
+
+
+def build() -> str:
+    return board(
+        "GPUs & nodes",
+        QUESTION,
+        [
+            Row("GPUs: the first four to look at", _first_four()),
+            Row("Is something wrong with one?", _wrong()),
+            Row("Nodes", _nodes()),
+            Row("Power, clocks and cooling", _power(), collapsed=True),
+            Row("What keeps the GPU busy, and its memory", _inside(), collapsed=True),
+            Row("PCIe and NVLink", _ways(), collapsed=True),
+            Row("Disks, network and waiting of nodes", _node_more(), collapsed=True),
+        ],
+        variables=[
+            v.datasource(),
+            *v.of_runs(),
+            v.nodes_of_agents(),
+            *v.places(RUNS)[1:],
+            v.numbers("shown", "GPUs drawn", "Lines of a picture.", 16, 8, 32, 64),
+        ],
+        annotations=marks(RUNS),
+    )
+
+
+def _gpu(name: str, *more: str) -> str:
+    return metric(name, RANKS_OF_RUNS, *more)
+
+
+def _each(expr: str) -> str:
+    return f"max by ({_BY}) ({expr})"
+
+
+def _few(series: str, most: str = "topk", over: str = "") -> str:
+    """Of many GPUs those with most or least in this time; the others are in no line."""
+    whole = f"{_each(series)}{over}"
+    chosen = f"{most}($shown, max by (node, hw_id) (avg_over_time({series}[$__range] @ end())))"
+    return f"{whole} and on (node, hw_id) {chosen}"
+
+
+def _few_rates(series: str, *by: str) -> str:
+    labels = ", ".join((_BY, *by))
+    now_ = f"max by ({labels}) (rate({series}{_RATE}))"
+    chosen = f"topk($shown, max by (node, hw_id) (rate({series}[$__range] @ end())))"
+    return f"{now_} and on (node, hw_id) {chosen}"
+
+
+def _first_four() -> list[Panel]:
+    busy = _gpu("hw.gpu.utilization", 'hw_gpu_task="general"')
+    core = _gpu("hw.temperature", 'hw_sensor_location="core"')
+    used = _gpu("hw.gpu.memory.usage")
+    limit = _gpu("hw.gpu.memory.limit")
+    return [
+        lines(
+            Text(
+                "GPU utilisation",
+                "Share of the time in which the GPU did anything at all; of many, the idlest. "
+                "A GPU that waits for others in NCCL counts as busy.",
+                "One idle among busy ones: what is its rank doing? All low: data, or batches that "
+                "are too small. High with little power: it waits.",
+            ),
+            over_time(_few(busy, "bottomk"), _WHOSE),
+            over_time(f"avg({busy})", "mean of all"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            legend=("lastNotNull", "mean"),
+        ),
+        lines(
+            Text(
+                "GPU temperature",
+                "At the core; of many GPUs, the hottest.",
+                "Above 80 °C it may slow down: see what holds it back, below. One hot among cool "
+                "neighbours: its airflow or its cooler.",
+            ),
+            over_time(_few(core), _WHOSE),
+            unit="celsius",
+            levels=_HOT,
+        ),
+        lines(
+            Text(
+                "Time spent accessing memory",
+                "Share of the time in which the GPU's memory was read or written; the busiest.",
+                "High with low MFU: bound by memory. Larger batches or fused kernels help.",
+            ),
+            over_time(_few(_gpu("gpu.mem_controller.utilization")), _WHOSE),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            legend=("lastNotNull", "mean"),
+        ),
+        lines(
+            Text(
+                "GPU memory allocated",
+                "Share of its memory that is in use, by anyone; of many, the fullest.",
+                "Above 97 %: the next longer batch fails. Much less than half: a larger batch "
+                "fits.",
+            ),
+            over_time(_few(used, over=f" / {_each(limit)}"), _WHOSE),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            levels=_FULL,
+        ),
+    ]
+
+
+def _wrong() -> list[Panel]:
+    held = _gpu("gpu.throttle.active", _WRONG)
+    for_long = f"max by ({_BY}, reason) (avg_over_time({held}[10m])) > 0"
+    faults = _gpu("gpu.xid.errors")
+    errors = _gpu("hw.errors", 'error_type="uncorrected"')
+    corrected = _gpu("hw.errors", 'error_type="corrected"')
+    remapped = _gpu("gpu.remapped_rows")
+    core = _gpu("hw.temperature", 'hw_sensor_location="core"')
+    where = [Column("node"), Column("gpu", "GPU"), Column("rank")]
+    return [
+        stat(
+            Text("GPUs", "GPUs of this selection.", "Fewer than there should be: one has dropped."),
+            now(f"count(max by (node, hw_id) ({_gpu('hw.gpu.memory.limit')})) or vector(0)"),
+            size=(4, 4),
+        ),
+        stat(
+            Text(
+                "Held back",
+                "GPUs that slowed down for heat or a fault within the last 10 minutes of this "
+                "time.",
+                "The table names them and says why.",
+            ),
+            now(f"count(max by (node, hw_id) ({for_long})) or vector(0)"),
+            levels=ABOVE_0_IS_BAD,
+            size=(4, 4),
+        ),
+        stat(
+            Text(
+                "Hottest",
+                "The hottest core.",
+                "Above 88 °C: have the cooling looked at.",
+            ),
+            now(f"topk(1, {_each(core)})", _WHOSE),
+            unit="celsius",
+            levels=_HOT,
+            named=WITH_NAME,
+            size=(4, 4),
+        ),
+        stat(
+            Text(
+                "Xid faults",
+                "Faults that the driver has reported since the agents began to look.",
+                "The table has the codes; NVIDIA's list says what each asks for.",
+            ),
+            now(f"sum(max by (node, hw_id, code) ({faults})) or vector(0)"),
+            levels=ABOVE_0_IS_BAD,
+            size=(4, 4),
+        ),
+        stat(
+            Text(
+                "Uncorrected memory errors",
+                "Errors of GPU memory that lost data, since the driver was loaded.",
+                "Drain the node, reset the GPU; if they come again, have it swapped.",
+            ),
+            now(f"sum(max by (node, hw_id) ({errors})) or vector(0)"),
+            levels=ABOVE_0_IS_BAD,
+            size=(4, 4),
+        ),
+        stat(
+            Text(
+                "Remapped rows",
+                "Rows of GPU memory that were replaced after errors.",
+                "A few are what spares are for; for uncorrected ones the GPU needs a reset.",
+            ),
+            now(f"sum(max by (node, hw_id, cause) ({remapped})) or vector(0)"),
+            levels=ABOVE_0_IS_ODD,
+            size=(4, 4),
+        ),
+        listing(
+            Text(
+                "What holds GPUs back",
+                "Share of the last 10 minutes of this time in which a GPU ran slower for this "
+                "reason.",
+                "hw_thermal, sw_thermal: cooling. hw_power_brake: the power supply. "
+                "hw_slowdown: either, drain the node.",
+            ),
+            rows(f"topk($shown, {for_long})", "share"),
+            columns=[
+                *where,
+                Column("reason", "Reason"),
+                Column("Value #share", "Share", "percentunit", levels=steps((0.1, BAD), base=WARN)),
+            ],
+            hidden=("hw_id",),
+            sort=("Share", True),
+            size=(12, 7),
+        ),
+        listing(
+            Text(
+                "Faults",
+                "Xid faults by code, and memory errors, of the GPUs that have any.",
+                "13, 31: mostly the program. 48, 63, 64, 74, 79, 94, 95: the board, drain the "
+                "node.",
+            ),
+            rows(f"topk($shown, max by ({_BY}, code) ({faults}) > 0)", "xid"),
+            rows(f"topk($shown, {_each(errors)} > 0)", "lost"),
+            rows(f"topk($shown, {_each(corrected)} > 0)", "corrected"),
+            rows(f"topk($shown, max by ({_BY}, cause) ({remapped}) > 0)", "rows"),
+            columns=[
+                *where,
+                Column("code", "Xid"),
+                Column("Value #xid", "Faults", levels=ABOVE_0_IS_BAD),
+                Column("Value #lost", "Uncorrected", levels=ABOVE_0_IS_BAD),
+                Column("Value #corrected", "Corrected", levels=ABOVE_0_IS_ODD),
+                Column("cause", "Rows remapped for"),
+                Column("Value #rows", "Rows", levels=ABOVE_0_IS_ODD),
+            ],
+            hidden=("hw_id",),
+            size=(12, 7),
+        ),
+    ]
+
+
+def _gpu_lines(
+    title: str,
+    expr: str,
+    unit: str,
+    meaning: str,
+    action: str,
+    legend: str = _WHOSE,
+    levels: Sequence[Threshold] = (),
+) -> Panel:
+    text = Text(title, meaning, action)
+    return lines(text, over_time(expr, legend), unit=unit, minimum=0, size=(8, 7), levels=levels)
+
+
+def _power() -> list[Panel]:
+    power = _gpu("hw.power")
+    clock = "gpu.clock.frequency"
+    return [
+        _gpu_lines(
+            "Power",
+            _few(power, "bottomk"),
+            "watt",
+            "What each GPU draws; of many, those that draw least.",
+            "Little power at full utilisation: it waits in a kernel, for another rank mostly.",
+        ),
+        _gpu_lines(
+            "Power against its limit",
+            _few(power, over=f" / {_each(_gpu('gpu.power.limit'))}"),
+            "percentunit",
+            "Share of what the GPU may draw.",
+            "At 1 it lowers its clock: usual under load. Unequal limits make unequal ranks.",
+        ),
+        _gpu_lines(
+            "Energy",
+            _few_rates(_gpu("hw.energy")),
+            "watt",
+            "Power in the mean, from the energy that the GPU has counted.",
+            "More exact than the power above, which is a sample now and then.",
+        ),
+        _gpu_lines(
+            "Clock of the multiprocessors",
+            _few(_gpu(clock, 'gpu_clock_domain="sm"'), "bottomk"),
+            "hertz",
+            "Of many GPUs, the slowest.",
+            "One below its neighbours is a straggler in the making: see what holds it back.",
+        ),
+        _gpu_lines(
+            "Clock of the memory",
+            _few(_gpu(clock, 'gpu_clock_domain="memory"'), "bottomk"),
+            "hertz",
+            "Of many GPUs, the slowest.",
+            "It should not move under load.",
+        ),
+        _gpu_lines(
+            "Temperature of the memory",
+            _few(_gpu("hw.temperature", 'hw_sensor_location="memory"')),
+            "celsius",
+            "Where the board has that sensor; the hottest.",
+            "Above 95 °C memory slows down.",
+            levels=steps((90, WARN), (95, BAD)),
+        ),
+        _gpu_lines(
+            "Held back, by reason",
+            _few_rates(_gpu("gpu.throttle.duration"), "reason"),
+            "percentunit",
+            "Share of the time in which each GPU ran slower, for any reason, the power limit "
+            "included.",
+            "sw_power under load is usual. Heat and slowdown are not.",
+            _WHOSE + " · {{reason}}",
+        ),
+        _gpu_lines(
+            "Fans",
+            _few(_gpu("hw.fan.speed_ratio")),
+            "percentunit",
+            "Speed as a share of the highest; boards for servers have none.",
+            "At the highest and still hot: dust, or the room.",
+        ),
+    ]
+
+
+def _inside() -> list[Panel]:
+    engines = _gpu("gpu.engine.active")
+    coders = _gpu("hw.gpu.utilization", 'hw_gpu_task!="general"')
+    by_engine = f"avg by (engine) ({engines})"
+    return [
+        _gpu_lines(
+            "Parts of the GPU",
+            by_engine,
+            "percentunit",
+            "Share of the time in which each part was busy, in the mean over these GPUs. "
+            "Hopper and newer.",
+            "Tensor cores low: shapes or types that they do not take, or waiting.",
+            "{{engine}}",
+        ),
+        _gpu_lines(
+            "Encoder and decoder",
+            f"max by (node, gpu, hw_gpu_task) ({coders}) and on (node, gpu)"
+            f" topk($shown, max by (node, gpu) (avg_over_time({coders}[$__range] @ end())))",
+            "percentunit",
+            "Share of the time in which video is encoded or decoded.",
+            "Busy while training: somebody else, or the loading of videos.",
+            "{{node}} · GPU {{gpu}} · {{hw_gpu_task}}",
+        ),
+        _gpu_lines(
+            "Memory of each rank",
+            _few(_gpu("gpu.process.memory.usage")),
+            "bytes",
+            "GPU memory that the process of a rank occupies.",
+            "Far less than what is in use on the GPU: somebody else has a part of it.",
+        ),
+    ]
+
+
+def _ways() -> list[Panel]:
+    way = "network_io_direction"
+    pcie = _gpu("hw.gpu.io")
+    generation = "gpu.pcie.link.generation"
+    width = "gpu.pcie.link.width"
+
+    def below_best(name: str) -> str:
+        current = _each(_gpu(name, 'state="current"'))
+        best = _each(_gpu(name, 'state!="current"'))
+        chosen = f"bottomk($shown, {current} / {best})"
+        return f"{chosen} < 1"
+
+    return [
+        _gpu_lines(
+            "PCIe",
+            _few_rates(pcie, way),
+            "Bps",
+            "Bytes received and sent.",
+            "Near the link's limit (26 GB/s for generation 4 with 16 lanes): copies are in the "
+            "way.",
+            _WHOSE + " · {{" + way + "}}",
+        ),
+        _gpu_lines(
+            "NVLink",
+            _few_rates(_gpu("gpu.nvlink.io"), way),
+            "Bps",
+            "Bytes received and sent.",
+            "None between ranks of one node: NCCL goes another way; NCCL_DEBUG=INFO says why.",
+            _WHOSE + " · {{" + way + "}}",
+        ),
+        _gpu_lines(
+            "Errors on the way",
+            f"{_few_rates(_gpu('gpu.nvlink.errors'))} or {_few_rates(_gpu('gpu.pcie.replays'))}",
+            "cps",
+            "Errors of NVLink, and transfers over PCIe that were repeated.",
+            "A steady rate: the cable, the socket, or the board.",
+            levels=ABOVE_0_IS_ODD,
+        ),
+        listing(
+            Text(
+                "PCIe links below their best",
+                "GPUs whose link runs with an older generation or fewer lanes than it could, as a "
+                "share. An idle GPU lowers the generation to save power.",
+                "Fewer lanes, or a low generation under load: reseat the board.",
+            ),
+            rows(below_best(generation), "generation"),
+            rows(below_best(width), "width"),
+            columns=[
+                Column("node"),
+                Column("gpu", "GPU"),
+                Column("rank"),
+                Column("Value #generation", "Generation", "percentunit", levels=steps(base=WARN)),
+                Column("Value #width", "Lanes", "percentunit", levels=steps(base=BAD)),
+            ],
+            hidden=("hw_id",),
+            size=(24, 6),
+        ),
+    ]
+
+
+def _node(name: str, *more: str) -> str:
+    return metric(name, NODES, *more)
+
+
+def _few_nodes(expr: str, series: str, function: str = "avg_over_time") -> str:
+    chosen = f"topk($shown, max by (node) ({function}({series}[$__range] @ end())))"
+    return f"{expr} and on (node) {chosen}"
+
+
+def _node_lines(
+    title: str,
+    expr: str,
+    unit: str,
+    meaning: str,
+    action: str,
+    legend: str = "{{node}}",
+    levels: Sequence[Threshold] = (),
+    maximum: float | None = None,
+) -> Panel:
+    return lines(
+        Text(title, meaning, action),
+        over_time(expr, legend),
+        unit=unit,
+        minimum=0,
+        maximum=maximum,
+        size=(8, 7),
+        levels=levels,
+    )
+
+
+def _nodes() -> list[Panel]:
+    idle = _node("system.cpu.utilization", 'cpu_mode="idle"')
+    used = _node("system.memory.usage", 'system_memory_state="used"')
+    limit = _node("system.memory.limit")
+    load = _node("system.cpu.load_average.1m")
+    return [
+        _node_lines(
+            "Processors of nodes",
+            f"1 - (max by (node) ({idle}) and on (node)"
+            f" bottomk($shown, max by (node) (avg_over_time({idle}[$__range] @ end()))))",
+            "percentunit",
+            "Share of the processors' time that is used; of many nodes, the busiest.",
+            "Near 1: loader workers take them from the ranks. See Ranks, the process of each.",
+            maximum=1,
+        ),
+        _node_lines(
+            "Memory of nodes",
+            _few_nodes(f"max by (node) ({used}) / max by (node) ({limit})", used),
+            "percentunit",
+            "Share of the node's (or container's) memory that is used; the fullest.",
+            "Above 95 % the kernel begins to kill, loader workers first.",
+            levels=steps((0.85, WARN), (0.95, BAD)),
+            maximum=1,
+        ),
+        _node_lines(
+            "Load",
+            _few_nodes(f"max by (node) ({load})", load),
+            "none",
+            "Threads that run or want to, in the mean of a minute; the most loaded nodes.",
+            "More than there are processors: too many threads, see OMP_NUM_THREADS.",
+        ),
+    ]
+
+
+def _node_more() -> list[Panel]:
+    def rate(name: str, *by: str) -> str:
+        series = _node(name)
+        labels = ", ".join(("node", *by))
+        whole = f"max by ({labels}) (rate({series}{_RATE}))"
+        return _few_nodes(whole, series, "rate")
+
+    way = "{{network_io_direction}}"
+    swap = _node("system.paging.usage", 'system_paging_state="used"')
+    files = "system.filesystem.usage"
+    used = _node(files, 'system_filesystem_state="used"')
+    of_place = "max by (node, system_filesystem_mountpoint, system_filesystem_state)"
+    whole = f"sum by (node, system_filesystem_mountpoint) ({of_place} ({_node(files)}))"
+    return [
+        _node_lines(
+            "Disks",
+            rate("system.disk.io", "system_device", "disk_io_direction"),
+            "Bps",
+            "Bytes read and written; of many nodes, the busiest.",
+            "At the disk's limit while data are waited for: cache them, or shard them.",
+            "{{node}} · {{system_device}} · {{disk_io_direction}}",
+        ),
+        _node_lines(
+            "File systems",
+            f"max by (node, system_filesystem_mountpoint) ({used}) / {whole}"
+            f" and on (node) topk($shown, max by (node) (last_over_time({used}[$__range] @ "
+            "end())))",
+            "percentunit",
+            "Share of each file system that is used.",
+            "Above 95 %: the next checkpoint may not fit.",
+            "{{node}} · {{system_filesystem_mountpoint}}",
+            steps((0.85, WARN), (0.95, BAD)),
+            1,
+        ),
+        _node_lines(
+            "Swap",
+            _few_nodes(f"max by (node) ({swap})", swap),
+            "bytes",
+            "Memory that was moved to disk.",
+            "Any at all while training: too little memory.",
+        ),
+        _node_lines(
+            "Network",
+            rate("system.network.io", "network_interface_name", "network_io_direction"),
+            "Bps",
+            "Bytes received and sent, RDMA left out.",
+            "Busy while there is InfiniBand: NCCL does not use it.",
+            "{{node}} · {{network_interface_name}} · " + way,
+        ),
+        _node_lines(
+            "InfiniBand and RoCE",
+            rate("hw.network.io", "hw_id", "network_io_direction"),
+            "Bps",
+            "Bytes received and sent by each port, RDMA included.",
+            "One port without traffic among busy ones: its cable, or NCCL_IB_HCA.",
+            "{{node}} · {{hw_id}} · " + way,
+        ),
+        _node_lines(
+            "Network errors",
+            rate("system.network.errors", "network_interface_name", "network_io_direction"),
+            "cps",
+            "Packets that an interface failed to receive or send.",
+            "A steady rate: cable, port, or driver.",
+            "{{node}} · {{network_interface_name}} · " + way,
+            ABOVE_0_IS_ODD,
+        ),
+        _node_lines(
+            "Standing still for want of",
+            rate("system.linux.pressure", "resource", "stall_type"),
+            "percentunit",
+            "Share of the time in which some or all tasks waited for processor, memory or storage.",
+            "Memory above a tenth: about to fail. Storage: the disk is the limit.",
+            "{{node}} · {{resource}} · {{stall_type}}",
+        ),
+    ]

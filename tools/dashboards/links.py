@@ -1,0 +1,84 @@
+"""Ways from one board to another that keep what is selected and, mostly, the time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+UIDS = {
+    "Runs": "otel-ddp-runs",
+    "Run": "otel-ddp-run",
+    "Ranks": "otel-ddp-ranks",
+    "GPUs & nodes": "otel-ddp-gpus",
+    "Compare": "otel-ddp-compare",
+    "Pipeline": "otel-ddp-pipeline",
+}
+# Every board has it, and by it they find each other.
+TAG = "otel-ddp"
+
+# Boards of one run.
+_SINGLE = ("Run", "Ranks")
+_PLACES = ("node", "rank", "local_rank")
+_WHOSE = "${group:queryparam}&${job_type:queryparam}"
+
+
+def _board(title: str) -> str:
+    return f"/d/{UIDS[title]}?${{datasource:queryparam}}"
+
+
+def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str, str]]:
+    """From the head of a board; the time goes along by itself."""
+    for other in UIDS:
+        if other == title:
+            continue
+        kept = ["group", "job_type"]
+        # A board of one run that is told "All", or several, would stay empty: without a run it
+        # takes the newest of the group.
+        if title in _SINGLE or other not in _SINGLE:
+            kept.append("run")
+        # Compare begins with rank 0: every rank of a large run would be too dear there.
+        if other not in ("Runs", "Compare"):
+            kept += _PLACES
+        chosen = "&".join(f"${{{name}:queryparam}}" for name in kept if name in variables)
+        yield other, f"{_board(other)}&{chosen}"
+
+
+def of_table(title: str) -> tuple[str, str]:
+    """From a row of the table of runs, at the same time."""
+    return (
+        f"{title}, same time",
+        f"{_board(title)}&{_ROW}&${{__url_time_range}}",
+    )
+
+
+_ROW = (
+    "var-group=${__data.fields.group}&var-job_type=${__data.fields.job_type}"
+    "&var-run=${__data.fields.run}"
+)
+
+
+def of_table_lifetime(title: str) -> tuple[str, str]:
+    """The same, at the time at which the run was there."""
+    return (
+        f"{title}, from start to end",
+        f"{_board(title)}&{_ROW}"
+        "&from=${__data.fields.Started.numeric}&to=${__data.fields.Seen.numeric}",
+    )
+
+
+def of_row(title: str, *labels: str) -> tuple[str, str]:
+    """From a row of a table on a board of one run, to what the row is about."""
+    chosen = "".join(f"&var-{label}=${{__data.fields.{label}}}" for label in labels)
+    return (
+        f"{title}: this {' and '.join(labels)}",
+        f"{_board(title)}&{_WHOSE}&${{run:queryparam}}{chosen}&${{__url_time_range}}",
+    )
+
+
+def of_series(title: str, *labels: str) -> tuple[str, str]:
+    """From a line, a cell or a number, to the labels that it has."""
+    chosen = "".join(f"&var-{label}=${{__field.labels.{label}}}" for label in labels)
+    kept = _WHOSE if "run" in labels else f"{_WHOSE}&${{run:queryparam}}"
+    return (
+        f"{title}: this {' and '.join(labels)}",
+        f"{_board(title)}&{kept}{chosen}&${{__url_time_range}}",
+    )

@@ -1,0 +1,78 @@
+"""Colours and words of states and phases, the same on every board."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grafana_foundation_sdk.models.dashboard import (
+    DynamicConfigValue,
+    Threshold,
+    ValueMap,
+    ValueMappingResult,
+)
+
+from otel_ddp.catalog import PHASES, STATES
+
+# Waiting is grey: in a hang all ranks turn grey but the one that the others wait for.
+PHASE_COLOURS: Mapping[str, str] = {
+    "data": "#FF9830",
+    "forward": "#5794F2",
+    "backward": "#B877D9",
+    "comm_wait": "#8E8E8E",
+    "optimizer": "#73BF69",
+    "checkpoint": "#FADE2A",
+    "eval": "#37CAD3",
+    "compile": "#F2495C",
+    "other": "#C0A080",
+}
+STATE_COLOURS: Mapping[str, str] = {
+    "starting": "#FADE2A",
+    "running": "#73BF69",
+    "finished": "#5794F2",
+    "failed": "#F2495C",
+    "killed": "#A352CC",
+}
+
+# No state by default: green is for what was looked at and found right.
+NEUTRAL, GOOD, WARN, BAD = "text", "green", "orange", "red"
+
+# Neighbours differ. By name, two runs may both become a red.
+PALETTE = "palette-classic"
+
+
+def steps(*levels: tuple[float, str], base: str = NEUTRAL) -> list[Threshold]:
+    """Thresholds: `base` below the first of them."""
+    return [Threshold(value=None, color=base), *(Threshold(value=v, color=c) for v, c in levels)]
+
+
+ABOVE_0_IS_BAD = steps((1, BAD))
+ABOVE_0_IS_ODD = steps((1, WARN))
+
+
+def words(codes: Mapping[str, int], colours: Mapping[str, str]) -> ValueMap:
+    """Shows the codes of a metric as words in their colours."""
+    return ValueMap(
+        options={
+            str(code): ValueMappingResult(text=word, color=colours[word], index=index)
+            for index, (word, code) in enumerate(codes.items())
+        }
+    )
+
+
+PHASE_WORDS = words(PHASES, PHASE_COLOURS)
+STATE_WORDS = words(STATES, STATE_COLOURS)
+
+
+def fixed(colour: str) -> DynamicConfigValue:
+    return DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": colour})
+
+
+LATE_WORDS = ValueMap(
+    options={
+        "0": ValueMappingResult(text="on time", color="transparent", index=0),
+        "1": ValueMappingResult(text="late", color="#F2495C", index=1),
+    }
+)
+OUTSIDE_WORDS = ValueMap(
+    options={"1": ValueMappingResult(text="outside", color="#F2495C", index=0)}
+)

@@ -1,0 +1,463 @@
+"""The kinds of panels that the boards are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    heatmap,
+    prometheus,
+    statetimeline,
+    table,
+    tempo,
+    timeseries,
+    trend,
+    xychart,
+)
+from grafana_foundation_sdk.builders import stat as stat_
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import common as c
+from grafana_foundation_sdk.models import dashboard as m
+from grafana_foundation_sdk.models import heatmap as h
+from grafana_foundation_sdk.models import prometheus as p
+from grafana_foundation_sdk.models import xychart as x
+from tools.dashboards.looks import NEUTRAL, PALETTE, PHASE_COLOURS, fixed, steps
+from tools.dashboards.names import mentioned
+from tools.dashboards.variables import PROMETHEUS, TEMPO
+
+Panel = Builder[m.Panel]
+WITH_NAME, NAME_ALONE = c.BigValueTextMode.VALUE_AND_NAME, c.BigValueTextMode.NAME
+Transformation = tuple[str, Mapping[str, object]]
+
+
+class Query(NamedTuple):
+    """One question to Prometheus."""
+
+    expr: str
+    legend: str = "__auto"
+    ref: str = ""
+    instant: bool = False
+    form: p.PromQueryFormat = p.PromQueryFormat.TIME_SERIES
+
+
+def over_time(expr: str, legend: str = "__auto", ref: str = "") -> Query:
+    return Query(expr, legend, ref)
+
+
+def now(expr: str, legend: str = "__auto", ref: str = "") -> Query:
+    return Query(expr, legend, ref, instant=True)
+
+
+def rows(expr: str, ref: str) -> Query:
+    """One row a series, at the end of the time range."""
+    return Query(expr, "__auto", ref, instant=True, form=p.PromQueryFormat.TABLE)
+
+
+def points(expr: str, ref: str) -> Query:
+    """One row a series and moment."""
+    return Query(expr, "__auto", ref, form=p.PromQueryFormat.TABLE)
+
+
+class Text(NamedTuple):
+    """What a panel shows, and what to do about it."""
+
+    title: str
+    meaning: str
+    action: str
+
+    def description(self, expressions: Sequence[str]) -> str:
+        names, by_rules = mentioned(list(expressions))
+        told = [self.meaning, f"**What to do:** {self.action}"]
+        if names:
+            told.append(f"Metric: {', '.join(names)}")
+        if by_rules:
+            told.append("Needs the recording rules of deploy/prometheus/rules.")
+        return "\n\n".join(told)
+
+
+def _dressed(panel: Any, text: Text, asked: Sequence[Query], size: tuple[int, int]) -> Any:
+    width, height = size
+    panel = (
+        panel.title(text.title)
+        .description(text.description([query.expr for query in asked]))
+        .datasource(PROMETHEUS)
+        .span(width)
+        .height(height)
+    )
+    for index, query in enumerate(asked):
+        target = (
+            prometheus.Dataquery()
+            .expr(query.expr)
+            .legend_format(query.legend)
+            .ref_id(query.ref or chr(ord("A") + index))
+            .format(query.form)
+            .editor_mode(p.QueryEditorMode.CODE)
+            .datasource(PROMETHEUS)
+        )
+        panel = panel.with_target(target.instant() if query.instant else target.range())
+    return panel
+
+
+def _valued(panel: Any, unit: str, levels: Sequence[m.Threshold], decimals: int | None) -> Any:
+    panel = panel.unit(unit).thresholds(
+        dashboard.ThresholdsConfig()
+        .mode(m.ThresholdsMode.ABSOLUTE)
+        .steps(list(levels or steps(base=NEUTRAL)))
+    )
+    return panel if decimals is None else panel.decimals(decimals)
+
+
+def _transformed(panel: Any, transformations: Iterable[Transformation]) -> Any:
+    for id_, options in transformations:
+        panel = panel.with_transformation(m.DataTransformerConfig(id_val=id_, options=options))
+    return panel
+
+
+def _coloured(panel: Any) -> Any:
+    return panel.color_scheme(dashboard.FieldColor().mode(m.FieldColorModeId(PALETTE)))
+
+
+def _legend(*calcs: str, right: bool = False) -> common.VizLegendOptions:
+    return (
+        common.VizLegendOptions()
+        .show_legend(True)
+        .display_mode(c.LegendDisplayMode.TABLE if calcs else c.LegendDisplayMode.LIST)
+        .placement(c.LegendPlacement.RIGHT if right else c.LegendPlacement.BOTTOM)
+        .calcs(list(calcs))
+    )
+
+
+def _tooltip(order: c.SortOrder = c.SortOrder.DESCENDING) -> common.VizTooltipOptions:
+    return common.VizTooltipOptions().mode(c.TooltipDisplayMode.MULTI).sort(order)
+
+
+def stat(
+    text: Text,
+    *asked: Query,
+    unit: str = "none",
+    levels: Sequence[m.Threshold] = (),
+    decimals: int | None = None,
+    words: m.ValueMap | None = None,
+    nothing: str = "–",
+    named: c.BigValueTextMode = c.BigValueTextMode.VALUE,
+    link: tuple[str, str] | None = None,
+    size: tuple[int, int] = (3, 4),
+) -> Panel:
+    """One number, with or instead of it the name of what has it."""
+    panel = _valued(_dressed(stat_.Panel(), text, asked, size), unit, levels, decimals)
+    panel = (
+        panel.no_value(nothing)
+        .graph_mode(c.BigValueGraphMode.NONE)
+        .color_mode(c.BigValueColorMode.VALUE)
+        .text_mode(named)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    )
+    if words is not None:
+        panel = panel.mappings([words])
+    return panel.data_links(_links([link])) if link else panel
+
+
+def lines(
+    text: Text,
+    *asked: Query,
+    unit: str = "none",
+    levels: Sequence[m.Threshold] = (),
+    size: tuple[int, int] = (12, 8),
+    minimum: float | None = None,
+    maximum: float | None = None,
+    log: bool = False,
+    stacked: bool = False,
+    by_phase: bool = False,
+    legend: Sequence[str] = ("lastNotNull", "max"),
+    max_points: int = 1000,
+    faint: str = "",
+    band: tuple[str, str] | None = None,
+    link: tuple[str, str] | None = None,
+) -> Panel:
+    """Values over time. `faint` is drawn thin; a band goes from its first name to its second."""
+    panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, None)
+    panel = (
+        _coloured(panel)
+        .max_data_points(max_points)
+        .line_width(1.5)
+        .fill_opacity(70 if stacked else 0)
+        .show_points(c.VisibilityMode.AUTO)
+        .legend(_legend(*legend))
+        .tooltip(_tooltip())
+        # A point every export, at 5 s and more: holes of a few of them are no holes.
+        .span_nulls(60000)
+    )
+    if minimum is not None:
+        panel = panel.min(minimum)
+    if maximum is not None:
+        panel = panel.max(maximum)
+    if log:
+        panel = panel.scale_distribution(
+            common.ScaleDistributionConfig().type(c.ScaleDistribution.LOG).log(10)
+        )
+    if stacked:
+        panel = panel.stacking(common.StackingConfig().mode(c.StackingMode.NORMAL))
+    if by_phase:
+        panel = _in_phase_colours(panel)
+    if faint:
+        thin = [
+            _set("custom.lineWidth", 1),
+            _set("custom.lineStyle", {"fill": "dot", "dash": [1, 3]}),
+        ]
+        panel = panel.override_by_name(faint, thin)
+    if band is not None:
+        panel = _with_band(panel, *band)
+    return panel.data_links(_links([link])) if link else panel
+
+
+def _in_phase_colours(panel: Any) -> Any:
+    for phase, colour in PHASE_COLOURS.items():
+        panel = panel.override_by_name(phase, [fixed(colour)])
+    return panel
+
+
+def _with_band(panel: Any, top: str, bottom: str) -> Any:
+    edge = [_set("custom.lineWidth", 1), fixed("#8AB8FF")]
+    fill = [*edge, _set("custom.fillBelowTo", bottom), _set("custom.fillOpacity", 20)]
+    return panel.override_by_name(top, fill).override_by_name(bottom, edge)
+
+
+def against(
+    text: Text,
+    *asked: Query,
+    transformations: Sequence[Transformation],
+    unit: str = "none",
+    size: tuple[int, int] = (24, 12),
+    band: tuple[str, str] | None = None,
+    legend: Sequence[str] = ("lastNotNull", "min", "max"),
+) -> Panel:
+    """Values against the first number of the one table that the transformations end in."""
+    panel = _valued(_dressed(trend.Panel(), text, asked, size), unit, (), None)
+    panel = (
+        _coloured(_transformed(panel, transformations))
+        # A run has fewer points than it has steps: as many as are there, within what is allowed.
+        .max_data_points(5000)
+        .line_width(2)
+        .show_points(c.VisibilityMode.AUTO)
+        # Where another run had a point, this one has a hole.
+        .span_nulls(True)
+        # By name, so that curves with the same attribute in front stand together.
+        .legend(_legend(*legend, right=size[0] > 12).sort_by("Name").sort_desc(False))
+        .tooltip(_tooltip(c.SortOrder.ASCENDING))
+    )
+    return _with_band(panel, *band) if band else panel
+
+
+def every_point(
+    text: Text,
+    *asked: Query,
+    transformations: Sequence[Transformation],
+    size: tuple[int, int] = (12, 10),
+) -> Panel:
+    """Points of two values, in the order in which they came."""
+    panel = _valued(_dressed(xychart.Panel(), text, asked, size), "none", (), None)
+    series = xychart.XYSeriesConfig()
+    # The names before they are shown otherwise: partitionByValues gives them back.
+    series = series.x(_by_name("Value #x", x.XychartXYSeriesConfigX)).y(
+        _by_name("Value #y", x.XychartXYSeriesConfigY)
+    )
+    panel = _coloured(_transformed(panel, transformations)).max_data_points(5000)
+    return (
+        panel.mapping(x.SeriesMapping.AUTO)
+        .series([series])
+        # Lines alone cannot be pointed at.
+        .show(x.XYShowMode.POINTS_AND_LINES)
+        .point_size(xychart.XychartFieldConfigPointSize().fixed(3))
+        .legend(_legend())
+        .tooltip(common.VizTooltipOptions().mode(c.TooltipDisplayMode.SINGLE))
+    )
+
+
+def _by_name(name: str, kind: Any) -> Any:
+    class Match(Builder[Any]):
+        def build(self) -> Any:
+            return kind(matcher=m.MatcherConfig(id_val="byName", options=name))
+
+    return Match()
+
+
+def rank_heatmap(
+    text: Text,
+    *asked: Query,
+    unit: str,
+    lowest: float,
+    highest: float,
+    link: tuple[str, str] | None = None,
+    size: tuple[int, int] = (24, 9),
+) -> Panel:
+    """Rows are ranks, in numerical order as long as the legend is the bare number."""
+    panel = _valued(_dressed(heatmap.Panel(), text, asked, size), unit, (), None)
+    panel = (
+        panel.max_data_points(300)
+        .calculate(False)
+        .rows_frame(heatmap.RowsHeatmapOptions().layout(c.HeatmapCellLayout.AUTO).value("value"))
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(h.HeatmapColorMode.SCHEME)
+            .scheme("Turbo")
+            .scale(h.HeatmapColorScale.LINEAR)
+            .steps(64)
+            # Below its lowest the palette is almost black: what is usual lies well above.
+            .min(lowest)
+            .max(highest)
+        )
+        # Zero is a value here.
+        .filter_values(heatmap.FilterValueRange().le(-1e9))
+        .cell_values(heatmap.CellValues().unit(unit))
+        .y_axis(heatmap.YAxisConfig().decimals(0).axis_placement(c.AxisPlacement.LEFT))
+        .show_value(c.VisibilityMode.NEVER)
+        .tooltip(heatmap.HeatmapTooltip().mode(c.TooltipDisplayMode.SINGLE).show_color_scale(True))
+    )
+    return panel.data_links(_links([link])) if link else panel
+
+
+def bucket_heatmap(text: Text, *asked: Query, unit: str, size: tuple[int, int] = (12, 8)) -> Panel:
+    """Rows are the buckets of a histogram."""
+    asked = tuple(query._replace(form=p.PromQueryFormat.HEATMAP) for query in asked)
+    panel = _valued(_dressed(heatmap.Panel(), text, asked, size), unit, (), None)
+    return (
+        panel.max_data_points(150)
+        .calculate(False)
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(h.HeatmapColorMode.SCHEME)
+            .scheme("Viridis")
+            .scale(h.HeatmapColorScale.EXPONENTIAL)
+            .exponent(0.5)
+            .steps(64)
+        )
+        .y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(c.AxisPlacement.LEFT))
+        .show_value(c.VisibilityMode.NEVER)
+        .tooltip(heatmap.HeatmapTooltip().mode(c.TooltipDisplayMode.SINGLE))
+    )
+
+
+def states(
+    text: Text,
+    *asked: Query,
+    words: m.ValueMap,
+    size: tuple[int, int] = (24, 8),
+    a_page: int = 32,
+) -> Panel:
+    """A band a series, in the colours of its states."""
+    panel = _valued(_dressed(statetimeline.Panel(), text, asked, size), "none", (), None)
+    return (
+        panel.mappings([words])
+        .max_data_points(500)
+        .merge_values(True)
+        .show_value(c.VisibilityMode.NEVER)
+        .row_height(0.9)
+        .per_page(a_page)
+        .fill_opacity(90)
+        .line_width(0)
+        .legend(_legend())
+        .tooltip(common.VizTooltipOptions().mode(c.TooltipDisplayMode.SINGLE))
+    )
+
+
+def bars(
+    text: Text,
+    *asked: Query,
+    unit: str,
+    levels: Sequence[m.Threshold] = (),
+    size: tuple[int, int] = (12, 8),
+    link: tuple[str, str] | None = None,
+) -> Panel:
+    panel = _valued(_dressed(bargauge.Panel(), text, asked, size), unit, levels, None)
+    panel = (
+        panel.orientation(c.VizOrientation.HORIZONTAL)
+        .display_mode(c.BarGaugeDisplayMode.BASIC)
+        .min(0)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    )
+    return panel.data_links(_links([link])) if link else panel
+
+
+class Column(NamedTuple):
+    """One column of a table: a label, or `Value #` and the ref of what was asked."""
+
+    field: str
+    title: str = ""
+    unit: str = "none"
+    decimals: int | None = None
+    levels: Sequence[m.Threshold] = ()
+    words: m.ValueMap | None = None
+    links: Sequence[tuple[str, str]] = ()
+    width: int | None = None
+
+
+def listing(
+    text: Text,
+    *asked: Query,
+    columns: Sequence[Column],
+    hidden: Sequence[str] = (),
+    sort: tuple[str, bool] | None = None,
+    nothing: str = "none",
+    size: tuple[int, int] = (24, 9),
+) -> Panel:
+    """A table; `sort` is a column's title and whether the largest comes first."""
+    panel = _valued(_dressed(table.Panel(), text, asked, size), "none", (), None)
+    panel = _transformed(
+        panel,
+        [
+            ("merge", {}),
+            (
+                "organize",
+                {
+                    "excludeByName": dict.fromkeys(("Time", *hidden), True),
+                    "indexByName": {each.field: at for at, each in enumerate(columns)},
+                    "renameByName": {each.field: each.title for each in columns if each.title},
+                },
+            ),
+        ],
+    )
+    # What is shown instead of an empty table would also be shown in each of its empty cells, and
+    # go along with links.
+    panel = panel.override_by_regexp(".*", [_set("noValue", "")])
+    for each in columns:
+        if properties := _properties(each):
+            panel = panel.override_by_name(each.title or each.field, properties)
+    if sort is not None:
+        title, falling = sort
+        panel = panel.sort_by([common.TableSortByFieldState().display_name(title).desc(falling)])
+    return panel.filterable(True).cell_height(c.TableCellHeight.SM).no_value(nothing)
+
+
+def _properties(column: Column) -> list[m.DynamicConfigValue]:
+    told = [_set("unit", column.unit)] if column.unit != "none" else []
+    if column.decimals is not None:
+        told.append(_set("decimals", column.decimals))
+    if column.levels:
+        told.append(_set("thresholds", {"mode": "absolute", "steps": list(column.levels)}))
+        told.append(_set("custom.cellOptions", {"type": "color-text"}))
+    if column.words is not None:
+        told.append(_set("mappings", [column.words]))
+        told.append(_set("custom.cellOptions", {"type": "color-text"}))
+    if column.links:
+        told.append(_set("links", [link.build() for link in _links(column.links)]))
+    if column.width is not None:
+        told.append(_set("custom.width", column.width))
+    return told
+
+
+def traces(text: Text, traceql: str, *, size: tuple[int, int] = (24, 9)) -> Panel:
+    panel = _valued(_dressed(table.Panel(), text, (), size), "none", (), None)
+    target = tempo.Dataquery().ref_id("A").query_type("traceql").query(traceql).limit(50)
+    return panel.datasource(TEMPO).with_target(target.datasource(TEMPO)).no_value("no traces")
+
+
+def _set(id_: str, value: object) -> m.DynamicConfigValue:
+    return m.DynamicConfigValue(id_val=id_, value=value)
+
+
+def _links(links: Iterable[tuple[str, str]]) -> list[dashboard.DashboardLink]:
+    return [dashboard.DashboardLink(title).url(url) for title, url in links]

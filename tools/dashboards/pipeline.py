@@ -1,0 +1,392 @@
+"""The board Pipeline: can the other boards be trusted?"""
+
+from __future__ import annotations
+
+from tools.dashboards import variables as v
+from tools.dashboards.board import Row, board
+from tools.dashboards.looks import ABOVE_0_IS_BAD, ABOVE_0_IS_ODD, BAD, GOOD, WARN, steps
+from tools.dashboards.names import metric, recorded
+from tools.dashboards.panels import (
+    Column,
+    Panel,
+    Query,
+    Text,
+    lines,
+    listing,
+    now,
+    over_time,
+    rows,
+    stat,
+)
+from tools.dashboards.selectors import AGENTS, BY_RANK, RANK_0, RANKS_OF_RUNS, RUNS
+
+QUESTION = "Can the other boards be trusted?"
+
+_RATE = "[$__rate_interval]"
+_IN_RANGE = "[$__range]"
+
+
+def build() -> str:
+    return board(
+        "Pipeline",
+        QUESTION,
+        [
+            Row("Now, and in this time", _now()),
+            Row("From the agents on", _agents()),
+            Row("What is not measured, and why", [_capabilities()]),
+            Row("What it costs", _cost(), collapsed=True),
+            Row("Ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
+            Row("The collector (where its own numbers are scraped)", _collector(), collapsed=True),
+        ],
+        variables=[
+            v.datasource(),
+            *v.of_runs(),
+            v.nodes_of_agents(),
+            *v.places(RUNS)[1:],
+            v.numbers("topn", "Nodes drawn", "How many of the worst are drawn.", 10, 5, 25, 50),
+        ],
+    )
+
+
+def _agent(name: str, *more: str) -> str:
+    return metric(name, AGENTS, *more)
+
+
+def _now() -> list[Panel]:
+    exports = _agent("otel_ddp.exports")
+    failed = _agent("otel_ddp.exports", 'outcome!="delivered"')
+    lost = metric("otel_ddp.records.lost", RANKS_OF_RUNS)
+    refused = metric("otel_ddp.values.refused", RANKS_OF_RUNS)
+    hooks = metric("otel_ddp.hook.time", RUNS, RANK_0)
+    return [
+        stat(
+            Text(
+                "Agents",
+                "Nodes of which an agent is heard.",
+                "Fewer than nodes: `otel-ddp doctor` on the missing one says why.",
+            ),
+            now(f"count(max by (node) ({_agent('otel_ddp.agent.cpu.time')})) or vector(0)"),
+            levels=steps((1, GOOD), base=BAD),
+        ),
+        stat(
+            Text(
+                "Oldest reading",
+                "The longest time for which an agent has not got an answer from one of its "
+                "sources.",
+                "Above 30 s a driver or a disk hangs: the panel below names the node and the "
+                "source.",
+            ),
+            now(f"max({_agent('otel_ddp.source.age')})"),
+            unit="s",
+            levels=steps((10, WARN), (30, BAD)),
+            nothing="no agent",
+        ),
+        stat(
+            Text(
+                "Exports that failed",
+                "Share of the attempts to hand over data that did not succeed.",
+                "Below one in twenty, and nothing dropped: all came in the end. "
+                "Else see whether the collector is up.",
+            ),
+            over_time(f"sum(rate({failed}{_RATE})) / (sum(rate({exports}{_RATE})) > 0)"),
+            unit="percentunit",
+            levels=steps((0.05, WARN), (0.5, BAD)),
+            nothing="scraped only",
+        ),
+        stat(
+            Text(
+                "Points dropped",
+                "Data points that agents gave up on within this time.",
+                "Any at all: the curves have holes there. The panel below says why.",
+            ),
+            now(
+                "sum(max by (node, why) "
+                f"(increase({_agent('otel_ddp.points.dropped')}{_IN_RANGE})))"
+                " or vector(0)"
+            ),
+            decimals=0,
+            levels=ABOVE_0_IS_BAD,
+        ),
+        stat(
+            Text(
+                "Waiting on disk",
+                "Data that wait on disks of nodes for their receiver to come back.",
+                "Grows: the collector or its backend is down. Falls by itself once it is up.",
+            ),
+            now(f"sum(max by (node) ({_agent('otel_ddp.spool.size')})) or vector(0)"),
+            unit="bytes",
+            levels=steps((16777216, WARN), (1073741824, BAD)),
+        ),
+        stat(
+            Text(
+                "Records lost",
+                "Records of ranks that were gone before their agent could read them.",
+                "The agent gets too little processor time, or the journal is too small.",
+            ),
+            now(f"sum(max by ({BY_RANK}, why) ({lost})) or vector(0)"),
+            decimals=0,
+            levels=ABOVE_0_IS_ODD,
+        ),
+        stat(
+            Text(
+                "Values refused",
+                "Values or names given to log() that were refused or shortened.",
+                "The training's own output has one warning for each place.",
+            ),
+            now(f"sum(max by ({BY_RANK}, why) ({refused})) or vector(0)"),
+            decimals=0,
+            levels=ABOVE_0_IS_ODD,
+        ),
+        stat(
+            Text(
+                "Time in our hooks",
+                "Share of rank 0's time that watching takes, the most of any run.",
+                "Above one in a hundred: steps of a few milliseconds; log more rarely.",
+            ),
+            over_time(f"max(rate({hooks}{_RATE}))"),
+            unit="percentunit",
+            levels=steps((0.01, WARN), (0.05, BAD)),
+            nothing="no hooks",
+        ),
+    ]
+
+
+def _agents() -> list[Panel]:
+    age = _agent("otel_ddp.source.age")
+    spool = _agent("otel_ddp.spool.size")
+    errors = _agent("otel_ddp.source.errors")
+    oldest = f"topk($topn, max by (node, source) (max_over_time({age}[$__range] @ end())))"
+    largest = f"topk($topn, max by (node) (max_over_time({spool}[$__range] @ end())))"
+    failing = f"topk($topn, max by (node, source) (increase({errors}[$__range] @ end())) > 0)"
+    beat = recorded("node:training_heartbeat_timestamp:max", RUNS)
+    silent = f"bottomk($topn, max by (node) (last_over_time({beat}[$__range] @ end())))"
+    step = recorded("run:training_step:max", RUNS)
+    return [
+        lines(
+            Text(
+                "Exports by outcome",
+                "Attempts of all agents to hand over data, by how they ended.",
+                "failed: nobody took them, they are tried again. refused: the collector does not "
+                "want "
+                "them, look at its log.",
+            ),
+            over_time(
+                "sum by (outcome) (max by (node, outcome)"
+                f" (rate({_agent('otel_ddp.exports')}{_RATE})))",
+                "{{outcome}}",
+            ),
+            unit="cps",
+            minimum=0,
+            size=(8, 7),
+        ),
+        lines(
+            Text(
+                "Age of readings",
+                "Time since an agent last read each of its sources; the oldest.",
+                "A line that climbs: that source hangs. The numbers of it end meanwhile.",
+            ),
+            over_time(f"max by (node, source) ({age}) and on (node, source) {oldest}", _SOURCE),
+            unit="s",
+            minimum=0,
+            levels=steps((10, WARN), (30, BAD)),
+            size=(8, 7),
+        ),
+        lines(
+            Text(
+                "Age of heartbeats",
+                "Time since each node's ranks were last seen alive; the nodes longest silent. "
+                "Below zero: clocks disagree.",
+                "All nodes alike: the way to here. One node: its agent or the node.",
+            ),
+            over_time(
+                f"time() - (max by (node) ({beat}) and on (node) {silent})",
+                "{{node}}",
+            ),
+            unit="s",
+            levels=steps((60, WARN), (120, BAD)),
+            size=(8, 7),
+        ),
+        lines(
+            Text(
+                "Waiting on disk",
+                "Data that wait for their receiver; the nodes with most.",
+                "Climbs on all: the collector. On one: its way there.",
+            ),
+            over_time(f"max by (node) ({spool}) and on (node) {largest}", "{{node}}"),
+            unit="bytes",
+            minimum=0,
+            size=(8, 7),
+        ),
+        lines(
+            Text(
+                "Points dropped, by reason",
+                "Data points that agents gave up on.",
+                "rejected: the backend's log says what it does not like. Else more room to wait "
+                "in.",
+            ),
+            over_time(
+                "sum by (why) (max by (node, why)"
+                f" (rate({_agent('otel_ddp.points.dropped')}{_RATE})))",
+                "{{why}}",
+            ),
+            unit="cps",
+            minimum=0,
+            levels=ABOVE_0_IS_ODD,
+            size=(8, 7),
+        ),
+        lines(
+            Text(
+                "Numbers that could not be read",
+                "By node and source; they are left out, and never 0.",
+                "Steady: `otel-ddp doctor` on that node says what is refused.",
+            ),
+            over_time(
+                f"max by (node, source) (rate({errors}{_RATE})) and on (node, source) {failing}",
+                _SOURCE,
+            ),
+            unit="cps",
+            minimum=0,
+            size=(8, 7),
+        ),
+        stat(
+            Text(
+                "Recording rules",
+                "Runs for which Prometheus has evaluated our rules at the end of this time.",
+                "0 while runs run: load deploy/prometheus/rules, or see its page Rules for errors.",
+            ),
+            now(f"count({step}) or vector(0)"),
+            size=(24, 3),
+        ),
+    ]
+
+
+_SOURCE = "{{node}} · {{source}}"
+
+
+def _capabilities() -> Panel:
+    missing = metric("otel_ddp.capability", RUNS)
+    return listing(
+        Text(
+            "Not measured",
+            "What these runs do not measure, with the reason, and on how many ranks.",
+            "docs/training.md says for each reason what to do. Panels that need it are empty.",
+        ),
+        rows(
+            f"count by (run, what, reason) (max by ({BY_RANK}, what, reason) ({missing}) == 0)",
+            "n",
+        ),
+        columns=[
+            Column("run"),
+            Column("what", "What"),
+            Column("reason", "Reason"),
+            Column("Value #n", "Ranks"),
+        ],
+        nothing="all is measured",
+        size=(24, 7),
+    )
+
+
+def _cost() -> list[Panel]:
+    cpu = _agent("otel_ddp.agent.cpu.time")
+    hooks = metric("otel_ddp.hook.time", RUNS, RANK_0)
+    steps_ = metric("training.steps", RUNS, RANK_0)
+    most = f"topk($topn, max by (node) (rate({cpu}[$__range] @ end())))"
+    return [
+        lines(
+            Text(
+                "Processors of agents",
+                "How much of one processor each agent takes; those that take most.",
+                "Above a tenth: many ranks with very short steps. Log more rarely.",
+            ),
+            over_time(f"max by (node) (rate({cpu}{_RATE})) and on (node) {most}", "{{node}}"),
+            unit="percentunit",
+            minimum=0,
+        ),
+        lines(
+            Text(
+                "Time of our hooks in a step",
+                "What watching adds to a step of rank 0, by our own clock.",
+                "Tens of microseconds are usual, whatever the step takes.",
+            ),
+            over_time(
+                f"max by (run) (rate({hooks}{_RATE})) / on (run)"
+                f" (max by (run) (rate({steps_}{_RATE})) > 0)",
+                "{{run}}",
+            ),
+            unit="s",
+            minimum=0,
+        ),
+    ]
+
+
+def _ranks() -> list[Panel]:
+    def most(title: str, name: str, by: str, meaning: str, action: str) -> Panel:
+        series = metric(name, RANKS_OF_RUNS)
+        labels = f"node, rank{', ' + by if by else ''}"
+        expr = f"max by ({labels}) (rate({series}{_RATE})) > 0"
+        legend = "rank {{rank}} · {{node}}" + (f" · {{{{{by}}}}}" if by else "")
+        return lines(Text(title, meaning, action), over_time(expr, legend), unit="cps", size=(8, 7))
+
+    return [
+        most(
+            "Records lost",
+            "otel_ddp.records.lost",
+            "why",
+            "Records that the agent came too late for.",
+            "Give the agent a processor, or the journal more room (docs/settings.md).",
+        ),
+        most(
+            "Values refused",
+            "otel_ddp.values.refused",
+            "why",
+            "Values or names that log() refused or shortened.",
+            "Fewer names, and numbers only.",
+        ),
+        most(
+            "Errors of our hooks",
+            "otel_ddp.hook.errors",
+            "",
+            "Errors of ours that were kept out of training.",
+            "Report it, with the training's own output; those numbers are missing meanwhile.",
+        ),
+    ]
+
+
+def _collector() -> list[Panel]:
+    def rate(name: str) -> Query:
+        # With and without the suffix, which depends on how the collector is told to name them.
+        series = f'{{__name__=~"otelcol_{name}(_total)?"}}'
+        return over_time(f"sum(rate({series}{_RATE}))", name)
+
+    def panel(title: str, meaning: str, action: str, *asked: Query, unit: str = "cps") -> Panel:
+        return lines(Text(title, meaning, action), *asked, unit=unit, minimum=0, size=(8, 7))
+
+    size = "max by (exporter) (otelcol_exporter_queue_size)"
+    capacity = "max by (exporter) (otelcol_exporter_queue_capacity)"
+    return [
+        panel(
+            "Accepted and refused",
+            "Data points and spans that the collector took from agents, and sent back.",
+            "Refused: its memory limit. Agents keep it and come again.",
+            rate("receiver_accepted_metric_points"),
+            rate("receiver_refused_metric_points"),
+            rate("receiver_accepted_spans"),
+            rate("receiver_refused_spans"),
+        ),
+        panel(
+            "Sent and failed",
+            "Data points and spans that it handed on, and that its backend did not take.",
+            "Failed: the backend's log. Refused as too old: its out-of-order window.",
+            rate("exporter_sent_metric_points"),
+            rate("exporter_send_failed_metric_points"),
+            rate("exporter_sent_spans"),
+            rate("exporter_send_failed_spans"),
+        ),
+        panel(
+            "Queue",
+            "How full its queues are.",
+            "Near 1: the backend is too slow or down; after that agents keep data on disk.",
+            over_time(f"{size} / {capacity}", "{{exporter}}"),
+            unit="percentunit",
+        ),
+    ]

@@ -1,0 +1,161 @@
+"""What the boards ask for, read from their files as Grafana reads them: for tests and other tools.
+
+Variables chain in the order in which they are given: the values of those before it are put into the
+query of each. `$name` and `${name}` stand for
+- a variable that takes several: one value escaped for a pattern, several as (a|b), All as its
+  `all_value`, which is not escaped;
+- any other one: its value, with backslashes escaped. `${name:text}` is in titles only.
+What Grafana knows by itself: `$__range`, `$__interval`, `$__rate_interval`. `$1` is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
+
+
+class Option(NamedTuple):
+    """One thing to choose."""
+
+    text: str
+    value: str
+
+
+class Variable(NamedTuple):
+    """One variable of a board."""
+
+    name: str
+    kind: Literal["datasource", "query", "custom", "textbox"]
+    query: str
+    """label_values(selector, label), label_names(metric) or query_result(expression)"""
+    regex: str
+    """/.../: only what matches is an option, and of that the first group."""
+    multi: bool
+    all_value: str
+    """Empty where there is no All."""
+    options: tuple[Option, ...]
+    """Those that no query brings."""
+    default: tuple[str, ...]
+    """`$__all` is All. One that is no option gives way to the first option; none is the first."""
+
+
+class Question(NamedTuple):
+    """One query to Prometheus."""
+
+    board: str
+    row: str
+    collapsed: bool
+    """In a row that asks for nothing until it is opened."""
+    panel_id: int
+    panel: str
+    panel_type: str
+    ref: str
+    expr: str
+    legend: str
+    instant: bool
+    """At the end of the time range, rather than over it."""
+    form: str
+    """time_series, table or heatmap"""
+    max_points: int
+    """At most so many steps over the time range."""
+
+
+class Mark(NamedTuple):
+    """One annotation: over the time range, at steps of `step`."""
+
+    board: str
+    name: str
+    expr: str
+    step: str
+    at_value: bool
+    """The value is the time of the mark, in milliseconds."""
+
+
+class Board(NamedTuple):
+    """One dashboard."""
+
+    title: str
+    uid: str
+    since: str
+    variables: tuple[Variable, ...]
+    questions: tuple[Question, ...]
+    marks: tuple[Mark, ...]
+
+
+def boards(folder: Path = FOLDER) -> Iterator[Board]:
+    """All boards, by the names of their files."""
+    for path in sorted(folder.glob("*.json")):
+        yield board(json.loads(path.read_text(encoding="utf-8")))
+
+
+def board(told: dict[str, Any]) -> Board:
+    title = told["title"]
+    return Board(
+        title,
+        told["uid"],
+        told["time"]["from"],
+        tuple(map(_variable, told["templating"]["list"])),
+        tuple(_questions(title, told["panels"])),
+        tuple(
+            Mark(
+                title, each["name"], each["expr"], each["step"], each.get("useValueForTime", False)
+            )
+            for each in told["annotations"]["list"]
+        ),
+    )
+
+
+def panels(told: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each panel with its row, whether it stands beside it or in it."""
+    row: dict[str, Any] = {}
+    for panel in told["panels"]:
+        if panel["type"] != "row":
+            yield row, panel
+            continue
+        row = panel
+        for within in row["panels"]:
+            yield row, within
+
+
+def _questions(title: str, told: list[dict[str, Any]]) -> Iterator[Question]:
+    for row, panel in panels({"panels": told}):
+        for target in panel.get("targets", []):
+            # What is asked of Tempo has no expression.
+            if "expr" in target:
+                yield Question(
+                    title,
+                    row["title"],
+                    row["collapsed"],
+                    panel["id"],
+                    panel["title"],
+                    panel["type"],
+                    target["refId"],
+                    target["expr"],
+                    target["legendFormat"],
+                    target["instant"],
+                    target["format"],
+                    # What Grafana takes, about, for a panel of the whole width.
+                    panel.get("maxDataPoints", 1000),
+                )
+
+
+def _variable(told: dict[str, Any]) -> Variable:
+    query = told["query"]
+    chosen = told.get("current", {}).get("value", [])
+    return Variable(
+        told["name"],
+        told["type"],
+        query["query"] if isinstance(query, dict) else query,
+        told.get("regex", ""),
+        bool(told.get("multi")),
+        told.get("allValue", ""),
+        tuple(
+            Option(each["text"], each["value"])
+            for each in told.get("options") or told.get("staticOptions") or []
+        ),
+        tuple(chosen) if isinstance(chosen, list) else (chosen,),
+    )

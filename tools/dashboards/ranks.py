@@ -1,0 +1,495 @@
+"""The board Ranks: who holds the others back, since when, and who hangs?"""
+
+from __future__ import annotations
+
+from tools.dashboards import variables as v
+from tools.dashboards.annotations import marks
+from tools.dashboards.board import Row, board
+from tools.dashboards.links import of_row, of_series
+from tools.dashboards.looks import (
+    ABOVE_0_IS_BAD,
+    ABOVE_0_IS_ODD,
+    BAD,
+    LATE_WORDS,
+    OUTSIDE_WORDS,
+    PHASE_WORDS,
+    WARN,
+    steps,
+)
+from tools.dashboards.names import attributes, metric, recorded
+from tools.dashboards.panels import (
+    NAME_ALONE,
+    WITH_NAME,
+    Column,
+    Panel,
+    Text,
+    bars,
+    lines,
+    listing,
+    now,
+    over_time,
+    rank_heatmap,
+    rows,
+    stat,
+    states,
+)
+from tools.dashboards.phases import late_rank, seconds_per_step
+from tools.dashboards.selectors import ALIVE_S, BY_RANK, RANKS_OF_RUN, RULES_EVERY_S, RUN
+
+QUESTION = "Which rank holds the others back, since when, and which one hangs?"
+
+_RATE = "[$__rate_interval]"
+_WHOSE = "rank {{rank}} · {{node}}"
+_WORK = recorded("rank:training_work:per_step2m", RANKS_OF_RUN)
+_WAIT = recorded("rank:training_wait:per_step2m", RANKS_OF_RUN)
+# The same ranks for all pictures, chosen once for the whole time, so that rows do not come and go.
+_SHOWN = f"topk($shown, max by (rank) (avg_over_time({_WORK}[$__range] @ end())))"
+
+
+def build() -> str:
+    return board(
+        "Ranks",
+        QUESTION,
+        [
+            Row("Now", _now()),
+            Row("Who holds the others back", _late()),
+            Row("Who hangs", _hanging()),
+            Row("Spread over all ranks", _spread()),
+            Row("The process of each rank (as selected; dear for thousands)", _process(), True),
+        ],
+        variables=[
+            v.datasource(),
+            *v.of_run(),
+            v.numbers("shown", "Ranks drawn", "Rows of the pictures.", 64, 16, 32, 128),
+            v.numbers("topn", "Ranks listed", "Rows of the tables.", 10, 5, 25, 50),
+        ],
+        annotations=marks(RUN, checkpoints=True),
+    )
+
+
+def _now() -> list[Panel]:
+    lost = recorded("run:training_straggler_lost_time:rate2m", RUN)
+    world = f"max({metric('training.world.size', RUN)})"
+    beat = f"max by (node, rank) ({metric('training.heartbeat.timestamp', RUN)})"
+    finished = f"max by (node, rank) ({metric('training.state', RUN)}) == 2"
+    present = f"time() - {beat} < {ALIVE_S} or {finished}"
+    outside = recorded("rank:training_outside_collective:last", RUN)
+    return [
+        stat(
+            Text(
+                "Slowest rank",
+                "Who keeps the others waiting and in which phase, with what it needs longer as a "
+                "share of the step. Agents compare the ranks of their node, the rules all of them.",
+                "Its row in the first picture is bright, and dark in the second. "
+                "Click for its GPU and node.",
+            ),
+            now(f"topk(1, {late_rank(RUN)})", _WHOSE + " · {{phase}}"),
+            unit="percentunit",
+            levels=steps((0.05, WARN), (0.2, BAD)),
+            named=WITH_NAME,
+            nothing="balanced",
+            link=of_series("GPUs & nodes", "node", "rank"),
+            size=(6, 4),
+        ),
+        stat(
+            Text(
+                "Outside the collective",
+                "While the run stands still: who has not come to where the others wait.",
+                "Look at that rank: `otel-ddp stacks` on its node says in which line it is.",
+            ),
+            now(f"topk(1, max by (node, rank) ({outside})) * 0 + 1", _WHOSE),
+            levels=ABOVE_0_IS_BAD,
+            named=NAME_ALONE,
+            nothing="nobody",
+            link=of_series("GPUs & nodes", "node", "rank"),
+            size=(6, 4),
+        ),
+        stat(
+            Text(
+                "Late ranks",
+                "How many ranks are found to hold the others back.",
+                "Several on one node: the node. All on one network switch: the switch.",
+            ),
+            now(f"count({late_rank(RUN)}) or vector(0)"),
+            levels=ABOVE_0_IS_ODD,
+        ),
+        stat(
+            Text(
+                "Stalled ranks",
+                "Ranks without progress for longer than their limit.",
+                "See Who hangs: most of them wait, and one is waited for.",
+            ),
+            now(
+                f"count(max by (node, rank) ({metric('training.stalled', RUN)}) == 1) or vector(0)"
+            ),
+            levels=ABOVE_0_IS_BAD,
+        ),
+        stat(
+            Text(
+                "Missing ranks",
+                "Ranks of the world that are neither heard of within a minute nor finished. "
+                "Only ranks that are exported are heard of (OTEL_DDP_STRATEGY).",
+                "What ended ranks is listed on Run; a whole node: see Pipeline.",
+            ),
+            now(f"{world} - (count({present}) or vector(0))"),
+            levels=ABOVE_0_IS_ODD,
+        ),
+        stat(
+            Text(
+                "GPU-hours lost",
+                "What all other ranks have waited for late ones within this time.",
+                "The bars below say which rank cost how much.",
+            ),
+            now(f"sum(sum_over_time({lost}[$__range])) * {RULES_EVERY_S} / 3600"),
+            unit="h",
+            decimals=2,
+            levels=steps((1, WARN), (24, BAD)),
+            nothing="none",
+        ),
+    ]
+
+
+def _late() -> list[Panel]:
+    median = recorded("run:training_work:median2m", RUN)
+    step = recorded("run:training_step_time:median2m", RUN)
+    named = metric("training.straggler", RANKS_OF_RUN, 'phase!=""')
+    cost = metric("training.straggler.lost_time", RUN)
+    to_hardware = of_series("GPUs & nodes", "rank")
+    verdicts = (
+        f"max by (rank, phase) ({named}) and on (rank, phase)"
+        f" topk($topn, max by (rank, phase) (max_over_time({named}[$__range] @ end())))"
+    )
+    return [
+        rank_heatmap(
+            Text(
+                "Work per step, against the median rank",
+                "1 is the median rank; waiting for others is left out. Rows are ranks; of many, "
+                "those "
+                "with most work in this time.",
+                "One bright row is a straggler: look at the same row below. Click it for its GPU.",
+            ),
+            over_time(
+                f"max by (rank) ({_WORK}) / on () group_left () max({median})"
+                f" and on (rank) {_SHOWN}",
+                "{{rank}}",
+            ),
+            unit="none",
+            lowest=0.8,
+            highest=1.5,
+            link=to_hardware,
+        ),
+        rank_heatmap(
+            Text(
+                "Waiting, as a share of the step",
+                "How much of a step each of the same ranks waits for the others.",
+                "The one dark row among bright ones is what they wait for. All bright: "
+                "the network, or a rank that is not drawn.",
+            ),
+            over_time(
+                f"max by (rank) ({_WAIT}) / on () group_left () max({step}) and on (rank) {_SHOWN}",
+                "{{rank}}",
+            ),
+            unit="percentunit",
+            # No waiting at all is blue then, and not black.
+            lowest=-0.1,
+            highest=0.6,
+            link=to_hardware,
+        ),
+        states(
+            Text(
+                "Verdicts",
+                "When an agent found which rank late, and in which phase.",
+                "The beginning of a band is when to look for what changed.",
+            ),
+            over_time(verdicts, "rank {{rank}} · {{phase}}"),
+            words=LATE_WORDS,
+            size=(12, 7),
+        ),
+        bars(
+            Text(
+                "GPU-hours lost, by rank",
+                "What the others have waited for each rank since it was started.",
+                "What it is worth to move the rank to another machine.",
+            ),
+            now(f"topk($topn, max by (node, rank) ({cost}) > 0) / 3600", _WHOSE),
+            unit="h",
+            levels=steps((1, WARN), (24, BAD)),
+            size=(12, 7),
+        ),
+        _worst(),
+    ]
+
+
+def _worst() -> Panel:
+    by = "node, rank, local_rank"
+    worst = f"topk($topn, max by ({by}) (last_over_time({_WORK}[$__range])))"
+
+    def of_them(expr: str) -> str:
+        return f"max by ({by}) (last_over_time({expr}[$__range])) and on ({by}) {worst}"
+
+    core = metric("hw.temperature", RANKS_OF_RUN, 'hw_sensor_location="core"')
+    clock = metric("gpu.clock.frequency", RANKS_OF_RUN, 'gpu_clock_domain="sm"')
+    held = metric("gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
+    data = recorded("rank_phase:training_phase_time:per_step2m", RANKS_OF_RUN, 'phase="data"')
+    return listing(
+        Text(
+            "Ranks with most work",
+            "The slowest ranks at the end of this time, with their hardware.",
+            "A low clock or a high temperature: the GPU. Much waiting for data: disk or loader. "
+            "Neither: the work itself is unequal.",
+        ),
+        rows(worst, "work"),
+        rows(of_them(recorded("rank:training_excess:ratio2m", RANKS_OF_RUN)), "excess"),
+        rows(of_them(_WAIT), "wait"),
+        rows(of_them(data), "data"),
+        rows(of_them(core), "core"),
+        rows(of_them(clock), "clock"),
+        rows(of_them(held), "held"),
+        columns=[
+            Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
+            Column("node"),
+            Column("local_rank"),
+            Column("Value #work", "Work per step", "s"),
+            Column(
+                "Value #excess",
+                "More than the others",
+                "percentunit",
+                decimals=1,
+                levels=steps((0.05, WARN), (0.2, BAD)),
+            ),
+            Column("Value #wait", "Waiting", "s"),
+            Column("Value #data", "Data", "s"),
+            Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
+            Column("Value #clock", "SM clock", "hertz"),
+            Column("Value #held", "Held back", levels=ABOVE_0_IS_BAD),
+        ],
+        sort=("Work per step", True),
+    )
+
+
+def _hanging() -> list[Panel]:
+    by = "node, rank"
+    progress = metric("training.progress.timestamp", RANKS_OF_RUN)
+    phase = metric("training.phase", RANKS_OF_RUN)
+    beat = metric("training.heartbeat.timestamp", RANKS_OF_RUN)
+    queued = metric("training.collective.enqueued", RANKS_OF_RUN)
+    done = metric("training.collective.completed", RANKS_OF_RUN)
+    outside = recorded("rank:training_outside_collective:last", RANKS_OF_RUN)
+    limit = metric("training.stall.timeout", RANKS_OF_RUN)
+    # Of thousands, who is outside need not be among those that have stood longest.
+    named = f"topk($topn, max by ({by}) ({outside}))"
+    longest = f"({named} or bottomk($topn, max by ({by}) ({progress})))"
+    was_outside = f"max by (rank) (max_over_time({outside}[$__range] @ end()))"
+    last = f"max by (rank) (last_over_time({progress}[$__range] @ end()))"
+    stood = f"(topk($topn, {was_outside}) or bottomk($shown, {last}))"
+    group = "process_group"
+
+    def behind(series: str) -> str:
+        all_ = f"max by ({group}) ({series})"
+        each = f"max by ({by}, {group}) ({series})"
+        gap = f"max by ({by}) ({all_} - on ({group}) group_right () {each})"
+        return f"{gap} and on ({by}) {longest}"
+
+    seen = (
+        f"max by (rank) ({phase}) and on (rank) (time() - max by (rank) ({beat}) < {ALIVE_S})"
+        f" and on (rank) {stood}"
+    )
+    return [
+        states(
+            Text(
+                "Phase of each rank",
+                "What each rank is busy with; grey waits for the others. Of many ranks, those "
+                "that have stood longest. A rank that is not heard of has no band.",
+                "In a hang all bands turn grey but one: that rank is what they wait for.",
+            ),
+            over_time(_in_order(seen), "{{shown}}"),
+            words=PHASE_WORDS,
+            size=(24, 9),
+        ),
+        listing(
+            Text(
+                "Longest without progress",
+                "Ranks by the time since their last change of phase; how many collectives they are "
+                "behind the first; and whether they are outside of what the others wait in.",
+                "Outside or behind: that rank is the cause. Waiting (comm_wait): a victim.",
+            ),
+            rows(f"time() - max by ({by}) ({progress}) and on ({by}) {longest}", "age"),
+            rows(f"max by ({by}) ({phase}) and on ({by}) {longest}", "phase"),
+            rows(f"max by ({by}) ({limit}) and on ({by}) {longest}", "limit"),
+            rows(behind(queued), "queued"),
+            rows(behind(done), "done"),
+            rows(f"{named} * 0 + 1", "outside"),
+            columns=[
+                Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
+                Column("node"),
+                Column("Value #age", "Since progress", "s", levels=steps((60, WARN), (300, BAD))),
+                Column("Value #limit", "Its limit", "s"),
+                Column("Value #phase", "Phase", words=PHASE_WORDS),
+                Column("Value #queued", "Behind in line", levels=ABOVE_0_IS_BAD),
+                Column("Value #done", "Behind done", levels=ABOVE_0_IS_ODD),
+                Column("Value #outside", "Outside", words=OUTSIDE_WORDS),
+            ],
+            sort=("Since progress", True),
+        ),
+    ]
+
+
+def _in_order(ranks: str) -> str:
+    """Prometheus sorts labels as text: with zeros in front that is the order of numbers."""
+    padded = f'label_replace({ranks}, "shown", "$1", "rank", "(.*)")'
+    for zeros, digits in (("000", r"\\d"), ("00", r"\\d\\d"), ("0", r"\\d\\d\\d")):
+        padded = f'label_replace({padded}, "shown", "{zeros}$1", "rank", "({digits})")'
+    return padded
+
+
+def _spread() -> list[Panel]:
+    node_most = metric("training.node.work.max", RUN, 'node=~"$node"')
+    node_median = metric("training.node.work.median", RUN, 'node=~"$node"')
+    slow = f"topk($topn, max by (node) (avg_over_time({node_most}[$__range] @ end())))"
+    return [
+        lines(
+            Text(
+                "Work of all ranks",
+                "Slowest, 99th percentile and median rank of the whole run.",
+                "The band is what balance would gain. Only the top apart: one rank. "
+                "All rise together: not a straggler, see Run.",
+            ),
+            over_time(f"max({recorded('run:training_work:max2m', RUN)})", "slowest"),
+            over_time(f"max({recorded('run:training_work:p99_2m', RUN)})", "99th percentile"),
+            over_time(f"max({recorded('run:training_work:median2m', RUN)})", "median"),
+            unit="s",
+            minimum=0,
+            size=(8, 8),
+            band=("slowest", "median"),
+        ),
+        lines(
+            Text(
+                "Slowest nodes",
+                "Work per step of the slowest and of the median rank, on the nodes where it is "
+                "most, "
+                "as their agents say.",
+                "Slowest and median both high: the node. Only the slowest: one rank of it.",
+            ),
+            over_time(f"max by (node) ({node_most}) and on (node) {slow}", "{{node}}, slowest"),
+            over_time(f"max by (node) ({node_median}) and on (node) {slow}", "{{node}}, median"),
+            unit="s",
+            minimum=0,
+            size=(8, 8),
+            link=of_series("GPUs & nodes", "node"),
+        ),
+        lines(
+            Text(
+                "Where the time goes",
+                "Seconds of a step in each phase, in the mean over all ranks.",
+                "A lot of comm_wait with a slow rank above: that rank. Without: the network.",
+            ),
+            over_time(seconds_per_step(RUN), "{{phase}}"),
+            unit="s",
+            stacked=True,
+            by_phase=True,
+            minimum=0,
+            size=(8, 8),
+            legend=("mean",),
+        ),
+    ]
+
+
+def _process() -> list[Panel]:
+    def each(title: str, expr: str, unit: str, meaning: str, action: str) -> Panel:
+        panel = Text(title, meaning, action)
+        return lines(panel, over_time(expr, _WHOSE), unit=unit, minimum=0, size=(8, 7))
+
+    def last(name: str) -> str:
+        return f"max by (node, rank) ({metric(name, RANKS_OF_RUN)})"
+
+    def rate(name: str) -> str:
+        # Pushed and scraped, a series comes twice.
+        once = f"max by ({', '.join((BY_RANK, *attributes(name)))})"
+        return f"sum by (node, rank) ({once} (rate({metric(name, RANKS_OF_RUN)}{_RATE})))"
+
+    return [
+        each(
+            "Processors",
+            rate("process.cpu.time"),
+            "none",
+            "How many processors the training process keeps busy.",
+            "One and no more on a slow rank: Python itself is the limit there.",
+        ),
+        each(
+            "Processors of loader workers",
+            rate("process.children.cpu.time"),
+            "none",
+            "How many processors its child processes keep busy: data loader workers, mostly.",
+            "All of them busy and data waited for: more workers, or less work a sample.",
+        ),
+        each(
+            "Taken off the processor",
+            rate("process.context_switches"),
+            "cps",
+            "How often the main thread gave up its processor, or had it taken away.",
+            "Much more than on the other ranks: too many threads on that node.",
+        ),
+        each(
+            "Memory",
+            last("process.memory.usage"),
+            "bytes",
+            "Physical memory of the training process.",
+            "Grows without end: something is kept at every step.",
+        ),
+        each(
+            "Memory of loader workers",
+            last("process.children.memory.usage"),
+            "bytes",
+            "Physical memory of its child processes; what they share counts for each.",
+            "Grows with each epoch: workers that copy the data set's Python objects.",
+        ),
+        each(
+            "Address space",
+            last("process.memory.virtual"),
+            "bytes",
+            "Address space that the process has reserved.",
+            "Large is usual with CUDA; growing is not.",
+        ),
+        each(
+            "Storage",
+            rate("process.disk.io"),
+            "Bps",
+            "Bytes that the process itself reads and writes.",
+            "A rank that reads more than the others: its shard, or a cold cache.",
+        ),
+        each(
+            "Storage of loader workers",
+            rate("process.children.disk.io"),
+            "Bps",
+            "Bytes that its child processes read and write.",
+            "At the limit of the disk: that is what data is waited for.",
+        ),
+        each(
+            "Threads",
+            last("process.thread.count"),
+            "none",
+            "Threads of the training process.",
+            "More than processors times ten: OMP_NUM_THREADS.",
+        ),
+        each(
+            "Open files",
+            last("process.unix.file_descriptor.count"),
+            "none",
+            "Files, sockets and pipes that are open.",
+            "Grows without end: something is not closed, and will fail at the limit.",
+        ),
+        each(
+            "Child processes",
+            last("process.children.count"),
+            "none",
+            "Processes that the training process has started and that live.",
+            "Fewer than before: a loader worker was killed, for memory mostly.",
+        ),
+        each(
+            "Running since",
+            last("process.uptime"),
+            "s",
+            "How long ago the process was started.",
+            "One shorter than the others: that rank was started again by itself.",
+        ),
+    ]

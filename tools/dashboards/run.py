@@ -1,0 +1,602 @@
+"""The board Run: how is this run doing, and is it worth going on?"""
+
+from __future__ import annotations
+
+from tools.dashboards import variables as v
+from tools.dashboards.annotations import marks
+from tools.dashboards.board import Row, board
+from tools.dashboards.links import of_series
+from tools.dashboards.looks import (
+    ABOVE_0_IS_BAD,
+    ABOVE_0_IS_ODD,
+    BAD,
+    PHASE_WORDS,
+    STATE_WORDS,
+    WARN,
+    steps,
+)
+from tools.dashboards.names import metric, recorded
+from tools.dashboards.panels import (
+    WITH_NAME,
+    Column,
+    Panel,
+    Text,
+    against,
+    bars,
+    bucket_heatmap,
+    lines,
+    listing,
+    now,
+    over_time,
+    points,
+    rows,
+    stat,
+    states,
+    traces,
+)
+from tools.dashboards.phases import late_rank, per_step, seconds_per_step
+from tools.dashboards.selectors import BY_RANK, LOGGED, RANK_0, RANKS_OF_RUN, RUN
+
+QUESTION = "How is this run doing, and is it worth going on?"
+
+_RATE = "[$__rate_interval]"
+
+
+def build() -> str:
+    return board(
+        "Run",
+        QUESTION,
+        [
+            Row("Now", _now()),
+            Row("Learning", _learning()),
+            Row("Speed, and where the time goes", _speed()),
+            Row("Balance", _balance()),
+            Row("Memory", _memory(), collapsed=True),
+            Row("Checkpoints, restarts and errors", _events(), collapsed=True),
+            Row("Single ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
+            Row("Sampled steps (needs Tempo)", _steps(), collapsed=True),
+        ],
+        variables=[
+            v.datasource(),
+            *v.of_run(),
+            v.name(RUN),
+            v.split(RUN),
+            v.choice(
+                "smooth",
+                "Smoothing",
+                [(each, each) for each in ("1m", "5m", "30m", "2h")],
+                "Over how long the thick line of a value is averaged.",
+            ),
+            v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
+            v.traces(),
+        ],
+        annotations=marks(RUN, checkpoints=True),
+    )
+
+
+def _now() -> list[Panel]:
+    progress = metric("training.progress.timestamp", RUN)
+    saved = metric("training.checkpoint.timestamp", RUN)
+    return [
+        stat(
+            Text(
+                "State",
+                "The worst state of any rank: killed and failed before finished, running, "
+                "starting.",
+                "Failed or killed: the row of errors below says what ended it, "
+                "Ranks says which rank went first.",
+            ),
+            now(f"max({metric('training.state', RUN)})"),
+            words=STATE_WORDS,
+            nothing="no such run in this time: is the Pipeline whole?",
+        ),
+        stat(
+            Text(
+                "Step",
+                "The last optimizer step that any rank finished.",
+                "Compare with where you expect it to be; it must grow.",
+            ),
+            now(f"max({metric('training.step', RUN, RANK_0)})"),
+            decimals=0,
+        ),
+        stat(
+            Text(
+                "$name",
+                "The last value that rank 0 logged under this name.",
+                "Choose another value above. Learning, below, shows where it is going.",
+            ),
+            now(f"avg({metric('training.scalar', RUN, LOGGED, RANK_0)})"),
+            unit="sishort",
+            nothing="not logged",
+        ),
+        stat(
+            Text(
+                "Step time",
+                "How long a step takes; it is the same on all ranks, as they wait for each other.",
+                "Longer than it was: see below which phase has grown.",
+            ),
+            over_time(f"1 / (max(rate({metric('training.steps', RUN, RANK_0)}{_RATE})) > 0)"),
+            unit="s",
+        ),
+        stat(
+            Text(
+                "MFU",
+                "Share of what the devices could compute at best that the model's work amounts to.",
+                "Below a third on large models there is mostly something to be gained: "
+                "see where the time goes.",
+            ),
+            now(f"max({recorded('run:training_mfu:ratio2m', RUN)})"),
+            unit="percentunit",
+            nothing="peak not known",
+        ),
+        stat(
+            Text(
+                "Slowest rank",
+                "The rank that keeps the others waiting, with the phase; "
+                "the number is what it needs longer, as a share of the step.",
+                "Go to Ranks for since when, and to GPUs & nodes for its hardware.",
+            ),
+            now(f"topk(1, {late_rank(RUN)})", "rank {{rank}} · {{node}} · {{phase}}"),
+            unit="percentunit",
+            levels=steps((0.05, WARN), (0.2, BAD)),
+            named=WITH_NAME,
+            nothing="balanced",
+            link=of_series("Ranks", "rank"),
+        ),
+        stat(
+            Text(
+                "Since any progress",
+                "Time since the last change of phase on any rank.",
+                "Above a minute, unless it compiles or saves: Ranks says who hangs.",
+            ),
+            now(f"time() - max({progress})"),
+            unit="s",
+            levels=steps((60, WARN), (300, BAD)),
+        ),
+        stat(
+            Text(
+                "Work at risk",
+                "Time since the last checkpoint: what would be lost if the run died now.",
+                "Save more often where this is more than you would like to pay for again.",
+            ),
+            now(f"time() - max({saved})"),
+            unit="s",
+            nothing="no checkpoint",
+        ),
+    ]
+
+
+def _learning() -> list[Panel]:
+    value = metric("training.scalar", RUN, LOGGED, RANK_0)
+    any_split = 'name="$name"'
+    y = metric("training.scalar", RUN, any_split, RANK_0)
+    x = metric("training.scalar.step", RUN, any_split, RANK_0)
+    rate = metric("training.scalar", RUN, 'name="learning_rate"', RANK_0)
+    norm = metric("training.scalar", RUN, 'name=~".*grad_norm.*"', RANK_0)
+    return [
+        against(
+            Text(
+                "$name against step",
+                "What rank 0 logged under this name, every split of it, at the step it belongs to. "
+                "After a restart from a checkpoint the later attempt is shown.",
+                "Training falls and validation rises: it learns by heart. Compare puts runs "
+                "beside each other.",
+            ),
+            points(f"max by (split) ({x})", "x"),
+            points(f"avg by (split) ({y})", "y"),
+            transformations=matrix("split"),
+            size=(12, 9),
+        ),
+        lines(
+            Text(
+                "$name over time",
+                "Every value of rank 0, thin, and its mean over the smoothing time.",
+                "A jump at a mark came with what is marked. Not a number at all: "
+                "see the table of such values below.",
+            ),
+            over_time(f"avg({value})", "as logged"),
+            over_time(f"avg(avg_over_time({value}[$smooth]))", "mean of $smooth"),
+            faint="as logged",
+            size=(12, 9),
+            legend=("lastNotNull", "min"),
+        ),
+        lines(
+            Text(
+                "Learning rate",
+                "The learning rate of the first group of parameters.",
+                "Is it the schedule that you meant?",
+            ),
+            over_time(f"avg by (name) ({rate})", "{{name}}"),
+            unit="sci",
+            size=(8, 7),
+            legend=("lastNotNull",),
+        ),
+        lines(
+            Text(
+                "Gradient norm",
+                "Norm of all gradients as the optimizer gets them, on a logarithmic scale.",
+                "Peaks before a rise of the loss: lower the learning rate, or clip.",
+            ),
+            over_time(f"avg by (name) ({norm})", "{{name}}"),
+            unit="sci",
+            log=True,
+            size=(8, 7),
+        ),
+        listing(
+            Text(
+                "Values that were no numbers",
+                "How many logged values were NaN or infinite, over all ranks. They appear in no "
+                "curve.",
+                "More than one: stop, go back to a checkpoint, look at the learning rate and the "
+                "data.",
+            ),
+            rows(
+                "sum by (name, split) "
+                f"(max by ({BY_RANK}, name, split) ({metric('training.nonfinite', RUN)})) > 0",
+                "n",
+            ),
+            columns=[
+                Column("name"),
+                Column("split"),
+                Column("Value #n", "Values", decimals=0, levels=ABOVE_0_IS_BAD),
+            ],
+            sort=("Values", True),
+            size=(8, 7),
+        ),
+    ]
+
+
+def matrix(column: str) -> list[tuple[str, dict[str, object]]]:
+    """From tables x and y to one column a curve, over one ascending x."""
+    return [
+        ("merge", {}),
+        (
+            "organize",
+            {"excludeByName": {"Time": True}, "renameByName": {"Value #x": "x", "Value #y": "y"}},
+        ),
+        ("sortBy", {"fields": {}, "sort": [{"field": "x"}]}),
+        (
+            "groupingToMatrix",
+            {"columnField": column, "emptyValue": "null", "rowField": "x", "valueField": "y"},
+        ),
+    ]
+
+
+def _speed() -> list[Panel]:
+    samples = metric("training.samples", RUN, RANK_0)
+    tokens = metric("training.tokens", RUN, RANK_0)
+    return [
+        lines(
+            Text(
+                "Where the time goes",
+                "Seconds of a step in each phase: the mean over all ranks where the rules record "
+                "it, "
+                "else of rank 0.",
+                "data: more loader workers. comm_wait: a slow rank or the network, see Ranks. "
+                "other: what the script does between the phases.",
+            ),
+            over_time(seconds_per_step(RUN), "{{phase}}"),
+            unit="s",
+            stacked=True,
+            by_phase=True,
+            minimum=0,
+            legend=("mean", "lastNotNull"),
+        ),
+        lines(
+            Text(
+                "Step and work",
+                "Length of a step on rank 0, and the work of the slowest, the 99th percentile and "
+                "the median rank: a step without its waiting.",
+                "A gap between slowest and median is what balancing would gain.",
+            ),
+            over_time(
+                f"1 / (max(rate({metric('training.steps', RUN, RANK_0)}{_RATE})) > 0)", "step"
+            ),
+            over_time(f"max({recorded('run:training_work:max2m', RUN)})", "slowest"),
+            over_time(f"max({recorded('run:training_work:p99_2m', RUN)})", "99th percentile"),
+            over_time(f"max({recorded('run:training_work:median2m', RUN)})", "median"),
+            unit="s",
+            minimum=0,
+            band=("slowest", "median"),
+        ),
+        lines(
+            Text(
+                "Samples and tokens",
+                "Per second: of the whole run where the rules record it, and of rank 0.",
+                "Falls while the step time does not: batches have become smaller.",
+            ),
+            over_time(f"max({recorded('run:training_samples:rate2m', RUN)})", "samples, all ranks"),
+            over_time(f"max({recorded('run:training_tokens:rate2m', RUN)})", "tokens, all ranks"),
+            over_time(f"max(rate({samples}{_RATE}))", "samples, rank 0"),
+            over_time(f"max(rate({tokens}{_RATE}))", "tokens, rank 0"),
+            unit="cps",
+            log=True,
+        ),
+        lines(
+            Text(
+                "MFU",
+                "Model FLOP utilisation: the model's operations per second, as a share of what all "
+                "devices could do.",
+                "It falls with the step time; if it is low from the beginning, see where the time "
+                "goes.",
+            ),
+            over_time(f"max({recorded('run:training_mfu:ratio2m', RUN)})", "MFU"),
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+        ),
+    ]
+
+
+def _balance() -> list[Panel]:
+    work = recorded("rank:training_work:per_step2m", RUN)
+    return [
+        bars(
+            Text(
+                "Ranks with most work",
+                "Work per step of the slowest ranks now, waiting left out.",
+                "One far above the rest holds all back: click it.",
+            ),
+            now(f"topk($topn, max by (node, rank) ({work}))", "rank {{rank}} · {{node}}"),
+            unit="s",
+            size=(8, 8),
+            link=of_series("Ranks", "node", "rank"),
+        ),
+        lines(
+            Text(
+                "GPUs lost to waiting",
+                "How many GPUs' worth of time all ranks together wait for the slowest one, and "
+                "how much "
+                "of it the agents put down to a straggler.",
+                "Times the price of a GPU it is what looking into it is worth.",
+            ),
+            over_time(
+                f"max({recorded('run:training_lost_gpus:rate2m', RUN)})", "waiting for the slowest"
+            ),
+            over_time(
+                f"max({recorded('run:training_straggler_lost_time:rate2m', RUN)})",
+                "put down to stragglers",
+            ),
+            levels=steps((1, WARN), (8, BAD)),
+            size=(8, 8),
+            minimum=0,
+        ),
+        lines(
+            Text(
+                "Slowest nodes",
+                "Work per step of the slowest rank on each of the slowest nodes.",
+                "One node apart: its hardware, its disk, or its neighbours. See GPUs & nodes.",
+            ),
+            over_time(_slowest_nodes(), "{{node}}"),
+            unit="s",
+            size=(8, 8),
+            minimum=0,
+            link=of_series("GPUs & nodes", "node"),
+        ),
+    ]
+
+
+def _slowest_nodes() -> str:
+    work = recorded("node:training_work:max2m", RUN, 'node=~"$node"')
+    worst = f"topk($topn, max by (node) (avg_over_time({work}[$__range] @ end())))"
+    return f"max by (node) ({work}) and on (node) {worst}"
+
+
+def _memory() -> list[Panel]:
+    def most(name: str) -> str:
+        return f"max({metric(name, RANKS_OF_RUN)})"
+
+    def times(name: str) -> str:
+        series = metric(name, RANKS_OF_RUN)
+        # Pushed and scraped, a series comes twice.
+        return f"sum(max by ({BY_RANK}) (increase({series}{_RATE})))"
+
+    return [
+        lines(
+            Text(
+                "GPU memory of the fullest rank",
+                "What tensors occupy, the most they ever did, what PyTorch holds, and what the "
+                "GPU has.",
+                "Peak near the limit: a longer batch will not fit. Held far above occupied: "
+                "fragmented, "
+                "try expandable segments.",
+            ),
+            over_time(most("torch.cuda.memory.allocated"), "tensors"),
+            over_time(most("torch.cuda.memory.peak"), "peak"),
+            over_time(most("torch.cuda.memory.reserved"), "held by PyTorch"),
+            over_time(f"min({metric('hw.gpu.memory.limit', RANKS_OF_RUN)})", "smallest GPU"),
+            unit="bytes",
+            minimum=0,
+        ),
+        lines(
+            Text(
+                "Out of memory",
+                "How often the allocator had to empty its cache, and how often memory ran out.",
+                "Retries cost time: lower the batch, or checkpoint activations.",
+            ),
+            over_time(times("torch.cuda.alloc_retries"), "retries"),
+            over_time(times("training.ooms"), "out of memory"),
+            unit="short",
+            levels=ABOVE_0_IS_ODD,
+        ),
+    ]
+
+
+def _events() -> list[Panel]:
+    def most(name: str, *by: str) -> str:
+        labels = ", ".join(by)
+        return f"sum by ({labels}) (max by ({BY_RANK}, {labels}) ({metric(name, RUN)})) > 0"
+
+    held = "training.checkpoint.duration"
+    held_s = metric(held, RUN, RANK_0, part="sum")
+    saves = metric(held, RUN, RANK_0, part="count")
+    lengths = metric("training.step.duration", RUN, RANK_0, part="bucket")
+    parameters = f"max by (trainable) ({metric('training.parameters', RUN)})"
+    return [
+        lines(
+            Text(
+                "Held up by a checkpoint",
+                "How long rank 0 was held up by each save, in the mean.",
+                "Longer than it was: storage. Save in the background, or less often.",
+            ),
+            over_time(f"sum(rate({held_s}{_RATE})) / (sum(rate({saves}{_RATE})) > 0)", "rank 0"),
+            unit="s",
+            minimum=0,
+            size=(8, 7),
+        ),
+        bucket_heatmap(
+            Text(
+                "Lengths of steps",
+                "How the steps of rank 0 are spread over lengths.",
+                "A second band: something that every so many steps has more to do.",
+            ),
+            over_time(f"sum by (le) (rate({lengths}{_RATE}))", "{{le}}"),
+            unit="s",
+            size=(8, 7),
+        ),
+        lines(
+            Text(
+                "Epoch and micro-batches",
+                "The epoch of rank 0, and forward passes per second.",
+                "More micro-batches than steps: gradients are accumulated.",
+            ),
+            over_time(f"max({metric('training.epoch', RUN, RANK_0)})", "epoch"),
+            over_time(
+                f"max(rate({metric('training.micro_batches', RUN, RANK_0)}{_RATE}))",
+                "micro-batches/s",
+            ),
+            size=(8, 7),
+        ),
+        listing(
+            Text(
+                "What ended ranks",
+                "Exceptions that ended training on a rank, by class.",
+                "The log of that rank has the traceback; the first one is the cause, the others "
+                "follow.",
+            ),
+            rows(most("training.exceptions", "error_type", "node", "rank"), "n"),
+            columns=[
+                Column("error_type", "Exception"),
+                Column("node"),
+                Column("rank"),
+                Column("Value #n", "Times", levels=ABOVE_0_IS_BAD),
+            ],
+            size=(8, 7),
+        ),
+        listing(
+            Text(
+                "Skipped steps",
+                "Optimizer steps that left the weights as they were, by reason, over all ranks.",
+                "A few after a change of the loss scale are usual; a growing number is not.",
+            ),
+            rows(most("training.steps.skipped", "reason"), "n"),
+            columns=[
+                Column("reason", "Reason"),
+                Column("Value #n", "Steps", levels=ABOVE_0_IS_ODD),
+            ],
+            size=(8, 7),
+        ),
+        listing(
+            Text(
+                "Parameters",
+                "How many parameters the model has.",
+                "None trainable: everything is frozen.",
+            ),
+            rows(parameters, "n"),
+            columns=[Column("trainable", "Trainable"), Column("Value #n", "Parameters", "short")],
+            size=(8, 7),
+            nothing="not known",
+        ),
+        lines(
+            Text(
+                "Restarts",
+                "How often the launcher has started the ranks again.",
+                "Each begins at the last checkpoint: look at what ended ranks.",
+            ),
+            over_time(f"max({metric('training.restarts', RUN, RANK_0)})", "restarts"),
+            levels=ABOVE_0_IS_ODD,
+            size=(12, 7),
+        ),
+        lines(
+            Text(
+                "Operations per second",
+                "Floating-point operations of rank 0's model, and what its device could do at "
+                "best.",
+                "method says how they are known: counted, from parameters and tokens, or given.",
+            ),
+            over_time(
+                f"max by (method) (rate({metric('training.flops', RUN, RANK_0)}{_RATE}))",
+                "{{method}}",
+            ),
+            over_time(
+                f"max by (dtype) ({metric('training.flops.peak', RUN, RANK_0)})", "peak, {{dtype}}"
+            ),
+            unit="short",
+            log=True,
+            size=(12, 7),
+        ),
+    ]
+
+
+def _ranks() -> list[Panel]:
+    whose = "rank {{rank}} · {{node}}"
+    value = metric("training.scalar", RANKS_OF_RUN, LOGGED)
+    return [
+        lines(
+            Text(
+                "$name by rank",
+                "The logged value of each selected rank.",
+                "One rank apart: its data are different, or its weights are no longer the same.",
+            ),
+            over_time(f"max by (node, rank) ({value})", whose),
+            unit="sishort",
+        ),
+        lines(
+            Text(
+                "Work by rank",
+                "Work per step of each selected rank, waiting left out.",
+                "The highest is the one that the others wait for.",
+            ),
+            over_time(per_step(RANKS_OF_RUN, waiting=False), whose),
+            unit="s",
+            minimum=0,
+        ),
+        lines(
+            Text(
+                "Garbage collection by rank",
+                "Share of time for which Python's garbage collector held up the rank.",
+                "Above one in a hundred: gc.freeze() after the set-up, or collect at a fixed step.",
+            ),
+            over_time(
+                f"max by (node, rank) (rate({metric('training.gc.time', RANKS_OF_RUN)}{_RATE}))",
+                whose,
+            ),
+            unit="percentunit",
+            minimum=0,
+        ),
+        states(
+            Text(
+                "Phase by rank",
+                "What each selected rank is busy with. Grey waits for the others.",
+                "All grey but one: that one is what they wait for.",
+            ),
+            over_time(f"max by (rank) ({metric('training.phase', RANKS_OF_RUN)})", "{{rank}}"),
+            words=PHASE_WORDS,
+            size=(12, 8),
+        ),
+    ]
+
+
+def _steps() -> list[Panel]:
+    return [
+        traces(
+            Text(
+                "Sampled steps",
+                "One step in a hundred, and each out of the ordinary; `reason` says why it was "
+                "kept.",
+                "Open one: all ranks share its trace, with their phases below each other.",
+            ),
+            '{ name = "step" && span.run = "$run"'
+            ' && span.node =~ "$node" && span.rank =~ "$rank" }',
+        )
+    ]

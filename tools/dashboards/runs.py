@@ -1,0 +1,318 @@
+"""The board Runs: what is running, what is healthy, and what did it cost?"""
+
+from __future__ import annotations
+
+from tools.dashboards import variables as v
+from tools.dashboards.annotations import marks
+from tools.dashboards.board import Row, board
+from tools.dashboards.links import of_series, of_table, of_table_lifetime
+from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, STATE_WORDS, WARN, steps
+from tools.dashboards.names import metric, recorded
+from tools.dashboards.panels import (
+    Column,
+    Panel,
+    Text,
+    lines,
+    listing,
+    now,
+    over_time,
+    rows,
+    stat,
+    states,
+)
+from tools.dashboards.selectors import (
+    ALIVE_S,
+    BY_RANK,
+    BY_RUN,
+    LOGGED,
+    RANK_0,
+    RULES_EVERY_S,
+    RUNS,
+)
+
+QUESTION = "What is running, what is healthy, and what did it cost?"
+
+_RATE = "[$__rate_interval]"
+_HOURS = f"* {RULES_EVERY_S} / 3600"
+
+
+def build() -> str:
+    return board(
+        "Runs",
+        QUESTION,
+        [
+            Row("Now, and in this time", _now()),
+            Row("Runs", [_table()]),
+            Row("Over time", _over_time()),
+            Row("What the runs take", _taken(), collapsed=True),
+        ],
+        variables=[v.datasource(), *v.of_runs(), v.name(RUNS), v.split(RUNS)],
+        annotations=marks(RUNS),
+        since="now-24h",
+    )
+
+
+def _alive(state: str) -> str:
+    beat = metric("training.heartbeat.timestamp", RUNS)
+    return f"{state} and on ({BY_RANK}) (time() - {beat} < {ALIVE_S})"
+
+
+def _count(ranks: str) -> str:
+    return f"count(count by ({BY_RUN}) ({ranks})) or vector(0)"
+
+
+def _integral(recorded_name: str) -> str:
+    return f"sum(sum_over_time({recorded(recorded_name, RUNS)}[$__range]))"
+
+
+def _now() -> list[Panel]:
+    running = _alive(f"{metric('training.state', RUNS)} == 1")
+    worst = recorded("run:training_state:max", RUNS)
+    joules = f"{_integral('run:hw_power:sum')} * {RULES_EVERY_S}"
+    return [
+        stat(
+            Text(
+                "Running",
+                "Runs of which a rank says that it runs, and was heard of within a minute.",
+                "Fewer than you have started: the table below says how the others ended.",
+            ),
+            now(_count(running)),
+        ),
+        stat(
+            Text(
+                "Stalled",
+                "Runs of which a rank has made no progress for longer than its own limit.",
+                "Open Ranks for that run: it says who is waited for.",
+            ),
+            now(_count(_alive(f"{metric('training.stalled', RUNS)} == 1"))),
+            levels=ABOVE_0_IS_BAD,
+        ),
+        stat(
+            Text(
+                "Failed or killed",
+                "Runs that lost a rank to an exception or to a signal within this time.",
+                "Open the run: its errors are in the row Checkpoints, restarts and errors.",
+            ),
+            now(f"count(max_over_time({worst}[$__range]) >= 3) or vector(0)"),
+            levels=ABOVE_0_IS_BAD,
+        ),
+        stat(
+            Text(
+                "Firing alerts",
+                "Alerts of these runs that fire now.",
+                "Each names its runbook; the marks over the curves say since when.",
+            ),
+            now(f'count(ALERTS{{alertstate="firing",{RUNS}}}) or vector(0)'),
+            levels=ABOVE_0_IS_BAD,
+        ),
+        stat(
+            Text(
+                "Ranks at work",
+                "Ranks that run now: mostly a GPU each.",
+                "Compare with what you pay for.",
+            ),
+            now(f"count(max by ({BY_RANK}) ({running})) or vector(0)"),
+        ),
+        stat(
+            Text(
+                "GPU-hours used",
+                "Hours that ranks have been running within this time, summed over ranks.",
+                "Times the price of an hour: what it cost.",
+            ),
+            now(f"{_integral('run:training_ranks_running:count')} {_HOURS}"),
+            unit="h",
+            decimals=1,
+        ),
+        stat(
+            Text(
+                "GPU-hours lost to stragglers",
+                "Hours that all other ranks waited for one that was found to be late.",
+                "The table says in which run; Ranks says which rank, and in what.",
+            ),
+            now(f"{_integral('run:training_straggler_lost_time:rate2m')} {_HOURS}"),
+            unit="h",
+            decimals=2,
+            levels=steps((1, WARN), (24, BAD)),
+            nothing="none",
+        ),
+        stat(
+            Text(
+                "Energy",
+                "Energy that the GPUs of these runs took within this time.",
+                "Where it is paid for apart, this is the number.",
+            ),
+            now(f"{joules} / 3600000"),
+            unit="kwatth",
+            decimals=1,
+            nothing="not measured",
+        ),
+    ]
+
+
+def _last(expr: str) -> str:
+    # Instant queries look back five minutes: a run that has ended would be gone.
+    return f"last_over_time({expr}[$__range])"
+
+
+def _table() -> Panel:
+    info = metric("training.run.info", RUNS)
+    state = metric("training.state", RUNS, RANK_0)
+    beat = metric("training.heartbeat.timestamp", RUNS, RANK_0)
+    began = metric("training.run.start.timestamp", RUNS)
+    value = metric("training.scalar", RUNS, LOGGED, RANK_0)
+    worst = recorded("run:training_state:max", RUNS)
+    used = recorded("run:training_ranks_running:count", RUNS)
+    lost = recorded("run:training_straggler_lost_time:rate2m", RUNS)
+
+    def by_run(operation: str, expr: str) -> str:
+        return f"{operation} by ({BY_RUN}) ({expr})"
+
+    return listing(
+        Text(
+            "Runs",
+            "One row a run that was there in this time: state, progress, value, cost, "
+            "configuration.",
+            "Click a run for its own board. Filter any column by its head, say by config_lr.",
+        ),
+        # Without a list of labels: whatever a run says of its configuration becomes a column.
+        rows(f"max without (job, instance, node, rank, local_rank) ({_last(info)})", "info"),
+        rows(
+            f"{by_run('max', _last(worst))} or {by_run('max', _last(state))}",
+            "state",
+        ),
+        rows(by_run("max", _last(metric("training.step", RUNS, RANK_0))), "step"),
+        rows(by_run("avg", _last(value)), "last"),
+        rows(by_run("min", f"min_over_time({value}[$__range])"), "lowest"),
+        rows(by_run("max", f"max_over_time({value}[$__range])"), "highest"),
+        rows(f"{by_run('sum', f'sum_over_time({used}[$__range])')} {_HOURS}", "used"),
+        rows(f"{by_run('sum', f'sum_over_time({lost}[$__range])')} {_HOURS}", "lost"),
+        rows(f"{by_run('max', _last(began))} * 1000", "start"),
+        rows(f"{by_run('max', _last(beat))} * 1000", "seen"),
+        columns=[
+            Column("group"),
+            Column(
+                "run",
+                links=[
+                    of_table_lifetime("Run"),
+                    of_table("Run"),
+                    of_table_lifetime("Ranks"),
+                    of_table("Compare"),
+                ],
+            ),
+            Column("job_type"),
+            Column("Value #state", "State", words=STATE_WORDS),
+            Column("Value #step", "Step", decimals=0),
+            Column("Value #last", "Last", "sishort"),
+            Column("Value #lowest", "Lowest", "sishort"),
+            Column("Value #highest", "Highest", "sishort"),
+            Column("Value #used", "GPU-hours", "h", decimals=1),
+            Column(
+                "Value #lost",
+                "Lost to stragglers",
+                "h",
+                decimals=2,
+                levels=steps((1, WARN), (24, BAD)),
+            ),
+            Column("Value #start", "Started", "dateTimeAsIso"),
+            Column("Value #seen", "Seen", "dateTimeFromNow"),
+        ],
+        hidden=("Value #info", "otel_scope_name", "otel_scope_version"),
+        sort=("Started", True),
+        nothing="no runs in this time: is the Pipeline whole?",
+        size=(24, 10),
+    )
+
+
+def _over_time() -> list[Panel]:
+    stepped = metric("training.steps", RUNS, RANK_0)
+    to_run = of_series("Run", "run")
+    return [
+        lines(
+            Text(
+                "Steps per second",
+                "Optimizer steps of each run, by its rank 0.",
+                "A fall: open the run and see which phase has grown.",
+            ),
+            over_time(f"max by (run) (rate({stepped}{_RATE}))", "{{run}}"),
+            minimum=0,
+            link=to_run,
+        ),
+        lines(
+            Text(
+                "$name",
+                "The chosen value of each run, as its rank 0 logged it.",
+                "To see it against steps, open Compare.",
+            ),
+            over_time(
+                f"avg by (run) ({metric('training.scalar', RUNS, LOGGED, RANK_0)})", "{{run}}"
+            ),
+            unit="sishort",
+            legend=("lastNotNull", "min"),
+            link=to_run,
+        ),
+        states(
+            Text(
+                "States",
+                "The state of each run's rank 0.",
+                "A hole: nothing was heard of it. Several beginnings: it was started again.",
+            ),
+            over_time(f"max by (run) ({metric('training.state', RUNS, RANK_0)})", "{{run}}"),
+            words=STATE_WORDS,
+        ),
+    ]
+
+
+def _taken() -> list[Panel]:
+    def by_rule(title: str, name: str, unit: str, meaning: str, action: str) -> Panel:
+        return lines(
+            Text(title, meaning, action),
+            over_time(f"max by (run) ({recorded(name, RUNS)})", "{{run}}"),
+            unit=unit,
+            minimum=0,
+            link=of_series("Run", "run"),
+        )
+
+    return [
+        by_rule(
+            "GPU utilisation",
+            "run:hw_gpu_utilization:avg",
+            "percentunit",
+            "Mean over the GPUs of each run.",
+            "Low: the GPUs wait. Open the run and see where the time goes.",
+        ),
+        by_rule(
+            "MFU",
+            "run:training_mfu:ratio2m",
+            "percentunit",
+            "Share of what the devices could compute that the model's work amounts to.",
+            "The run with the same model and a higher one shows what is possible.",
+        ),
+        by_rule(
+            "Tokens per second",
+            "run:training_tokens:rate2m",
+            "cps",
+            "Of all ranks that are exported, together.",
+            "Compare runs of one model only.",
+        ),
+        by_rule(
+            "Power",
+            "run:hw_power:sum",
+            "watt",
+            "Of all GPUs of each run, together.",
+            "A fall without an end of the run: it waits.",
+        ),
+        by_rule(
+            "GPUs lost to waiting",
+            "run:training_lost_gpus:rate2m",
+            "none",
+            "How many GPUs' worth of time the ranks of each run wait for their slowest.",
+            "Open Ranks for the run where it is high.",
+        ),
+        by_rule(
+            "Ranks running",
+            "run:training_ranks_running:count",
+            "none",
+            "Ranks of each run that run and are heard of.",
+            "Fewer than its world size: Ranks says who is missing.",
+        ),
+    ]

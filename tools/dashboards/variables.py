@@ -1,0 +1,190 @@
+"""The variables of the boards, in the order in which each is filtered by those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.models.common import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
+from tools.dashboards.names import metric
+from tools.dashboards.selectors import NODES, RUN
+
+PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
+TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
+
+_ALL = VariableOption(text=["All"], value=["$__all"])
+_KINDS = {"label_names": 0, "label_values": 1, "query_result": 3}
+_AS_IS, _NUMERICAL, _NATURAL = (
+    VariableSort.DISABLED,
+    VariableSort.NUMERICAL_ASC,
+    VariableSort.NATURAL_ASC,
+)
+
+
+def datasource() -> build.DatasourceVariable:
+    return build.DatasourceVariable("datasource").type("prometheus").label("Data source")
+
+
+def traces() -> build.DatasourceVariable:
+    return build.DatasourceVariable("traces").type("tempo").label("Traces")
+
+
+def _query(
+    name: str, label: str, query: str, says: str, *, sort: VariableSort
+) -> build.QueryVariable:
+    return (
+        build.QueryVariable(name)
+        .label(label)
+        .description(says)
+        .datasource(PROMETHEUS)
+        .definition(query)
+        .query({"qryType": _KINDS[query.partition("(")[0]], "query": query, "refId": name})
+        # With the page's own time range alone, runs of another time would never come up.
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(sort)
+    )
+
+
+def _several(
+    name: str, label: str, query: str, says: str, *, sort: VariableSort = _NATURAL, first: str = ""
+) -> build.QueryVariable:
+    return (
+        _query(name, label, query, says, sort=sort)
+        .multi(True)
+        .include_all(True)
+        # Otherwise "all" would be every value in one pattern: 49 kB at ten thousand ranks.
+        .all_value(".*")
+        .current(VariableOption(text=[first], value=[first]) if first else _ALL)
+    )
+
+
+def _one(
+    name: str, label: str, query: str, says: str, *, first: str = "", sort: VariableSort = _NATURAL
+) -> build.QueryVariable:
+    variable = _query(name, label, query, says, sort=sort)
+    return variable.current(VariableOption(text=first, value=first)) if first else variable
+
+
+def group() -> build.QueryVariable:
+    query = f"label_values({metric('training.run.info')}, group)"
+    # An empty label is no label to Prometheus, so no query returns it.
+    none = VariableOption(text="(no group)", value="")
+    variable = _several("group", "Group", query, "The experiment that runs belong to.")
+    return variable.static_options([none]).static_options_order("before")
+
+
+def job_type() -> build.QueryVariable:
+    of_group = metric("training.run.info", 'group=~"$group"')
+    query = f"label_values({of_group}, job_type)"
+    return _several("job_type", "Job type", query, "The role of a process: train, eval, ...")
+
+
+def _runs_newest_first() -> str:
+    whose = 'group=~"$group",job_type=~"$job_type"'
+    began = metric("training.run.start.timestamp", whose)
+    # Sorted here, which a list of label values cannot be: the newest run is what people look for.
+    return f"query_result(sort_desc(max by (run) (last_over_time({began}[$__range]))))"
+
+
+_RUN_OF_RESULT = '/run="([^"]+)"/'
+
+
+def runs() -> build.QueryVariable:
+    says = "Launches, the newest first."
+    return _several("run", "Run", _runs_newest_first(), says, sort=_AS_IS).regex(_RUN_OF_RESULT)
+
+
+def run() -> build.QueryVariable:
+    says = "One launch; the newest of this time range comes first."
+    return _one("run", "Run", _runs_newest_first(), says, sort=_AS_IS).regex(_RUN_OF_RESULT)
+
+
+def places(selector: str, *, first_rank: str = "") -> list[build.QueryVariable]:
+    """Node, rank and local rank."""
+    state = "training.state"
+    nodes = metric(state, selector)
+    ranks = metric(state, selector, 'node=~"$node"')
+    local = metric(state, selector, 'node=~"$node",rank=~"$rank"')
+    return [
+        _several("node", "Node", f"label_values({nodes}, node)", "Machines of these runs."),
+        _several(
+            "rank",
+            "Rank",
+            f"label_values({ranks}, rank)",
+            "Global ranks on these nodes.",
+            sort=_NUMERICAL,
+            first=first_rank,
+        ),
+        _several(
+            "local_rank",
+            "Local rank",
+            f"label_values({local}, local_rank)",
+            "Ranks as counted on their node.",
+            sort=_NUMERICAL,
+        ),
+    ]
+
+
+def nodes_of_agents() -> build.QueryVariable:
+    """Also those on which nothing is trained."""
+    query = f"label_values({metric('system.memory.limit', NODES.rpartition(',')[0])}, node)"
+    return _several("node", "Node", query, "Machines with an agent.")
+
+
+def name(selector: str) -> build.QueryVariable:
+    query = f"label_values({metric('training.scalar', selector)}, name)"
+    return _one("name", "Value", query, "A value as the script logged it.", first="loss")
+
+
+def split(selector: str) -> build.QueryVariable:
+    logged = metric("training.scalar", selector, 'name="$name"')
+    query = f"label_values({logged}, split)"
+    return _one("split", "Split", query, "train, val, test, or the script's word.", first="train")
+
+
+def attribute() -> build.QueryVariable:
+    """Any label of training_run_info, the configuration's scalars among them."""
+    query = f"label_names({metric('training.run.info')})"
+    says = "What the curves are named, sorted and averaged by: anything the run says of itself."
+    variable = _one("by", "By", query, says, first="group")
+    return variable.regex("/^(?!__|job$|instance$|otel_scope|node$|rank$|local_rank$)(.*)/")
+
+
+def choice(
+    name: str, label: str, options: Sequence[tuple[str, str]], says: str, *, first: int = 0
+) -> build.CustomVariable:
+    """One of a few; each with the word that is shown for it."""
+    told = [VariableOption(text=text, value=value) for text, value in options]
+    chosen = VariableOption(selected=True, text=told[first].text, value=told[first].value)
+    return (
+        build.CustomVariable(name)
+        .label(label)
+        .description(says)
+        .values(", ".join(t if t == v else f"{t} : {v}" for t, v in options))
+        .options(told)
+        .current(chosen)
+    )
+
+
+def numbers(name: str, label: str, says: str, *values: int, first: int = 0) -> build.CustomVariable:
+    return choice(name, label, [(str(value), str(value)) for value in values], says, first=first)
+
+
+def text(name: str, label: str, default: str, says: str) -> build.TextBoxVariable:
+    chosen = VariableOption(text=default, value=default)
+    return (
+        build.TextBoxVariable(name)
+        .label(label)
+        .description(says)
+        .default_value(default)
+        .current(chosen)
+    )
+
+
+def of_runs() -> list[build.QueryVariable]:
+    return [group(), job_type(), runs()]
+
+
+def of_run() -> list[build.QueryVariable]:
+    return [group(), job_type(), run(), *places(RUN)]
