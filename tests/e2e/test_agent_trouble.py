@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from node import Node, finished, until
 from otel_ddp.journal.place import Place
@@ -29,18 +31,25 @@ for step in range(100_000):
 """
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def _losses(receiver: Receiver) -> set[float]:
     return {p.value for p in receiver.points() if p.metric == "training.scalar"}
 
 
+@contextmanager
+def _held_port() -> Iterator[int]:
+    """A port on which nobody listens, and that nobody else is given meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
 def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -> None:
-    port = _free_port()
-    with Node(OTEL_DDP_SPOOL_DIR="/proc/nope") as node, Receiver() as receiver:
+    with (
+        _held_port() as port,
+        Node(OTEL_DDP_SPOOL_DIR="/proc/nope") as node,
+        Receiver() as receiver,
+    ):
         node.export_to(f"http://127.0.0.1:{port}")
 
         node.run(TRAIN)
