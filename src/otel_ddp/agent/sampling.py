@@ -16,7 +16,9 @@ from otel_ddp.agent.sources.driver import Driver
 from otel_ddp.agent.sources.file_systems import FileSystems
 from otel_ddp.agent.sources.gpu import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.sources.host import Host
+from otel_ddp.agent.sources.kernel_files import KernelFiles
 from otel_ddp.agent.sources.process import ProcessReader
+from otel_ddp.agent.sources.process_stat import read_process_stat
 from otel_ddp.agent.sources.reading import Reading
 from otel_ddp.agent.sources.sampler import Sampler
 
@@ -82,7 +84,9 @@ class Sampling:
         if "host" in sources:
             host = Host(proc, whose=self._whose_limits)
             self._host = Sampler("host", _reader(host), _HOST_S)
-            # By itself: a file server that does not answer must take nothing else along.
+            # By itself: a file server that does not answer takes the other file systems along, and
+            # nothing else.
+            self._files = KernelFiles()
             reader = _reader(FileSystems(self._directories))
             self._file_systems = Sampler("file_systems", reader, _FILE_SYSTEMS_S)
         if "process" in sources:
@@ -133,18 +137,14 @@ class Sampling:
         """The processes whose cgroups are what the node is for us: ours may be a service's."""
         return [each.pid for each in self._ranks if each.pid] or ["self"]
 
-    def _is(self, rank: Rank) -> bool:
-        """Whether the number is still that process's."""
-        stat = (self._proc / str(rank.pid) / "stat").read_text(errors="replace")
-        return stat.rpartition(")")[2].split()[19:20] == [str(rank.start_ticks)]
-
     def _directories(self) -> Iterator[Path]:
         """Where the ranks work."""
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                if not self._is(rank):
-                    continue
-                yield Path(os.readlink(self._proc / str(rank.pid) / "cwd"))
+                stat = read_process_stat(self._files, str(self._proc), rank.pid)
+                # The number may be another process's by now.
+                if stat is not None and stat.start == rank.start_ticks:
+                    yield Path(os.readlink(self._proc / str(rank.pid) / "cwd"))
 
     # -- standing
 

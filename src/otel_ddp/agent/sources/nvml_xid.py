@@ -49,11 +49,10 @@ class XidWatch:
 
     def _register(self) -> Any:
         events = self._calls.guarded(self._calls.lib.nvmlEventSetCreate)
-        try:
+        with contextlib.ExitStack() as given_back:
+            given_back.callback(self._calls.lib.nvmlEventSetFree, events)
             self._calls.ask("nvmlDeviceRegisterEvents", _XID_EVENT, events)
-        except Exception:
-            self._calls.lib.nvmlEventSetFree(events)
-            raise
+            given_back.pop_all()  # it is in use from here on
         return events
 
     def _drain(self) -> None:
