@@ -33,7 +33,7 @@ def rank(number: int, run: str = "run", job_type: str = "train", node: str = "n"
 
 def claim(number: int, *devices: str, **known: Any) -> Claim:
     """Rank 0 has process id 100, rank 1 has 101, and so on, unless it is said otherwise."""
-    known = {"labels": rank(number), "pids": frozenset({100 + number}), **known}
+    known = {"labels": rank(number), "pid": 100 + number, **known}
     return Claim(devices=devices, **known)
 
 
@@ -106,7 +106,7 @@ def test_a_device_that_different_runs_share_has_the_node_s_label_alone(other: An
 def test_two_processes_of_one_rank_are_one_user() -> None:
     # An attempt that has not quite ended, and the next.
     ownership = decide(
-        [claim(0, UUIDS[0]), claim(0, UUIDS[0], pids=frozenset({200}))],
+        [claim(0, UUIDS[0]), claim(0, UUIDS[0], pid=200)],
         {BOARDS[0]: [(100, 3 * MIB), (200, 4 * MIB)]},
     )
 
@@ -126,7 +126,7 @@ def test_a_rank_may_use_several_devices() -> None:
 
 def test_where_nothing_is_declared_the_driver_tells() -> None:
     ownership = decide(
-        [claim(0), claim(1, pids=frozenset({7, 90101}))],
+        [claim(0), claim(1, pid=90101)],
         {BOARDS[0]: [(90101, 2 * MIB)], BOARDS[1]: [(100, 3 * MIB)]},
     )
 
@@ -331,23 +331,18 @@ def test_a_lone_stranger_on_a_declared_device_is_its_rank_in_a_container() -> No
         ([claim(0, UUIDS[0])], {BOARDS[0]: [(900, None)]}),
         # Its number is comparable, so it has not begun yet, and somebody else has.
         (
-            [claim(0, UUIDS[0]), claim(1, UUIDS[1], pids=frozenset({901}))],
+            [claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=901)],
             {BOARDS[0]: [(900, MIB)], BOARDS[1]: [(901, None)]},
         ),
-        # Two containers' processes may have the same number.
+        # One process that has written the journals of two ranks.
         (
-            [claim(0, UUIDS[0]), claim(1, UUIDS[1], pids=frozenset({100}))],
+            [claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=100)],
             {BOARDS[0]: [(100, MIB)]},
-        ),
-        # One of the two is another container's process, and who knows which.
-        (
-            [claim(0, UUIDS[0], pids=frozenset({7, 90007}))],
-            {BOARDS[0]: [(90007, MIB)], BOARDS[1]: [(7, MIB)]},
         ),
     ],
     ids=[
         *("two strangers", "two ranks", "not declared", "elsewhere", "no number"),
-        *("numbers that match elsewhere", "a number of two ranks", "two numbers of a rank"),
+        *("numbers that match elsewhere", "a number of two ranks"),
     ],
 )
 def test_whose_memory_it_is_is_never_guessed(claims: Any, users: Any) -> None:
@@ -358,7 +353,7 @@ def test_whose_memory_it_is_is_never_guessed(claims: Any, users: Any) -> None:
 
 
 def test_a_process_without_a_number_is_nobody() -> None:
-    ownership = decide([claim(0, pids=frozenset({0}))], {BOARDS[0]: [(0, MIB)]})
+    ownership = decide([claim(0, pid=0)], {BOARDS[0]: [(0, MIB)]})
 
     assert labels(ownership)[0] == FREE
     assert memory(ownership) == []

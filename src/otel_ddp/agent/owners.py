@@ -20,8 +20,8 @@ class Claim(NamedTuple):
 
     labels: Labels
     """All six."""
-    pids: frozenset[int] = frozenset()
-    """Every number it is known by, in whichever namespace."""
+    pid: int = 0
+    """Its number where the agent is, the one that the driver speaks of; 0 if it has none there."""
     devices: tuple[str, ...] = ()
     """The UUIDs that it declared, with or without the maker's prefix."""
     environment: Mapping[str, str] | None = None
@@ -102,18 +102,13 @@ def bare(uuid: str) -> str:
 
 
 def _seen(claims: Sequence[Claim], devices: Sequence[DeviceSample]) -> Seen:
-    there = {user.pid for each in devices for user in each.users} - {0}
     found: Seen = [{} for _ in claims]
     for each in devices:
         for user in each.users:
             holders = [
-                number
-                for number, claim in enumerate(claims)
-                # The driver has one number for a process. Where two of its numbers are there, one
-                # is a stranger's, and nobody knows which.
-                if claim.pids & there == {user.pid}
+                number for number, claim in enumerate(claims) if claim.pid and claim.pid == user.pid
             ]
-            # Numbers of different namespaces may be alike: then it could be either.
+            # One process may have written two journals: then it could be either rank's.
             if len(holders) == 1:
                 found[holders[0]][each.device.uuid] = user.used_bytes
     return found
@@ -200,7 +195,7 @@ def _declaring(claims: Sequence[Claim], uuid: str, boards: _Boards) -> Labels | 
 
 def _only_stranger(claims: Sequence[Claim], users: Sequence[User]) -> User | None:
     """The one process of the device, if none of ours has its number."""
-    if len(users) != 1 or any(users[0].pid in claim.pids - {0} for claim in claims):
+    if len(users) != 1 or any(users[0].pid == claim.pid for claim in claims):
         return None
     return users[0]
 

@@ -227,8 +227,7 @@ class Sampling:
         index = boards[0].get("index") if len(boards) == 1 else None
         return Claim(
             rank.labels,
-            # The driver speaks of processes as we see them, and of no other numbers of theirs.
-            frozenset({rank.pid} - {0}),
+            rank.pid,
             uuids,
             visible if isinstance(visible, dict) else None,
             index if isinstance(index, int) else None,
