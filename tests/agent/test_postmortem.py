@@ -293,7 +293,7 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
             path = folder / f"postmortem-old{number}.{ending}"
             path.write_text("")
             os.utime(path, (number, number))
-    for foreign in ("notes.txt", "postmortem-.json", ".postmortem-torn.json"):
+    for foreign in ("notes.txt", "postmortem-.json", ".postmortem-torn.json.half"):
         (folder / foreign).write_text("")
         os.utime(folder / foreign, (0, 0))
 
@@ -302,16 +302,16 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
     left = {each.name for each in folder.iterdir()}
     assert left >= {"notes.txt", "postmortem-.json", "postmortem-r.txt", "postmortem-old6.txt"}
     assert len([name for name in left if name.endswith("json")]) == 51
-    assert not left & {"postmortem-old5.json", "postmortem-old5.txt", ".postmortem-torn.json"}
+    assert not left & {"postmortem-old5.json", "postmortem-old5.txt", ".postmortem-torn.json.half"}
 
 
 def test_what_somebody_writes_at_this_moment_is_not_touched(folder: Path) -> None:
     folder.mkdir(0o700)
-    (folder / ".postmortem-r.json").write_text("half")
-    os.utime(folder / ".postmortem-r.json", (time.time(), time.time()))
+    (folder / ".postmortem-r.json.half").write_text("half")
+    os.utime(folder / ".postmortem-r.json.half", (time.time(), time.time()))
 
     assert written(folder) == folder / "postmortem-r-2.json"
-    assert (folder / ".postmortem-r.json").read_text() == "half"
+    assert (folder / ".postmortem-r.json.half").read_text() == "half"
 
 
 @pytest.mark.parametrize("made", ["link", "open", "file"])

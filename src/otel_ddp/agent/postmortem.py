@@ -34,6 +34,8 @@ _LONGEST_CELL = 60
 _LONGEST_REASON = 300
 
 _OURS = re.compile(r"(postmortem-.+)\.(?:json|txt)")
+# Not by the ending of a whole one: whoever looks for `*.json` must not find it.
+_HALF = re.compile(rf"\.{_OURS.pattern}\.half")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -138,7 +140,7 @@ def _write_new(opened: int, name: str, whole: str) -> str:
     """Under the first name that is free, also where another agent looks for one as well."""
     for number in range(1, _MOST_NUMBERS):
         stem = f"postmortem-{name}" if number == 1 else f"postmortem-{name}-{number}"
-        hidden = f".{stem}.json"
+        hidden = _half(f"{stem}.json")
         if _exists(opened, f"{stem}.json"):
             continue
         try:
@@ -153,8 +155,12 @@ def _write_new(opened: int, name: str, whole: str) -> str:
     raise FileExistsError(17, f"{_MOST_NUMBERS} post-mortems of this name are there already")
 
 
+def _half(name: str) -> str:
+    return f".{name}.half"
+
+
 def _replace(opened: int, name: str, content: str) -> None:
-    hidden = f".{name}"
+    hidden = _half(name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(hidden, dir_fd=opened)
     _create(opened, hidden, content)
@@ -184,8 +190,8 @@ def _prune(opened: int) -> None:
     """Keep the newest, and nothing that somebody began and was killed over."""
     newest: dict[str, float] = {}
     for name in os.listdir(opened):
-        match = _OURS.fullmatch(name.removeprefix("."))
-        if match is None:
+        match, half = _OURS.fullmatch(name), _HALF.fullmatch(name)
+        if match is None and half is None:
             continue
         try:
             found = os.stat(name, dir_fd=opened, follow_symlinks=False)
@@ -193,7 +199,7 @@ def _prune(opened: int) -> None:
             continue
         if not stat.S_ISREG(found.st_mode):
             continue
-        if not name.startswith("."):
+        if match is not None:
             newest[match[1]] = max(found.st_mtime, newest.get(match[1], 0.0))
         elif time.time() - found.st_mtime > _STALE_S:
             with contextlib.suppress(FileNotFoundError):
