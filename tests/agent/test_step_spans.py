@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.step_spans import StepSpans, sampled_every
-from otel_ddp.agent.steps import Part, Step
+from otel_ddp.agent.steps import Parts, Step
 from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import OF_BUFFERS
 
@@ -38,15 +38,13 @@ def made(
 ) -> Step:
     """A step of phases and milliseconds."""
     at = began_ns if began_ns is not None else NOW + (number or 0) * 10 * S
-    found = []
-    for code, took_ms in pieces:
-        found.append(Part(code, at, at + took_ms * MS))
-        at += took_ms * MS
+    codes = bytes([code for code, _ in pieces])
+    spans_ns = [took_ms * MS for _, took_ms in pieces]
     return Step(
         number=number,
-        began_ns=found[0].began_ns,
-        ended_ns=at,
-        parts=tuple(found),
+        began_ns=at,
+        ended_ns=at + sum(spans_ns),
+        parts=Parts(at, codes, spans_ns),
         rest=(),
         gc_s=said.get("gc_s", 0.0),
         skipped=said.get("skipped", False),
@@ -76,10 +74,8 @@ def made_odd(number: int, began_ns: int) -> Step:
 
 def took(number: int, nanoseconds: int) -> Step:
     step = made(number)
-    ended_ns = step.began_ns + nanoseconds
-    return step._replace(
-        ended_ns=ended_ns, parts=(Part(PHASES["forward"], step.began_ns, ended_ns),)
-    )
+    parts = Parts(step.began_ns, bytes([PHASES["forward"]]), [nanoseconds])
+    return step._replace(ended_ns=step.began_ns + nanoseconds, parts=parts)
 
 
 def reason(spans: list[dict[str, Any]]) -> str | None:

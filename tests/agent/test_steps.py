@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.steps import Part, Step, StepStream
@@ -30,7 +32,7 @@ def told(*pairs: tuple[int, int]) -> list[int]:
 
 
 def feed(stream: StepStream, words: list[int], offset: int = 0) -> list[Step]:
-    return stream.feed(Steps(offset, tuple(words), 0))
+    return stream.feed(Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0))
 
 
 def whole(words: list[int]) -> list[Step]:
@@ -243,6 +245,7 @@ TIMES = st.one_of(st.integers(0, 1000), st.integers(0, 2**56 - 1))
 WORDS = st.lists(st.one_of(st.builds(word, CODES, TIMES), st.integers(0, 2**64 - 1)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), WORDS)))
 def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[int]]]) -> None:
     stream = StepStream(CREATED)

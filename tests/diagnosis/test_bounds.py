@@ -9,10 +9,11 @@ import pytest
 
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.creep import Creep
-from otel_ddp.diagnosis.facts import StepFacts
+from otel_ddp.diagnosis.facts import UNUSUAL_PHASES, WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.verdict import Change, Who
 
 S = 1_000_000_000
+MS = 1_000_000
 NOW = 1_700_000_000 * S
 MB = 1 << 20
 GB = 1 << 30
@@ -41,11 +42,12 @@ class Run:
         for _ in range(steps):
             self.number += 1
             for rank, ms in enumerate(ranks):
-                phases = dict.fromkeys(("data", "forward", "backward", "optimizer", "other"), 0.0)
-                phases |= {word: each / 1e3 for word, each in ms.items() if word != "comm_wait"}
-                took_s = sum(ms.values()) / 1e3
-                wait_s = ms.get("comm_wait", 0) / 1e3
-                facts = StepFacts(self.number, NOW, took_s, wait_s, phases, False, 0)
+                phases_ns = tuple(MS * ms.get(word, 0) for word in WORK_PHASES)
+                unusual_ns = {word: MS * ms[word] for word in UNUSUAL_PHASES if word in ms}
+                facts = StepFacts(
+                    *(self.number, NOW, MS * sum(ms.values()), MS * ms.get("comm_wait", 0)),
+                    *(phases_ns, unusual_ns, False, 0),
+                )
                 self.bounds.feed(who(rank), [facts])
             changes += self.bounds.look()
         return changes

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
 from otel_ddp.agent.steps import Parts, Step, StepStream
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import alike, facts_of
+from otel_ddp.diagnosis.facts import WORK_PHASES, alike, facts_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps
 
 CREATED = 1_700_000_000_000_000_000
 MS = 1_000_000
 OTHER, DATA, FORWARD = PHASES["other"], PHASES["data"], PHASES["forward"]
+
+
+def record(offset: int, words: list[int]) -> Steps:
+    return Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0)
 
 
 def story(chance: random.Random, disorder: bool) -> list[int]:
@@ -48,10 +53,10 @@ def test_whole_steps_are_what_they_are_word_by_word(disorder: bool) -> None:
         words = story(chance, disorder)
         at_once, bit_by_bit = StepStream(CREATED), StepStream(CREATED)
 
-        found = at_once.feed(Steps(0, tuple(words), 0))
+        found = at_once.feed(record(0, words))
 
         assert found == [
-            step for at, word in enumerate(words) for step in bit_by_bit.feed(Steps(at, (word,), 0))
+            step for at, word in enumerate(words) for step in bit_by_bit.feed(record(at, [word]))
         ]
 
 
@@ -72,12 +77,12 @@ def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> No
 
     facts = [each for run in alike(steps) for each in facts_of(run)]
 
-    seen = [(each.number, *map(each.phases.get, ("data", "forward", "other"))) for each in facts]
-    assert seen == [
-        (1, 0.001, 0.002, 0.0),
-        (2, 0.003, 0.004, 0.0),
-        (3, 0.006, 0.0, 0.012),
-        (4, 0.008, 0.009, 0.0),
+    assert WORK_PHASES == ("data", "forward", "backward", "optimizer", "other")
+    assert [(each.number, each.phases_ns) for each in facts] == [
+        (1, (1 * MS, 2 * MS, 0, 0, 0)),
+        (2, (3 * MS, 4 * MS, 0, 0, 0)),
+        (3, (6 * MS, 0, 0, 0, 12 * MS)),
+        (4, (8 * MS, 9 * MS, 0, 0, 0)),
     ]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from otel_ddp.agent.steps import Parts, Step
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import StepFacts, alike, facts_of
+from otel_ddp.diagnosis.alignment import Alignment
+from otel_ddp.diagnosis.facts import WORK_PHASES, StepFacts, alike, facts_of
 from otel_ddp.diagnosis.straggler import Report, Stragglers
 from otel_ddp.diagnosis.verdict import Change, Who
 from otel_ddp.journal.layout import OF_BUFFERS
@@ -47,16 +48,18 @@ class Node:
 
     def facts(self, rank: int, more: Mapping[str, float], took_s: float, **said: Any) -> StepFacts:
         # A little noise: ranks that are equal to the last bit have no order to speak of.
-        phases = {
-            word: (seconds + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02)
-            for word, seconds in PLAIN.items()
-        }
+        phases_ns = tuple(
+            round((PLAIN[word] + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02) * S)
+            for word in WORK_PHASES
+        )
+        took_ns = round(took_s * S)
         return StepFacts(
             self.number + self.counts_from.get(rank, 0),
             self.now_ns,
-            took_s,
-            took_s - sum(phases.values()),
-            phases,
+            took_ns,
+            took_ns - sum(phases_ns),
+            phases_ns,
+            {},
             said.get("tagged", False),
             said.get("work", 1000),
         )
@@ -108,6 +111,11 @@ def facts_of_one(step: Step) -> StepFacts | None:
     return next(iter(facts_of(run)), None)
 
 
+def by_word(facts: StepFacts) -> dict[str, int]:
+    """Milliseconds."""
+    return {word: each_ns // MS for word, each_ns in zip(WORK_PHASES, facts.phases_ns, strict=True)}
+
+
 USUAL = ((PHASES["data"], 10), (PHASES["comm_wait"] | OF_BUFFERS, 20), (PHASES["forward"], 30),
          (PHASES["comm_wait"], 15), (PHASES["optimizer"], 25))  # fmt: skip
 
@@ -116,12 +124,18 @@ def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
     facts = facts_of_one(made(USUAL))
 
     assert facts is not None
-    assert (facts.number, facts.took_s, facts.work, facts.tagged) == (7, 0.1, 5, False)
-    assert facts.wait_s == pytest.approx(0.035)
-    assert facts.work_s == pytest.approx(0.065)
-    assert facts.phases == pytest.approx(
-        {"data": 0.01, "forward": 0.03, "backward": 0.0, "optimizer": 0.025, "other": 0.0}
-    )
+    assert (facts.number, facts.took_ns, facts.work, facts.tagged) == (7, 100 * MS, 5, False)
+    assert (facts.wait_ns, facts.work_ns) == (35 * MS, 65 * MS)
+    assert by_word(facts) == {"data": 10, "forward": 30, "backward": 0, "optimizer": 25, "other": 0}
+    assert facts.unusual_ns == {}
+
+
+def test_facts_hold_what_is_unusual_apart_from_work() -> None:
+    facts = facts_of_one(made((*USUAL, (PHASES["eval"], 3), (PHASES["compile"], 4))))
+
+    assert facts is not None
+    assert facts.unusual_ns == {"compile": 4 * MS, "eval": 3 * MS}
+    assert sum(by_word(facts).values()) == 65
 
 
 @pytest.mark.parametrize(
@@ -163,7 +177,7 @@ def test_a_phase_of_a_later_version_counts_as_other() -> None:
     facts = facts_of_one(made((*USUAL, (11, 4))))
 
     assert facts is not None
-    assert facts.phases["other"] == pytest.approx(0.004)
+    assert by_word(facts)["other"] == 4
 
 
 def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
@@ -172,8 +186,8 @@ def test_a_step_of_very_many_parts_is_counted_to_its_end() -> None:
     facts = facts_of_one(step._replace(ended_ns=step.ended_ns + 12 * MS, rest=rest))
 
     assert facts is not None
-    assert facts.wait_s == pytest.approx(0.042)
-    assert facts.phases["forward"] == pytest.approx(0.035)
+    assert facts.wait_ns == 42 * MS
+    assert by_word(facts)["forward"] == 35
 
 
 def test_a_step_without_a_number_or_without_length_has_no_facts() -> None:
@@ -274,10 +288,12 @@ def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> Non
     node = Node(2)
     for number in range(1, 401):
         for rank in (0, 1):
-            forward_s = 0.002 + 0.0004 * rank + 1e-6 * (number % 7)
-            phases = {**dict.fromkeys(PLAIN, 0.0), "forward": forward_s}
-            facts = StepFacts(number, NOW + number * 3 * MS, 0.003, 0.0, phases, False, 0)
-            node.detector.feed(who(rank), [facts._replace(wait_s=0.003 - forward_s)])
+            forward_ns = 2_000_000 + 400_000 * rank + 1_000 * (number % 7)
+            facts = StepFacts(
+                *(number, NOW + number * 3 * MS, 3 * MS, 3 * MS - forward_ns),
+                *((0, forward_ns, 0, 0, 0), {}, False, 0),
+            )
+            node.detector.feed(who(rank), [facts])
 
     assert node.detector.look() == []
 
@@ -315,6 +331,25 @@ def test_late_in_three_of_five_steps_and_early_in_two_is_chance() -> None:
         changes += node.steps(2, {1: {"backward": -0.010}})
 
     assert changes == []
+
+
+def fed(node: Node, number: int, *backward_ms: int, took_ms: int = 100) -> None:
+    """One step, to the nanosecond as long as is said here."""
+    for rank, ms in enumerate(backward_ms):
+        phases_ns = (0, 0, ms * MS, 0, 0)
+        facts = StepFacts(
+            *(number, NOW + number * took_ms * MS, took_ms * MS, (took_ms - ms) * MS),
+            *(phases_ns, {}, False, 0),
+        )
+        node.detector.feed(who(rank), [facts])
+
+
+def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance() -> None:
+    node = Node()
+    for number in range(1000):
+        fed(node, number, 50, 60 if number % 5 < 3 else 50, 50, 50)
+
+    assert node.detector.look() == []
 
 
 def test_pauses_are_no_straggler() -> None:
@@ -424,6 +459,27 @@ def test_the_report_has_the_excess_by_phase_and_the_work_of_the_node() -> None:
     assert report.insufficient == ""
 
 
+@pytest.mark.parametrize(
+    ("work_ms", "excess"),
+    [
+        ((10, 20, 30, 70), (-0.2, -0.1, 0.1, 0.5)),
+        ((10, 20, 30, 40, 80), (-0.25, -0.15, 0.0, 0.15, 0.55)),
+    ],
+    ids=["of four", "of five"],
+)
+def test_each_rank_is_compared_with_the_median_of_the_others(
+    work_ms: tuple[int, ...], excess: tuple[float, ...]
+) -> None:
+    node = Node()
+    for number in range(150):
+        fed(node, number, *work_ms)
+    ranks = node.report().ranks
+
+    assert [each.excess["all"] for each in ranks] == pytest.approx(excess)
+    assert [each.excess["backward"] for each in ranks] == pytest.approx(excess)
+    assert [each.excess["data"] for each in ranks] == [0.0] * len(ranks)
+
+
 def test_a_hint_is_said_with_the_verdict() -> None:
     node = Node(hint=lambda who, phase: (f"Throttled in {phase}.", {"throttled": True}))
     (change,) = node.steps(200, {1: {"backward": 0.03}})
@@ -531,6 +587,24 @@ def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
     assert told(fed_by_rank(node, pieces, 10)) == [("straggler", "1", "backward", True)]
 
 
+@pytest.mark.parametrize(
+    ("took_ms", "apart_ms", "one_step"),
+    [(1, 99, True), (1, 110, False), (130, 350, True), (130, 370, False)],
+)
+def test_the_longer_steps_are_the_further_apart_may_they_end(
+    took_ms: int, apart_ms: int, one_step: bool
+) -> None:
+    alignment = Alignment()
+    early = StepFacts(7, NOW, took_ms * MS, 0, (0, 0, 0, 0, 0), {}, False, 0)
+    alignment.join(who(0))
+    alignment.join(who(1))
+
+    alignment.feed(who(0), [early], 0)
+    rows = alignment.feed(who(1), [early._replace(ended_ns=NOW + apart_ms * MS)], 0)
+
+    assert [row.number for row in rows] == [7] * one_step
+
+
 def test_a_rank_that_tells_of_few_steps_is_too_little() -> None:
     node = Node()
     for _ in range(200):
@@ -611,6 +685,7 @@ def test_a_run_that_is_slower_than_it_was_is_told_after_minutes(ranks: int) -> N
     assert told(changes) == [("regression", "", "backward", True)]
     assert changes[0].verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
     assert changes[0].verdict.evidence["slower"] == pytest.approx(0.3, abs=0.02)
+    assert changes[0].verdict.evidence["more_s"]["backward"] == pytest.approx(0.03, abs=0.002)
     assert told(node.steps(500)) == [("regression", "", "backward", False)]
 
 
@@ -663,11 +738,12 @@ def test_steps_are_fed_to_nobody_without_end() -> None:
     """Restarts of the same ranks, again and again, keep nothing but what was lost."""
     detector = Stragglers()
     numbers = count(1)
+    phases_ns = tuple(round(PLAIN[word] * S) for word in WORK_PHASES)
     for _ in range(50):
         for _ in range(5):
             number = next(numbers)
             for rank in (0, 1):
-                facts = StepFacts(number, NOW, 0.1, 0.0, {**PLAIN}, False, 0)
+                facts = StepFacts(number, NOW, 100 * MS, 0, phases_ns, {}, False, 0)
                 detector.feed(who(rank), [facts])
         detector.forget(who(0))
         detector.forget(who(1))

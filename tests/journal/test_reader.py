@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars, Unreadable
+from otel_ddp.journal.reader import (
+    Document,
+    JournalReader,
+    Progress,
+    Scalars,
+    Steps,
+    Unreadable,
+)
 from otel_ddp.journal.writer import JournalWriter, Shape
 
 SMALLEST = 128 * 1024
@@ -45,6 +52,18 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(content)
+
+
+def test_words_of_steps_are_told_as_they_lie_there(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    words = struct.pack("<2Q", 1 << 56 | 7, layout.STEP_ENDED << 56 | 9)
+    writer.append(layout.STEPS, struct.pack("<Q", 300) + words)
+    writer.append(layout.STEPS, struct.pack("<Q", 302))
+
+    assert reader.read() == [Steps(300, words, 0)]
+    # A piece of nothing is none.
+    assert reader.unreadable == 1
 
 
 # -- what is no journal

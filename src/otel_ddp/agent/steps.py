@@ -98,15 +98,13 @@ class Step(NamedTuple):
 
     def seconds(self, phase: int) -> float:
         """How long it was in a phase, whatever that waited for."""
-        spent = sum(end - began for code, began, end in self.parts if code & PHASE_CODE == phase)
-        spent += sum(each for code, each in self.rest if code & PHASE_CODE == phase)
-        return spent / 1e9
+        spans = (*zip(self.parts.codes, self.parts.spans_ns, strict=True), *self.rest)
+        return sum(each_ns for code, each_ns in spans if code & PHASE_CODE == phase) / 1e9
 
     def phases(self) -> set[int]:
         """The phases that it was in."""
-        found = {code & PHASE_CODE for code, _, _ in self.parts}
-        found.update(code & PHASE_CODE for code, _ in self.rest)
-        return found
+        codes = (*self.parts.codes, *[code for code, _ in self.rest])
+        return {code & PHASE_CODE for code in codes}
 
 
 _Values = Callable[[tuple[int, ...]], tuple[int, ...]]
@@ -196,10 +194,10 @@ class StepStream:
         """The steps that end in this piece."""
         if record.offset != self._expected:
             self._forget()
-        count = len(record.words)
+        count = len(record.words) // 8
         self._expected = record.offset + count
         # The codes and the values of all words, each in one go.
-        whole = bytearray(struct.pack(f"<{count}Q", *record.words))
+        whole = bytearray(record.words)
         codes = bytes(whole[7::8])
         whole[7::8] = bytes(count)
         values = struct.unpack(f"<{count}Q", whole)

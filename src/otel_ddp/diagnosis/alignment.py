@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -50,7 +50,7 @@ class Alignment:
         self.ranks: list[Who] = []
         self._ranks: dict[Who, _Rank] = {}
         # By number, then by place.
-        self._waiting: dict[int, dict[int, StepFacts]] = {}
+        self._waiting: defaultdict[int, dict[int, StepFacts]] = defaultdict(dict)
         self._in_common = 1.0
 
     def join(self, who: Who) -> bool:
@@ -81,23 +81,21 @@ class Alignment:
         rows = []
         # This is done for every step of every rank.
         waiting, place, count = self._waiting, rank.place, len(self._ranks)
-        for facts in steps:
-            rank.seen += 1
+        for seen, facts in enumerate(steps, rank.seen + 1):
             rank.since_row += 1
             number = facts.number + rank.shift
-            told = waiting.get(number)
-            if told is None:
-                told = waiting[number] = {}
+            told = waiting[number]
             told[place] = facts
             if len(told) == count:
                 row = self._complete(number, told)
-                if row is not None and rank.seen > left_out:
+                if row is not None and seen > left_out:
                     rows.append(row)
                 continue
             if len(waiting) > _MOST_WAITING:
                 self._give_up(next(iter(waiting)))
             if rank.since_row % _STRANGE_AFTER == 0 and self._strangers():
                 self._renumber()
+        rank.seen += len(steps)
         return rows
 
     def _complete(self, number: int, told: Mapping[int, StepFacts]) -> Row | None:
@@ -167,6 +165,6 @@ def _order(who: Who) -> tuple[int, str]:
 
 def _at_one_time(facts: tuple[StepFacts, ...]) -> bool:
     """Ranks that wait for each other end a step at about one time; else it is not one step."""
-    ends = [each.ended_ns for each in facts]
-    apart_ns = max(ends) - min(ends) - 1e8
-    return apart_ns <= 0 or apart_ns <= 2e9 * max(each.took_s for each in facts)
+    ends_ns = sorted([each.ended_ns for each in facts])
+    apart_ns = ends_ns[-1] - ends_ns[0] - 100_000_000
+    return apart_ns <= 0 or apart_ns <= 2 * max(each.took_ns for each in facts)

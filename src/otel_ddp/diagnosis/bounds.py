@@ -53,19 +53,20 @@ class _Rank:
 
     def shares(self) -> dict[str, float]:
         """Of its time, by what it went to."""
-        steps = self.steps
-        took_s = sum([each.took_s for each in steps])
-        spent = {word: sum([each.phases[word] for each in steps]) for word in WORK_PHASES}
-        unusual = [each.phases for each in steps if len(each.phases) > len(WORK_PHASES)]
+        _, _, took_ns, wait_ns, phases_ns, unusual_ns, _, _ = zip(*self.steps, strict=True)
+        columns = zip(*phases_ns, strict=True)
+        spent_ns = dict(zip(WORK_PHASES, map(sum, columns), strict=True))
+        unusual_ns = tuple(filter(None, unusual_ns))
         for word in UNUSUAL_PHASES:
-            spent[word] = sum([phases.get(word, 0.0) for phases in unusual])
-        seconds = {
-            "compute": sum(spent[word] for word in _COMPUTE),
-            "saving": spent["checkpoint"] + spent["eval"],
-            "comm_wait": sum([each.wait_s for each in steps]),
-            **{word: spent[word] for word in ("data", "other", "compile")},
+            spent_ns[word] = sum([each.get(word, 0) for each in unusual_ns])
+        total_ns = {
+            "compute": sum(spent_ns[word] for word in _COMPUTE),
+            "saving": spent_ns["checkpoint"] + spent_ns["eval"],
+            "comm_wait": sum(wait_ns),
+            **{word: spent_ns[word] for word in ("data", "other", "compile")},
         }
-        return {word: each / took_s for word, each in seconds.items()}
+        step_ns = sum(took_ns)
+        return {word: each_ns / step_ns for word, each_ns in total_ns.items()}
 
 
 class Bounds:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from otel_ddp.catalog import PHASES
@@ -17,7 +18,7 @@ UNUSUAL_PHASES = ("compile", "checkpoint", "eval")
 # Above these bits the journal says what it is that is waited for.
 _PHASE_CODE = 0x3F
 _WORD = {code: word for word, code in PHASES.items()}
-_SUMMED = (*WORK_PHASES, "comm_wait", *UNUSUAL_PHASES)
+_NOTHING: Mapping[str, int] = {}
 # Python's small collections take a fraction of this, and are in nearly every step.
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
@@ -59,24 +60,26 @@ class _Step(Protocol):
 
 
 class StepFacts(NamedTuple):
-    """One step of one rank."""
+    """One step of one rank; nanoseconds, as the journal has them, need no arithmetic."""
 
     number: int
     ended_ns: int
-    took_s: float
-    wait_s: float
+    took_ns: int
+    wait_ns: int
     """Waiting for other ranks, for whatever they wait."""
-    phases: Mapping[str, float]
-    """Seconds of everything but waiting: the phases of work, and what was unusual, by word."""
+    phases_ns: tuple[int, ...]
+    """In each of WORK_PHASES, what it waits for other ranks left out."""
+    unusual_ns: Mapping[str, int]
+    """In those of UNUSUAL_PHASES that it had, by word."""
     tagged: bool
     """Not an ordinary step: it compiled, saved, evaluated, was skipped, or collected garbage."""
     work: int
     """Tokens, or samples where there are none; 0 where neither is known."""
 
     @property
-    def work_s(self) -> float:
+    def work_ns(self) -> int:
         """Its own time, which does not depend on how late the others are."""
-        return self.took_s - self.wait_s
+        return self.took_ns - self.wait_ns
 
 
 class Run(NamedTuple):
@@ -100,70 +103,77 @@ class Run(NamedTuple):
         return found
 
 
+# The agent does what follows for every step of every rank: in columns, where that is cheaper.
+
+
 def alike(steps: Sequence[_Step]) -> list[Run]:
     """The steps in runs: of one training nearly all are of one kind."""
-    found: list[tuple[bytes, list[Sequence[int]], list[_Step]]] = []
-    before = b""
-    for step in steps:
-        codes, spans_ns = step.parts.codes, step.parts.spans_ns
-        if step.rest:
-            codes += bytes([code for code, _ in step.rest])
-            spans_ns = (*spans_ns, *[span_ns for _, span_ns in step.rest])
-        if not found or codes != before:
-            before = codes
-            found.append((codes, [], []))
-        _, rows, run = found[-1]
-        rows.append(spans_ns)
-        run.append(step)
-    return [Run(codes, list(zip(*rows, strict=True)), run) for codes, rows, run in found]
+    parts = [step.parts for step in steps]
+    kinds = [each.codes for each in parts]
+    rows = [each.spans_ns for each in parts]
+    for at in [at for at, step in enumerate(steps) if step.rest]:
+        rest = steps[at].rest
+        kinds[at] += bytes([code for code, _ in rest])
+        rows[at] = (*rows[at], *[span_ns for _, span_ns in rest])
+    found = []
+    first = 0
+    for codes, same in groupby(kinds):
+        end = first + len(list(same))
+        found.append(Run(codes, list(zip(*rows[first:end], strict=True)), steps[first:end]))
+        first = end
+    return found
 
 
 @lru_cache(256)
-def _places(codes: bytes) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Of steps of these parts: what to add up for each sum, and what is unusual in them."""
-    words = [_WORD.get(code & _PHASE_CODE, "other") for code in codes]
-    places = [tuple(at for at, each in enumerate(words) if each == word) for word in _SUMMED]
-    return tuple(places), tuple(word for word in UNUSUAL_PHASES if word in words)
+def _places(codes: bytes) -> dict[str, list[int]]:
+    """Of steps of these parts: what to add up for each phase that they have."""
+    places: dict[str, list[int]] = {}
+    for at, code in enumerate(codes):
+        places.setdefault(_WORD.get(code & _PHASE_CODE, "other"), []).append(at)
+    return places
+
+
+def _spent_ns(run: Run, phase: str) -> Sequence[int]:
+    """How long each of its steps was in this phase."""
+    places = _places(run.codes).get(phase)
+    if not places:
+        return [0] * len(run.steps)
+    if len(places) == 1:
+        return run.spans_ns[places[0]]
+    return list(map(sum, zip(*[run.spans_ns[at] for at in places], strict=True)))
+
+
+def _unusual_ns(run: Run) -> list[Mapping[str, int]]:
+    """What its steps had that ordinary ones have not."""
+    words = [word for word in UNUSUAL_PHASES if word in _places(run.codes)]
+    if not words:
+        return [_NOTHING] * len(run.steps)
+    columns = zip(*[_spent_ns(run, word) for word in words], strict=True)
+    return [dict(zip(words, spent_ns, strict=True)) for spent_ns in columns]
 
 
 def facts_of(run: Run) -> list[StepFacts]:
     """The facts of its steps; nothing of one that has no number or took no time."""
-    places, unusual = _places(run.codes)
-    zeros = [0.0] * len(run.steps)
-    sums_s = []
-    for each in places:
-        spans_ns: Iterable[int]
-        if not each:
-            sums_s.append(zeros)
-            continue
-        if len(each) == 1:
-            spans_ns = run.spans_ns[each[0]]
-        else:
-            spans_ns = map(sum, zip(*[run.spans_ns[at] for at in each], strict=True))
-        sums_s.append([span_ns / 1e9 for span_ns in spans_ns])
-    data, forward, backward, optimizer, other, waits = sums_s[:6]
     found = []
-    for at, step in enumerate(run.steps):
-        number, began_ns, ended_ns = step.number, step.began_ns, step.ended_ns
-        if number is None or ended_ns <= began_ns:
+    for step, wait_ns, phases_ns, unusual_ns in zip(
+        run.steps,
+        _spent_ns(run, "comm_wait"),
+        zip(*[_spent_ns(run, word) for word in WORK_PHASES], strict=True),
+        _unusual_ns(run),
+        strict=True,
+    ):
+        number, ended_ns, gc_s = step.number, step.ended_ns, step.gc_s
+        took_ns = ended_ns - step.began_ns
+        if number is None or took_ns <= 0:
             continue
-        took_s = (ended_ns - began_ns) / 1e9
-        phases = {
-            "data": data[at],
-            "forward": forward[at],
-            "backward": backward[at],
-            "optimizer": optimizer[at],
-            "other": other[at],
-        }
-        for word in unusual:
-            phases[word] = sums_s[_SUMMED.index(word)][at]
-        gc_s = step.gc_s
         tagged = (
-            bool(unusual)
+            bool(unusual_ns)
             or step.skipped
-            or (gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_s, _LONG_GC_S))
+            or (gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S))
         )
-        found.append(StepFacts(number, ended_ns, took_s, waits[at], phases, tagged, step.work))
+        found.append(
+            StepFacts(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns, tagged, step.work)
+        )
     return found
 
 

@@ -26,7 +26,7 @@ _MOST_OF = 0.7
 class _Block(NamedTuple):
     ended_ns: int
     parts: Mapping[str, float]
-    """Medians: `step`, `comm_wait`, the phases of work, and `amount` of tokens or samples."""
+    """Medians: seconds of `step`, `comm_wait` and the phases of work; `amount` of what it did."""
 
 
 class Regression:
@@ -35,7 +35,7 @@ class Regression:
     def __init__(self, who: Who) -> None:
         self._who = who
         self._steps: list[Sequence[StepFacts]] = []
-        self._took: list[float] = []
+        self._took_ns: list[float] = []
         self._first: list[_Block] = []
         self._usual: dict[str, float] = {}
         self._last_ns = 0
@@ -43,20 +43,20 @@ class Regression:
         self._well = 0
         self._open: Verdict | None = None
 
-    def feed(self, ranks: Sequence[StepFacts], step_s: float, explained: bool) -> list[Change]:
+    def feed(self, ranks: Sequence[StepFacts], step_ns: float, explained: bool) -> list[Change]:
         """One ordinary step of all ranks; `explained` while a verdict on one rank says why."""
         if explained:
             self._steps.clear()
-            self._took.clear()
+            self._took_ns.clear()
             self._slow.clear()
             return []
         self._steps.append(ranks)
-        self._took.append(step_s)
+        self._took_ns.append(step_ns)
         if len(self._steps) < _BLOCK:
             return []
-        block = _block(self._steps, middle(self._took))
+        block = _block(self._steps, middle(self._took_ns))
         self._steps.clear()
-        self._took.clear()
+        self._took_ns.clear()
         if len(self._first) < _FIRST_BLOCKS:
             self._first.append(block)
             if len(self._first) == _FIRST_BLOCKS:
@@ -136,13 +136,17 @@ class Regression:
         return [Change(verdict, False)] if verdict else []
 
 
-def _block(steps: Sequence[Sequence[StepFacts]], step_s: float) -> _Block:
+def _block(steps: Sequence[Sequence[StepFacts]], step_ns: float) -> _Block:
     some = steps[::_THINNED]
+    waits_ns = [middle([each.wait_ns for each in ranks]) for ranks in some]
+    phases_ns = [
+        map(middle, zip(*[each.phases_ns for each in ranks], strict=True)) for ranks in some
+    ]
     parts = {
-        "step": step_s,
-        "comm_wait": middle([middle([each.wait_s for each in ranks]) for ranks in some]),
+        "step": step_ns / 1e9,
+        "comm_wait": middle(waits_ns) / 1e9,
         "amount": middle([sum([each.work for each in ranks]) for ranks in steps]),
     }
-    for word in WORK_PHASES:
-        parts[word] = middle([middle([each.phases[word] for each in ranks]) for ranks in some])
+    for word, column in zip(WORK_PHASES, zip(*phases_ns, strict=True), strict=True):
+        parts[word] = middle(column) / 1e9
     return _Block(max(each.ended_ns for each in steps[-1]), parts)

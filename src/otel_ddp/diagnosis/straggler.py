@@ -33,10 +33,11 @@ _EXCESS_IN_EACH = 0.025
 _EXCESS_GONE = 0.025
 _ALIKE = 0.4
 # Below this lie the clocks, the hooks, and the kernel's own moods.
-_EXCESS_S = 0.0005
+_EXCESS_NS = 500_000
 # How far above one half the share of steps must lie in which the rank is above the others: a fair
 # coin is 5.3 standard deviations away from it. It is 78 % of 90 steps, and 65 % of 300.
 _SIGMAS = 5.3
+_OFTEN = [(length, length // _STRIDE, length / 2 + _SIGMAS * length**0.5 / 2) for length in LENGTHS]
 _MOST_OF = 0.7
 # An open verdict gets another phase when it has shown in so many looks, of so many steps.
 _LOOKS = 3
@@ -110,11 +111,11 @@ class Stragglers:
         self._waits_unknown: set[Who] = set()
         self._rows: deque[Row] = deque(maxlen=LENGTHS[-1])
         # Per row and rank: local work less the median of the others'; the row's median step.
-        self._excesses: deque[tuple[float, ...]] = deque(maxlen=LENGTHS[-1])
+        self._excesses_ns: deque[list[float]] = deque(maxlen=LENGTHS[-1])
         self._columns: list[tuple[float, ...]] = []
-        self._steps: deque[float] = deque(maxlen=LENGTHS[-1])
+        self._steps_ns: deque[float] = deque(maxlen=LENGTHS[-1])
         # Of the rows since the last look; and per rank and look, how many were above the others.
-        self._fresh: list[tuple[float, ...]] = []
+        self._fresh: list[list[float]] = []
         self._above: list[list[int]] = []
         self._left_out = 0.0
         self._cases: dict[Who, _Case] = {}
@@ -150,15 +151,15 @@ class Stragglers:
             self._left_out = 0.99 * self._left_out + 0.01
             return
         self._left_out *= 0.99
-        step_s = middle([each.took_s for each in facts])
-        self._changes += regression.feed(facts, step_s, bool(self._cases))
+        step_ns = middle([each.took_ns for each in facts])
+        self._changes += regression.feed(facts, step_ns, bool(self._cases))
         if len(facts) < 2 or self._waits_unknown:
             return
-        excesses = _excesses([each.took_s - each.wait_s for each in facts])
+        excesses = _excesses([each.took_ns - each.wait_ns for each in facts])
         self._rows.append(row)
-        self._excesses.append(excesses)
+        self._excesses_ns.append(excesses)
         self._columns.clear()
-        self._steps.append(step_s)
+        self._steps_ns.append(step_ns)
         self._fresh.append(excesses)
         if len(self._fresh) >= _STRIDE:
             self._count()
@@ -167,8 +168,8 @@ class Stragglers:
     def _count(self) -> None:
         """In how many of the latest rows each rank was above the others."""
         self._above = self._above or [[] for _ in self._fresh[0]]
-        for counts, excess in zip(self._above, zip(*self._fresh, strict=True), strict=True):
-            counts.append(_above(excess))
+        for counts, excesses in zip(self._above, zip(*self._fresh, strict=True), strict=True):
+            counts.append(_above(excesses))
             del counts[: -LENGTHS[-1] // _STRIDE]
         self._fresh.clear()
 
@@ -195,12 +196,12 @@ class Stragglers:
         # Asked for every second, and a third of the steps says the same.
         rows = _last(self._rows, LENGTHS[0])[::3]
         table = _Table(rows) if rows else None
+        step_s = self._step_s(LENGTHS[0]) if rows else 0.0
         told = []
         for i, who in enumerate(ranks):
             excess: dict[str, float] = {}
             if table:
-                step_s = middle(_last(self._steps, LENGTHS[0]))
-                all_s = self._excess(i, LENGTHS[0])
+                all_s = self._excess_s(i, LENGTHS[0])
                 parts = {"all": all_s, **table.excess_by_phase(i)}
                 excess = ratios({word: each / step_s for word, each in parts.items()})
             case = self._cases.get(who)
@@ -213,8 +214,8 @@ class Stragglers:
         ]
         return Report(
             tuple(told),
-            max(table.work) if table else None,
-            middle(table.work) if table else None,
+            max(table.work_s) if table else None,
+            middle(table.work_s) if table else None,
             self._insufficient(),
         )
 
@@ -231,9 +232,9 @@ class Stragglers:
 
     def _start_again(self) -> None:
         self._rows.clear()
-        self._excesses.clear()
+        self._excesses_ns.clear()
         self._columns.clear()
-        self._steps.clear()
+        self._steps_ns.clear()
         self._fresh.clear()
         self._above.clear()
 
@@ -257,7 +258,7 @@ class Stragglers:
         for i, who in enumerate(self._alignment.ranks):
             case = self._cases.get(who)
             if case is None:
-                for length in LENGTHS:
+                for length in self._often_above(i):
                     if self._stands_out(i, length) and table(length).is_among_the_last(i):
                         self._open(i, who, length, table(length))
                         break
@@ -266,35 +267,38 @@ class Stragglers:
             else:
                 self._close(who)
 
+    def _often_above(self, i: int) -> list[int]:
+        """Over which lengths it may stand out: nearly always none, and this is cheap to see."""
+        counts = self._above[i]
+        return [
+            length
+            for length, looks, enough in _OFTEN
+            if sum(counts[-looks:]) >= enough and len(counts) >= looks
+        ]
+
     def _stands_out(self, i: int, length: int) -> bool:
-        if len(self._rows) < length:
-            return False
-        # Nearly always the answer is no, and this is the cheap way to it.
-        above = sum(self._above[i][-length // _STRIDE :])
-        if above < length / 2 + _SIGMAS * length**0.5 / 2:
-            return False
         excess = self._column(i, length)
-        step_s = middle(_last(self._steps, length))
-        if middle(excess) <= max(_EXCESS * step_s, _EXCESS_S):
+        step_ns = middle(_last(self._steps_ns, length))
+        if middle(excess) <= max(_EXCESS * step_ns, _EXCESS_NS):
             return False
         window = length // _WINDOWS
         each = [middle(excess[start : start + window]) for start in range(0, length, window)]
         # Where one is far below another, it began within these steps: its phase would be blurred.
-        return min(each) > max(_EXCESS_IN_EACH * step_s, _ALIKE * max(each))
+        return min(each) > max(_EXCESS_IN_EACH * step_ns, _ALIKE * max(each))
 
     def _is_gone(self, i: int, length: int) -> bool:
         if len(self._rows) < length:
             return False
         excess = self._column(i, length)
-        step_s = middle(_last(self._steps, length))
+        step_ns = middle(_last(self._steps_ns, length))
         window = length // _WINDOWS
         return all(
-            middle(excess[start : start + window]) < max(_EXCESS_GONE * step_s, _EXCESS_S / 2)
+            middle(excess[start : start + window]) < max(_EXCESS_GONE * step_ns, _EXCESS_NS / 2)
             for start in range(0, length, window)
         )
 
     def _open(self, i: int, who: Who, length: int, table: _Table) -> None:
-        verdict = self._verdict(i, who, length, table, table.reading(i, self._excess(i, length)))
+        verdict = self._verdict(i, who, length, table, table.reading(i, self._excess_s(i, length)))
         self._cases[who] = _Case(verdict, length)
         self._changes.append(Change(verdict, True))
         self._lose(i, who, length, length)
@@ -306,9 +310,8 @@ class Stragglers:
             return
         case.steps = 0
         seen = table(case.length)
-        excess_s = self._excess(i, case.length)
-        step_s = middle(_last(self._steps, case.length))
-        if excess_s < _EXCESS * step_s:
+        excess_s = self._excess_s(i, case.length)
+        if excess_s < _EXCESS * self._step_s(case.length):
             # On its way out it has no phase to speak of.
             return
         reading = seen.reading(i, excess_s)
@@ -328,18 +331,21 @@ class Stragglers:
         self._changes.append(Change(case.verdict, True))
 
     def _column(self, i: int, length: int) -> tuple[float, ...]:
-        """The last excesses of a rank."""
+        """The last excesses of a rank, in nanoseconds."""
         if not self._columns:
-            self._columns = list(zip(*self._excesses, strict=True))
+            self._columns = list(zip(*self._excesses_ns, strict=True))
         return self._columns[i][-length:]
 
-    def _excess(self, i: int, length: int) -> float:
-        return middle(self._column(i, length))
+    def _excess_s(self, i: int, length: int) -> float:
+        return middle(self._column(i, length)) / 1e9
 
-    def _share(self, i: int, length: int) -> float:
+    def _step_s(self, length: int) -> float:
+        return middle(_last(self._steps_ns, length)) / 1e9
+
+    def _share_s(self, i: int, length: int) -> float:
         """Its part in the waiting, where several are late: the others wait for the latest only."""
         late = {
-            j: max(self._excess(j, length), 0.0)
+            j: max(self._excess_s(j, length), 0.0)
             for j, who in enumerate(self._alignment.ranks)
             if j == i or who in self._cases
         }
@@ -348,7 +354,7 @@ class Stragglers:
 
     def _lose(self, i: int, who: Who, length: int, steps: int) -> None:
         if length:
-            lost_s = self._share(i, length) * steps * (self._ranks_of_job() - 1)
+            lost_s = self._share_s(i, length) * steps * (self._ranks_of_job() - 1)
             self._lost[who] = self._lost.get(who, 0.0) + lost_s
 
     def _ranks_of_job(self) -> int:
@@ -358,16 +364,16 @@ class Stragglers:
         self, i: int, who: Who, length: int, table: _Table, reading: tuple[Kind, str]
     ) -> Verdict:
         kind, phase = reading
-        excess_s = self._excess(i, length)
-        step_s = middle(_last(self._steps, length))
-        rate = self._share(i, length) / step_s * (self._ranks_of_job() - 1)
+        excess_s = self._excess_s(i, length)
+        step_s = self._step_s(length)
+        rate = self._share_s(i, length) / step_s * (self._ranks_of_job() - 1)
         above = _above(self._column(i, length)) / length
         by_phase = table.excess_by_phase(i)
         evidence: dict[str, Any] = {
             "excess_s": round(excess_s, 6),
             "excess": round(excess_s / step_s, 4),
             "step_s": round(step_s, 6),
-            "work_s": round(table.work[i], 6),
+            "work_s": round(table.work_s[i], 6),
             "excess_by_phase": ratios({word: each / step_s for word, each in by_phase.items()}),
             "steps": length,
             "steps_above_others": round(above, 3),
@@ -406,28 +412,28 @@ class Stragglers:
 
 
 class _Table:
-    """What the ranks needed over some steps, as medians."""
+    """What the ranks needed over some steps, as medians, in seconds."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        count = len(rows[0].facts)
-        self.work = [middle([row.facts[i].work_s for row in rows]) for i in range(count)]
-        self._phases = {
-            word: [middle([row.facts[i].phases[word] for row in rows]) for i in range(count)]
-            for word in WORK_PHASES
-        }
-        self._amount = [sum(row.facts[i].work for row in rows) for i in range(count)]
-        self._took = middle([row.facts[0].took_s for row in rows])
+        by_rank = list(zip(*[row.facts for row in rows], strict=True))
+        self.work_s = [middle([each.work_ns for each in steps]) / 1e9 for steps in by_rank]
+        self._phases_s: dict[str, list[float]] = {word: [] for word in WORK_PHASES}
+        for steps in by_rank:
+            columns = zip(*[each.phases_ns for each in steps], strict=True)
+            for needed_s, column in zip(self._phases_s.values(), columns, strict=True):
+                needed_s.append(middle(column) / 1e9)
+        self._excesses_s = {word: _excesses(each) for word, each in self._phases_s.items()}
+        self._amount = [sum([each.work for each in steps]) for steps in by_rank]
+        self._took_s = middle([each.took_ns for each in by_rank[0]]) / 1e9
 
     def is_among_the_last(self, i: int) -> bool:
         """Also against the slower others: of three, one is fast rather than two slow."""
-        others = sorted(_others(self.work, i))
-        return self.work[i] - others[len(others) // 2] > _EXCESS_IN_EACH * self._took
+        others = sorted(_others(self.work_s, i))
+        return self.work_s[i] - others[len(others) // 2] > _EXCESS_IN_EACH * self._took_s
 
     def excess_by_phase(self, i: int) -> dict[str, float]:
         """Seconds more than the others, in each phase of work."""
-        return {
-            word: needed[i] - middle(_others(needed, i)) for word, needed in self._phases.items()
-        }
+        return {word: excesses_s[i] for word, excesses_s in self._excesses_s.items()}
 
     def more_to_do(self, i: int) -> float:
         """How many more tokens or samples than the others, as a share of theirs."""
@@ -437,7 +443,7 @@ class _Table:
     def reading(self, i: int, excess_s: float) -> tuple[Kind, str]:
         """What it is, and the phase that it is in."""
         excess = self.excess_by_phase(i)
-        others = {word: middle(_others(needed, i)) for word, needed in self._phases.items()}
+        others = {word: middle(_others(needed, i)) for word, needed in self._phases_s.items()}
         phase = max(excess, key=lambda word: excess[word])
         if excess[phase] < _MOST_OF * excess_s:
             together = sum(excess[word] for word in _COMPUTE)
@@ -457,31 +463,29 @@ class _Table:
         return "straggler", phase
 
 
-def _above(excess: Sequence[float]) -> int:
+def _above(excesses: Sequence[float]) -> int:
     """In how many steps the rank needed more than the others."""
-    return sum(map((0.0).__lt__, excess))
+    return [each > 0 for each in excesses].count(True)
 
 
 def _others(values: Sequence[float], i: int) -> list[float]:
     return [*values[:i], *values[i + 1 :]]
 
 
-def _excesses(work: Sequence[float]) -> tuple[float, ...]:
+def _excesses(work: Sequence[float]) -> list[float]:
     """Of each rank: how much more than the median of the others; sorted once for all of them."""
     ordered = sorted(work)
     half = len(work) // 2
     if len(work) % 2 == 0:
-        low, high = ordered[half - 1 : half + 1]
-        return tuple([each - (low if each > low else high) for each in work])
+        low, high = ordered[half - 1], ordered[half]
+        return [each - low if each > low else each - high for each in work]
     low, middle_one, high = ordered[half - 1 : half + 2]
     of_less, of_more = (middle_one + high) / 2, (low + middle_one) / 2
     of_itself = (low + high) / 2
-    return tuple(
-        [
-            each - (of_more if each > middle_one else of_less if each < middle_one else of_itself)
-            for each in work
-        ]
-    )
+    return [
+        each - (of_more if each > middle_one else of_less if each < middle_one else of_itself)
+        for each in work
+    ]
 
 
 def _last(values: deque[Any], count: int) -> list[Any]:

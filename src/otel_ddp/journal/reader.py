@@ -44,7 +44,8 @@ class Steps(NamedTuple):
 
     offset: int
     """How many words there were before; a gap to the piece before means that some are lost."""
-    words: tuple[int, ...]
+    words: bytes
+    """As they lie in the journal: eight bytes each, the code in the last of them."""
     position: int
 
 
@@ -290,11 +291,9 @@ class JournalReader:
         if kind == layout.SCALARS:
             return _scalars(payload, position)
         if kind == layout.STEPS:
-            count = len(payload) // 8
-            if count < 2:
+            if len(payload) < 16:
                 return None
-            offset, *words = struct.unpack_from(f"<{count}Q", payload)
-            return Steps(offset, tuple(words), position)
+            return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position)
         if kind in (layout.SPAN, layout.EVENT, layout.END):
             content = _document(payload)
             return None if content is None else Document(kind, content, position)
