@@ -240,6 +240,31 @@ def test_where_nothing_can_be_said_no_series_says_it(bench: Bench) -> None:
     assert ("1",) not in bench.series(catalog.TRAINING_STALLED)
 
 
+def test_waits_that_cannot_be_told_from_work_are_unknown_of_whoever_comes_after(
+    bench: Bench,
+) -> None:
+    def begin() -> None:
+        bench.join(0, 1)
+        for rank in bench.ranks:
+            rank.writer.document(layout.FACTS, {"capability": {"comm_wait": "fsdp"}})
+
+    begin()
+    bench.train(150, late_ms=30)
+    first = bench.desk.insufficient()["r"]
+    for rank in bench.ranks:
+        rank.alive = False
+    bench.take()
+    # The same names, started anew.
+    bench.ranks.clear()
+    begin()
+    bench.train(150, late_ms=30)
+
+    assert "cannot be told from work on rank 0, 1; a process cannot be asked" in first
+    assert bench.desk.insufficient()["r"] == first
+    assert of("straggler", bench.told()) == []
+    assert bench.series(catalog.TRAINING_STRAGGLER) == {}
+
+
 def test_what_a_rank_is_found_to_be_is_told_though_its_series_stay_at_home(bench: Bench) -> None:
     bench.join(0)
     bench.join(1, exported=False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import os
+import pickle
 import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,6 +195,94 @@ def test_a_torch_without_the_private_names_answers_with_stacks(
     said = answer(journal, 1)
     assert (said["groups"], said["collectives"]) == ([], [])
     assert said["threads"]
+
+
+# -- when it arrived at its collectives
+
+
+class Price:
+    """Clocks that go when they are told to, and what an answer takes of a processor."""
+
+    def __init__(self) -> None:
+        self.now_s, self.worked_s, self.takes_s = 100.0, 0.0, 0.02
+
+    def works(self) -> float:
+        self.worked_s += self.takes_s
+        return self.worked_s
+
+    def arrivals(self, **env: str) -> witness._Arrivals:
+        return witness._Arrivals(env, lambda: self.now_s, self.works)
+
+
+@pytest.mark.parametrize(
+    ("env", "first_s"),
+    [
+        ({}, 60.0),
+        ({"TORCH_FR_BUFFER_SIZE": "200"}, 6.0),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "500"}, 15.0),
+        ({"TORCH_FR_BUFFER_SIZE": "many"}, 60.0),
+    ],
+)
+def test_arrivals_are_told_only_where_they_stop_training_for_a_thousandth_of_the_time(
+    env: dict[str, str], first_s: float
+) -> None:
+    price = Price()
+    arrivals = price.arrivals(**env)
+
+    # Before it is known what it takes: by how much there is to tell.
+    price.now_s += first_s - 1
+    assert arrivals.told() == {"in_s": pytest.approx(1.0)}
+    price.now_s += 1
+    told = arrivals.told()
+    assert (told["takes_s"], told["in_s"]) == (pytest.approx(0.02), pytest.approx(20.0))
+    # And from then on by what it took.
+    price.now_s += 15
+    assert arrivals.told() == {"in_s": pytest.approx(5.0)}
+    price.now_s += 5
+    assert "packed" in arrivals.told()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None) -> None:
+    before_ns = time.time_ns()
+    for _ in range(3):
+        torch.distributed.all_reduce(torch.ones(2))
+    assert witness._witness is not None
+    # As if a minute had gone by.
+    witness._witness._arrivals._told_s -= 61
+
+    ask(journal, "1 when\n")
+    said = answer(journal, 1)
+
+    entries = pickle.loads(zlib.decompress(base64.b64decode(said["arrivals"]["packed"])))["entries"]
+    ops = [(each["profiling_name"], each["collective_seq_id"]) for each in entries[-3:]]
+    assert [op for op, _ in ops] == ["gloo:all_reduce"] * 3
+    assert [number - ops[0][1] for _, number in ops] == [0, 1, 2]
+    assert before_ns <= entries[-1]["time_created_ns"] <= said["time_ns"]
+    assert said["time_ns"] - said["monotonic_ns"] == pytest.approx(
+        time.time_ns() - time.monotonic_ns(), abs=1e9
+    )
+    assert [each["size"] for each in said["groups"]] == [1]
+    assert "collectives" not in said
+
+
+def test_a_torch_without_a_recorder_says_that_there_is_nothing(
+    journal: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace")
+    price = Price()
+    arrivals = price.arrivals()
+    price.now_s += 60
+
+    assert zlib.decompress(base64.b64decode(arrivals.told()["packed"])) == b""
 
 
 # -- as a process of its own

@@ -11,11 +11,13 @@ from typing import Any
 
 from otel_ddp import catalog, containment
 from otel_ddp.agent import postmortem
+from otel_ddp.agent.arrivals import Arrivals
 from otel_ddp.agent.causes import Causes
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.logged import LoggedValues
 from otel_ddp.agent.probe import Probe
+from otel_ddp.agent.steps import Step
 from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.creep import Creep
@@ -49,6 +51,7 @@ class _Room:
 
     def __init__(self, floor_s: float) -> None:
         self.stragglers = Stragglers()
+        self.arrivals = Arrivals()
         self.bounds = Bounds()
         self.stalls = Stalls(floor_s)
         self.deaths = Deaths()
@@ -80,8 +83,10 @@ class _Room:
     def leave(self, who: Who) -> None:
         """This process is gone, or has another name by now."""
         self.report_is_old = True
-        for forget in (self.stragglers.forget, self.bounds.forget, self.creep.forget):
-            _forget(forget, who)
+        # Whoever comes under this name after it may be of another kind, or has to say it again.
+        self.waits.pop(who, None)
+        for detector in (self.stragglers, self.arrivals, self.bounds, self.creep):
+            _forget(detector.forget, who)
 
 
 class _Seat:
@@ -175,9 +180,11 @@ class Desk:
         world = intake.who.get("world_size")
         if isinstance(world, int):
             room.stragglers.world_size(world)
+            room.arrivals.world_size(world)
         self._hear_of_waits(room, seat.who, intake)
         if steps := intake.fresh_steps():
             room.report_is_old = True
+            _listen(room.arrivals, seat.who, intake, steps)
             runs = alike(steps)
             _learn(room.stalls, seat.who, runs)
             facts = [each for run in runs for each in facts_of(run)]
@@ -199,6 +206,7 @@ class Desk:
             room.waits[who] = known
             room.report_is_old = True
             room.stragglers.waits_known(who, known)
+            room.arrivals.waits_known(who, known)
             room.bounds.waits_known(who, known)
 
     # -- looking
@@ -210,6 +218,7 @@ class Desk:
             lambda: self._deaths(room, intakes, now_ns),
             lambda: self._stalls(room, intakes, now_ns),
             room.stragglers.look,
+            lambda: room.arrivals.look(now_ns, not room.stalls.suspects),
             room.bounds.look,
             room.creep.look,
             lambda: room.nonfinite.look(now_ns),
@@ -430,7 +439,8 @@ class Desk:
     def _stand_speed(self, room: _Room, now_ns: int) -> None:
         if room.report is None or room.report_is_old:
             room.report_is_old = False
-            room.report = room.stragglers.report()
+            told_by = room.arrivals if room.arrivals.wanted else room.stragglers
+            room.report = told_by.report()
         report = room.report
         for rank in report.ranks:
             self._put(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.who, rank.lost_s, now_ns)
@@ -537,6 +547,11 @@ def _learn(stalls: Stalls, who: Who, runs: Sequence[Run]) -> None:
 @containment.contained()
 def _feed(detector: Stragglers | Bounds, who: Who, facts: Sequence[StepFacts]) -> None:
     detector.feed(who, facts)
+
+
+@containment.contained()
+def _listen(arrivals: Arrivals, who: Who, intake: Intake, steps: Sequence[Step]) -> None:
+    arrivals.take(who, intake, steps)
 
 
 @containment.contained(default=())

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
 
-Question = Literal["where", "what"]
+Question = Literal["where", "what", "when"]
 
 # 10 times the step that 99 of 100 are shorter than; 3 times the longest stretch of a phase.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5

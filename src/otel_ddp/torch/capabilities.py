@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from otel_ddp import containment
 from otel_ddp.torch.model_hooks import differentiable
-from otel_ddp.torch.process_group import is_up
+from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.stepper import Stepper
 
 # What a backward through reentrant checkpointing is called in the graph.
@@ -31,6 +34,9 @@ REASONS: Mapping[str, str] = {
     "tensor_parallel": "tensor parallelism waits inside forward and backward",
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
     "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
+    "host_ahead": "the host arrives at collectives, and the device waits: no straggler is named",
+    "no_recorder": "torch's flight recorder is empty: PyTorch 2.13 or newer fills it unless "
+    "TORCH_FR_BUFFER_SIZE=0",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
     "uncountable": "the model's operations could not be counted, and it is given no tokens",
     "device_unknown": "this device has no events that could be asked without waiting for it",
@@ -50,6 +56,9 @@ def look(
     found["comm_wait"] = (
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
+    if backward and found["comm_wait"] and (reason := _arrivals()):
+        # What would tell waits from work where hooks do not.
+        found["arrivals"] = reason
     found["data"] = "" if stepper.loads else "no_loader"
     work = stepper.standing.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "compiled_after"
@@ -79,6 +88,15 @@ def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str
     if not any(isinstance(e, DistributedDataParallel) for model in models for e in model.modules()):
         return "no_ddp"
     return "reentrant_checkpoint" if reentrant else ""
+
+
+def _arrivals() -> str:
+    if "nccl" in backend():
+        return "host_ahead"
+    c10d = getattr(torch._C, "_distributed_c10d", None)
+    summary = getattr(c10d, "_dump_fr_trace_json", lambda **_: b"{}")
+    said = json.loads(containment.attempt(lambda: summary(includeCollectives=False), None) or "{}")
+    return "" if said.get("pg_status") else "no_recorder"
 
 
 def _is_sharded(module: nn.Module) -> bool:

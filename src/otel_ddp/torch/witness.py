@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import base64
 import contextlib
 import json
 import os
@@ -11,6 +12,8 @@ import signal
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +31,13 @@ _MOST_GROUPS = 256
 _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
 _END_S = 0.5
+# Arrivals at collectives are told only where that stops training for less than this share of the
+# time: torch writes down the whole ring of its recorder, and holds the interpreter's lock. Before
+# it is known how long that takes: this much for each entry, of as many as torch remembers.
+_MOST_STOPPED = 0.001
+_ENTRY_S = 30e-6
+_RING = 2000
+_RING_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 # Whoever blocks these and makes one of them gets them by no other way than the fault itself.
 _FAULTS = {
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
@@ -47,6 +57,7 @@ class _Witness:
         os.mkfifo(self._ask, 0o600)
         # For writing as well: it is then never at its end, whoever comes and goes.
         self._fd = os.open(self._ask, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._arrivals = _Arrivals()
         self._gone = threading.Event()
         # The thread inherits what is blocked here. A signal that all other threads block is
         # waited for by the user, and must not be delivered to a thread that he knows nothing of.
@@ -114,7 +125,9 @@ class _Witness:
         }
         if everything:
             answer["collectives"] = _collectives()
-        answer["time_ns"] = time.time_ns()
+        if b"when" in words:
+            answer["arrivals"] = self._arrivals.told()
+        answer["time_ns"], answer["monotonic_ns"] = time.time_ns(), time.monotonic_ns()
         half = self._answer.with_suffix(f"{ANSWER_SUFFIX}.half")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -263,6 +276,41 @@ def _collectives() -> list[dict[str, Any]]:
             )
             del mine[:-_MOST_COLLECTIVES]
     return [each for mine in found.values() for each in mine]
+
+
+class _Arrivals:
+    """When this rank arrived at its collectives, as rarely as its price allows."""
+
+    def __init__(
+        self,
+        env: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+        works: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """*works*: a clock of this thread's own work, which others make no longer than it is."""
+        rings = [env[name] for name in _RING_VARIABLES if env.get(name, "").isdigit()]
+        self._takes_s = (int(rings[0]) if rings else _RING) * _ENTRY_S
+        self._clock, self._works = clock, works
+        self._told_s = clock()
+
+    def told(self) -> dict[str, Any]:
+        """What torch's recorder of gloo holds, as torch packs it, or in how long it may be had."""
+        now_s = self._clock()
+        pause_s = self._takes_s / _MOST_STOPPED
+        if (left_s := self._told_s + pause_s - now_s) > 0:
+            return {"in_s": left_s}
+        began_s = self._works()
+        # On nccl it is the host that arrives, and the device that waits: nothing to compare.
+        dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace", None)
+        said = b""
+        if dump is not None and _world() is not None:
+            # Stacks would take seconds. Half of the time that the same takes as JSON.
+            wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": False}
+            said = _asked(lambda: dump(**wanted)) or b""
+        self._takes_s = self._works() - began_s
+        self._told_s = self._clock()
+        packed = base64.b64encode(zlib.compress(said, 1)).decode()
+        return {"takes_s": self._takes_s, "in_s": self._takes_s / _MOST_STOPPED, "packed": packed}
 
 
 def _recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,351 @@
+"""Ranks are asked when they arrived: how often, what is made of the answers, and of none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent.arrivals import Arrivals
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.steps import Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.diagnosis.verdict import Change
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter
+
+MS = 1_000_000
+RING = 400
+
+
+class Rank:
+    """A journal with steps in it, and a witness that answers when the test lets it."""
+
+    def __init__(self, folder: Path, number: int, ledger: Ledger) -> None:
+        self.number = number
+        said = {"group": "g", "run": "r", "host": "h", "global_rank": number, "settled": True}
+        self.writer = JournalWriter(folder, 128 * 1024, said)
+        self.intake = Intake(JournalReader(self.writer.path), ledger, lambda who: "node-1")
+        self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
+        os.mkfifo(self.ask)
+        self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
+        self.now_ns, self.steps, self.words = 0, 0, 0
+        self.entries: list[dict[str, Any]] = []
+
+    def step(self, spans_ms: list[tuple[str, float]], arrive_ms: list[float]) -> None:
+        """One more step; and when in it the rank arrived at its collectives."""
+        pairs = [] if self.steps else [(layout.STEPS_BEGAN, self.now_ns)]
+        reader = self.intake.reader
+        for at_ms in arrive_ms:
+            number = len(self.entries) + 1
+            self.entries.append(
+                {
+                    "process_group": ("0", "default_pg"),
+                    "collective_seq_id": number,
+                    "profiling_name": "gloo:all_gather",
+                    # On this node the clock was set by an hour since the journal began.
+                    "time_created_ns": reader.created_ns + self.now_ns + int(at_ms * MS) + HOUR_NS,
+                }
+            )
+        for phase, spent_ms in spans_ms:
+            pairs.append((PHASES[phase], self.now_ns))
+            self.now_ns += int(spent_ms * MS)
+        self.steps += 1
+        pairs += [(layout.STEP_NUMBER, self.steps), (layout.STEP_ENDED, self.now_ns)]
+        words = [code << layout.CODE_SHIFT | value for code, value in pairs]
+        self.writer.append(layout.STEPS, struct.pack(f"<{len(words) + 1}Q", self.words, *words))
+        self.words += len(words)
+
+    def take(self) -> list[Step]:
+        self.intake.take(self.intake.reader.created_ns, True)
+        return self.intake.fresh_steps()
+
+    def asked(self) -> int | None:
+        """The last question that nobody has answered."""
+        try:
+            words = os.read(self.fd, 65536).split()
+        except BlockingIOError:
+            return None
+        assert words[-1] == b"when"
+        return int(words[-2])
+
+    def packed(self) -> str:
+        content = pickle.dumps({"entries": self.entries[-RING:]}, protocol=2)
+        return base64.b64encode(zlib.compress(content)).decode()
+
+    def answer(self, question: int, **arrivals: Any) -> None:
+        reader = self.intake.reader
+        said = {
+            "question": question,
+            "kind": "where",
+            "groups": [{"name": "0", "size": 2}],
+            "time_ns": reader.created_ns + HOUR_NS,
+            "monotonic_ns": reader.created_monotonic_ns,
+            "arrivals": arrivals,
+        }
+        self.writer.path.with_suffix(layout.ANSWER_SUFFIX).write_text(json.dumps(said))
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.intake.reader.close()
+        self.writer.close()
+
+
+HOUR_NS = 3600 * 1_000_000_000
+
+
+class Bench:
+    """Two ranks that wait for each other in forward, where nobody sees it; and the agent's part."""
+
+    def __init__(self, folder: Path) -> None:
+        ledger = Ledger()
+        self.ranks = []
+        for number in range(2):
+            (folder / f"{number}").mkdir()
+            self.ranks.append(Rank(folder / f"{number}", number, ledger))
+        # Both begin at one moment, in a journal that one of them has had for longer.
+        began_ns = [rank.intake.reader.created_monotonic_ns for rank in self.ranks]
+        for rank, own_ns in zip(self.ranks, began_ns, strict=True):
+            rank.now_ns = max(began_ns) - own_ns
+        self.arrivals = Arrivals()
+        self.now_s = 1000.0
+        self.random = random.Random(1)
+        for rank in self.ranks:
+            rank.take()
+            self.arrivals.waits_known(rank.intake.labels, False)
+
+    def train(self, steps: int, late_ms: float) -> None:
+        for _ in range(steps):
+            # No two steps take equally long.
+            own = [20 + late + self.random.gauss(0, 1) for late in (0.0, late_ms)]
+            for rank, mine in zip(self.ranks, own, strict=True):
+                spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
+                rank.step(spent, [10.0, 10.0 + mine])
+        for rank in self.ranks:
+            self.arrivals.take(rank.intake.labels, rank.intake, rank.take())
+
+    def look(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
+        self.now_s += later_s
+        return self.arrivals.look(int(self.now_s * 1e9), quiet)
+
+    def asked(self) -> list[int | None]:
+        return [rank.asked() for rank in self.ranks]
+
+    def pause_s(self, **answer: Any) -> float:
+        """Until they are asked, and answer; how long that was."""
+        began_s = self.now_s
+        while None in (questions := self.asked()):
+            assert questions == [None, None]
+            self.look()
+            assert self.now_s < began_s + 3600
+        took_s = self.now_s - began_s
+        for rank, question in zip(self.ranks, questions, strict=True):
+            assert question is not None
+            rank.answer(question, **({"in_s": 1.0, "packed": rank.packed()} | answer))
+        return took_s
+
+    def sample(self, late_ms: float) -> list[Change]:
+        self.train(60, late_ms)
+        self.pause_s()
+        return self.look()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for rank in made.ranks:
+        rank.close()
+
+
+def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
+    bench: Bench,
+) -> None:
+    told = [bench.sample(late_ms=30) for _ in range(4)]
+
+    assert told[:3] == [[], [], []]
+    ((change,),) = told[3:]
+    verdict = change.verdict
+    assert (verdict.kind, dict(verdict.who)["rank"], verdict.phase) == ("straggler", "1", "forward")
+    assert verdict.evidence["told_by"] == "arrivals at collectives"
+    report = bench.arrivals.report()
+    assert report.insufficient == ""
+    assert report.ranks[1].excess["all"] == pytest.approx(30 / 97, rel=0.1)
+
+    over = [change for _ in range(5) for change in bench.sample(late_ms=0)]
+    assert [(each.verdict.kind, each.opened) for each in over] == [("straggler", False)]
+
+
+def test_time_that_is_lost_is_that_of_the_steps_in_between_as_well(bench: Bench) -> None:
+    for _ in range(4):
+        bench.sample(late_ms=30)
+    seen_s = bench.arrivals._seen_lost_s[bench.ranks[1].intake.labels]
+
+    lost_s = bench.arrivals.report().ranks[1].lost_s
+
+    # 30 steps of some 0.1 s were looked at in each pause of some 5 to 7 s.
+    assert seen_s == pytest.approx(90 * 0.03, rel=0.1)
+    assert 1.5 * seen_s < lost_s < 4 * seen_s
+
+
+def test_until_there_is_enough_it_is_said_what_is_missing(bench: Bench) -> None:
+    bench.train(60, 0)
+    unknown = "insufficient data: waiting for other ranks cannot be told from work on rank 0, 1; "
+    assert bench.arrivals.report().insufficient == (
+        f"{unknown}when they arrive at their collectives has not been asked yet"
+    )
+
+    bench.sample(0)
+    bench.sample(0)
+
+    said = bench.arrivals.report().insufficient
+    assert said == f"{unknown}30 of the first 90 steps to compare"
+
+
+def test_ranks_are_asked_again_when_they_say_so_and_more_rarely_while_all_is_well(
+    bench: Bench,
+) -> None:
+    bench.train(60, 0)
+    assert bench.pause_s(in_s=40.0, packed=bench.ranks[0].packed()) == pytest.approx(6, abs=1)
+    bench.look()
+    pauses = []
+    for _ in range(8):
+        bench.train(60, 0)
+        pauses.append(bench.pause_s(in_s=40.0))
+        bench.look()
+
+    # A tenth more than they say.
+    assert pauses[:3] == [pytest.approx(44, abs=1)] * 3
+    assert pauses[-1] == pytest.approx(8 * 44, abs=1)
+
+    bench.train(60, 30)
+    bench.pause_s(in_s=40.0)
+    bench.look()
+    assert bench.pause_s() == pytest.approx(44, abs=1)
+
+
+def test_who_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
+    bench.train(60, 0)
+    bench.pause_s()
+    for rank in bench.ranks:
+        said = json.loads(rank.writer.path.with_suffix(layout.ANSWER_SUFFIX).read_text())
+        rank.answer(said["question"], in_s=50.0)
+    bench.look()
+
+    assert bench.pause_s() == pytest.approx(55, abs=1)
+
+
+def test_nobody_is_asked_while_something_else_is_found_out(bench: Bench) -> None:
+    bench.train(60, 0)
+    bench.look()
+    bench.look(later_s=10, quiet=False)
+    assert bench.asked() == [None, None]
+    bench.look()
+    assert None not in bench.asked()
+
+
+def test_nobody_is_asked_whose_waits_are_known(bench: Bench) -> None:
+    for rank in bench.ranks:
+        bench.arrivals.waits_known(rank.intake.labels, True)
+    bench.train(60, 0)
+    bench.look()
+    bench.look(later_s=100)
+
+    assert bench.asked() == [None, None]
+    assert not bench.arrivals.wanted
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for(bench: Bench) -> None:
+    bench.train(60, 0)
+    bench.look()
+    bench.look(later_s=10)
+    first = bench.asked()
+    assert None not in first
+
+    bench.look(later_s=11)
+    bench.look(later_s=70)
+
+    again = bench.asked()
+    assert None not in again
+    assert again != first
+
+
+def test_a_verdict_does_not_outlive_the_samples_that_it_rests_on(bench: Bench) -> None:
+    for _ in range(4):
+        bench.sample(late_ms=30)
+
+    changes = bench.look(later_s=21 * 60)
+
+    assert [(each.verdict.kind, each.opened) for each in changes] == [("straggler", False)]
+    assert "has not been asked yet" in bench.arrivals.report().insufficient
+
+
+def test_a_rank_that_is_gone_takes_its_verdict_along(bench: Bench) -> None:
+    for _ in range(4):
+        bench.sample(late_ms=30)
+
+    bench.arrivals.forget(bench.ranks[1].intake.labels)
+
+    assert [each.opened for each in bench.look()] == [False]
+    assert not bench.arrivals.wanted
+
+
+def test_devices_that_wait_are_not_judged_by_their_hosts(bench: Bench) -> None:
+    bench.train(60, 30)
+    bench.pause_s()
+    for rank in bench.ranks:
+        path = rank.writer.path.with_suffix(layout.ANSWER_SUFFIX)
+        said = json.loads(path.read_text())
+        said["groups"][0]["backend"] = "cpu:gloo,cuda:nccl"
+        path.write_text(json.dumps(said))
+
+    assert bench.look() == []
+    assert "no collectives that a host waits in" in bench.arrivals.report().insufficient
+
+
+class Evil:
+    """What would run if it were unpacked as Python unpacks."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("evil",)
+
+
+def packed(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"packed": packed(pickle.dumps(Evil()))},
+        {"packed": packed(b"")},
+        {"packed": packed(pickle.dumps({"entries": [{"process_group": 3}]}))},
+        {"packed": packed(pickle.dumps([1]))},
+        {"packed": "?"},
+        {"packed": None},
+        {"packed": base64.b64encode(b"no").decode()},
+        {"in_s": "soon"},
+        {},
+    ],
+)
+def test_what_is_no_answer_is_no_sample_and_runs_nothing(
+    bench: Bench, answer: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench.train(60, 30)
+    bench.pause_s(**answer)
+
+    assert bench.look() == []
+    assert bench.arrivals.report().insufficient
+    assert not (tmp_path / "evil").exists()
