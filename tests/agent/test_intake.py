@@ -17,7 +17,7 @@ from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.nodes import NodeNames
 from otel_ddp.agent.step_spans import StepSpans
-from otel_ddp.agent.steps import Step
+from otel_ddp.agent.steps import Parts, Step
 from otel_ddp.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -316,7 +316,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     )
     assert [span.parent_span_id for span in spans] == [b"", spans[0].span_id, spans[0].span_id]
     # The id is this rank's, not any rank's.
-    step = Step(100, began_ns, began_ns + 10_000_000, (), (), 0.0, False, 0)
+    step = Step(100, began_ns, began_ns + 10_000_000, Parts(began_ns, b"", ()), (), 0.0, False, 0)
     (root,) = StepSpans().spans(step, bench.intake.labels, every=100)
     assert spans[0].span_id.hex() == root["id"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tools.stack import build, go, versions
 from tools.stack.build import Binaries
 from tools.stack.go import CannotBuild
 from tools.stack.server import free_port, next_free
-from tools.stack.up import AlreadyRunning, Ports, up
+from tools.stack.up import Addresses, AlreadyRunning, Ports, up
 
 from node import until
 from stack import servers
+from stack.servers import DEPLOY
 
 # Stands for Go: makes the files that would come out, and writes down that it was asked.
 FAKE_GO = f"""#!{sys.executable}
@@ -215,12 +218,12 @@ def test_ports_that_are_taken_are_passed_over_and_said() -> None:
 
 # Stands for Grafana, which is never fetched: its health, and what it was told.
 FAKE_GRAFANA = f"""#!{sys.executable}
-import http.server, os
+import http.server, json, os
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(os.environ["GF_PATHS_PROVISIONING"].encode())
+        self.wfile.write(json.dumps(dict(os.environ)).encode())
 address = os.environ["GF_SERVER_HTTP_ADDR"], int(os.environ["GF_SERVER_HTTP_PORT"])
 http.server.HTTPServer(address, Answer).serve_forever()
 """
@@ -229,6 +232,33 @@ http.server.HTTPServer(address, Answer).serve_forever()
 def answer(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as said:
         return str(said.read().decode())
+
+
+def assert_grafana_is_provisioned_as_deployed(addresses: Addresses) -> None:
+    env = json.loads(answer(f"{addresses.grafana}/api/health"))
+    provisioning, deployed = Path(env["GF_PATHS_PROVISIONING"]), DEPLOY / "grafana" / "provisioning"
+    (sources,) = (provisioning / "datasources").iterdir()
+    (boards,) = (provisioning / "dashboards").iterdir()
+    (provider,) = yaml.safe_load(boards.read_text())["providers"]
+    (as_deployed,) = yaml.safe_load((deployed / "dashboards" / boards.name).read_text())[
+        "providers"
+    ]
+    assert sources.read_text() == (deployed / "datasources" / sources.name).read_text()
+    # Every address in there is a variable, and each of them is set.
+    asked = re.findall(r"^ +url: \$(\w+)$", sources.read_text(), re.M)
+    assert set(asked) <= set(env)
+    assert env["PROMETHEUS_URL"] == addresses.prometheus
+    assert list(Path(provider.pop("options")["path"]).glob("*.json"))
+    assert as_deployed.pop("options")
+    assert provider == as_deployed
+
+
+def assert_prometheus_scrapes_this_collector(addresses: Addresses) -> None:
+    def target() -> str | None:
+        found = json.loads(answer(f"{addresses.prometheus}/api/v1/targets"))["data"]
+        return next((str(each["scrapeUrl"]) for each in found["activeTargets"]), None)
+
+    assert "otelcol_process_uptime" in answer(until(target, "the collector among the targets"))
 
 
 def test_the_stack_runs_once_and_ends_with_all_it_started(
@@ -252,9 +282,8 @@ def test_the_stack_runs_once_and_ends_with_all_it_started(
         )
         with urllib.request.urlopen(request, timeout=10) as taken:
             assert taken.status == 200
-        sources = Path(answer(f"{addresses.grafana}/api/health")) / "datasources" / "otel_ddp.yaml"
-        (source,) = json.loads(sources.read_text())["datasources"]
-        assert source["url"] == addresses.prometheus
+        assert_grafana_is_provisioned_as_deployed(addresses)
+        assert_prometheus_scrapes_this_collector(addresses)
         with (
             pytest.raises(AlreadyRunning) as second,
             up(binaries, tmp_path / "room", quiet, ports),

@@ -11,6 +11,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,17 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from tools.stack import versions
 from tools.stack.build import Binaries
-from tools.stack.server import NotUp
+from tools.stack.server import NotUp, free_port
 
 from node import Node, until
-from stack.servers import CONFIGURATIONS, Collector, Prometheus, validated
+from stack.deployed import SERVICES, with_environment
+from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, validated
+from stack.test_rules import COLLECTORS
 
 AGENT = CONFIGURATIONS / "agent.yaml"
 GATEWAY = CONFIGURATIONS / "gateway.yaml"
@@ -348,13 +354,18 @@ def test_what_is_logged_arrives_through_the_gateway_alone(
 
 
 def posted(
-    url: str, body: bytes = b"", *, tls: dict[str, str] | None = None, token: str | None = None
+    url: str,
+    body: bytes = b"",
+    *,
+    signal: str = "metrics",
+    tls: dict[str, str] | None = None,
+    token: str | None = None,
 ) -> int:
-    """The status of a request with metrics; of an empty one, where there is no body."""
+    """The status of a request; of an empty one, where there is no body."""
     headers = {"content-type": "application/x-protobuf"}
     if token:
         headers["authorization"] = f"Bearer {token}"
-    request = urllib.request.Request(f"{url}/v1/metrics", data=body, headers=headers)
+    request = urllib.request.Request(f"{url}/v1/{signal}", data=body, headers=headers)
     trusting = ssl.create_default_context(cafile=tls["TLS_CERT_FILE"]) if tls else None
     try:
         with urllib.request.urlopen(request, timeout=10, context=trusting) as answer:
@@ -464,39 +475,59 @@ def test_by_remote_write_the_sender_keeps_what_the_backend_does_not_take(
         assert_right(prometheus)
 
 
-class _Busy(BaseHTTPRequestHandler):
-    """A backend that has too much to do."""
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A backend that has one answer to everything."""
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(429)
-        self.end_headers()
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        pass
+        def log_message(self, *_: object) -> None:
+            pass
 
-
-@pytest.fixture
-def busy() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Busy) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
-def test_by_remote_write_a_backend_that_is_busy_is_no_refusal_for_good(
-    binaries: Binaries, busy: str, tmp_path: Path
-) -> None:
-    (gate,) = re.findall(r"--feature-gates=\S+", REMOTE_WRITE.read_text())
+@contextmanager
+def knowing_no_service() -> Iterator[str]:
+    """A backend for gRPC that says so, which is an answer for good."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def one_point() -> bytes:
     request = metrics_service_pb2.ExportMetricsServiceRequest()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="up")
     metric.gauge.data_points.add(time_unix_nano=time.time_ns(), as_int=1)
-    with Collector(
-        binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, flags=[gate], REMOTE_WRITE_URL=busy
-    ) as collector:
-        status = posted(collector.http, request.SerializeToString())
+    return request.SerializeToString()
+
+
+def test_by_remote_write_a_backend_that_is_busy_is_no_refusal_for_good(
+    binaries: Binaries, tmp_path: Path
+) -> None:
+    (gate,) = re.findall(r"--feature-gates=\S+", REMOTE_WRITE.read_text())
+    with (
+        answering(429) as busy,
+        Collector(
+            binaries, tmp_path, ALL_IN_ONE, REMOTE_WRITE, flags=[gate], REMOTE_WRITE_URL=busy
+        ) as collector,
+    ):
+        status = posted(collector.http, one_point())
 
     assert status == 503
 
@@ -506,3 +537,135 @@ def _refused(collector: Collector) -> bool:
         said: str = answer.read().decode()
     # Those that came and could not be handed on.
     return bool(re.search(r"^otelcol_receiver_(refused|failed)_metric_points.* [1-9]", said, re.M))
+
+
+# The collector's own numbers
+
+
+def test_prometheus_looks_for_the_collectors_own_numbers_where_they_are() -> None:
+    for listed, host, env in (
+        (DEPLOY / "prometheus" / "collectors" / "local.yml", "127.0.0.1", {}),
+        (DEPLOY / "compose" / "collectors.yml", "collector", SERVICES["collector"]["environment"]),
+    ):
+        config = yaml.safe_load(with_environment(ALL_IN_ONE.read_text(), env))
+        (reader,) = config["service"]["telemetry"]["metrics"]["readers"]
+        told = reader["pull"]["exporter"]["prometheus"]
+        (targets,) = yaml.safe_load(listed.read_text())
+        assert targets == {"targets": [f"{host}:{told['port']}"]}
+        assert told["host"] == ("127.0.0.1" if host == "127.0.0.1" else "0.0.0.0")
+    (mount,) = (
+        each
+        for each in SERVICES["prometheus"]["volumes"]
+        if each["source"] == "./compose/collectors.yml"
+    )
+    assert mount["target"] == "/etc/prometheus/collectors/local.yml"
+
+
+# A reader as somebody else may have it: names with units and `_total`.
+_WITH_SUFFIXES = """
+service:
+  telemetry:
+    metrics:
+      readers:
+        - pull:
+            exporter:
+              prometheus:
+                host: 127.0.0.1
+                port: "${env:TELEMETRY_PORT}"
+                without_units: false
+                without_type_suffix: false
+"""
+
+
+@contextmanager
+def watching(binaries: Binaries, folder: Path, collector: Collector) -> Iterator[Prometheus]:
+    """Prometheus as it is deployed, with the rules on collectors alone, and in a hurry."""
+    folder.mkdir()
+    for kind in ("rules", "alerts"):
+        rules = (DEPLOY / "prometheus" / kind / "collector.yml").read_text()
+        (folder / f"{kind}.yml").write_text(rules.replace("interval: 30s", "interval: 1s"))
+    targets = [{"targets": [collector.telemetry.split("/")[2]]}]
+    (folder / "collectors").mkdir()
+    (folder / "collectors" / "here.yml").write_text(yaml.safe_dump(targets))
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    config["global"]["scrape_interval"] = "1s"
+    config["rule_files"] = ["rules.yml", "alerts.yml"]
+    with Prometheus(binaries, folder, config=yaml.safe_dump(config)) as prometheus:
+        yield prometheus
+
+
+def test_a_backend_that_is_away_shows_in_the_queue_and_fails_nothing(
+    binaries: Binaries, tmp_path: Path
+) -> None:
+    env = {"METRICS_URL": f"http://127.0.0.1:{free_port()}/"}
+    with (
+        Collector(binaries, tmp_path / "collector", ALL_IN_ONE, **env) as collector,
+        watching(binaries, tmp_path / "prometheus", collector) as prometheus,
+    ):
+        assert posted(collector.http, one_point()) == 200
+
+        def alert() -> dict[str, Any] | None:
+            return next(iter(prometheus.api("alerts")["alerts"]), None)
+
+        labels = until(alert, "the alert to be on its way")["labels"]
+
+        (waiting,) = prometheus.query("collector:otelcol_exporter_queue:used_ratio")
+        failed = prometheus.query("collector:otelcol_exporter_send_failed:sum > 0")
+    assert labels["alertname"] == "TelemetryCollectorBacklog"
+    assert (labels["exporter"], labels["data_type"]) == ("otlp_http/metrics", "metrics")
+    assert waiting.value > 0
+    assert failed == []
+
+
+@pytest.mark.parametrize("suffixes", [False, True], ids=["as configured", "with suffixes"])
+def test_what_backends_refuse_is_counted_under_the_names_that_the_rules_ask_for(
+    binaries: Binaries, suffixes: bool, tmp_path: Path
+) -> None:
+    with_suffixes = tmp_path / "with-suffixes.yaml"
+    with_suffixes.write_text(_WITH_SUFFIXES)
+    configs = [ALL_IN_ONE, with_suffixes] if suffixes else [ALL_IN_ONE]
+    span, record = (
+        trace_service_pb2.ExportTraceServiceRequest(),
+        logs_service_pb2.ExportLogsServiceRequest(),
+    )
+    span.resource_spans.add().scope_spans.add().spans.add(trace_id=b"t" * 16, span_id=b"s" * 8)
+    record.resource_logs.add().scope_logs.add().log_records.add(severity_number=9)
+    with (
+        answering(400) as url,
+        knowing_no_service() as without_service,
+        Collector(
+            binaries,
+            tmp_path / "collector",
+            *configs,
+            METRICS_URL=url,
+            TRACES_EXPORTER="otlp_grpc/traces",
+            TRACES_ENDPOINT=without_service,
+            LOGS_EXPORTER="otlp_http/logs",
+            LOGS_URL=url,
+        ) as collector,
+        watching(binaries, tmp_path / "prometheus", collector) as prometheus,
+    ):
+        for signal, body in (
+            ("metrics", one_point()),
+            ("traces", span.SerializeToString()),
+            ("logs", record.SerializeToString()),
+        ):
+            assert posted(collector.http, body, signal=signal) == 200
+
+        def recorded(name: str) -> dict[str, float]:
+            found = prometheus.query(name)
+            return {each.labels.get("exporter", ""): each.value for each in found}
+
+        failed = "collector:otelcol_exporter_send_failed:sum"
+        until(lambda: sum(recorded(failed).values()) == 3, "all three to be counted")
+
+        exporters = ("otlp_http/metrics", "otlp_grpc/traces", "otlp_http/logs")
+        assert recorded(failed) == dict.fromkeys(exporters, 1)
+        assert recorded("collector:otelcol_exporter_sent:sum") == dict.fromkeys(exporters, 0)
+        assert recorded("collector:otelcol_exporter_queue:used_ratio").keys() == {*exporters}
+        assert recorded("collector:otelcol_receiver_refused:sum") == {"": 0}
+        named = {each.name: each.labels for each in prometheus.query('{__name__=~"otelcol_.*"}')}
+    for name, labels in COLLECTORS.items():
+        unit = "_seconds" if suffixes and name.endswith("uptime") else ""
+        total = "_total" if suffixes and "queue" not in name else ""
+        assert labels <= named[f"{name}{unit}{total}"].keys(), name

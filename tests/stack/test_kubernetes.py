@@ -31,6 +31,8 @@ from stack.deployed import (
 
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.29", "1.37"
 OPERATORS = "monitoring.coreos.com/v1"
+# A label of ours, so that those of the user's pods are the user's.
+SCRAPE = "otel-ddp.io/scrape"
 
 
 def one(kind: str, name: str) -> dict[str, Any]:
@@ -282,29 +284,44 @@ def test_the_daemon_sets_folders_are_made_for_the_user_that_uses_them() -> None:
     assert all(each.parent in mounts for each in made)
 
 
-def test_prometheus_finds_the_agents_and_the_gateway() -> None:
+def test_prometheus_finds_the_agents_and_the_gateway_with_and_without_an_operator() -> None:
     (agents_monitor,) = (m for m in manifests() if m["kind"] == "PodMonitor")
     (gateway_monitor,) = (m for m in manifests() if m["kind"] == "ServiceMonitor")
     (endpoint,) = agents_monitor["spec"]["podMetricsEndpoints"]
-    wanted = agents_monitor["spec"]["selector"]["matchLabels"]
+    (own,) = gateway_monitor["spec"]["endpoints"]
     service = one("Service", "otel-ddp-gateway")
+    (gateway,) = pods()["otel-ddp-gateway"]["spec"]["containers"]
+    config = documents(DEPLOY / "prometheus" / "scrape-kubernetes.yml")[0]
+    of_agents, of_gateways = config["scrape_configs"]
 
     assert {agents_monitor["apiVersion"], gateway_monitor["apiVersion"]} == {OPERATORS}
     assert endpoint["honorLabels"] is True
-    for name in ("ddp-example", "otel-ddp-agent"):
-        assert wanted.items() <= pods()[name]["metadata"]["labels"].items()
+    assert labelled("agent") == {"ddp-example", "otel-ddp-agent"}
+    assert labelled("collector") == {"otel-ddp-gateway"}
+    for monitor, job, kind, port in (
+        (agents_monitor, of_agents, "agent", endpoint["port"]),
+        (gateway_monitor, of_gateways, "collector", own["port"]),
+    ):
+        assert monitor["spec"]["selector"]["matchLabels"] == {SCRAPE: kind}
+        (asked,) = job["kubernetes_sd_configs"][0]["selectors"]
+        assert asked == {"role": "pod", "label": f"{SCRAPE}={kind}"}
+        assert port in [each.get("regex") for each in job["relabel_configs"]]
     for _, agent in agents():
         assert endpoint["port"] in [each["name"] for each in agent["ports"]]
     assert set(agents_monitor["spec"]["namespaceSelector"]["matchNames"]) == {
         m["metadata"]["name"] for m in manifests() if m["kind"] == "Namespace"
     }
-    selected = gateway_monitor["spec"]["selector"]["matchLabels"]
-    assert selected.items() <= service["metadata"]["labels"].items()
-    ports = [each["name"] for each in service["spec"]["ports"]]
-    assert [each["port"] for each in gateway_monitor["spec"]["endpoints"]] == ["telemetry"]
-    assert "telemetry" in ports
-    # The way without an operator looks for the same.
-    (job,) = documents(DEPLOY / "prometheus" / "scrape-kubernetes.yml")[0]["scrape_configs"]
-    ((key, value),) = wanted.items()
-    assert job["kubernetes_sd_configs"][0]["selectors"][0]["label"] == f"{key}={value}"
-    assert endpoint["port"] in [each.get("regex") for each in job["relabel_configs"]]
+    assert service["metadata"]["labels"][SCRAPE] == "collector"
+    assert own["port"] in [each["name"] for each in service["spec"]["ports"]]
+    assert own["port"] in [each["name"] for each in gateway["ports"]]
+    # And it is this label that the guide has people give to their own pods.
+    assert f"`{SCRAPE}: agent`" in GUIDE.read_text()
+
+
+def labelled(kind: str) -> set[str]:
+    """Whose pods say that they want to be scraped for this."""
+    return {name for name, pod in pods().items() if pod["metadata"]["labels"].get(SCRAPE) == kind}
+
+
+def test_a_training_pod_wears_no_label_of_ours_but_the_one_for_scraping() -> None:
+    assert set(pods()["ddp-example"]["metadata"]["labels"]) == {SCRAPE}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.stack import grafana
 from tools.stack.build import ROOM, Binaries
+from tools.stack.grafana import copied
 from tools.stack.server import Server, environment, next_free
 
 ROOT = Path(__file__).parents[2]
@@ -90,9 +90,11 @@ def up(
         prometheus, prometheus_url = _prometheus(binaries, data, ports)
         collector, collector_url = _collector(binaries, data, ports, prometheus_url)
         servers, grafana_url = [prometheus, collector], ""
-        if found := _grafana(data, ports, prometheus_url):
-            grafana, grafana_url = found
-            servers.append(grafana)
+        if (grafana_binary := grafana.found()) is not None:
+            server, grafana_url = grafana.server(
+                grafana_binary, data / "grafana", ports.grafana, prometheus_url
+            )
+            servers.append(server)
         for server in servers:
             ending.enter_context(server)
             say(f"stack: {server.name} is up, its log is {server.log}")
@@ -104,9 +106,13 @@ def up(
 
 def _prometheus(binaries: Binaries, data: Path, ports: Ports) -> tuple[Server, str]:
     url = f"http://127.0.0.1:{ports.prometheus}"
+    configuration = copied(_DEPLOY / "prometheus", data / "prometheus.conf")
+    # As deployed, but for the collector's port (YAML is a superset of JSON).
+    collectors = [{"targets": [f"127.0.0.1:{ports.telemetry}"]}]
+    (configuration / "collectors" / "local.yml").write_text(json.dumps(collectors))
     command = [
         str(binaries.prometheus),
-        f"--config.file={_DEPLOY / 'prometheus' / 'prometheus.yml'}",
+        f"--config.file={configuration / 'prometheus.yml'}",
         f"--storage.tsdb.path={data / 'prometheus'}",
         f"--web.listen-address=127.0.0.1:{ports.prometheus}",
         "--web.enable-otlp-receiver",
@@ -134,62 +140,3 @@ def _collector(binaries: Binaries, data: Path, ports: Ports, prometheus: str) ->
         },
     )
     return server, f"http://127.0.0.1:{ports.otlp_http}"
-
-
-def _grafana(data: Path, ports: Ports, prometheus: str) -> tuple[Server, str] | None:
-    binary = os.environ.get("GRAFANA") or shutil.which("grafana")
-    if not binary:
-        return None
-    home = Path(binary).resolve().parents[1]
-    if not (home / "conf" / "defaults.ini").is_file():
-        # Where distributions keep what belongs to it.
-        home = Path("/usr/share/grafana")
-    url = f"http://127.0.0.1:{ports.grafana}"
-    own = data / "grafana"
-    settings = {
-        "SERVER_HTTP_ADDR": "127.0.0.1",
-        "SERVER_HTTP_PORT": str(ports.grafana),
-        "AUTH_ANONYMOUS_ENABLED": "true",
-        "ANALYTICS_REPORTING_ENABLED": "false",
-        "ANALYTICS_CHECK_FOR_UPDATES": "false",
-        "ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",
-        "PATHS_DATA": str(own),
-        "PATHS_LOGS": str(own / "log"),
-        "PATHS_PLUGINS": str(own / "plugins"),
-        "PATHS_PROVISIONING": str(_provisioning(own / "provisioning", prometheus)),
-    }
-    server = Server(
-        "Grafana",
-        [binary, "server", "--homepath", str(home)],
-        ready=f"{url}/api/health",
-        log=data / "grafana.log",
-        env={**environment(), **{f"GF_{name}": value for name, value in settings.items()}},
-    )
-    return server, url
-
-
-def _provisioning(folder: Path, prometheus: str) -> Path:
-    """Where Grafana finds this Prometheus and our dashboards (YAML is a superset of JSON)."""
-    told: dict[str, dict[str, list[object]]] = {
-        "datasources": {
-            "datasources": [
-                {
-                    "name": "Prometheus",
-                    "uid": "prometheus",
-                    "type": "prometheus",
-                    "access": "proxy",
-                    "url": prometheus,
-                    "isDefault": True,
-                }
-            ]
-        },
-        "dashboards": {
-            "providers": [
-                {"name": "otel_ddp", "options": {"path": str(_DEPLOY / "grafana" / "dashboards")}}
-            ]
-        },
-    }
-    for kind, content in told.items():
-        (folder / kind).mkdir(parents=True, exist_ok=True)
-        (folder / kind / "otel_ddp.yaml").write_text(json.dumps({"apiVersion": 1, **content}))
-    return folder
