@@ -73,7 +73,8 @@ class Run:
         self._standing = Standing(recorder)
         recorder.first_value = self._standing.running
         recorder.look_around = self._look_around
-        containment.count_failure = self._count_failure
+        containment.count_failure = self._count_failures
+        self._count_failures(0.0)
         recorder.facts(
             {
                 **_facts(),
@@ -429,11 +430,11 @@ class Run:
         if self._settings.agent == "auto":
             agent_link.ensure_agent(self._place)
 
-    def _count_failure(self) -> None:
+    def _count_failures(self, more: float = 1.0) -> None:
         from otel_ddp import catalog
 
         if self._recorder is not None:
-            self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS)
+            self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
 
 
 def why(error: BaseException) -> str:

@@ -86,6 +86,7 @@ class Readings:
         stepper.every = wishes.every
         if wishes.scaler is not None:
             stepper.scaling = partial(getattr, wishes.scaler, _ROUND, None)
+            self._standing.recorder.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
 
     def first_step(self) -> None:
         """Work begins: now the models are where they will stay."""
