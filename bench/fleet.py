@@ -188,11 +188,16 @@ class Fleet:
         *,
         began_ns: int,
         interval_s: float = 5.0,
+        steps_per_s: float = 2.0,
     ) -> None:
         rows = recorded()
-        self._interval_ns = int(interval_s * 1e9)
+        self.interval_s = interval_s
+        """Of the exports from now on: a long past may be played in fewer of them."""
         conf = settings.read(env={})._replace(endpoint=endpoint)
-        self._nodes = [SimulatedNode(number, rows, began_ns=began_ns) for number in range(size)]
+        self._nodes = [
+            SimulatedNode(number, rows, began_ns=began_ns, steps_per_s=steps_per_s)
+            for number in range(size)
+        ]
         # A connection a node, as it is with real agents.
         self._transports = [Transport(conf, env={}) for _ in self._nodes]
         self._next_ns, self._turn = began_ns, 0
@@ -218,7 +223,7 @@ class Fleet:
             for request in self._nodes[number].requests():
                 self._send(self._transports[number], request)
             self._turn += 1
-            self._next_ns += self._interval_ns // len(self._nodes)
+            self._next_ns += int(self.interval_s * 1e9) // len(self._nodes)
 
     def _send(self, transport: Transport, request: Request) -> None:
         outcome = transport.send("metrics", request.body)

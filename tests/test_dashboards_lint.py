@@ -30,6 +30,7 @@ UNITS = {
     *("bytes", "Bps", "celsius", "watt", "hertz", "kwatth", "dateTimeAsIso", "dateTimeFromNow"),
 }
 TRANSFORMATIONS = {
+    "filterByValue",
     "groupBy",
     "groupingToMatrix",
     "merge",
@@ -204,7 +205,11 @@ def names_are_known(board: Told) -> Iterator[str]:
         bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
         found = set(re.findall(r"[a-zA-Z_][\w:]*(?=\{)", bare)) - {"x"}
         known, _ = names.mentioned([bare])
-        yield from (name for name in found - {*known, "ALERTS"} if not name.startswith("otelcol_"))
+        yield from (
+            name
+            for name in found - {*known, "ALERTS", "ALERTS_FOR_STATE"}
+            if not name.startswith("otelcol_")
+        )
 
 
 def phases_have_one_colour(board: Told) -> Iterator[str]:

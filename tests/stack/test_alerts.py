@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,26 +14,12 @@ import yaml
 from tools.stack.build import Binaries
 
 from node import Node, until
-from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
+from stack.faster import deployed
+from stack.servers import CONFIGURATIONS, Collector, Prometheus
 from stack.trainings import Training
 
 NODES = ("node-a", "node-b")
 LATE_RANK, HUNG_RANK = 3, 2
-# Nobody waits five minutes in a test: the rules' clock runs so many times as fast.
-FASTER = 12
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(r"(?<=\[)\d+[smh](?=\])|(?<=offset )\d+[smh]")
-_FOR = re.compile(r"^(\s*(?:for|interval|keep_firing_for): )(\d+[smh])$", re.MULTILINE)
-
-
-def faster(rules: str) -> str:
-    """The same rules, each duration in them divided; counts of samples stay as they are."""
-
-    def shorter(duration: str) -> str:
-        return f"{int(duration[:-1]) * _UNITS_S[duration[-1]] * 1000 // FASTER}ms"
-
-    rules = _DURATION.sub(lambda found: shorter(found[0]), rules)
-    return _FOR.sub(lambda found: found[1] + shorter(found[2]), rules)
 
 
 class Cluster:
@@ -42,8 +27,9 @@ class Cluster:
 
     def __init__(self, binaries: Binaries, folder: Path, life: ExitStack) -> None:
         self._folder = folder
+        config = deployed(folder / "rules")
         self.prometheus = life.enter_context(
-            Prometheus(binaries, folder / "prometheus", config=self._config())
+            Prometheus(binaries, folder / "prometheus", config=yaml.safe_dump(config))
         )
         collector = life.enter_context(
             Collector(
@@ -59,16 +45,6 @@ class Cluster:
             node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "incidents")
             node.export_to(collector.http)
             self.nodes[name] = node
-
-    def _config(self) -> str:
-        rules = self._folder / "rules"
-        rules.mkdir()
-        for kind in ("rules", "alerts"):
-            for path in sorted((DEPLOY / "prometheus" / kind).glob("*.yml")):
-                (rules / f"{kind}-{path.name}").write_text(faster(path.read_text()))
-        deployed = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-        deployed["rule_files"] = [str(rules / "*.yml")]
-        return yaml.safe_dump(deployed)
 
     def training(self, run: str) -> Training:
         return Training(self._folder / run, self.nodes, group="g", run=run, job_type="train")

@@ -322,4 +322,4 @@ def test_balanced_ranks_hardly_wait(launch: Launch) -> None:
         steady = launch.ranks["balanced", rank].steady
         waits = [step.seconds(PHASES["comm_wait"]) for step in steady]
         # Where the machine holds one of them up the others do wait, but not in every step.
-        assert min(waits) < LATE_S / 10
+        assert min(waits) < LATE_S / 3

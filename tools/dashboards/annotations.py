@@ -7,6 +7,9 @@ from tools.dashboards.names import metric
 from tools.dashboards.selectors import RANK_0
 from tools.dashboards.variables import PROMETHEUS
 
+# Between two looks: what is there for so long is one mark, and not a region.
+_EVERY = "1m"
+
 
 def marks(selector: str, *, checkpoints: bool = False) -> list[build.AnnotationQuery]:
     """Each can be switched off; checkpoints start as they are told to."""
@@ -15,6 +18,8 @@ def marks(selector: str, *, checkpoints: bool = False) -> list[build.AnnotationQ
     # The launcher starts all ranks again together.
     came_back = metric("training.restarts", selector, RANK_0)
     named = metric("training.straggler", selector, 'phase!=""')
+    whose = "run, node, rank, phase"
+    firing = f'ALERTS{{alertstate="firing",{selector}}}'
     return [
         _mark(
             "Run start",
@@ -33,19 +38,24 @@ def marks(selector: str, *, checkpoints: bool = False) -> list[build.AnnotationQ
         ),
         _mark(
             "Restarts",
-            f"max by (run) (changes({came_back}[2m])) > 0",
+            f"max by (run) (changes({came_back}[{_EVERY}])) > 0",
             "orange",
             "{{run}} was restarted",
         ),
         _mark(
             "Alerts",
-            f'max by (alertname, severity, run) (ALERTS{{alertstate="firing",{selector}}})',
+            # When it began; as long as it fires, that is one and the same number.
+            "max by (alertname, severity, run) "
+            f"(ALERTS_FOR_STATE{{{selector}}} and ignoring (alertstate) {firing}) * 1000",
             "red",
             "{{alertname}} {{run}}",
+            at_value=True,
         ),
         _mark(
             "Verdicts",
-            f"max by (run, node, rank, phase) ({named} == 1)",
+            # Where it begins: a region as long as the verdict would cover the curves.
+            f"max by ({whose}) ({named} == 1)"
+            f" unless max by ({whose}) ({named} offset {_EVERY} == 1)",
             "purple",
             "rank {{rank}} on {{node}} holds the others back in {{phase}}",
         ),
@@ -63,6 +73,6 @@ def _mark(
         .enable(shown)
         .icon_color(colour)
         .title_format(title)
-        .step("30s")
+        .step(_EVERY)
     )
     return mark.use_value_for_time(True) if at_value else mark

@@ -24,6 +24,9 @@ from tools.dashboards.selectors import BY_RUN, LOGGED, RANK_0, RANKS_OF_RUNS, RU
 
 QUESTION = "Which configuration learns faster?"
 
+# Nothing else is below 0: what is meant is counted by the query.
+_ELAPSED = f"-1 + 0 * {metric('training.heartbeat.timestamp')}"
+
 _NOT_BEYOND = "[$__range:15s]"
 
 
@@ -52,11 +55,11 @@ def build() -> str:
                     ("step", metric("training.scalar.step")),
                     ("epoch", metric("training.scalar.epoch")),
                     ("tokens of a rank", metric("training.tokens")),
-                    ("elapsed time in s", metric("process.uptime")),
+                    ("elapsed time in s", _ELAPSED),
                     ("wall time in s", metric("training.heartbeat.timestamp")),
                 ],
-                "What the curves are drawn against. Elapsed time counts from the start of the "
-                "process.",
+                "What the curves are drawn against. Elapsed time counts from the first start of a "
+                "run within this time, tokens from the last.",
             ),
             v.attribute(),
             v.text("at_step", "At step", "5000", "For the table: the last value up to this step."),
@@ -65,7 +68,7 @@ def build() -> str:
                 "Averaged over",
                 [(each, each) for each in ("1", "10", "100", "1000", "100000", "1000000")],
                 "How wide a stretch of x becomes one point where several runs are averaged.",
-                first=1,
+                first=2,
             ),
         ],
         annotations=marks(RUNS),
@@ -76,6 +79,19 @@ def build() -> str:
 # A value has a name and a split, what it may be drawn against (tokens, say) has none of the two.
 _X = f'${{x}}{{{RANKS_OF_RUNS},name=~"$name|",split=~"$split|"}}'
 _Y = metric("training.scalar", RANKS_OF_RUNS, LOGGED)
+# While it is new: a run that hangs or has ended would go on for five minutes at its last value. As
+# long as points are apart it is new in any case, or there would be none.
+_FRESH_S = "scalar(clamp_min(vector($__interval_ms / 1000), 60))"
+_Y_LOGGED = f"({_Y} and timestamp({_Y}) > time() - {_FRESH_S})"
+
+
+def _x(by: str) -> str:
+    """What is drawn against, one a run or a rank of it."""
+    x = f"max by ({by}) ({_X})"
+    began = metric("training.run.start.timestamp", RUNS)
+    # A clock of the process would begin anew where a run is resumed: two curves in one.
+    first = f"min by ({BY_RUN}) (min_over_time({began}[$__range] @ end()))"
+    return f"{x} >= 0 or time() + 0 * ({x} < 0) - on ({BY_RUN}) group_left () {first}"
 
 
 def _with_attribute(expr: str) -> str:
@@ -107,6 +123,19 @@ _TOGETHER: list[Transformation] = [
             "renameByName": {"Value #x": "x", "Value #y": "y"},
         },
     ),
+    # A moment with one of the two is no point: a run's x goes on after its last value, and would
+    # take its place; a run without any x would leave the axis of all runs without an end.
+    (
+        "filterByValue",
+        {
+            "filters": [
+                {"fieldName": axis, "config": {"id": "isNull", "options": {}}}
+                for axis in ("x", "y")
+            ],
+            "match": "any",
+            "type": "exclude",
+        },
+    ),
 ]
 _IN_ORDER: Transformation = ("sortBy", {"fields": {}, "sort": [{"field": "x"}]})
 
@@ -123,8 +152,8 @@ def _runs() -> list[Panel]:
                 "The lowest curve at equal x learns fastest. The time range must span all runs; "
                 "a short one inside of a long time has few points: make it shorter.",
             ),
-            points(f"max by (curve) ({_named(f'max by ({BY_RUN}) ({_X})')})", "x"),
-            points(f"avg by (curve) ({_named(f'avg by ({BY_RUN}) ({_Y})')})", "y"),
+            points(f"max by (curve) ({_named(_x(BY_RUN))})", "x"),
+            points(f"avg by (curve) ({_named(f'avg by ({BY_RUN}) ({_Y_LOGGED})')})", "y"),
             transformations=[*_TOGETHER, _IN_ORDER, _columns("x", "curve", "y")],
         )
     ]
@@ -159,7 +188,7 @@ def _at_step() -> list[Panel]:
                 Column("run", links=[of_table("Run")]),
                 Column("group"),
                 Column("job_type"),
-                Column("Value #value", "Value", "sishort"),
+                Column("Value #value", "Value", "short"),
                 Column("Value #step", "At step", decimals=0),
             ],
             hidden=("Value #info", "otel_scope_name", "otel_scope_version"),
@@ -176,7 +205,7 @@ def _at_step() -> list[Panel]:
                 f"avg by (curve, run) ({_named(f'avg by ({BY_RUN}) ({_Y})')})",
                 "{{curve}}",
             ),
-            unit="sishort",
+            unit="short",
             size=(6, 9),
             legend=(),
             link=to_run,
@@ -201,7 +230,7 @@ def _in_stretches(expr: str) -> str:
 
 
 def _averaged() -> list[Panel]:
-    x = _in_stretches(f"max by ({BY_RUN}) ({_X})")
+    x = _in_stretches(_x(BY_RUN))
     return [
         against(
             Text(
@@ -214,7 +243,8 @@ def _averaged() -> list[Panel]:
             ),
             points(f"max by (run, attribute) ({_with_attribute(x)})", "x"),
             points(
-                f"avg by (run, attribute) ({_with_attribute(f'avg by ({BY_RUN}) ({_Y})')})", "y"
+                f"avg by (run, attribute) ({_with_attribute(f'avg by ({BY_RUN}) ({_Y_LOGGED})')})",
+                "y",
             ),
             transformations=[
                 *_TOGETHER,
@@ -237,8 +267,9 @@ def _averaged() -> list[Panel]:
 
 
 def _group() -> list[Panel]:
-    x = _in_stretches(f"max by (run, rank) ({_X})")
-    y = f"avg by (run, rank) ({_Y})"
+    by = f"{BY_RUN}, rank"
+    x = _in_stretches(_x(by))
+    y = f"avg by ({by}) ({_Y_LOGGED})"
     return [
         against(
             Text(
@@ -261,9 +292,19 @@ def _group() -> list[Panel]:
                     },
                 ),
                 _IN_ORDER,
+                (
+                    "organize",
+                    {
+                        "renameByName": {
+                            "y (max)": "highest",
+                            "y (mean)": "mean",
+                            "y (min)": "lowest",
+                        }
+                    },
+                ),
             ],
             size=(12, 10),
-            band=("y (max)", "y (min)"),
+            band=("highest", "lowest"),
             legend=("lastNotNull",),
         ),
         lines(
@@ -275,7 +316,7 @@ def _group() -> list[Panel]:
             over_time(f"avg({_Y})", "mean"),
             over_time(f"max({_Y})", "highest"),
             over_time(f"min({_Y})", "lowest"),
-            unit="sishort",
+            unit="short",
             size=(12, 10),
             band=("highest", "lowest"),
         ),
@@ -290,8 +331,8 @@ def _ranks() -> list[Panel]:
                 "One curve for each selected rank of each selected run.",
                 "One rank apart from the others: its data, or weights that are no longer the same.",
             ),
-            points(f"max by (curve) ({_by_rank(_X)})", "x"),
-            points(f"avg by (curve) ({_by_rank(_Y)})", "y"),
+            points(f"max by (curve) ({_by_rank(_x(f'{BY_RUN}, rank'))})", "x"),
+            points(f"avg by (curve) ({_by_rank(_Y_LOGGED)})", "y"),
             transformations=[*_TOGETHER, _IN_ORDER, _columns("x", "curve", "y")],
             size=(24, 11),
         )
@@ -311,8 +352,8 @@ def _every_point() -> Panel:
             "A line that goes back was restarted from a checkpoint; did it come the same way "
             "again?",
         ),
-        points(f"max by (run) ({_X})", "x"),
-        points(f"avg by (run) ({_Y})", "y"),
+        points(f"max by (run) ({_x(BY_RUN)})", "x"),
+        points(f"avg by (run) ({_Y_LOGGED})", "y"),
         transformations=[
             ("merge", {}),
             ("sortBy", {"fields": {}, "sort": [{"field": "run"}]}),

@@ -29,7 +29,7 @@ QUESTION = "Is it the hardware?"
 _RATE = "[$__rate_interval]"
 # By UUID: two boards are never told as one, and an instance of MIG has its own.
 _BY = "node, gpu, hw_id, rank"
-_WHOSE = "{{node}} · GPU {{gpu}} · rank {{rank}}"
+_WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
 # Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
 _WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
 _HOT = steps((80, WARN), (88, BAD))
@@ -68,18 +68,23 @@ def _each(expr: str) -> str:
     return f"max by ({_BY}) ({expr})"
 
 
-def _few(series: str, most: str = "topk", over: str = "") -> str:
+def _with_rank(expr: str) -> str:
+    """With words for its rank, where it has one: most GPUs of a node may have none."""
+    return f'label_replace({expr}, "whose", " · rank $1", "rank", "(.+)")'
+
+
+def _few(series: str, most: str = "topk", share_of: str = "") -> str:
     """Of many GPUs those with most or least in this time; the others are in no line."""
-    whole = f"{_each(series)}{over}"
     chosen = f"{most}($shown, max by (node, hw_id) (avg_over_time({series}[$__range] @ end())))"
-    return f"{whole} and on (node, hw_id) {chosen}"
+    # Chosen first: to aggregate thousands, moment by moment, is what would be dear.
+    parts = (_each(f"{each} and on (node, hw_id) {chosen}") for each in (series, share_of) if each)
+    return _with_rank(" / ".join(parts))
 
 
 def _few_rates(series: str, *by: str) -> str:
     labels = ", ".join((_BY, *by))
-    now_ = f"max by ({labels}) (rate({series}{_RATE}))"
     chosen = f"topk($shown, max by (node, hw_id) (rate({series}[$__range] @ end())))"
-    return f"{now_} and on (node, hw_id) {chosen}"
+    return _with_rank(f"max by ({labels}) (rate({series}{_RATE}) and on (node, hw_id) {chosen})")
 
 
 def _first_four() -> list[Panel]:
@@ -133,7 +138,7 @@ def _first_four() -> list[Panel]:
                 "Above 97 %: the next longer batch fails. Much less than half: a larger batch "
                 "fits.",
             ),
-            over_time(_few(used, over=f" / {_each(limit)}"), _WHOSE),
+            over_time(_few(used, share_of=limit), _WHOSE),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -174,7 +179,7 @@ def _wrong() -> list[Panel]:
                 "The hottest core.",
                 "Above 88 °C: have the cooling looked at.",
             ),
-            now(f"topk(1, {_each(core)})", _WHOSE),
+            now(_with_rank(f"topk(1, {_each(core)})"), _WHOSE),
             unit="celsius",
             levels=_HOT,
             named=WITH_NAME,
@@ -280,7 +285,7 @@ def _power() -> list[Panel]:
         ),
         _gpu_lines(
             "Power against its limit",
-            _few(power, over=f" / {_each(_gpu('gpu.power.limit'))}"),
+            _few(power, share_of=_gpu("gpu.power.limit")),
             "percentunit",
             "Share of what the GPU may draw.",
             "At 1 it lowers its clock: usual under load. Unequal limits make unequal ranks.",
@@ -399,7 +404,7 @@ def _ways() -> list[Panel]:
         _gpu_lines(
             "Errors on the way",
             f"{_few_rates(_gpu('gpu.nvlink.errors'))} or {_few_rates(_gpu('gpu.pcie.replays'))}",
-            "cps",
+            "short",
             "Errors of NVLink, and transfers over PCIe that were repeated.",
             "A steady rate: the cable, the socket, or the board.",
             levels=ABOVE_0_IS_ODD,
@@ -550,7 +555,7 @@ def _node_more() -> list[Panel]:
         _node_lines(
             "Network errors",
             rate("system.network.errors", "network_interface_name", "network_io_direction"),
-            "cps",
+            "short",
             "Packets that an interface failed to receive or send.",
             "A steady rate: cable, port, or driver.",
             "{{node}} · {{network_interface_name}} · " + way,

@@ -61,7 +61,7 @@ def of_table_lifetime(title: str) -> tuple[str, str]:
     return (
         f"{title}, from start to end",
         f"{_board(title)}&{_ROW}"
-        "&from=${__data.fields.Started.numeric}&to=${__data.fields.Seen.numeric}",
+        "&from=${__data.fields.Started.numeric}&to=${__data.fields.Until.numeric}",
     )
 
 

@@ -73,6 +73,9 @@ LATE_WORDS = ValueMap(
         "1": ValueMappingResult(text="late", color="#F2495C", index=1),
     }
 )
+STALLED_WORDS = ValueMap(
+    options={"1": ValueMappingResult(text="stalled", color="#F2495C", index=0)}
+)
 OUTSIDE_WORDS = ValueMap(
     options={"1": ValueMappingResult(text="outside", color="#F2495C", index=0)}
 )

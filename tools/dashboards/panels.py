@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grafana_foundation_sdk.builders import (
-    bargauge,
     common,
     dashboard,
     heatmap,
@@ -174,19 +173,21 @@ def lines(
     by_phase: bool = False,
     legend: Sequence[str] = ("lastNotNull", "max"),
     max_points: int = 1000,
+    decimals: int | None = None,
     faint: str = "",
     band: tuple[str, str] | None = None,
     link: tuple[str, str] | None = None,
 ) -> Panel:
     """Values over time. `faint` is drawn thin; a band goes from its first name to its second."""
-    panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, None)
+    panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, decimals)
     panel = (
         _coloured(panel)
         .max_data_points(max_points)
         .line_width(1.5)
         .fill_opacity(70 if stacked else 0)
         .show_points(c.VisibilityMode.AUTO)
-        .legend(_legend(*legend))
+        # As many names as there are phases would be hidden below.
+        .legend(_legend(*legend, right=by_phase))
         .tooltip(_tooltip())
         # A point every export, at 5 s and more: holes of a few of them are no holes.
         .span_nulls(60000)
@@ -266,6 +267,9 @@ def every_point(
         _by_name("Value #y", x.XychartXYSeriesConfigY)
     )
     panel = _coloured(_transformed(panel, transformations)).max_data_points(5000)
+    # The titles of panel and variables say what they are.
+    for name in ("Value #x", "Value #y"):
+        panel = panel.override_by_name(name, [_set("custom.axisLabel", name[-1])])
     return (
         panel.mapping(x.SeriesMapping.AUTO)
         .series([series])
@@ -291,6 +295,7 @@ def rank_heatmap(
     unit: str,
     lowest: float,
     highest: float,
+    scheme: str = "Turbo",
     link: tuple[str, str] | None = None,
     size: tuple[int, int] = (24, 9),
 ) -> Panel:
@@ -303,13 +308,14 @@ def rank_heatmap(
         .color(
             heatmap.HeatmapColorOptions()
             .mode(h.HeatmapColorMode.SCHEME)
-            .scheme("Turbo")
+            .scheme(scheme)
             .scale(h.HeatmapColorScale.LINEAR)
             .steps(64)
-            # Below its lowest the palette is almost black: what is usual lies well above.
             .min(lowest)
             .max(highest)
         )
+        # Gaps between moments would be stripes.
+        .cell_gap(0)
         # Zero is a value here.
         .filter_values(heatmap.FilterValueRange().le(-1e9))
         .cell_values(heatmap.CellValues().unit(unit))
@@ -364,22 +370,8 @@ def states(
     )
 
 
-def bars(
-    text: Text,
-    *asked: Query,
-    unit: str,
-    levels: Sequence[m.Threshold] = (),
-    size: tuple[int, int] = (12, 8),
-    link: tuple[str, str] | None = None,
-) -> Panel:
-    panel = _valued(_dressed(bargauge.Panel(), text, asked, size), unit, levels, None)
-    panel = (
-        panel.orientation(c.VizOrientation.HORIZONTAL)
-        .display_mode(c.BarGaugeDisplayMode.BASIC)
-        .min(0)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
-    )
-    return panel.data_links(_links([link])) if link else panel
+# Of a column, in pixels: with what Grafana takes, half of a table would be out of sight.
+_NARROWEST = 110
 
 
 class Column(NamedTuple):
@@ -393,6 +385,8 @@ class Column(NamedTuple):
     words: m.ValueMap | None = None
     links: Sequence[tuple[str, str]] = ()
     width: int | None = None
+    out_of_sight: bool = False
+    """For links alone."""
 
 
 def listing(
@@ -405,6 +399,11 @@ def listing(
     size: tuple[int, int] = (24, 9),
 ) -> Panel:
     """A table; `sort` is a column's title and whether the largest comes first."""
+    if len(asked) == 1:
+        # Where there is nothing to tell it from, Grafana leaves the ref away.
+        value = f"Value #{asked[0].ref}"
+        columns = [c._replace(field="Value") if c.field == value else c for c in columns]
+        hidden = ["Value" if name == value else name for name in hidden]
     panel = _valued(_dressed(table.Panel(), text, asked, size), "none", (), None)
     panel = _transformed(
         panel,
@@ -422,7 +421,9 @@ def listing(
     )
     # What is shown instead of an empty table would also be shown in each of its empty cells, and
     # go along with links.
-    panel = panel.override_by_regexp(".*", [_set("noValue", "")])
+    panel = panel.override_by_regexp(
+        ".*", [_set("noValue", ""), _set("custom.minWidth", _NARROWEST)]
+    )
     for each in columns:
         if properties := _properties(each):
             panel = panel.override_by_name(each.title or each.field, properties)
@@ -444,6 +445,9 @@ def _properties(column: Column) -> list[m.DynamicConfigValue]:
         told.append(_set("custom.cellOptions", {"type": "color-text"}))
     if column.links:
         told.append(_set("links", [link.build() for link in _links(column.links)]))
+    if column.out_of_sight:
+        # One for Grafana before 12.2, one from then on.
+        told += [_set("custom.hidden", True), _set("custom.hideFrom", {"viz": True})]
     if column.width is not None:
         told.append(_set("custom.width", column.width))
     return told

@@ -20,6 +20,14 @@ def seconds_per_step(selector: str) -> str:
     return f"max by (phase) ({all_ranks}) or {of_rank_0}"
 
 
+def step_time(selector: str) -> str:
+    """Of rank 0; all others take as long, as they wait for each other."""
+    # Not one by the rate of steps: where they end, that goes to infinity.
+    took = metric("training.step.duration", selector, RANK_0, part="sum")
+    count = metric("training.step.duration", selector, RANK_0, part="count")
+    return f"sum(rate({took}{_RATE})) / (sum(rate({count}{_RATE})) > 0)"
+
+
 def per_step(selector: str, *, waiting: bool) -> str:
     """Work or waiting of each rank, from the counters themselves."""
     phases = 'phase="comm_wait"' if waiting else _WORK

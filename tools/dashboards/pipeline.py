@@ -70,20 +70,21 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Oldest reading",
+                "Reading age",
                 "The longest time for which an agent has not got an answer from one of its "
                 "sources.",
-                "Above 30 s a driver or a disk hangs: the panel below names the node and the "
+                "Above 90 s a driver or a disk hangs: the panel below names the node and the "
                 "source.",
             ),
             now(f"max({_agent('otel_ddp.source.age')})"),
             unit="s",
-            levels=steps((10, WARN), (30, BAD)),
+            # File systems are read every 30 s.
+            levels=steps((45, WARN), (90, BAD)),
             nothing="no agent",
         ),
         stat(
             Text(
-                "Exports that failed",
+                "Undelivered",
                 "Share of the attempts to hand over data that did not succeed.",
                 "Below one in twenty, and nothing dropped: all came in the end. "
                 "Else see whether the collector is up.",
@@ -95,7 +96,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Points dropped",
+                "Dropped",
                 "Data points that agents gave up on within this time.",
                 "Any at all: the curves have holes there. The panel below says why.",
             ),
@@ -109,7 +110,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Waiting on disk",
+                "On disk",
                 "Data that wait on disks of nodes for their receiver to come back.",
                 "Grows: the collector or its backend is down. Falls by itself once it is up.",
             ),
@@ -119,27 +120,27 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Records lost",
+                "Lost",
                 "Records of ranks that were gone before their agent could read them.",
                 "The agent gets too little processor time, or the journal is too small.",
             ),
-            now(f"sum(max by ({BY_RANK}, why) ({lost})) or vector(0)"),
+            now(f"sum(max by ({BY_RANK}, why) (increase({lost}{_IN_RANGE}))) or vector(0)"),
             decimals=0,
             levels=ABOVE_0_IS_ODD,
         ),
         stat(
             Text(
-                "Values refused",
+                "Refused",
                 "Values or names given to log() that were refused or shortened.",
                 "The training's own output has one warning for each place.",
             ),
-            now(f"sum(max by ({BY_RANK}, why) ({refused})) or vector(0)"),
+            now(f"sum(max by ({BY_RANK}, why) (max_over_time({refused}{_IN_RANGE}))) or vector(0)"),
             decimals=0,
             levels=ABOVE_0_IS_ODD,
         ),
         stat(
             Text(
-                "Time in our hooks",
+                "Overhead",
                 "Share of rank 0's time that watching takes, the most of any run.",
                 "Above one in a hundred: steps of a few milliseconds; log more rarely.",
             ),
@@ -165,7 +166,7 @@ def _agents() -> list[Panel]:
         lines(
             Text(
                 "Exports by outcome",
-                "Attempts of all agents to hand over data, by how they ended.",
+                "Attempts a second of all agents to hand over data, by how they ended.",
                 "failed: nobody took them, they are tried again. refused: the collector does not "
                 "want "
                 "them, look at its log.",
@@ -175,7 +176,7 @@ def _agents() -> list[Panel]:
                 f" (rate({_agent('otel_ddp.exports')}{_RATE})))",
                 "{{outcome}}",
             ),
-            unit="cps",
+            unit="short",
             minimum=0,
             size=(8, 7),
         ),
@@ -188,7 +189,7 @@ def _agents() -> list[Panel]:
             over_time(f"max by (node, source) ({age}) and on (node, source) {oldest}", _SOURCE),
             unit="s",
             minimum=0,
-            levels=steps((10, WARN), (30, BAD)),
+            levels=steps((45, WARN), (90, BAD)),
             size=(8, 7),
         ),
         lines(
@@ -199,7 +200,8 @@ def _agents() -> list[Panel]:
                 "All nodes alike: the way to here. One node: its agent or the node.",
             ),
             over_time(
-                f"time() - (max by (node) ({beat}) and on (node) {silent})",
+                # At the moment at which it was recorded.
+                f"max by (node) (timestamp({beat}) - {beat}) and on (node) {silent}",
                 "{{node}}",
             ),
             unit="s",
@@ -220,7 +222,7 @@ def _agents() -> list[Panel]:
         lines(
             Text(
                 "Points dropped, by reason",
-                "Data points that agents gave up on.",
+                "Data points a second that agents gave up on.",
                 "rejected: the backend's log says what it does not like. Else more room to wait "
                 "in.",
             ),
@@ -229,7 +231,7 @@ def _agents() -> list[Panel]:
                 f" (rate({_agent('otel_ddp.points.dropped')}{_RATE})))",
                 "{{why}}",
             ),
-            unit="cps",
+            unit="short",
             minimum=0,
             levels=ABOVE_0_IS_ODD,
             size=(8, 7),
@@ -237,14 +239,14 @@ def _agents() -> list[Panel]:
         lines(
             Text(
                 "Numbers that could not be read",
-                "By node and source; they are left out, and never 0.",
+                "How many a second, by node and source; they are left out, and never 0.",
                 "Steady: `otel-ddp doctor` on that node says what is refused.",
             ),
             over_time(
                 f"max by (node, source) (rate({errors}{_RATE})) and on (node, source) {failing}",
                 _SOURCE,
             ),
-            unit="cps",
+            unit="short",
             minimum=0,
             size=(8, 7),
         ),
@@ -323,9 +325,12 @@ def _ranks() -> list[Panel]:
     def most(title: str, name: str, by: str, meaning: str, action: str) -> Panel:
         series = metric(name, RANKS_OF_RUNS)
         labels = f"node, rank{', ' + by if by else ''}"
-        expr = f"max by ({labels}) (rate({series}{_RATE})) > 0"
+        most_ = f"topk($topn, max by ({labels}) (increase({series}[$__range] @ end())))"
+        expr = f"max by ({labels}) (rate({series}{_RATE})) and on ({labels}) {most_}"
         legend = "rank {{rank}} · {{node}}" + (f" · {{{{{by}}}}}" if by else "")
-        return lines(Text(title, meaning, action), over_time(expr, legend), unit="cps", size=(8, 7))
+        return lines(
+            Text(title, meaning, action), over_time(expr, legend), unit="short", size=(8, 7)
+        )
 
     return [
         most(
@@ -358,35 +363,44 @@ def _collector() -> list[Panel]:
         series = f'{{__name__=~"otelcol_{name}(_total)?"}}'
         return over_time(f"sum(rate({series}{_RATE}))", name)
 
-    def panel(title: str, meaning: str, action: str, *asked: Query, unit: str = "cps") -> Panel:
+    def panel(title: str, meaning: str, action: str, *asked: Query, unit: str = "short") -> Panel:
         return lines(Text(title, meaning, action), *asked, unit=unit, minimum=0, size=(8, 7))
 
-    size = "max by (exporter) (otelcol_exporter_queue_size)"
-    capacity = "max by (exporter) (otelcol_exporter_queue_capacity)"
+    # Of several collectors the fullest; each kind of data has a queue of its own.
+    size = "max by (instance, exporter, data_type) (otelcol_exporter_queue_size)"
+    capacity = "max by (instance, exporter, data_type) (otelcol_exporter_queue_capacity)"
     return [
         panel(
             "Accepted and refused",
-            "Data points and spans that the collector took from agents, and sent back.",
+            "Data points, spans and log records a second that the collector took, and sent back.",
             "Refused: its memory limit. Agents keep it and come again.",
             rate("receiver_accepted_metric_points"),
             rate("receiver_refused_metric_points"),
             rate("receiver_accepted_spans"),
             rate("receiver_refused_spans"),
+            rate("receiver_accepted_log_records"),
+            rate("receiver_refused_log_records"),
         ),
         panel(
             "Sent and failed",
-            "Data points and spans that it handed on, and that its backend did not take.",
+            "Data points, spans and log records a second that it handed on, and that its backend "
+            "refused for good. While a backend is away, only the queue grows.",
             "Failed: the backend's log. Refused as too old: its out-of-order window.",
             rate("exporter_sent_metric_points"),
             rate("exporter_send_failed_metric_points"),
             rate("exporter_sent_spans"),
             rate("exporter_send_failed_spans"),
+            rate("exporter_sent_log_records"),
+            rate("exporter_send_failed_log_records"),
         ),
         panel(
             "Queue",
             "How full its queues are.",
             "Near 1: the backend is too slow or down; after that agents keep data on disk.",
-            over_time(f"{size} / {capacity}", "{{exporter}}"),
+            over_time(
+                f"max by (exporter, data_type) ({size} / {capacity})",
+                "{{exporter}} · {{data_type}}",
+            ),
             unit="percentunit",
         ),
     ]

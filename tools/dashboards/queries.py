@@ -5,7 +5,8 @@ query of each. `$name` and `${name}` stand for
 - a variable that takes several: one value escaped for a pattern, several as (a|b), All as its
   `all_value`, which is not escaped;
 - any other one: its value, with backslashes escaped. `${name:text}` is in titles only.
-What Grafana knows by itself: `$__range`, `$__interval`, `$__rate_interval`. `$1` is left alone.
+What Grafana knows by itself: `$__range`, `$__rate_interval`, `$__interval`, and that in `_ms`.
+`$1` is left alone.
 """
 
 from __future__ import annotations

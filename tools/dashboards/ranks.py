@@ -23,7 +23,6 @@ from tools.dashboards.panels import (
     Column,
     Panel,
     Text,
-    bars,
     lines,
     listing,
     now,
@@ -63,7 +62,7 @@ def build() -> str:
             v.numbers("shown", "Ranks drawn", "Rows of the pictures.", 64, 16, 32, 128),
             v.numbers("topn", "Ranks listed", "Rows of the tables.", 10, 5, 25, 50),
         ],
-        annotations=marks(RUN, checkpoints=True),
+        annotations=marks(RUN),
     )
 
 
@@ -98,15 +97,16 @@ def _now() -> list[Panel]:
                 "Look at that rank: `otel-ddp stacks` on its node says in which line it is.",
             ),
             now(f"topk(1, max by (node, rank) ({outside})) * 0 + 1", _WHOSE),
+            # Where only names are shown, what is shown for nothing is not.
+            now(f"absent(max({outside})) * 0", "nobody"),
             levels=ABOVE_0_IS_BAD,
             named=NAME_ALONE,
-            nothing="nobody",
             link=of_series("GPUs & nodes", "node", "rank"),
             size=(6, 4),
         ),
         stat(
             Text(
-                "Late ranks",
+                "Late",
                 "How many ranks are found to hold the others back.",
                 "Several on one node: the node. All on one network switch: the switch.",
             ),
@@ -115,7 +115,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Stalled ranks",
+                "Stalled",
                 "Ranks without progress for longer than their limit.",
                 "See Who hangs: most of them wait, and one is waited for.",
             ),
@@ -126,7 +126,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Missing ranks",
+                "Missing",
                 "Ranks of the world that are neither heard of within a minute nor finished. "
                 "Only ranks that are exported are heard of (OTEL_DDP_STRATEGY).",
                 "What ended ranks is listed on Run; a whole node: see Pipeline.",
@@ -136,9 +136,9 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "GPU-hours lost",
-                "What all other ranks have waited for late ones within this time.",
-                "The bars below say which rank cost how much.",
+                "Lost hours",
+                "GPU-hours that all other ranks have waited for late ones within this time.",
+                "The table below says which rank cost how much.",
             ),
             now(f"sum(sum_over_time({lost}[$__range])) * {RULES_EVERY_S} / 3600"),
             unit="h",
@@ -190,9 +190,10 @@ def _late() -> list[Panel]:
                 "{{rank}}",
             ),
             unit="percentunit",
-            # No waiting at all is blue then, and not black.
-            lowest=-0.1,
+            lowest=0,
             highest=0.6,
+            # The other one begins with what is almost black.
+            scheme="Viridis",
             link=to_hardware,
         ),
         states(
@@ -202,18 +203,27 @@ def _late() -> list[Panel]:
                 "The beginning of a band is when to look for what changed.",
             ),
             over_time(verdicts, "rank {{rank}} · {{phase}}"),
+            # Without a single band the picture would complain.
+            over_time(f"absent(max({named} == 1)) - 1", "nobody"),
             words=LATE_WORDS,
             size=(12, 7),
         ),
-        bars(
+        listing(
             Text(
                 "GPU-hours lost, by rank",
                 "What the others have waited for each rank since it was started.",
                 "What it is worth to move the rank to another machine.",
             ),
-            now(f"topk($topn, max by (node, rank) ({cost}) > 0) / 3600", _WHOSE),
-            unit="h",
-            levels=steps((1, WARN), (24, BAD)),
+            rows(
+                f"topk($topn, max by (node, rank) (last_over_time({cost}[$__range])) > 0) / 3600",
+                "lost",
+            ),
+            columns=[
+                Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
+                Column("node"),
+                Column("Value #lost", "Lost", "h", decimals=2, levels=steps((1, WARN), (24, BAD))),
+            ],
+            sort=("Lost", True),
             size=(12, 7),
         ),
         _worst(),
@@ -252,7 +262,7 @@ def _worst() -> Panel:
             Column("Value #work", "Work per step", "s"),
             Column(
                 "Value #excess",
-                "More than the others",
+                "Above median",
                 "percentunit",
                 decimals=1,
                 levels=steps((0.05, WARN), (0.2, BAD)),
@@ -278,7 +288,8 @@ def _hanging() -> list[Panel]:
     limit = metric("training.stall.timeout", RANKS_OF_RUN)
     # Of thousands, who is outside need not be among those that have stood longest.
     named = f"topk($topn, max by ({by}) ({outside}))"
-    longest = f"({named} or bottomk($topn, max by ({by}) ({progress})))"
+    there = f"max by ({by}) ({metric('training.state', RANKS_OF_RUN)}) < 2"
+    longest = f"({named} or bottomk($topn, max by ({by}) ({progress}) and on ({by}) ({there})))"
     was_outside = f"max by (rank) (max_over_time({outside}[$__range] @ end()))"
     last = f"max by (rank) (last_over_time({progress}[$__range] @ end()))"
     stood = f"(topk($topn, {was_outside}) or bottomk($shown, {last}))"
@@ -425,7 +436,7 @@ def _process() -> list[Panel]:
         each(
             "Taken off the processor",
             rate("process.context_switches"),
-            "cps",
+            "short",
             "How often the main thread gave up its processor, or had it taken away.",
             "Much more than on the other ranks: too many threads on that node.",
         ),

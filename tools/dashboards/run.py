@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
-from tools.dashboards.links import of_series
+from tools.dashboards.links import of_row, of_series
 from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
     ABOVE_0_IS_ODD,
@@ -22,7 +22,6 @@ from tools.dashboards.panels import (
     Panel,
     Text,
     against,
-    bars,
     bucket_heatmap,
     lines,
     listing,
@@ -34,7 +33,7 @@ from tools.dashboards.panels import (
     states,
     traces,
 )
-from tools.dashboards.phases import late_rank, per_step, seconds_per_step
+from tools.dashboards.phases import late_rank, per_step, seconds_per_step, step_time
 from tools.dashboards.selectors import BY_RANK, LOGGED, RANK_0, RANKS_OF_RUN, RUN
 
 QUESTION = "How is this run doing, and is it worth going on?"
@@ -70,13 +69,15 @@ def build() -> str:
             v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
             v.traces(),
         ],
-        annotations=marks(RUN, checkpoints=True),
+        annotations=marks(RUN),
     )
 
 
 def _now() -> list[Panel]:
     progress = metric("training.progress.timestamp", RUN)
     saved = metric("training.checkpoint.timestamp", RUN)
+    beat = metric("training.heartbeat.timestamp", RUN)
+    state = metric("training.state", RUN)
     return [
         stat(
             Text(
@@ -86,7 +87,7 @@ def _now() -> list[Panel]:
                 "Failed or killed: the row of errors below says what ended it, "
                 "Ranks says which rank went first.",
             ),
-            now(f"max({metric('training.state', RUN)})"),
+            now(f"max({state})"),
             words=STATE_WORDS,
             nothing="no such run in this time: is the Pipeline whole?",
         ),
@@ -105,8 +106,8 @@ def _now() -> list[Panel]:
                 "The last value that rank 0 logged under this name.",
                 "Choose another value above. Learning, below, shows where it is going.",
             ),
-            now(f"avg({metric('training.scalar', RUN, LOGGED, RANK_0)})"),
-            unit="sishort",
+            now(f"avg(last_over_time({metric('training.scalar', RUN, LOGGED, RANK_0)}[$__range]))"),
+            unit="short",
             nothing="not logged",
         ),
         stat(
@@ -115,7 +116,7 @@ def _now() -> list[Panel]:
                 "How long a step takes; it is the same on all ranks, as they wait for each other.",
                 "Longer than it was: see below which phase has grown.",
             ),
-            over_time(f"1 / (max(rate({metric('training.steps', RUN, RANK_0)}{_RATE})) > 0)"),
+            over_time(step_time(RUN)),
             unit="s",
         ),
         stat(
@@ -145,12 +146,13 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Since any progress",
-                "Time since the last change of phase on any rank.",
+                "No progress",
+                "Time since the last change of phase on any rank, while one is there.",
                 "Above a minute, unless it compiles or saves: Ranks says who hangs.",
             ),
-            now(f"time() - max({progress})"),
+            now(f"time() - max({progress}) and on () (min({state}) < 2)"),
             unit="s",
+            nothing="ended",
             levels=steps((60, WARN), (300, BAD)),
         ),
         stat(
@@ -159,7 +161,7 @@ def _now() -> list[Panel]:
                 "Time since the last checkpoint: what would be lost if the run died now.",
                 "Save more often where this is more than you would like to pay for again.",
             ),
-            now(f"time() - max({saved})"),
+            now(f"max({beat}) - max({saved})"),
             unit="s",
             nothing="no checkpoint",
         ),
@@ -207,7 +209,7 @@ def _learning() -> list[Panel]:
                 "Is it the schedule that you meant?",
             ),
             over_time(f"avg by (name) ({rate})", "{{name}}"),
-            unit="sci",
+            unit="short",
             size=(8, 7),
             legend=("lastNotNull",),
         ),
@@ -219,6 +221,7 @@ def _learning() -> list[Panel]:
             ),
             over_time(f"avg by (name) ({norm})", "{{name}}"),
             unit="sci",
+            decimals=2,
             log=True,
             size=(8, 7),
         ),
@@ -289,9 +292,7 @@ def _speed() -> list[Panel]:
                 "the median rank: a step without its waiting.",
                 "A gap between slowest and median is what balancing would gain.",
             ),
-            over_time(
-                f"1 / (max(rate({metric('training.steps', RUN, RANK_0)}{_RATE})) > 0)", "step"
-            ),
+            over_time(step_time(RUN), "step"),
             over_time(f"max({recorded('run:training_work:max2m', RUN)})", "slowest"),
             over_time(f"max({recorded('run:training_work:p99_2m', RUN)})", "99th percentile"),
             over_time(f"max({recorded('run:training_work:median2m', RUN)})", "median"),
@@ -302,14 +303,14 @@ def _speed() -> list[Panel]:
         lines(
             Text(
                 "Samples and tokens",
-                "Per second: of the whole run where the rules record it, and of rank 0.",
+                "How many a second: of the whole run where the rules record it, and of rank 0.",
                 "Falls while the step time does not: batches have become smaller.",
             ),
             over_time(f"max({recorded('run:training_samples:rate2m', RUN)})", "samples, all ranks"),
             over_time(f"max({recorded('run:training_tokens:rate2m', RUN)})", "tokens, all ranks"),
             over_time(f"max(rate({samples}{_RATE}))", "samples, rank 0"),
             over_time(f"max(rate({tokens}{_RATE}))", "tokens, rank 0"),
-            unit="cps",
+            unit="short",
             log=True,
         ),
         lines(
@@ -331,16 +332,20 @@ def _speed() -> list[Panel]:
 def _balance() -> list[Panel]:
     work = recorded("rank:training_work:per_step2m", RUN)
     return [
-        bars(
+        listing(
             Text(
                 "Ranks with most work",
-                "Work per step of the slowest ranks now, waiting left out.",
+                "Work per step of the slowest ranks, waiting left out.",
                 "One far above the rest holds all back: click it.",
             ),
-            now(f"topk($topn, max by (node, rank) ({work}))", "rank {{rank}} · {{node}}"),
-            unit="s",
+            rows(f"topk($topn, max by (node, rank) (last_over_time({work}[$__range])))", "work"),
+            columns=[
+                Column("rank", links=[of_row("Ranks", "node", "rank")]),
+                Column("node"),
+                Column("Value #work", "Work per step", "s"),
+            ],
+            sort=("Work per step", True),
             size=(8, 8),
-            link=of_series("Ranks", "node", "rank"),
         ),
         lines(
             Text(
@@ -486,10 +491,11 @@ def _events() -> list[Panel]:
         listing(
             Text(
                 "Skipped steps",
-                "Optimizer steps that left the weights as they were, by reason, over all ranks.",
+                "Optimizer steps that left the weights as they were, by reason. All ranks skip "
+                "together.",
                 "A few after a change of the loss scale are usual; a growing number is not.",
             ),
-            rows(most("training.steps.skipped", "reason"), "n"),
+            rows(f"max by (reason) ({metric('training.steps.skipped', RUN)}) > 0", "n"),
             columns=[
                 Column("reason", "Reason"),
                 Column("Value #n", "Steps", levels=ABOVE_0_IS_ODD),
@@ -549,7 +555,7 @@ def _ranks() -> list[Panel]:
                 "One rank apart: its data are different, or its weights are no longer the same.",
             ),
             over_time(f"max by (node, rank) ({value})", whose),
-            unit="sishort",
+            unit="short",
         ),
         lines(
             Text(

@@ -6,7 +6,7 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.board import Row, board
 from tools.dashboards.links import of_series, of_table, of_table_lifetime
-from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, STATE_WORDS, WARN, steps
+from tools.dashboards.looks import ABOVE_0_IS_BAD, BAD, STALLED_WORDS, STATE_WORDS, WARN, steps
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import (
     Column,
@@ -89,7 +89,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Failed or killed",
+                "Failed",
                 "Runs that lost a rank to an exception or to a signal within this time.",
                 "Open the run: its errors are in the row Checkpoints, restarts and errors.",
             ),
@@ -98,7 +98,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Firing alerts",
+                "Alerts",
                 "Alerts of these runs that fire now.",
                 "Each names its runbook; the marks over the curves say since when.",
             ),
@@ -107,7 +107,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Ranks at work",
+                "Ranks",
                 "Ranks that run now: mostly a GPU each.",
                 "Compare with what you pay for.",
             ),
@@ -115,7 +115,7 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "GPU-hours used",
+                "GPU-hours",
                 "Hours that ranks have been running within this time, summed over ranks.",
                 "Times the price of an hour: what it cost.",
             ),
@@ -125,8 +125,8 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "GPU-hours lost to stragglers",
-                "Hours that all other ranks waited for one that was found to be late.",
+                "Lost hours",
+                "GPU-hours that all other ranks waited for one that was found to be late.",
                 "The table says in which run; Ranks says which rank, and in what.",
             ),
             now(f"{_integral('run:training_straggler_lost_time:rate2m')} {_HOURS}"),
@@ -180,6 +180,7 @@ def _table() -> Panel:
             f"{by_run('max', _last(worst))} or {by_run('max', _last(state))}",
             "state",
         ),
+        rows(by_run("max", _alive(f"{metric('training.stalled', RUNS)} == 1")), "stalled"),
         rows(by_run("max", _last(metric("training.step", RUNS, RANK_0))), "step"),
         rows(by_run("avg", _last(value)), "last"),
         rows(by_run("min", f"min_over_time({value}[$__range])"), "lowest"),
@@ -188,10 +189,13 @@ def _table() -> Panel:
         rows(f"{by_run('sum', f'sum_over_time({lost}[$__range])')} {_HOURS}", "lost"),
         rows(f"{by_run('max', _last(began))} * 1000", "start"),
         rows(f"{by_run('max', _last(beat))} * 1000", "seen"),
+        # Its last export, with how it ended, comes after its last heartbeat.
+        rows(f"{by_run('max', _last(beat))} * 1000 + 60000", "until"),
         columns=[
             Column("group"),
             Column(
                 "run",
+                width=160,
                 links=[
                     of_table_lifetime("Run"),
                     of_table("Run"),
@@ -201,20 +205,22 @@ def _table() -> Panel:
             ),
             Column("job_type"),
             Column("Value #state", "State", words=STATE_WORDS),
+            Column("Value #stalled", "Moves", words=STALLED_WORDS),
             Column("Value #step", "Step", decimals=0),
-            Column("Value #last", "Last", "sishort"),
-            Column("Value #lowest", "Lowest", "sishort"),
-            Column("Value #highest", "Highest", "sishort"),
+            Column("Value #last", "Last", "short"),
+            Column("Value #lowest", "Lowest", "short"),
+            Column("Value #highest", "Highest", "short"),
             Column("Value #used", "GPU-hours", "h", decimals=1),
             Column(
                 "Value #lost",
-                "Lost to stragglers",
+                "Lost",
                 "h",
                 decimals=2,
                 levels=steps((1, WARN), (24, BAD)),
             ),
-            Column("Value #start", "Started", "dateTimeAsIso"),
-            Column("Value #seen", "Seen", "dateTimeFromNow"),
+            Column("Value #start", "Started", "dateTimeAsIso", width=170),
+            Column("Value #seen", "Seen", "dateTimeFromNow", width=140),
+            Column("Value #until", "Until", out_of_sight=True),
         ],
         hidden=("Value #info", "otel_scope_name", "otel_scope_version"),
         sort=("Started", True),
@@ -246,7 +252,7 @@ def _over_time() -> list[Panel]:
             over_time(
                 f"avg by (run) ({metric('training.scalar', RUNS, LOGGED, RANK_0)})", "{{run}}"
             ),
-            unit="sishort",
+            unit="short",
             legend=("lastNotNull", "min"),
             link=to_run,
         ),
@@ -290,7 +296,7 @@ def _taken() -> list[Panel]:
         by_rule(
             "Tokens per second",
             "run:training_tokens:rate2m",
-            "cps",
+            "short",
             "Of all ranks that are exported, together.",
             "Compare runs of one model only.",
         ),

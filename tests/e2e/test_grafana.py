@@ -1,0 +1,143 @@
+"""The boards in a real Grafana, looked at in a real browser; skipped where either is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.dashboards.links import UIDS
+from tools.dashboards.queries import FOLDER, panels
+from tools.stack import grafana
+from tools.stack.build import Binaries
+from tools.stack.server import free_port
+
+from nvml_boards import standin_library
+from stack.browser import Browser, browser
+from stack.scenario import BASE, DEBUG, HUNG_RANK, LATE_RANK, LOW, Scenario, scenario
+
+pytestmark = pytest.mark.timeout(600)
+
+# Where the tests run there may be no such thing; and no traces are stored.
+MAY_BE_EMPTY = {"Swap", "InfiniBand and RoCE", "Standing still for want of", "Sampled steps"}
+# The run that has most to show on each board.
+SHOWN = {"Run": LOW.name, "Ranks": BASE.name}
+
+
+@pytest.fixture(scope="module")
+def binary() -> Path:
+    found = grafana.found()
+    if found is None:
+        pytest.skip("no Grafana: put it on the PATH, or name its binary in GRAFANA")
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(
+    binary: Path, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scenario]:
+    folder = tmp_path_factory.mktemp("scenario")
+    with scenario(binaries, folder, standin_library(tmp_path_factory)) as here:
+        here.play()
+        here.rest()
+        yield here
+
+
+@pytest.fixture(scope="module")
+def looking(
+    binary: Path, played: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("grafana")
+    server, url = grafana.server(binary, folder, free_port(), played.prometheus.url)
+    with server, browser(url) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures of the boards are kept."""
+    if "OTEL_DDP_TEST_PICTURES" not in os.environ:
+        return tmp_path_factory.mktemp("pictures")
+    folder = Path(os.environ["OTEL_DDP_TEST_PICTURES"])
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def times(played: Scenario) -> dict[str, str]:
+    return {"from": f"{played.start_s * 1000:.0f}", "to": f"{played.end_s * 1000:.0f}"}
+
+
+def lines(title: str) -> int:
+    """How high a board is with all its rows open."""
+    ends: dict[int, int] = {}
+    tops: dict[int, int] = {}
+    for row, panel in panels(file(title)):
+        place = panel["gridPos"]
+        tops[row["id"]] = row["gridPos"]["y"]
+        ends[row["id"]] = max(ends.get(row["id"], 0), place["y"] + place["h"])
+    return sum(end - tops[row] for row, end in ends.items())
+
+
+def file(title: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(
+        (FOLDER / f"{UIDS[title].removeprefix('otel-ddp-')}.json").read_text()
+    )
+    return told
+
+
+@pytest.mark.parametrize("title", UIDS)
+def test_every_panel_of_every_board_shows_something(
+    title: str, looking: Browser, played: Scenario, pictures: Path
+) -> None:
+    asked = {"var_run": SHOWN[title]} if title in SHOWN else {}
+    with looking.open(UIDS[title], lines(title), **times(played), **asked) as board:
+        board.open_rows()
+        seen = board.panels()
+        board.keep(pictures / f"{UIDS[title]}.png")
+
+    assert len(seen) == len(list(panels(file(title))))
+    counted = [each for each in seen if each.title not in MAY_BE_EMPTY]
+    assert [each.title for each in counted if each.failed] == []
+    # Words of our own, such as "none", are an answer.
+    assert [each.title for each in counted if each.empty and "No data" in each.text] == []
+
+
+def test_the_boards_name_who_is_late_and_who_hangs(looking: Browser, played: Scenario) -> None:
+    for run, title, rank in (
+        (BASE, "Slowest rank", LATE_RANK),
+        (DEBUG, "Outside the collective", HUNG_RANK),
+    ):
+        asked = {"var_run": run.name}
+        with looking.open(UIDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
+            shown = {each.title: each.text for each in board.panels()}
+        assert f"rank {rank} " in shown[title]
+
+
+def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario) -> None:
+    asked = {"var_run": BASE.name}
+    with looking.open(UIDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
+        board.panels()
+        rows = board.panel("Ranks with most work").get_by_role("row")
+        before = rows.count()
+        board.choose("Rank", str(LATE_RANK))
+        board.page.wait_for_url(f"**var-rank={LATE_RANK}**")
+        board.panels()
+
+        # With its head.
+        assert rows.count() == 2 < before
+
+
+def test_a_run_in_the_table_leads_to_its_board_and_its_time(
+    looking: Browser, played: Scenario
+) -> None:
+    with looking.open(UIDS["Runs"], lines("Runs"), **times(played)) as board:
+        board.panels()
+        board.panel("Runs").get_by_text(LOW.name, exact=True).first.click()
+        board.page.get_by_text("Run, from start to end").click()
+        board.page.wait_for_url(f"**/d/{UIDS['Run']}**var-run={LOW.name}**")
+        shown = {each.title: each.text for each in board.panels()}
+
+    assert "finished" in shown["State"]

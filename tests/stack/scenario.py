@@ -1,0 +1,306 @@
+"""A small cluster and what befalls it, in a real Prometheus: two nodes, four runs of eight ranks.
+
+    run      group        what happens
+    base     pretraining  goes on; rank 5 is late with its data, on a GPU that is too hot; rank 0
+                          logs losses that are NaN, and those steps are skipped
+    lr-high  sweep        rank 3 is killed, and without it the others fail; its loader is not timed
+    lr-low   sweep        rank 6 runs out of memory; started again, the run goes on from its
+                          checkpoint and ends well; rank 1 says more than its journal holds
+    debug    none         rank 2 hangs in its data loader and all others wait for it; rank 6 is as
+                          talkative; without GPUs
+
+Real agents send through a real collector; the deployed rules judge it, twelve times as fast.
+
+`PYTHONPATH=.:tests python -m stack.scenario` plays it, says where Prometheus is, and lets it go on
+until standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import pytest
+import yaml
+from tools.stack.build import Binaries
+
+from node import Node
+from nvml_boards import GIB, Board, Boards, h100, standin_library
+from stack.faster import deployed
+from stack.servers import CONFIGURATIONS, Collector, Prometheus, Sample, binaries
+
+NODES = ("node-a", "node-b")
+RANKS_PER_NODE = 4
+WORLD_SIZE = len(NODES) * RANKS_PER_NODE
+GPUS_PER_NODE = 8
+LATE_RANK, KILLED_RANK, HUNG_RANK, FAILING_RANK = 5, 3, 2, 6
+# By run: who says more than a journal holds.
+TALKERS = {"lr-low": 1, "debug": 6}
+EXPORT_EVERY_S = 1.0
+STALL_TIMEOUT_S = 4.0
+PATIENCE_S = 90.0
+# Asked of a Prometheus that works on the same two cores.
+LOOK_EVERY_S = 0.25
+
+RANK = Path(__file__).with_name("scenario_rank.py")
+
+
+class Run(NamedTuple):
+    """What is started under one name."""
+
+    name: str
+    group: str
+    job_type: str
+    config: Mapping[str, float]
+    first_gpu: int | None
+    """On each node, of as many as it has ranks there; None where it runs on processors."""
+    times_data: bool = True
+
+
+BASE = Run("base", "pretraining", "train", {"lr": 0.01, "batch_size": 4, "seed": 1}, 0)
+HIGH = Run("lr-high", "sweep", "tune", {"lr": 0.1, "batch_size": 4, "seed": 1}, 4, False)
+LOW = Run("lr-low", "sweep", "tune", {"lr": 0.001, "batch_size": 4, "seed": 2}, 4)
+DEBUG = Run("debug", "", "train", {"lr": 0.01, "batch_size": 4, "seed": 3}, None)
+
+
+class Scenario:
+    """Get it from `scenario`; `play` fills Prometheus, `rest` ends all that trains and reports."""
+
+    def __init__(
+        self,
+        prometheus: Prometheus,
+        nodes: Mapping[str, Node],
+        boards: Mapping[str, Boards],
+        folder: Path,
+    ) -> None:
+        self.prometheus = prometheus
+        self.start_s = self.end_s = time.time()
+        self._nodes, self._boards, self._folder = nodes, boards, folder
+        # On the node that ends first, so that ranks end before agents do.
+        self._ranks = [*nodes.values()][-1].start(
+            *("bash", "-c", 'exec "$@" >"$0" 2>&1', str(folder / "ranks.log")),
+            *(sys.executable, str(RANK)),
+        )
+
+    # -- what happens
+
+    def play(self) -> None:
+        """All of the story; when it is told, Prometheus has all until `end_s`."""
+        self.start(BASE)
+        self.start(HIGH)
+        self.start(DEBUG)
+        self._tell(DEBUG, "burst", TALKERS[DEBUG.name])
+        self.steps(HIGH, 30)
+        self._tell(HIGH, "kill", KILLED_RANK)
+        self.steps(BASE, 30)
+        self._tell(BASE, "late", LATE_RANK)
+        self._tell(BASE, "nan", 0)
+        self._heat()
+        self.steps(DEBUG, 40)
+        self._tell(DEBUG, "hang", HUNG_RANK)
+        self.ended(HIGH, ">= 3")
+        self.start(LOW)
+        self._tell(LOW, "burst", TALKERS[LOW.name])
+        saved = f'training_checkpoint_timestamp_seconds{{run="{LOW.name}"}}'
+        self.until(saved, f"a checkpoint of {LOW.name}")
+        reached = self.steps(LOW, 60)
+        self._tell(LOW, "fail", FAILING_RANK)
+        self.ended(LOW, ">= 3")
+        self.start(LOW, restarts=1)
+        self.steps(LOW, reached + 30, restarts=1)
+        self._tell(LOW, "end", 0)
+        self.ended(LOW, "== 2")
+        self.seen(HIGH, "TrainingRunKilled")
+        self.seen(BASE, "TrainingStraggler")
+        self.until(f'rank:training_straggler:ratio{{run="{BASE.name}"}}', "the rules' verdict")
+        named = f'training_straggler{{run="{BASE.name}",rank="{LATE_RANK}"}} == 1'
+        self.until(named, "the agent's verdict")
+        self.seen(DEBUG, "TrainingStalled")
+        self.until(f'rank:training_outside_collective:last{{run="{DEBUG.name}"}}', "who hangs")
+        queued = f'count(training_collective_enqueued{{run="{DEBUG.name}"}})'
+        self.until(f"{queued} == {WORLD_SIZE}", "what each rank has put in line")
+        self._all_until_now()
+
+    def start(self, run: Run, restarts: int = 0) -> None:
+        folder = self._folder / run.name
+        folder.mkdir(exist_ok=True)
+        ranks = [self._rank(run, rank, restarts) for rank in range(WORLD_SIZE)]
+        part = {"folder": str(folder), "config": run.config, "times_data": run.times_data}
+        self._order(do="start", run=run.name, part=part, ranks=ranks)
+
+    def rest(self) -> None:
+        """Ranks and agents end; what is in Prometheus stays as it is."""
+        os.killpg(self._ranks.pid, signal.SIGKILL)
+        self._ranks.wait()
+        for node in self._nodes.values():
+            node.stop_agent()
+
+    def _rank(self, run: Run, rank: int, restarts: int) -> dict[str, Any]:
+        node_rank, local_rank = divmod(rank, RANKS_PER_NODE)
+        gpu = "" if run.first_gpu is None else h100(run.first_gpu + local_rank).uuid
+        env = {
+            **self._nodes[NODES[node_rank]].env,
+            # As torchrun sets them.
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(WORLD_SIZE),
+            "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
+            "GROUP_RANK": str(node_rank),
+            "GROUP_WORLD_SIZE": str(len(NODES)),
+            "TORCHELASTIC_RUN_ID": run.name,
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OTEL_DDP_GROUP": run.group,
+            "OTEL_DDP_RUN": run.name,
+            "OTEL_DDP_JOB_TYPE": run.job_type,
+        }
+        return {"env": env, "gpu": gpu}
+
+    def _tell(self, run: Run, trouble: str, rank: int) -> None:
+        self._order(do=trouble, run=run.name, rank=rank)
+
+    def _order(self, **order: Any) -> None:
+        assert self._ranks.stdin is not None
+        print(json.dumps(order), file=self._ranks.stdin, flush=True)
+
+    def _heat(self) -> None:
+        """The late rank's GPU grows too hot and loses a row; others tell nonsense."""
+        node, gpu = NODES[LATE_RANK // RANKS_PER_NODE], LATE_RANK % RANKS_PER_NODE
+        for name in NODES:
+            boards = self._healthy(name)
+            boards[-1].numbers["utilization.memory"] = 250
+            if name == node:
+                ill = boards[gpu]
+                # hw_slowdown and hw_thermal.
+                ill.numbers |= {"event_reasons": 0x48, "temperature": 92, "clock_mhz.1": 1200}
+                ill.numbers |= {"remapped.uncorrected": 1, "ecc.1.0": 2}
+                ill.xids = [63]
+            self._boards[name].write(boards)
+
+    def _healthy(self, name: str) -> list[Board]:
+        boards = healthy()
+        for each in self._nodes[name].processes():
+            if each["run"] == BASE.name:
+                boards[each["local_rank"]].compute = [(each["pid"], 40 * GIB)]
+        return boards
+
+    # -- what is seen of it
+
+    def until(self, promql: str, what: str) -> list[Sample]:
+        """Wait until this query brings something."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := self.prometheus.query(promql)):
+            assert time.monotonic() < deadline, f"in vain for {PATIENCE_S:g} s: {what}"
+            assert self._ranks.poll() is None, "the ranks' parent has died"
+            time.sleep(LOOK_EVERY_S)
+        return found
+
+    def steps(self, run: Run, wanted: int, restarts: int = 0) -> int:
+        """Wait until all ranks have done so many; how many they have done."""
+        mine = f'training_step{{run="{run.name}"}}'
+        started = f'training_restarts_total{{run="{run.name}"}} == {restarts}'
+        of = f"{mine} and on (rank) ({started})"
+        told = f"min({of}) >= {wanted} and count({of}) == {WORLD_SIZE}"
+        return int(self.until(told, f"step {wanted} of {run.name}")[0].value)
+
+    def ended(self, run: Run, how: str) -> None:
+        """Wait until all its ranks have ended, in such a state: 2 is well, 3 and 4 are not."""
+        ranks = f'count(training_state{{run="{run.name}"}} {how})'
+        self.until(f"{ranks} == {WORLD_SIZE}", f"the end of {run.name}")
+
+    def seen(self, run: Run, alert: str) -> None:
+        """Wait until such an alert about this run has fired."""
+        fired = f'ALERTS{{alertstate="firing",alertname="{alert}",run="{run.name}"}}'
+        self.until(f"last_over_time({fired}[1h])", f"{alert} for {run.name}")
+
+    def _all_until_now(self) -> None:
+        self.end_s = time.time()
+        alive = f'timestamp(training_heartbeat_timestamp_seconds{{run="{BASE.name}"}})'
+        self.until(f"min({alive}) > {self.end_s!r}", "all that was exported until now")
+
+
+def healthy() -> list[Board]:
+    boards = [h100(index) for index in range(GPUS_PER_NODE)]
+    for each in boards:
+        # Only its power is at the limit, as it is under load; and nothing has failed yet.
+        each.numbers |= {"event_reasons": 0x4, "remapped.uncorrected": 0, "ecc.1.0": 0}
+    return boards
+
+
+@contextmanager
+def scenario(built: Binaries, folder: Path, library: Path) -> Iterator[Scenario]:
+    """Servers, nodes, GPUs, and nothing that trains yet; *library* is that of standin_library."""
+    with ExitStack() as life:
+        config = folder / "prometheus.yml"
+        prometheus = Prometheus(built, folder / "prometheus", config=config)
+        collector = Collector(
+            *(built, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
+            METRICS_URL=prometheus.otlp_metrics,
+        )
+        config.write_text(yaml.safe_dump(configured(folder, collector)))
+        life.enter_context(prometheus)
+        life.enter_context(collector)
+        nodes, boards = {}, {}
+        for name in NODES:
+            (folder / name).mkdir()
+            boards[name] = Boards(folder / name)
+            boards[name].write(healthy())
+            nodes[name] = life.enter_context(node(name, boards[name].environment(library)))
+            nodes[name].export_to(collector.http)
+        here = Scenario(prometheus, nodes, boards, folder)
+        try:
+            yield here
+        except BaseException:
+            sys.stderr.write((folder / "ranks.log").read_text())
+            raise
+
+
+def node(name: str, gpus: Mapping[str, str]) -> Node:
+    found = Node(
+        OTEL_DDP_NODE=name,
+        OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_TIMEOUT_S:g}",
+        OTEL_DDP_SAMPLE_STEPS="20",
+        # One that a rank can fill before the agent looks.
+        OTEL_DDP_JOURNAL_BYTES="128k",
+        OTEL_METRIC_EXPORT_INTERVAL=f"{EXPORT_EVERY_S * 1000:g}",
+        **gpus,
+    )
+    found.env["OTEL_DDP_POSTMORTEM_DIR"] = str(found.root / "incidents")
+    return found
+
+
+def configured(folder: Path, collector: Collector) -> dict[str, Any]:
+    """As deployed, but faster; the collector is scraped where it listens here."""
+    config = deployed(folder / "rules")
+    config["global"]["scrape_interval"] = f"{EXPORT_EVERY_S:g}s"
+    target = collector.telemetry.removeprefix("http://").removesuffix("/metrics")
+    # Beside the configuration, where the deployed one looks for it.
+    (folder / "collectors").mkdir()
+    (folder / "collectors" / "here.yml").write_text(yaml.safe_dump([{"targets": [target]}]))
+    return config
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        factory = cast("pytest.TempPathFactory", SimpleNamespace(getbasetemp=lambda: folder))
+        with scenario(binaries(), folder, standin_library(factory)) as here:
+            sys.stdout.write(f"Prometheus: {here.prometheus.url}\n")
+            sys.stdout.flush()
+            here.play()
+            sys.stdout.write("All has happened. It goes on until standard input ends.\n")
+            sys.stdout.flush()
+            sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

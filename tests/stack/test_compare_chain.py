@@ -1,0 +1,358 @@
+"""A value against steps: what Prometheus answers and Grafana makes of it is what was logged."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import yaml
+from tools.dashboards.queries import FOLDER, board, panels
+from tools.stack.build import Binaries
+
+from otel_ddp import catalog, settings
+from otel_ddp.agent.export import Renderer
+from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.otlp import resource
+from otel_ddp.agent.otlp.transport import Transport
+from otel_ddp.catalog import Metric
+from stack.asked import ALL, Page, expression, opened, over_time, since
+from stack.servers import DEPLOY, Prometheus
+from stack.transformations import Curve, Frame, pairs, tables, transformed, trend
+
+# What a point of 24 hours is apart is less than a step takes: each one is seen.
+STEP_S, EXPORT_S, GRID_S, LOOKBACK_S, FRESH_S = 20.0, 10.0, 15.0, 300.0, 60.0
+TOKENS_OF_STEP, STEPS_OF_EPOCH = 4096, 8
+STEP, WALL = "training_scalar_step", "training_heartbeat_timestamp_seconds"
+START = "training_run_start_timestamp_seconds"
+EPOCH, TOKENS = "training_scalar_epoch", "training_tokens_total"
+# No metric: since the first start of a run.
+ELAPSED = "elapsed"
+ALL_X = [STEP, EPOCH, TOKENS, ELAPSED, WALL]
+# Of x, in which runs and ranks are averaged: as the board has it before somebody chooses.
+WIDTH = 100
+LOSS = "training_scalar"
+
+
+class Attempt(NamedTuple):
+    """One process of one rank, and which steps it logs a loss for."""
+
+    run: str
+    began_s: float
+    """Before the page was opened."""
+    steps: Sequence[int]
+    logs: Callable[[int], bool] = lambda step: True
+    group: str = "g1"
+    rank: int = 0
+    counts: bool = True
+    """Its tokens and its epochs."""
+
+    def loss(self, step: int) -> float:
+        return 100.0 / step + self.rank + self.began_s / 1000
+
+    @property
+    def labels(self) -> Labels:
+        rank = ("rank", str(self.rank)), ("local_rank", str(self.rank))
+        return (
+            ("group", self.group),
+            ("run", self.run),
+            ("job_type", "train"),
+            ("node", "n"),
+            *rank,
+        )
+
+
+def _every(number: int) -> Callable[[int], bool]:
+    return lambda step: step % number == 0
+
+
+ATTEMPTS = [
+    Attempt("early", 3000, range(1, 31)),
+    Attempt("late", 1500, range(1, 31), group="g2"),
+    Attempt("short", 1200, range(1, 5)),
+    # From one checkpoint, then from an earlier one, and not as far.
+    Attempt("resumed", 2700, range(5, 21)),
+    Attempt("resumed", 2200, range(3, 13)),
+    Attempt("rarely", 2000, range(1, 31), _every(3)),
+    Attempt("several", 1800, range(1, 21)),
+    Attempt("several", 1801, range(1, 21), _every(2), rank=1),
+    Attempt("several", 1802, range(1, 21), lambda step: step not in (5, 6, 7, 8), rank=2),
+    Attempt("uncounted", 2800, range(1, 31), counts=False),
+]
+
+
+Samples = list[tuple[float, float]]
+
+
+class Past:
+    """What was sent: of each run, rank and series the samples."""
+
+    def __init__(self, prometheus: Prometheus) -> None:
+        self.page = since("now-24h", prometheus, end_s=time.time())
+        self.sent: dict[tuple[str, int, str], Samples] = {}
+        conf = settings.read(env={})._replace(endpoint=f"{prometheus.url}/api/v1/otlp")
+        self._transport = Transport(conf, env={})
+
+    def live(self, attempt: Attempt) -> None:
+        """All that one process tells, export by export."""
+        ledger, renderer = Ledger(), Renderer(resource.describe("n", "n", env={}))
+        ledger.keep_history = True
+        # Never at a moment that the page shows: it would be this sample's or the last one's.
+        began_s = math.floor((self.page.end_s - attempt.began_s) / GRID_S) * GRID_S + 1.0
+        steps = [(began_s + STEP_S * number, each) for number, each in enumerate(attempt.steps)]
+        exports = int(STEP_S * len(steps) / EXPORT_S)
+        for at_s in [began_s + EXPORT_S * number for number in range(exports)]:
+            done = [step for logged_s, step in steps if logged_s <= at_s]
+            for logged_s, step in steps:
+                if at_s - EXPORT_S < logged_s <= at_s and attempt.logs(step):
+                    self._log(ledger, attempt, step, logged_s)
+            self._tell(ledger, attempt, began_s, at_s, len(done))
+            for request in renderer.metrics(ledger, _ns(at_s)):
+                outcome = self._transport.send("metrics", request.body)
+                assert (outcome.kind, outcome.rejected) == ("delivered", 0), outcome
+
+    def _log(self, ledger: Ledger, attempt: Attempt, step: int, at_s: float) -> None:
+        labels = (*attempt.labels, ("name", "loss"), ("split", "train"))
+        told = {catalog.TRAINING_SCALAR: attempt.loss(step), catalog.TRAINING_SCALAR_STEP: step}
+        if attempt.counts:
+            told[catalog.TRAINING_SCALAR_EPOCH] = step // STEPS_OF_EPOCH
+        for metric, value in told.items():
+            ledger.log(ledger.series(metric, labels), float(value), _ns(at_s))
+            self._keep(attempt, metric, at_s, value)
+
+    def _tell(
+        self, ledger: Ledger, attempt: Attempt, began_s: float, at_s: float, done: int
+    ) -> None:
+        told = {
+            catalog.TRAINING_STATE: 1.0,
+            catalog.TRAINING_RUN_START_TIMESTAMP: began_s,
+            catalog.TRAINING_HEARTBEAT_TIMESTAMP: at_s,
+        }
+        if attempt.counts:
+            told[catalog.TRAINING_TOKENS] = TOKENS_OF_STEP * done
+        for metric, value in told.items():
+            ledger.put(metric, attempt.labels, value, _ns(at_s), _ns(began_s))
+            self._keep(attempt, metric, at_s, value)
+        if attempt.rank == 0:
+            ledger.put(catalog.TRAINING_RUN_INFO, attempt.labels, 1.0, _ns(at_s))
+
+    def _keep(self, attempt: Attempt, metric: Metric, at_s: float, value: float) -> None:
+        name = metric.prometheus
+        self.sent.setdefault((attempt.run, attempt.rank, name), []).append((at_s, float(value)))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # What the page has to show of it, worked out without Prometheus and without Grafana.
+
+    def stands(
+        self, run: str, ranks: Iterable[int], name: str, at_s: float, for_s: float = LOOKBACK_S
+    ) -> list[float]:
+        """The values of these ranks at a moment: the last one each, unless it is long ago."""
+        found = []
+        for rank in ranks:
+            samples = self.sent.get((run, rank, name), [])
+            past = [each for each in samples if at_s - for_s < each[0] <= at_s]
+            if past:
+                found.append(max(past)[1])
+        return found
+
+    def moments(self, run: str, x: str, ranks: Sequence[int] = (0,)) -> Curve:
+        """The largest x and the mean loss of these ranks, at each moment that the page shows."""
+        first, last = (int(at // GRID_S) for at in (self.page.start_s, self.page.end_s))
+        found = []
+        for at_s in [number * GRID_S for number in range(first, last + 1)]:
+            across = self.stands(run, ranks, WALL if x == ELAPSED else x, at_s)
+            if x == ELAPSED:
+                across = [at_s - self._first_start(run) for _ in across]
+            losses = self.stands(run, ranks, LOSS, at_s, FRESH_S)
+            if across and losses:
+                found.append((max(across), sum(losses) / len(losses)))
+        return found
+
+    def _first_start(self, run: str) -> float:
+        starts = (self.sent[each] for each in self.sent if each[0] == run and each[2] == START)
+        return min(value for samples in starts for _, value in samples)
+
+    def curve(self, run: str, x: str, ranks: Sequence[int] = (0,)) -> Curve:
+        """Where x comes again, the later value counts."""
+        return sorted(dict(self.moments(run, x, ranks)).items())
+
+
+def _ns(at_s: float) -> int:
+    return round(at_s * 1000) * 1_000_000
+
+
+@pytest.fixture(scope="module")
+def past(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    with Prometheus(binaries, tmp_path_factory.mktemp("compare")) as prometheus:
+        past = Past(prometheus)
+        for attempt in ATTEMPTS:
+            past.live(attempt)
+        yield past
+        past.close()
+
+
+def made_of(past: Past, name: str, title: str, **wanted: Sequence[str]) -> list[Frame]:
+    """What a panel of a board gets to draw."""
+    told = json.loads((FOLDER / f"{name}.json").read_text())
+    (panel,) = (panel for _, panel in panels(told) if panel["title"] == title)
+    asked = board(told)
+    if wanted.get("x") == (ELAPSED,):
+        (x,) = (each for each in asked.variables if each.name == "x")
+        wanted["x"] = [each.value for each in x.options if each.text.startswith(ELAPSED)]
+    values = opened(asked, past.page, **wanted)
+    answers = {
+        each.ref: over_time(each, expression(each, values, past.page), past.page)
+        for each in asked.questions
+        if each.panel_id == panel["id"]
+    }
+    return transformed(tables(answers), panel["transformations"])
+
+
+def rounded(curves: dict[str, Curve]) -> dict[str, Curve]:
+    """A mean of several is not the same to its last digit in whichever order."""
+    return {name: [(x, round(y, 9)) for x, y in curve] for name, curve in curves.items() if curve}
+
+
+BESIDE = "$name against ${x:text}"
+
+
+@pytest.mark.parametrize("x", ALL_X)
+@pytest.mark.parametrize(
+    "runs", [("early", "late"), ("early",), ("short",), ("resumed",), ("rarely",), (ALL,)], ids=str
+)
+def test_each_run_has_one_rising_curve(past: Past, runs: tuple[str, ...], x: str) -> None:
+    curves = trend(made_of(past, "compare", BESIDE, run=runs, x=(x,)))
+
+    chosen = {each.run: each.group for each in ATTEMPTS if each.run in runs or runs == (ALL,)}
+    assert rounded(curves) == rounded(
+        {f"{group} · {run}": past.curve(run, x) for run, group in chosen.items()}
+    )
+
+
+def test_runs_of_different_times_stand_at_the_same_steps(past: Past) -> None:
+    curves = trend(made_of(past, "compare", BESIDE, run=("early", "late")))
+
+    assert {name: [x for x, _ in curve] for name, curve in curves.items()} == {
+        "g1 · early": list(range(1, 31)),
+        "g2 · late": list(range(1, 31)),
+    }
+
+
+def test_of_a_resumed_run_the_later_attempt_is_drawn(past: Past) -> None:
+    first, second = (each for each in ATTEMPTS if each.run == "resumed")
+
+    curves = trend(made_of(past, "compare", BESIDE, run=("resumed",)))
+
+    assert curves == {
+        "g1 · resumed": [
+            *((step, second.loss(step)) for step in range(3, 13)),
+            *((step, first.loss(step)) for step in range(13, 21)),
+        ]
+    }
+
+
+def test_four_points_are_four_points(past: Past) -> None:
+    (short,) = (each for each in ATTEMPTS if each.run == "short")
+
+    curves = trend(made_of(past, "compare", BESIDE, run=("short",)))
+
+    assert curves == {"g1 · short": [(step, short.loss(step)) for step in short.steps]}
+
+
+def test_a_value_that_is_logged_rarely_has_no_steps_in_between(past: Past) -> None:
+    curves = trend(made_of(past, "compare", BESIDE, run=("rarely",)))
+
+    assert [x for x, _ in curves["g1 · rarely"]] == list(range(3, 31, 3))
+
+
+@pytest.mark.parametrize("x", ALL_X)
+def test_several_ranks_are_one_mean_or_a_curve_each(past: Past, x: str) -> None:
+    asked = {"run": ("several",), "rank": (ALL,), "x": (x,)}
+
+    together = trend(made_of(past, "compare", BESIDE, **asked))
+    apart = trend(made_of(past, "compare", f"{BESIDE}, by rank", **asked))
+
+    assert rounded(together) == rounded({"g1 · several": past.curve("several", x, (0, 1, 2))})
+    assert rounded(apart) == rounded(
+        {f"several · rank {rank}": past.curve("several", x, (rank,)) for rank in range(3)}
+    )
+
+
+def stretches(curve: Curve, width: float) -> dict[float, list[float]]:
+    found: dict[float, list[float]] = {}
+    for x, y in curve:
+        found.setdefault(math.floor(x / width + 0.5) * width, []).append(y)
+    return found
+
+
+@pytest.mark.parametrize("x", ALL_X)
+def test_runs_alike_are_averaged_in_stretches_of_x(past: Past, x: str) -> None:
+    runs = ("early", "late", "resumed", "rarely")
+
+    curves = trend(made_of(past, "compare", f"{BESIDE}, mean by $by", run=runs, x=(x,)))
+
+    groups: dict[str, Curve] = {}
+    for run in runs:
+        group = "g2" if run == "late" else "g1"
+        groups.setdefault(group, []).extend(past.moments(run, x))
+    assert rounded(curves) == rounded(
+        {
+            group: sorted((at, sum(ys) / len(ys)) for at, ys in stretches(every, WIDTH).items())
+            for group, every in groups.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("x", ALL_X)
+def test_the_band_spans_all_that_is_selected(past: Past, x: str) -> None:
+    title = f"{BESIDE}, all that is selected"
+
+    curves = trend(made_of(past, "compare", title, run=("several",), rank=(ALL,), x=(x,)))
+
+    every = [each for rank in range(3) for each in past.moments("several", x, (rank,))]
+    at = sorted(stretches(every, WIDTH).items())
+    assert rounded(curves) == rounded(
+        {
+            "mean": [(x, sum(ys) / len(ys)) for x, ys in at],
+            "lowest": [(x, min(ys)) for x, ys in at],
+            "highest": [(x, max(ys)) for x, ys in at],
+        }
+    )
+
+
+def test_every_point_goes_back_where_a_run_was_resumed(past: Past) -> None:
+    frames = made_of(past, "compare", f"{BESIDE}, every point", run=("resumed", "early"))
+
+    found = pairs(frames, "Value #x", "Value #y")
+    assert found == {run: past.moments(run, STEP) for run in ("early", "resumed")}
+    back = [(one[0], other[0]) for one, other in pairwise(found["resumed"]) if other[0] < one[0]]
+    assert back == [(20, 3)]
+
+
+@pytest.mark.parametrize("more", ["", ", mean by $by", ", all that is selected", ", by rank"])
+def test_a_run_without_what_is_drawn_against_leaves_the_others_alone(past: Past, more: str) -> None:
+    both = trend(made_of(past, "compare", BESIDE + more, run=("early", "uncounted"), x=(TOKENS,)))
+
+    alone = trend(made_of(past, "compare", BESIDE + more, run=("early",), x=(TOKENS,)))
+    assert rounded(both) == rounded(alone) != {}
+
+
+def test_one_run_is_drawn_against_its_steps(past: Past) -> None:
+    curves = trend(made_of(past, "run", "$name against step", run=("resumed",)))
+
+    assert rounded(curves) == rounded({"train": past.curve("resumed", STEP)})
+
+
+def test_the_data_source_says_how_often_there_are_points() -> None:
+    (path,) = (DEPLOY / "grafana" / "provisioning" / "datasources").glob("*.y*ml")
+
+    sources = yaml.safe_load(path.read_text())["datasources"]
+
+    (told,) = (each["jsonData"] for each in sources if each["type"] == "prometheus")
+    assert told["timeInterval"] == f"{Page._field_defaults['interval_s']:g}s"
