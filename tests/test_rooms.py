@@ -22,8 +22,9 @@ KNOWS = {
     "values": "containment",
     "strategies": "errors identity",
     "revision": "",
-    "recorder": "catalog containment journal settings torch values",
-    "progress": "catalog journal recorder",
+    "guarded_journal": "catalog containment journal settings values",
+    "recorder": "catalog containment guarded_journal journal settings torch values",
+    "progress": "catalog guarded_journal journal recorder",
     "spans": "journal recorder values",
     "agent_link": "containment journal",
     "run": "agent_link agent_terms catalog containment errors identity journal progress recorder "
@@ -43,7 +44,7 @@ KNOWS = {
 # A third-party package, and the only places that may name it.
 HOMES = {
     "torch": "torch/ demo/",
-    "pynvml": "agent/sources/nvml.py",
+    "pynvml": "agent/sources/nvml/driver.py",
     "opentelemetry": "agent/otlp/",
     "grpc": "agent/otlp/",
     "requests": "agent/otlp/",

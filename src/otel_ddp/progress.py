@@ -9,8 +9,9 @@ from time import monotonic_ns as _clock
 from typing import Protocol
 
 from otel_ddp import catalog
+from otel_ddp.guarded_journal import Amount
 from otel_ddp.journal import layout
-from otel_ddp.recorder import Amount, Recorder
+from otel_ddp.recorder import Recorder
 
 _CODES = catalog.PHASES
 _OTHER = _CODES["other"]

@@ -14,7 +14,7 @@ from otel_ddp import catalog
 from otel_ddp.agent.sources.file_systems import FileSystems
 from otel_ddp.agent.sources.gpu import Gpus
 from otel_ddp.agent.sources.kernel_files import KernelFiles
-from otel_ddp.agent.sources.nvml import Nvml
+from otel_ddp.agent.sources.nvml.driver import Nvml
 from otel_ddp.agent.sources.process import ProcessReader
 from otel_ddp.agent.sources.process_stat import read_process_stat
 from otel_ddp.agent.sources.reading import Reading

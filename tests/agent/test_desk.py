@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from otel_ddp import catalog, containment
-from otel_ddp.agent import desk as desk_module
+from otel_ddp.agent import room as room_module
 from otel_ddp.agent.causes import Causes, Memory
 from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.probe import Probe
-from otel_ddp.diagnosis.stall import Evidence, Group
+from otel_ddp.diagnosis.evidence import Evidence, Group
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader
@@ -465,7 +465,7 @@ def test_a_detector_that_breaks_takes_nothing_from_the_others(
 
     monkeypatch.setattr(containment, "reraise", False)
     name, method = broken.split(".")
-    monkeypatch.setattr(getattr(desk_module, name), method, fail)
+    monkeypatch.setattr(getattr(room_module, name), method, fail)
     bench.join(0, 1)
 
     bench.train(150, late_ms=30)
@@ -487,7 +487,7 @@ def test_stragglers_that_break_leave_deaths_and_stalls(
 
     monkeypatch.setattr(containment, "reraise", False)
     for method in ("feed", "look", "report", "forget"):
-        monkeypatch.setattr(desk_module.Stragglers, method, fail)
+        monkeypatch.setattr(room_module.Stragglers, method, fail)
 
     killed(bench)
 
@@ -501,7 +501,7 @@ def test_stragglers_that_break_leave_what_bounds_the_run(
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(containment, "reraise", False)
-    monkeypatch.setattr(desk_module.Stragglers, "feed", fail)
+    monkeypatch.setattr(room_module.Stragglers, "feed", fail)
     bench.join(0, 1)
 
     bench.train(400)
@@ -513,7 +513,7 @@ def size(desk: Desk) -> Callable[[], tuple[int, ...]]:
     return lambda: (
         len(desk._rooms),
         len(desk._seats),
-        len(desk._told),
+        len(desk.told()),
         len(desk._causes._watched),
         len(desk.verdicts()),
     )

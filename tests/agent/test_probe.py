@@ -16,7 +16,8 @@ import pytest
 from node import Node, until
 from otel_ddp import catalog
 from otel_ddp.agent.probe import Probe
-from otel_ddp.diagnosis.stall import Evidence, Kernel, Position, Stalls
+from otel_ddp.diagnosis.evidence import Evidence, Kernel, Position
+from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader

@@ -13,9 +13,9 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent.sources import nvml_calls
 from otel_ddp.agent.sources.driver import Missing
-from otel_ddp.agent.sources.nvml import Nvml
+from otel_ddp.agent.sources.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
+from otel_ddp.agent.sources.nvml.driver import Nvml
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
 
@@ -259,7 +259,7 @@ def test_a_node_that_never_had_a_driver_is_not_told_so(remark: str, remains: boo
 
 def test_what_the_driver_really_says_where_there_is_none_is_not_shown() -> None:
     said = []
-    for code in (nvml_calls.LIBRARY_NOT_FOUND, nvml_calls.DRIVER_NOT_LOADED):
+    for code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
         with pytest.raises(Missing) as missing:
             Nvml(NoDriver(code), dev=Path("/nowhere")).open()
         said.append(str(missing.value))

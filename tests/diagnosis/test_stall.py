@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.diagnosis.stall import (
-    Collective,
-    Evidence,
-    Frame,
-    Group,
-    Kernel,
-    Position,
-    Stalls,
-)
+from otel_ddp.diagnosis.evidence import Collective, Evidence, Frame, Group, Kernel, Position
+from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
 
 SECOND = 1_000_000_000

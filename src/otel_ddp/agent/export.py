@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2s
-from typing import Any
+from typing import Any, TypeVar
 
 from otel_ddp import __version__
 from otel_ddp.agent.delivery import Request
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
 from otel_ddp.agent.otlp import encode, resource
+from otel_ddp.agent.otlp.outcome import Signal
 from otel_ddp.catalog import Kind, Metric
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.reader import Document
+
+T = TypeVar("T")
 
 SCOPE = "otel_ddp"
 _MOST_POINTS = 2000
@@ -59,20 +62,22 @@ class Renderer:
                         spans.setdefault(project, []).append(span)
                 elif (record := _event(labels, document.content)) is not None:
                     records.setdefault(project, []).append(record)
-        requests = []
-        for project, found in spans.items():
+        return [
+            *self._requests("traces", encode.spans_request, spans),
+            *self._requests("logs", encode.logs_request, records),
+        ]
+
+    def _requests(
+        self,
+        signal: Signal,
+        encoded: Callable[[dict[str, str], Sequence[T], str, str], bytes],
+        by_project: Mapping[str, Sequence[T]],
+    ) -> Iterator[Request]:
+        for project, found in by_project.items():
             attributes = resource.with_project(self._attributes, project)
             for at in range(0, len(found), _MOST_SPANS):
                 part = found[at : at + _MOST_SPANS]
-                body = encode.spans_request(attributes, part, SCOPE, __version__)
-                requests.append(Request("traces", body, len(part)))
-        for project, events in records.items():
-            attributes = resource.with_project(self._attributes, project)
-            for at in range(0, len(events), _MOST_SPANS):
-                some = events[at : at + _MOST_SPANS]
-                body = encode.logs_request(attributes, some, SCOPE, __version__)
-                requests.append(Request("logs", body, len(some)))
-        return requests
+                yield Request(signal, encoded(attributes, part, SCOPE, __version__), len(part))
 
 
 class _Batch:

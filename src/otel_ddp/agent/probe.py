@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.diagnosis.stall import Collective, Evidence, Frame, Group, Kernel, Question
+from otel_ddp.diagnosis.evidence import Collective, Evidence, Frame, Group, Kernel, Question
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 
 # As the witness has them: beside the journal.

@@ -24,7 +24,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.outlet import Outlet
 from otel_ddp.agent.processes import Processes
 from otel_ddp.agent.sampling import Sampling
-from otel_ddp.agent.sources.nvml import Nvml
+from otel_ddp.agent.sources.nvml.driver import Nvml
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place, find, private_directory
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.agent.probe import Probe, frames
-from otel_ddp.diagnosis.stall import Evidence
+from otel_ddp.diagnosis.evidence import Evidence
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import existing
 from otel_ddp.journal.reader import JournalReader, Unreadable

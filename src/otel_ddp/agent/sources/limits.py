@@ -75,7 +75,10 @@ class Limits:
 
     def processors(self, online: int) -> ProcessorShare | None:
         """None where all of the node's processors are ours."""
-        found = [*self._quotas(online), *self._sets(online)]
+        found = [
+            *self._limited("cpu", self._quota, online),
+            *self._limited("cpuset", self._processor_set, online),
+        ]
         if found:
             cores, group, path = min(reversed(found), key=itemgetter(0))
             return ProcessorShare(self._usage(group, path), group.version, cores)
@@ -101,17 +104,13 @@ class Limits:
             return None
         return limit if limit < (node_bytes or _NO_LIMIT) else None
 
-    def _quotas(self, online: int) -> Iterator[tuple[float, Group, str]]:
-        for group in self._groups("cpu"):
+    def _limited(
+        self, controller: str, cores_of: Callable[[str, int], float | None], online: int
+    ) -> Iterator[tuple[float, Group, str]]:
+        """The cgroups that have fewer than all processors."""
+        for group in self._groups(controller):
             for path in group.upward():
-                cores = self._quota(path, group.version)
-                if cores is not None and cores < online:
-                    yield cores, group, path
-
-    def _sets(self, online: int) -> Iterator[tuple[float, Group, str]]:
-        for group in self._groups("cpuset"):
-            for path in group.upward():
-                cores = self._processor_set(path, group.version)
+                cores = cores_of(path, group.version)
                 if cores is not None and cores < online:
                     yield cores, group, path
 

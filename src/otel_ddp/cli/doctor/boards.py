@@ -6,7 +6,7 @@ import json
 import os
 
 from otel_ddp.agent.sources.driver import Missing
-from otel_ddp.agent.sources.nvml import Nvml
+from otel_ddp.agent.sources.nvml.driver import Nvml
 
 
 def tell() -> None:

@@ -8,13 +8,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.sources import nvml_calls, nvml_visible
 from otel_ddp.agent.sources.driver import Absent, Device, Lost, Missing, Question, User
-from otel_ddp.agent.sources.nvml_board import Board
-from otel_ddp.agent.sources.nvml_calls import Calls, printable, words
-from otel_ddp.agent.sources.nvml_gpm import Gpm
-from otel_ddp.agent.sources.nvml_readings import Readings
-from otel_ddp.agent.sources.nvml_xid import XidCounts, XidWatch
+from otel_ddp.agent.sources.nvml.board import Board
+from otel_ddp.agent.sources.nvml.calls import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    LIB_RM_VERSION_MISMATCH,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    Calls,
+    printable,
+    words,
+)
+from otel_ddp.agent.sources.nvml.gpm import Gpm
+from otel_ddp.agent.sources.nvml.readings import Readings
+from otel_ddp.agent.sources.nvml.visibility import visible
+from otel_ddp.agent.sources.nvml.xid import XidCounts, XidWatch
 from otel_ddp.agent.sources.reading import Reading
 
 _MOST_USED_BYTES = 1 << 50
@@ -31,17 +40,16 @@ _IN_CONTAINERS = (
     "include `utility`"
 )
 _HINTS = {
-    nvml_calls.LIBRARY_NOT_FOUND: "There is no NVIDIA driver library (libnvidia-ml.so.1) here: "
+    LIBRARY_NOT_FOUND: "There is no NVIDIA driver library (libnvidia-ml.so.1) here: "
     f"install the driver if the machine has NVIDIA GPUs; {_IN_CONTAINERS}.",
-    nvml_calls.DRIVER_NOT_LOADED: "The NVIDIA kernel driver is not loaded: load it with "
+    DRIVER_NOT_LOADED: "The NVIDIA kernel driver is not loaded: load it with "
     "`modprobe nvidia`, or reboot the machine; `nvidia-smi` says whether it works.",
-    nvml_calls.LIB_RM_VERSION_MISMATCH: "NVIDIA's library and its loaded kernel driver are of "
+    LIB_RM_VERSION_MISMATCH: "NVIDIA's library and its loaded kernel driver are of "
     "different versions, as after an upgrade: reboot the machine or reload the kernel modules, "
     "then start the agent anew.",
-    nvml_calls.NO_PERMISSION: "The NVIDIA driver may not be asked: this user needs access to "
+    NO_PERMISSION: "The NVIDIA driver may not be asked: this user needs access to "
     f"/dev/nvidiactl and /dev/nvidia0 and so on, and {_IN_CONTAINERS}.",
-    nvml_calls.FUNCTION_NOT_FOUND: "The NVIDIA driver is too old for GPU statistics: install a "
-    "newer one.",
+    FUNCTION_NOT_FOUND: "The NVIDIA driver is too old for GPU statistics: install a newer one.",
 }
 _CONTAINER_LACKS_LIBRARY = (
     "The NVIDIA devices are here, but not the driver library (libnvidia-ml.so.1): "
@@ -126,7 +134,7 @@ class Nvml:
             raise Missing(_NO_DEVICES)
 
     def _hint(self, error: Any) -> str:
-        if error.value == nvml_calls.LIBRARY_NOT_FOUND and (self._dev / "nvidiactl").exists():
+        if error.value == LIBRARY_NOT_FOUND and (self._dev / "nvidiactl").exists():
             return _CONTAINER_LACKS_LIBRARY
         told = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
         return _HINTS.get(error.value, told)
@@ -292,7 +300,7 @@ class Nvml:
     def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
         if not self._devices:
             return None
-        return nvml_visible.visible(environment, self._devices, self._older_names)
+        return visible(environment, self._devices, self._older_names)
 
 
 def _boot_ns(proc: Path) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 
 from otel_ddp import catalog
 from otel_ddp.agent.sources.driver import Absent, Question
-from otel_ddp.agent.sources.nvml_calls import U32, Calls
-from otel_ddp.agent.sources.nvml_fields import POWER_NOW, Fields
-from otel_ddp.agent.sources.nvml_readings import Readings
+from otel_ddp.agent.sources.nvml.calls import U32, Calls
+from otel_ddp.agent.sources.nvml.fields import POWER_NOW, Fields
+from otel_ddp.agent.sources.nvml.readings import Readings
 from otel_ddp.agent.sources.reading import Reading
 from otel_ddp.catalog import Metric
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from otel_ddp.agent.sources.nvml_calls import SUCCESS, Calls
-from otel_ddp.agent.sources.nvml_readings import Readings
+from otel_ddp.agent.sources.nvml.calls import SUCCESS, Calls
+from otel_ddp.agent.sources.nvml.readings import Readings
 from otel_ddp.agent.sources.reading import Reading
 from otel_ddp.catalog import GPU_ENGINE_ACTIVE, HW_GPU_IO
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from otel_ddp import catalog
 from otel_ddp.agent.sources.driver import Absent
-from otel_ddp.agent.sources.nvml_calls import ALL_LINKS, U32, Calls, Field, FieldValue
-from otel_ddp.agent.sources.nvml_readings import Readings
+from otel_ddp.agent.sources.nvml.calls import ALL_LINKS, U32, Calls, Field, FieldValue
+from otel_ddp.agent.sources.nvml.readings import Readings
 from otel_ddp.agent.sources.reading import Reading
 
 POWER_NOW = Field(186)

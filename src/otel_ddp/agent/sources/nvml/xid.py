@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from otel_ddp.agent.sources.nvml_calls import TIMEOUT, Calls
+from otel_ddp.agent.sources.nvml.calls import TIMEOUT, Calls
 from otel_ddp.agent.sources.reading import Reading
 from otel_ddp.catalog import GPU_XID_ERRORS
 

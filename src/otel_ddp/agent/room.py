@@ -1,0 +1,94 @@
+"""What is known of one run on this node: its detectors, what they found, what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from otel_ddp import catalog, containment
+from otel_ddp.agent import postmortem
+from otel_ddp.agent.arrivals import Arrivals
+from otel_ddp.agent.causes import Causes
+from otel_ddp.agent.endings import Endings
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Labels
+from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.creep import Creep
+from otel_ddp.diagnosis.death import Deaths
+from otel_ddp.diagnosis.evidence import Group
+from otel_ddp.diagnosis.hardware import Gpu
+from otel_ddp.diagnosis.nonfinite import Nonfinite
+from otel_ddp.diagnosis.stall import Stalls
+from otel_ddp.diagnosis.straggler import Report, Stragglers
+from otel_ddp.diagnosis.verdict import Kind, Verdict, Who
+
+Said = tuple[dict[str, Any], list[dict[str, Any]]]
+"""What a process says of itself, and its last values."""
+
+
+class Room:
+    """Filled by the desk, and read by what tells and shows."""
+
+    def __init__(self, run: str, floor_s: float, causes: Causes) -> None:
+        self.run = run
+        self.stragglers = Stragglers()
+        self.arrivals = Arrivals()
+        self.bounds = Bounds()
+        self.stalls = Stalls(floor_s)
+        self.deaths = Deaths()
+        self.creep = Creep()
+        self.nonfinite = Nonfinite()
+        self.endings = Endings(causes)
+        self.verdicts: dict[tuple[str, Who], Verdict] = {}
+        # Phases that a rank was ever named for: their series go on, at 0.
+        self.named: set[tuple[Who, str]] = set()
+        # Of processes whose journals may be gone by now.
+        self.last: dict[Who, Said] = {}
+        self.node: Labels = ()
+        self.postmortem: dict[tuple[str, Who], Path | None] = {}
+        self.gpus: dict[tuple[str, Who], Sequence[Gpu]] = {}
+        self.moved: tuple[Kind, Path | None] | None = None
+        # Ranks whose waits are known or not, as they were told.
+        self.waits: dict[Who, bool] = {}
+        # How the ranks compare, as last worked out, and whether there were steps since.
+        self.report: Report | None = None
+        self.report_is_old = True
+        # How far the collectives are, of those who were asked and have not moved since.
+        self.heard: dict[Who, tuple[Group, ...]] = {}
+        # Series that are true now; those that were and are no longer are taken away.
+        self.shown: set[tuple[catalog.Metric, Labels]] = set()
+        self.showing: set[tuple[catalog.Metric, Labels]] = set()
+
+    def hear_of_waits(self, who: Who, intake: Intake) -> None:
+        """Whether this process can tell its waits from its work."""
+        said = intake.reader.facts.get("capability")
+        if not isinstance(said, dict) or "comm_wait" not in said:
+            return
+        known = not said["comm_wait"]
+        if self.waits.get(who) != known:
+            self.waits[who] = known
+            self.report_is_old = True
+            self.stragglers.waits_known(who, known)
+            self.arrivals.waits_known(who, known)
+            self.bounds.waits_known(who, known)
+
+    def leave(self, who: Who) -> None:
+        """This process is gone, or has another name by now."""
+        self.report_is_old = True
+        # Whoever comes under this name after it may be of another kind, or has to say it again.
+        self.waits.pop(who, None)
+        for detector in (self.stragglers, self.arrivals, self.bounds, self.creep):
+            _forget(detector.forget, who)
+
+
+@containment.contained()
+def _forget(forget: Callable[[Who], None], who: Who) -> None:
+    forget(who)
+
+
+def said(intake: Intake) -> Said:
+    """What a post-mortem has to have of a process."""
+    described = intake.describe()
+    values = postmortem.last_values(intake.reader, described["rank"], described["node"])
+    return described, values

@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs, as their driver's library tells of them."""
