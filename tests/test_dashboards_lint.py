@@ -23,10 +23,11 @@ Told = dict[str, Any]
 BOARDS: dict[str, Told] = {
     path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")
 }
+SINGLE = {"Run", "Ranks"}
 SIX = {"compare", "gpus", "pipeline", "ranks", "run", "runs"}
 
 UNITS = {
-    *("none", "short", "sishort", "sci", "percentunit", "s", "h", "cps"),
+    *("none", "short", "sishort", "sci", "percentunit", "s", "h", "cps", "flops"),
     *("bytes", "Bps", "celsius", "watt", "hertz", "kwatth", "dateTimeAsIso", "dateTimeFromNow"),
 }
 TRANSFORMATIONS = {
@@ -324,6 +325,35 @@ def rank_pictures_are_of_ranks(board: Told) -> Iterator[str]:
                 yield f"{panel['title']}: {target['format']} of {target['legendFormat']}"
 
 
+# Those that go through white; others Grafana turns round in its light theme.
+_ALIKE_IN_BOTH_THEMES = {"BrBG", "PiYG", "PRGn", "PuOr", "RdBu", "RdYlBu", "RdYlGn", "Spectral"}
+
+
+def colours_mean_the_same_in_both_themes(board: Told) -> Iterator[str]:
+    """What a panel says of red and green rows has to be so for everybody."""
+    for _, panel in panels(board):
+        of_ranks = [t for t in _targets(panel) if t["legendFormat"] == "{{rank}}"]
+        if panel["type"] == "heatmap" and of_ranks:
+            scheme = panel["options"]["color"]["scheme"]
+            if scheme not in _ALIKE_IN_BOTH_THEMES:
+                yield f"{panel['title']}: {scheme}"
+
+
+def bands_have_a_legend(board: Told) -> Iterator[str]:
+    """Where colours go by thresholds, Grafana has no words for them below."""
+    for _, panel in panels(board):
+        mode = panel["fieldConfig"]["defaults"].get("color", {}).get("mode", "thresholds")
+        if panel["type"] == "state-timeline" and mode == "thresholds":
+            yield f"{panel['title']}: colours without words"
+
+
+def nobody_leads_nowhere(board: Told) -> Iterator[str]:
+    """A link of all that a number may say would also be that of `nobody`, who has no labels."""
+    for _, panel in panels(board):
+        if panel["type"] == "stat" and panel["fieldConfig"]["defaults"].get("links"):
+            yield f"{panel['title']}: a link without a name"
+
+
 def empty_cells_stay_empty(board: Told) -> Iterator[str]:
     """Else they have the words for an empty table, and a link from them carries these."""
     for _, panel in panels(board):
@@ -351,6 +381,12 @@ def boards_lead_to_each_other(board: Told) -> Iterator[str]:
     for link in board["links"]:
         if not (link["keepTime"] and "${group:queryparam}" in link["url"]):
             yield f"{link['title']}: forgets time or selection"
+        if not re.search(r"\$\{run:queryparam\}|var-run=\$\{newest:", link["url"]):
+            yield f"{link['title']}: forgets the run"
+        if link["title"] in SINGLE and board["title"] not in SINGLE and "${run:" in link["url"]:
+            yield f"{link['title']}: shows one run, and may be told of several"
+        if "Compare" in (board["title"], link["title"]) and "${rank:" in link["url"]:
+            yield f"{link['title']}: rank 0 was not chosen by anybody"
 
 
 def links_lead_somewhere(board: Told) -> Iterator[str]:
@@ -406,6 +442,11 @@ def _ask(board: Told, expr: str, **more: Any) -> None:
 
 def _variable(board: Told, name: str) -> Told:
     return next(each for each in _variables(board) if each["name"] == name)
+
+
+def _lead(board: Told, title: str, this: str, that: str) -> None:
+    link = next(each for each in board["links"] if each["title"] == title)
+    link["url"] = link["url"].replace(this, that)
 
 
 def _move(board: Told) -> None:
@@ -524,6 +565,34 @@ _BROKEN: list[tuple[Lint, str, Callable[[Told], object]]] = [
     ),
     (boards_lead_to_each_other, "runs", lambda b: b["links"].pop()),
     (boards_lead_to_each_other, "runs", lambda b: b["links"][0].update(keepTime=False)),
+    (boards_lead_to_each_other, "gpus", lambda b: _lead(b, "Ranks", "&var-run=", "&var-walk=")),
+    (
+        boards_lead_to_each_other,
+        "gpus",
+        lambda b: _lead(b, "Ranks", "var-run=${newest:percentencode}", "${run:queryparam}"),
+    ),
+    (
+        boards_lead_to_each_other,
+        "compare",
+        lambda b: _lead(b, "GPUs & nodes", "${run:", "${rank:queryparam}&${run:"),
+    ),
+    (
+        colours_mean_the_same_in_both_themes,
+        "ranks",
+        lambda b: _first(b, "heatmap")["options"]["color"].update(scheme="Turbo"),
+    ),
+    (
+        bands_have_a_legend,
+        "ranks",
+        lambda b: _first(b, "state-timeline")["fieldConfig"]["defaults"].pop("color"),
+    ),
+    (
+        nobody_leads_nowhere,
+        "ranks",
+        lambda b: _first(b, "stat")["fieldConfig"]["defaults"].update(
+            links=[{"url": "/d/otel-ddp-run?"}]
+        ),
+    ),
     (
         few_panels_are_open,
         "runs",

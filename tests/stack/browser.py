@@ -13,7 +13,7 @@ import pytest
 WIDTH = 1600
 PATIENCE_MS = 60_000
 # Of one line of Grafana's grid, and what stands above the first.
-_LINE, _HEAD = 38, 260
+_LINE, _HEAD = 38, 400
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 _PANELS = '[data-testid^="data-testid Panel header "]'
 # What each panel says of itself. An answer that is still awaited has a bar.

@@ -20,8 +20,8 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.otlp import resource
 from otel_ddp.agent.otlp.transport import Transport
 from otel_ddp.catalog import Metric
-from stack.asked import ALL, Page, expression, opened, over_time, since
-from stack.servers import DEPLOY, Prometheus
+from stack.asked import ALL, Page, answer, expression, opened, over_time, since
+from stack.servers import DEPLOY, Prometheus, Sample
 from stack.transformations import Curve, Frame, pairs, tables, transformed, trend
 
 # What a point of 24 hours is apart is less than a step takes: each one is seen.
@@ -168,13 +168,13 @@ class Past:
         for at_s in [number * GRID_S for number in range(first, last + 1)]:
             across = self.stands(run, ranks, WALL if x == ELAPSED else x, at_s)
             if x == ELAPSED:
-                across = [at_s - self._first_start(run) for _ in across]
+                across = [at_s - self.first_start(run) for _ in across]
             losses = self.stands(run, ranks, LOSS, at_s, FRESH_S)
             if across and losses:
                 found.append((max(across), sum(losses) / len(losses)))
         return found
 
-    def _first_start(self, run: str) -> float:
+    def first_start(self, run: str) -> float:
         starts = (self.sent[each] for each in self.sent if each[0] == run and each[2] == START)
         return min(value for samples in starts for _, value in samples)
 
@@ -242,6 +242,23 @@ def test_runs_of_different_times_stand_at_the_same_steps(past: Past) -> None:
         "g1 · early": list(range(1, 31)),
         "g2 · late": list(range(1, 31)),
     }
+
+
+@pytest.mark.parametrize("more", ["", ", by rank"])
+def test_curves_have_the_colours_of_their_names(past: Past, more: str) -> None:
+    """Colours go by the place of a column; the curves by the clock come by name."""
+    curves = trend(made_of(past, "compare", BESIDE + more, run=(ALL,)))
+
+    assert list(curves) == sorted(curves)
+
+
+@pytest.mark.parametrize(
+    ("more", "name"), [("", "(none) · early"), (", mean by $by", "(none)")], ids=str
+)
+def test_a_run_without_the_attribute_is_called_so(past: Past, more: str, name: str) -> None:
+    curves = trend(made_of(past, "compare", BESIDE + more, run=("early",), by=("config_lr",)))
+
+    assert list(curves) == [name]
 
 
 def test_of_a_resumed_run_the_later_attempt_is_drawn(past: Past) -> None:
@@ -347,6 +364,17 @@ def test_one_run_is_drawn_against_its_steps(past: Past) -> None:
     curves = trend(made_of(past, "run", "$name against step", run=("resumed",)))
 
     assert rounded(curves) == rounded({"train": past.curve("resumed", STEP)})
+
+
+def test_a_resumed_run_is_led_to_from_its_first_start(past: Past) -> None:
+    runs = board(json.loads((FOLDER / "runs.json").read_text()))
+    (started,) = (each for each in runs.questions if each.ref == "start")
+
+    found = answer(started, opened(runs, past.page), past.page)
+
+    starts = {each.labels["run"]: each.value for each in found if isinstance(each, Sample)}
+    assert {run: past.first_start(run) * 1000 for run in starts} == starts
+    assert {each.run for each in ATTEMPTS} == set(starts)
 
 
 def test_the_data_source_says_how_often_there_are_points() -> None:

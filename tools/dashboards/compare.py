@@ -100,6 +100,8 @@ def _with_attribute(expr: str) -> str:
     # A resumed run may have told of itself twice: one of them will do.
     one = f"topk by ({BY_RUN}) (1, last_over_time({info}[$__range] @ end()))"
     told = f'label_replace({one}, "attribute", "$1", "$by", "(.*)")'
+    # A curve without a name would be called "Value".
+    told = f'label_replace({told}, "attribute", "(none)", "attribute", "")'
     said = f"max by ({BY_RUN}, attribute) ({told})"
     return f"({expr}) * on ({BY_RUN}) group_left (attribute) {said}"
 
@@ -109,9 +111,14 @@ def _named(expr: str) -> str:
     return f'label_join({_with_attribute(expr)}, "curve", " · ", "attribute", "run")'
 
 
-def _columns(row: str, column: str, value: str) -> Transformation:
-    options = {"columnField": column, "emptyValue": "null", "rowField": row, "valueField": value}
-    return ("groupingToMatrix", options)
+def _curves(column: str, value: str) -> list[Transformation]:
+    """A column a curve, in the order of their names: so each has one colour on all pictures."""
+    options = {"columnField": column, "emptyValue": "null", "rowField": "x", "valueField": value}
+    return [_sorted_by(column), ("groupingToMatrix", options), _IN_ORDER]
+
+
+def _sorted_by(field: str) -> Transformation:
+    return ("sortBy", {"fields": {}, "sort": [{"field": field}]})
 
 
 _TOGETHER: list[Transformation] = [
@@ -137,7 +144,7 @@ _TOGETHER: list[Transformation] = [
         },
     ),
 ]
-_IN_ORDER: Transformation = ("sortBy", {"fields": {}, "sort": [{"field": "x"}]})
+_IN_ORDER = _sorted_by("x")
 
 
 def _runs() -> list[Panel]:
@@ -154,7 +161,7 @@ def _runs() -> list[Panel]:
             ),
             points(f"max by (curve) ({_named(_x(BY_RUN))})", "x"),
             points(f"avg by (curve) ({_named(f'avg by ({BY_RUN}) ({_Y_LOGGED})')})", "y"),
-            transformations=[*_TOGETHER, _IN_ORDER, _columns("x", "curve", "y")],
+            transformations=[*_TOGETHER, *_curves("curve", "y")],
         )
     ]
 
@@ -167,6 +174,7 @@ def _at_step() -> list[Panel]:
     info = metric("training.run.info", RUNS)
     to_run = of_series("Run", "run")
     stepped = metric("training.steps", RUNS, RANK_0)
+    rate = f"max by ({BY_RUN}) (rate({stepped}[$__rate_interval]))"
     return [
         listing(
             Text(
@@ -193,7 +201,7 @@ def _at_step() -> list[Panel]:
             ],
             hidden=("Value #info", "otel_scope_name", "otel_scope_version"),
             sort=("Value", False),
-            size=(12, 9),
+            size=(24, 7),
         ),
         lines(
             Text(
@@ -202,11 +210,10 @@ def _at_step() -> list[Panel]:
                 "Several steps ahead at the same time: faster hardware, not better learning.",
             ),
             over_time(
-                f"avg by (curve, run) ({_named(f'avg by ({BY_RUN}) ({_Y})')})",
+                f"avg by (curve, run) ({_named(f'avg by ({BY_RUN}) ({_Y_LOGGED})')})",
                 "{{curve}}",
             ),
             unit="short",
-            size=(6, 9),
             legend=(),
             link=to_run,
         ),
@@ -216,9 +223,8 @@ def _at_step() -> list[Panel]:
                 "How fast each run goes, by its rank 0.",
                 "Learns faster by the step, slower by the clock: choose elapsed time above.",
             ),
-            over_time(f"max by (run) (rate({stepped}[$__rate_interval]))", "{{run}}"),
+            over_time(f"max by (curve, run) ({_named(rate)})", "{{curve}}"),
             minimum=0,
-            size=(6, 9),
             legend=(),
             link=to_run,
         ),
@@ -258,8 +264,7 @@ def _averaged() -> list[Panel]:
                         }
                     },
                 ),
-                _IN_ORDER,
-                _columns("x", "attribute", "y (mean)"),
+                *_curves("attribute", "y (mean)"),
             ],
             size=(24, 11),
         )
@@ -313,9 +318,9 @@ def _group() -> list[Panel]:
                 "Mean, lowest and highest over the selected runs and ranks at each moment.",
                 "Lowest and highest of one run far apart: its ranks see different data.",
             ),
-            over_time(f"avg({_Y})", "mean"),
-            over_time(f"max({_Y})", "highest"),
-            over_time(f"min({_Y})", "lowest"),
+            over_time(f"avg({_Y_LOGGED})", "mean"),
+            over_time(f"max({_Y_LOGGED})", "highest"),
+            over_time(f"min({_Y_LOGGED})", "lowest"),
             unit="short",
             size=(12, 10),
             band=("highest", "lowest"),
@@ -333,7 +338,7 @@ def _ranks() -> list[Panel]:
             ),
             points(f"max by (curve) ({_by_rank(_x(f'{BY_RUN}, rank'))})", "x"),
             points(f"avg by (curve) ({_by_rank(_Y_LOGGED)})", "y"),
-            transformations=[*_TOGETHER, _IN_ORDER, _columns("x", "curve", "y")],
+            transformations=[*_TOGETHER, *_curves("curve", "y")],
             size=(24, 11),
         )
     ]
@@ -356,7 +361,7 @@ def _every_point() -> Panel:
         points(f"avg by (run) ({_Y_LOGGED})", "y"),
         transformations=[
             ("merge", {}),
-            ("sortBy", {"fields": {}, "sort": [{"field": "run"}]}),
+            _sorted_by("run"),
             ("partitionByValues", partition),
         ],
         size=(24, 11),

@@ -32,6 +32,7 @@ _BY = "node, gpu, hw_id, rank"
 _WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
 # Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
 _WRONG = 'reason=~"hw_.*|sw_thermal|thermal"'
+_OF_RANK = 'rank!=""'
 _HOT = steps((80, WARN), (88, BAD))
 _FULL = steps((0.9, WARN), (0.97, BAD))
 
@@ -107,6 +108,7 @@ def _first_four() -> list[Panel]:
             minimum=0,
             maximum=1,
             legend=("lastNotNull", "mean"),
+            sort=("Mean", False),
         ),
         lines(
             Text(
@@ -118,6 +120,7 @@ def _first_four() -> list[Panel]:
             over_time(_few(core), _WHOSE),
             unit="celsius",
             levels=_HOT,
+            sort=("Max", True),
         ),
         lines(
             Text(
@@ -130,6 +133,7 @@ def _first_four() -> list[Panel]:
             minimum=0,
             maximum=1,
             legend=("lastNotNull", "mean"),
+            sort=("Mean", True),
         ),
         lines(
             Text(
@@ -143,13 +147,18 @@ def _first_four() -> list[Panel]:
             minimum=0,
             maximum=1,
             levels=_FULL,
+            sort=("Max", True),
         ),
     ]
 
 
 def _wrong() -> list[Panel]:
-    held = _gpu("gpu.throttle.active", _WRONG)
-    for_long = f"max by ({_BY}, reason) (avg_over_time({held}[10m])) > 0"
+    def held(*more: str) -> str:
+        share = f"avg_over_time({_gpu('gpu.throttle.active', _WRONG, *more)}[10m])"
+        return f"max by ({_BY}, reason) ({share}) > 0"
+
+    # A GPU has been without a rank as well, before and after: it is told once.
+    for_long = f"({held(_OF_RANK)} or on (node, hw_id, reason) {held()})"
     faults = _gpu("gpu.xid.errors")
     errors = _gpu("hw.errors", 'error_type="uncorrected"')
     corrected = _gpu("hw.errors", 'error_type="corrected"')
@@ -169,7 +178,7 @@ def _wrong() -> list[Panel]:
                 "time.",
                 "The table names them and says why.",
             ),
-            now(f"count(max by (node, hw_id) ({for_long})) or vector(0)"),
+            now(f"count(max by (node, hw_id) {for_long}) or vector(0)"),
             levels=ABOVE_0_IS_BAD,
             size=(4, 4),
         ),
@@ -197,8 +206,8 @@ def _wrong() -> list[Panel]:
         ),
         stat(
             Text(
-                "Uncorrected memory errors",
-                "Errors of GPU memory that lost data, since the driver was loaded.",
+                "Memory errors",
+                "Uncorrected ones of GPU memory, which lost data, since the driver was loaded.",
                 "Drain the node, reset the GPU; if they come again, have it swapped.",
             ),
             now(f"sum(max by (node, hw_id) ({errors})) or vector(0)"),
@@ -231,7 +240,7 @@ def _wrong() -> list[Panel]:
             ],
             hidden=("hw_id",),
             sort=("Share", True),
-            size=(12, 7),
+            size=(24, 6),
         ),
         listing(
             Text(
@@ -254,7 +263,8 @@ def _wrong() -> list[Panel]:
                 Column("Value #rows", "Rows", levels=ABOVE_0_IS_ODD),
             ],
             hidden=("hw_id",),
-            size=(12, 7),
+            sort=("Faults", True),
+            size=(24, 6),
         ),
     ]
 
@@ -267,9 +277,19 @@ def _gpu_lines(
     action: str,
     legend: str = _WHOSE,
     levels: Sequence[Threshold] = (),
+    nothing: str = "",
 ) -> Panel:
-    text = Text(title, meaning, action)
-    return lines(text, over_time(expr, legend), unit=unit, minimum=0, size=(8, 7), levels=levels)
+    return lines(
+        Text(title, meaning, action),
+        over_time(expr, legend),
+        unit=unit,
+        minimum=0,
+        size=(8, 7),
+        levels=levels,
+        # Of many, those that are shown are those with most, or with least.
+        sort=("Last *", "bottomk(" not in expr),
+        nothing=nothing,
+    )
 
 
 def _power() -> list[Panel]:
@@ -321,7 +341,8 @@ def _power() -> list[Panel]:
         ),
         _gpu_lines(
             "Held back, by reason",
-            _few_rates(_gpu("gpu.throttle.duration"), "reason"),
+            # Counted between two moments, told at two others: a little more than all of it.
+            f"clamp_max({_few_rates(_gpu('gpu.throttle.duration'), 'reason')}, 1)",
             "percentunit",
             "Share of the time in which each GPU ran slower, for any reason, the power limit "
             "included.",
@@ -367,6 +388,7 @@ def _inside() -> list[Panel]:
             "bytes",
             "GPU memory that the process of a rank occupies.",
             "Far less than what is in use on the GPU: somebody else has a part of it.",
+            nothing="not measured",
         ),
     ]
 
@@ -374,14 +396,12 @@ def _inside() -> list[Panel]:
 def _ways() -> list[Panel]:
     way = "network_io_direction"
     pcie = _gpu("hw.gpu.io")
-    generation = "gpu.pcie.link.generation"
-    width = "gpu.pcie.link.width"
 
-    def below_best(name: str) -> str:
+    def below_best(what: str, name: str) -> str:
         current = _each(_gpu(name, 'state="current"'))
         best = _each(_gpu(name, 'state!="current"'))
-        chosen = f"bottomk($shown, {current} / {best})"
-        return f"{chosen} < 1"
+        chosen = f"bottomk($shown, {current} / {best}) < 1"
+        return f'label_replace({chosen}, "what", "{what}", "", "")'
 
     return [
         _gpu_lines(
@@ -416,16 +436,21 @@ def _ways() -> list[Panel]:
                 "share. An idle GPU lowers the generation to save power.",
                 "Fewer lanes, or a low generation under load: reseat the board.",
             ),
-            rows(below_best(generation), "generation"),
-            rows(below_best(width), "width"),
+            rows(
+                f"{below_best('generation', 'gpu.pcie.link.generation')}"
+                f" or {below_best('lanes', 'gpu.pcie.link.width')}",
+                "share",
+            ),
             columns=[
                 Column("node"),
                 Column("gpu", "GPU"),
                 Column("rank"),
-                Column("Value #generation", "Generation", "percentunit", levels=steps(base=WARN)),
-                Column("Value #width", "Lanes", "percentunit", levels=steps(base=BAD)),
+                Column("what", "What"),
+                Column("Value #share", "Of its best", "percentunit", levels=steps(base=WARN)),
             ],
             hidden=("hw_id",),
+            sort=("Of its best", False),
+            nothing="all at their best",
             size=(24, 6),
         ),
     ]
@@ -449,6 +474,7 @@ def _node_lines(
     legend: str = "{{node}}",
     levels: Sequence[Threshold] = (),
     maximum: float | None = None,
+    nothing: str = "",
 ) -> Panel:
     return lines(
         Text(title, meaning, action),
@@ -458,6 +484,8 @@ def _node_lines(
         maximum=maximum,
         size=(8, 7),
         levels=levels,
+        sort=("Last *", True),
+        nothing=nothing,
     )
 
 
@@ -535,6 +563,7 @@ def _node_more() -> list[Panel]:
             "bytes",
             "Memory that was moved to disk.",
             "Any at all while training: too little memory.",
+            nothing="no swap",
         ),
         _node_lines(
             "Network",
@@ -551,6 +580,7 @@ def _node_more() -> list[Panel]:
             "Bytes received and sent by each port, RDMA included.",
             "One port without traffic among busy ones: its cable, or NCCL_IB_HCA.",
             "{{node}} · {{hw_id}} · " + way,
+            nothing="no such ports",
         ),
         _node_lines(
             "Network errors",
@@ -563,10 +593,11 @@ def _node_more() -> list[Panel]:
         ),
         _node_lines(
             "Standing still for want of",
-            rate("system.linux.pressure", "resource", "stall_type"),
+            f"clamp_max({rate('system.linux.pressure', 'resource', 'stall_type')}, 1)",
             "percentunit",
             "Share of the time in which some or all tasks waited for processor, memory or storage.",
             "Memory above a tenth: about to fail. Storage: the disk is the limit.",
             "{{node}} · {{resource}} · {{stall_type}}",
+            nothing="not told by this kernel",
         ),
     ]

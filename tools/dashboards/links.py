@@ -31,15 +31,17 @@ def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str,
         if other == title:
             continue
         kept = ["group", "job_type"]
-        # A board of one run that is told "All", or several, would stay empty: without a run it
-        # takes the newest of the group.
-        if title in _SINGLE or other not in _SINGLE:
+        # A board of one run that is told "All", or several, would stay empty.
+        one = other in _SINGLE and title not in _SINGLE
+        if not one:
             kept.append("run")
-        # Compare begins with rank 0: every rank of a large run would be too dear there.
-        if other not in ("Runs", "Compare"):
+        # Compare begins with rank 0, as every rank of a large run would be too dear there: nobody
+        # has chosen it, and no other board is to be of rank 0 alone.
+        if "Compare" not in (title, other) and other != "Runs":
             kept += _PLACES
         chosen = "&".join(f"${{{name}:queryparam}}" for name in kept if name in variables)
-        yield other, f"{_board(other)}&{chosen}"
+        run = "&var-run=${newest:percentencode}" if one else ""
+        yield other, f"{_board(other)}&{chosen}{run}"
 
 
 def of_table(title: str) -> tuple[str, str]:

@@ -76,6 +76,12 @@ LATE_WORDS = ValueMap(
 STALLED_WORDS = ValueMap(
     options={"1": ValueMappingResult(text="stalled", color="#F2495C", index=0)}
 )
+HELD_BACK_WORDS = ValueMap(
+    options={
+        "0": ValueMappingResult(text="no", index=0),
+        "1": ValueMappingResult(text="yes", color="#F2495C", index=1),
+    }
+)
 OUTSIDE_WORDS = ValueMap(
     options={"1": ValueMappingResult(text="outside", color="#F2495C", index=0)}
 )

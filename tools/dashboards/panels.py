@@ -144,9 +144,9 @@ def stat(
     nothing: str = "–",
     named: c.BigValueTextMode = c.BigValueTextMode.VALUE,
     link: tuple[str, str] | None = None,
-    size: tuple[int, int] = (3, 4),
+    size: tuple[int, int] = (6, 3),
 ) -> Panel:
-    """One number, with or instead of it the name of what has it."""
+    """One number, with or instead of it the name of what has it; a link is from ranks alone."""
     panel = _valued(_dressed(stat_.Panel(), text, asked, size), unit, levels, decimals)
     panel = (
         panel.no_value(nothing)
@@ -157,7 +157,8 @@ def stat(
     )
     if words is not None:
         panel = panel.mappings([words])
-    return panel.data_links(_links([link])) if link else panel
+    # Where nobody is named there are no labels, and the other board would be empty.
+    return panel.override_by_regexp("rank .*", [_linked([link])]) if link else panel
 
 
 def lines(
@@ -172,14 +173,23 @@ def lines(
     stacked: bool = False,
     by_phase: bool = False,
     legend: Sequence[str] = ("lastNotNull", "max"),
+    sort: tuple[str, bool] | None = None,
     max_points: int = 1000,
     decimals: int | None = None,
     faint: str = "",
     band: tuple[str, str] | None = None,
+    nothing: str = "",
     link: tuple[str, str] | None = None,
 ) -> Panel:
-    """Values over time. `faint` is drawn thin; a band goes from its first name to its second."""
+    """Values over time.
+
+    `faint` is drawn thin; a band goes from its first name to its second; `sort` is a column of the
+    legend and whether the largest comes first, as only the first few names are in sight.
+    """
     panel = _valued(_dressed(timeseries.Panel(), text, asked, size), unit, levels, decimals)
+    names = _legend(*legend, right=by_phase)
+    if sort is not None:
+        names = names.sort_by(sort[0]).sort_desc(sort[1])
     panel = (
         _coloured(panel)
         .max_data_points(max_points)
@@ -187,7 +197,7 @@ def lines(
         .fill_opacity(70 if stacked else 0)
         .show_points(c.VisibilityMode.AUTO)
         # As many names as there are phases would be hidden below.
-        .legend(_legend(*legend, right=by_phase))
+        .legend(names)
         .tooltip(_tooltip())
         # A point every export, at 5 s and more: holes of a few of them are no holes.
         .span_nulls(60000)
@@ -212,6 +222,8 @@ def lines(
         panel = panel.override_by_name(faint, thin)
     if band is not None:
         panel = _with_band(panel, *band)
+    if nothing:
+        panel = panel.no_value(nothing)
     return panel.data_links(_links([link])) if link else panel
 
 
@@ -295,11 +307,14 @@ def rank_heatmap(
     unit: str,
     lowest: float,
     highest: float,
-    scheme: str = "Turbo",
+    scheme: str,
     link: tuple[str, str] | None = None,
     size: tuple[int, int] = (24, 9),
 ) -> Panel:
-    """Rows are ranks, in numerical order as long as the legend is the bare number."""
+    """Rows are ranks, in numerical order as long as the legend is the bare number.
+
+    A scheme has to be one that goes through white: Grafana turns others round in its light theme.
+    """
     panel = _valued(_dressed(heatmap.Panel(), text, asked, size), unit, (), None)
     panel = (
         panel.max_data_points(300)
@@ -357,7 +372,9 @@ def states(
     """A band a series, in the colours of its states."""
     panel = _valued(_dressed(statetimeline.Panel(), text, asked, size), "none", (), None)
     return (
-        panel.mappings([words])
+        # With its own way to colour, by thresholds, the legend has no words.
+        _coloured(panel)
+        .mappings([words])
         .max_data_points(500)
         .merge_values(True)
         .show_value(c.VisibilityMode.NEVER)
@@ -444,7 +461,7 @@ def _properties(column: Column) -> list[m.DynamicConfigValue]:
         told.append(_set("mappings", [column.words]))
         told.append(_set("custom.cellOptions", {"type": "color-text"}))
     if column.links:
-        told.append(_set("links", [link.build() for link in _links(column.links)]))
+        told.append(_linked(column.links))
     if column.out_of_sight:
         # One for Grafana before 12.2, one from then on.
         told += [_set("custom.hidden", True), _set("custom.hideFrom", {"viz": True})]
@@ -461,6 +478,10 @@ def traces(text: Text, traceql: str, *, size: tuple[int, int] = (24, 9)) -> Pane
 
 def _set(id_: str, value: object) -> m.DynamicConfigValue:
     return m.DynamicConfigValue(id_val=id_, value=value)
+
+
+def _linked(links: Iterable[tuple[str, str]]) -> m.DynamicConfigValue:
+    return _set("links", [link.build() for link in _links(links)])
 
 
 def _links(links: Iterable[tuple[str, str]]) -> list[dashboard.DashboardLink]:

@@ -18,7 +18,7 @@ from tools.dashboards.panels import (
     rows,
     stat,
 )
-from tools.dashboards.selectors import AGENTS, BY_RANK, RANK_0, RANKS_OF_RUNS, RUNS
+from tools.dashboards.selectors import AGENTS, BY_NODE, BY_RANK, RANK_0, RANKS_OF_RUNS, RUNS
 
 QUESTION = "Can the other boards be trusted?"
 
@@ -161,6 +161,7 @@ def _agents() -> list[Panel]:
     failing = f"topk($topn, max by (node, source) (increase({errors}[$__range] @ end())) > 0)"
     beat = recorded("node:training_heartbeat_timestamp:max", RUNS)
     silent = f"bottomk($topn, max by (node) (last_over_time({beat}[$__range] @ end())))"
+    there = f"on ({BY_NODE}) {recorded('node:training_state:min', RUNS)} < 2"
     step = recorded("run:training_step:max", RUNS)
     return [
         lines(
@@ -191,22 +192,25 @@ def _agents() -> list[Panel]:
             minimum=0,
             levels=steps((45, WARN), (90, BAD)),
             size=(8, 7),
+            sort=("Max", True),
         ),
         lines(
             Text(
                 "Age of heartbeats",
                 "Time since each node's ranks were last seen alive; the nodes longest silent. "
-                "Below zero: clocks disagree.",
+                "Ranks that have ended are left out. Below zero: clocks disagree.",
                 "All nodes alike: the way to here. One node: its agent or the node.",
             ),
             over_time(
                 # At the moment at which it was recorded.
-                f"max by (node) (timestamp({beat}) - {beat}) and on (node) {silent}",
+                f"max by (node) (timestamp({beat}) - {beat} and {there}) and on (node) {silent}",
                 "{{node}}",
             ),
             unit="s",
             levels=steps((60, WARN), (120, BAD)),
             size=(8, 7),
+            sort=("Last *", True),
+            nothing="no ranks",
         ),
         lines(
             Text(
@@ -249,6 +253,7 @@ def _agents() -> list[Panel]:
             unit="short",
             minimum=0,
             size=(8, 7),
+            nothing="all were read",
         ),
         stat(
             Text(
@@ -283,7 +288,7 @@ def _capabilities() -> Panel:
             Column("reason", "Reason"),
             Column("Value #n", "Ranks"),
         ],
-        nothing="all is measured",
+        nothing="nothing is missing now",
         size=(24, 7),
     )
 
@@ -329,7 +334,11 @@ def _ranks() -> list[Panel]:
         expr = f"max by ({labels}) (rate({series}{_RATE})) and on ({labels}) {most_}"
         legend = "rank {{rank}} · {{node}}" + (f" · {{{{{by}}}}}" if by else "")
         return lines(
-            Text(title, meaning, action), over_time(expr, legend), unit="short", size=(8, 7)
+            Text(title, meaning, action),
+            over_time(expr, legend),
+            unit="short",
+            size=(8, 7),
+            nothing="none",
         )
 
     return [

@@ -66,12 +66,11 @@ class Question(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """One annotation: over the time range, at steps of `step`."""
+    """One annotation, asked for over the time range."""
 
     board: str
     name: str
     expr: str
-    step: str
     at_value: bool
     """The value is the time of the mark, in milliseconds."""
 
@@ -102,9 +101,7 @@ def board(told: dict[str, Any]) -> Board:
         tuple(map(_variable, told["templating"]["list"])),
         tuple(_questions(title, told["panels"])),
         tuple(
-            Mark(
-                title, each["name"], each["expr"], each["step"], each.get("useValueForTime", False)
-            )
+            Mark(title, each["name"], each["expr"], each.get("useValueForTime", False))
             for each in told["annotations"]["list"]
         ),
     )

@@ -10,6 +10,7 @@ from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
     ABOVE_0_IS_ODD,
     BAD,
+    HELD_BACK_WORDS,
     LATE_WORDS,
     OUTSIDE_WORDS,
     PHASE_WORDS,
@@ -79,14 +80,14 @@ def _now() -> list[Panel]:
                 "Slowest rank",
                 "Who keeps the others waiting and in which phase, with what it needs longer as a "
                 "share of the step. Agents compare the ranks of their node, the rules all of them.",
-                "Its row in the first picture is bright, and dark in the second. "
-                "Click for its GPU and node.",
+                "Its row in the first picture is red, and green in the second. Click for its GPU "
+                "and node. Of a run that has ended, the pictures say who it was.",
             ),
             now(f"topk(1, {late_rank(RUN)})", _WHOSE + " · {{phase}}"),
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,
-            nothing="balanced",
+            nothing="nobody now",
             link=of_series("GPUs & nodes", "node", "rank"),
             size=(6, 4),
         ),
@@ -102,7 +103,7 @@ def _now() -> list[Panel]:
             levels=ABOVE_0_IS_BAD,
             named=NAME_ALONE,
             link=of_series("GPUs & nodes", "node", "rank"),
-            size=(6, 4),
+            size=(5, 4),
         ),
         stat(
             Text(
@@ -112,6 +113,7 @@ def _now() -> list[Panel]:
             ),
             now(f"count({late_rank(RUN)}) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
+            size=(3, 4),
         ),
         stat(
             Text(
@@ -123,6 +125,7 @@ def _now() -> list[Panel]:
                 f"count(max by (node, rank) ({metric('training.stalled', RUN)}) == 1) or vector(0)"
             ),
             levels=ABOVE_0_IS_BAD,
+            size=(3, 4),
         ),
         stat(
             Text(
@@ -133,6 +136,7 @@ def _now() -> list[Panel]:
             ),
             now(f"{world} - (count({present}) or vector(0))"),
             levels=ABOVE_0_IS_ODD,
+            size=(3, 4),
         ),
         stat(
             Text(
@@ -145,6 +149,7 @@ def _now() -> list[Panel]:
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
+            size=(4, 4),
         ),
     ]
 
@@ -166,7 +171,7 @@ def _late() -> list[Panel]:
                 "1 is the median rank; waiting for others is left out. Rows are ranks; of many, "
                 "those "
                 "with most work in this time.",
-                "One bright row is a straggler: look at the same row below. Click it for its GPU.",
+                "One red row is a straggler: look at the same row below. Click it for its GPU.",
             ),
             over_time(
                 f"max by (rank) ({_WORK}) / on () group_left () max({median})"
@@ -176,13 +181,14 @@ def _late() -> list[Panel]:
             unit="none",
             lowest=0.8,
             highest=1.5,
+            scheme="Spectral",
             link=to_hardware,
         ),
         rank_heatmap(
             Text(
                 "Waiting, as a share of the step",
                 "How much of a step each of the same ranks waits for the others.",
-                "The one dark row among bright ones is what they wait for. All bright: "
+                "The one green row among purple ones is what they wait for. All purple: "
                 "the network, or a rank that is not drawn.",
             ),
             over_time(
@@ -191,9 +197,8 @@ def _late() -> list[Panel]:
             ),
             unit="percentunit",
             lowest=0,
-            highest=0.6,
-            # The other one begins with what is almost black.
-            scheme="Viridis",
+            highest=0.4,
+            scheme="PRGn",
             link=to_hardware,
         ),
         states(
@@ -271,7 +276,7 @@ def _worst() -> Panel:
             Column("Value #data", "Data", "s"),
             Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
             Column("Value #clock", "SM clock", "hertz"),
-            Column("Value #held", "Held back", levels=ABOVE_0_IS_BAD),
+            Column("Value #held", "Held back", words=HELD_BACK_WORDS),
         ],
         sort=("Work per step", True),
     )
@@ -321,7 +326,8 @@ def _hanging() -> list[Panel]:
             Text(
                 "Longest without progress",
                 "Ranks by the time since their last change of phase; how many collectives they are "
-                "behind the first; and whether they are outside of what the others wait in.",
+                "behind the first; and whether they are outside of what the others wait in. Empty "
+                "where no rank is there any more.",
                 "Outside or behind: that rank is the cause. Waiting (comm_wait): a victim.",
             ),
             rows(f"time() - max by ({by}) ({progress}) and on ({by}) {longest}", "age"),
@@ -408,7 +414,8 @@ def _spread() -> list[Panel]:
 def _process() -> list[Panel]:
     def each(title: str, expr: str, unit: str, meaning: str, action: str) -> Panel:
         panel = Text(title, meaning, action)
-        return lines(panel, over_time(expr, _WHOSE), unit=unit, minimum=0, size=(8, 7))
+        asked = over_time(expr, _WHOSE)
+        return lines(panel, asked, unit=unit, minimum=0, size=(8, 7), sort=("Max", True))
 
     def last(name: str) -> str:
         return f"max by (node, rank) ({metric(name, RANKS_OF_RUN)})"
@@ -497,7 +504,7 @@ def _process() -> list[Panel]:
             "Fewer than before: a loader worker was killed, for memory mostly.",
         ),
         each(
-            "Running since",
+            "Running for",
             last("process.uptime"),
             "s",
             "How long ago the process was started.",

@@ -135,13 +135,14 @@ def _now() -> list[Panel]:
                 "Slowest rank",
                 "The rank that keeps the others waiting, with the phase; "
                 "the number is what it needs longer, as a share of the step.",
-                "Go to Ranks for since when, and to GPUs & nodes for its hardware.",
+                "Go to Ranks for since when, and to GPUs & nodes for its hardware. Of a run that "
+                "has ended, Ranks says who it was.",
             ),
             now(f"topk(1, {late_rank(RUN)})", "rank {{rank}} · {{node}} · {{phase}}"),
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,
-            nothing="balanced",
+            nothing="nobody now",
             link=of_series("Ranks", "rank"),
         ),
         stat(
@@ -230,8 +231,8 @@ def _learning() -> list[Panel]:
                 "Values that were no numbers",
                 "How many logged values were NaN or infinite, over all ranks. They appear in no "
                 "curve.",
-                "More than one: stop, go back to a checkpoint, look at the learning rate and the "
-                "data.",
+                "More than one for each rank: stop, go back to a checkpoint, look at the learning "
+                "rate and the data.",
             ),
             rows(
                 "sum by (name, split) "
@@ -325,6 +326,7 @@ def _speed() -> list[Panel]:
             unit="percentunit",
             minimum=0,
             maximum=1,
+            nothing="peak not known",
         ),
     ]
 
@@ -423,6 +425,7 @@ def _memory() -> list[Panel]:
             over_time(times("training.ooms"), "out of memory"),
             unit="short",
             levels=ABOVE_0_IS_ODD,
+            nothing="not measured",
         ),
     ]
 
@@ -482,9 +485,9 @@ def _events() -> list[Panel]:
             rows(most("training.exceptions", "error_type", "node", "rank"), "n"),
             columns=[
                 Column("error_type", "Exception"),
-                Column("node"),
-                Column("rank"),
-                Column("Value #n", "Times", levels=ABOVE_0_IS_BAD),
+                Column("node", width=90),
+                Column("rank", width=75),
+                Column("Value #n", "Times", levels=ABOVE_0_IS_BAD, width=85),
             ],
             size=(8, 7),
         ),
@@ -537,7 +540,7 @@ def _events() -> list[Panel]:
             over_time(
                 f"max by (dtype) ({metric('training.flops.peak', RUN, RANK_0)})", "peak, {{dtype}}"
             ),
-            unit="short",
+            unit="flops",
             log=True,
             size=(12, 7),
         ),
@@ -566,6 +569,7 @@ def _ranks() -> list[Panel]:
             over_time(per_step(RANKS_OF_RUN, waiting=False), whose),
             unit="s",
             minimum=0,
+            sort=("Last *", True),
         ),
         lines(
             Text(
@@ -579,6 +583,7 @@ def _ranks() -> list[Panel]:
             ),
             unit="percentunit",
             minimum=0,
+            sort=("Max", True),
         ),
         states(
             Text(

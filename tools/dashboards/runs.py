@@ -187,15 +187,17 @@ def _table() -> Panel:
         rows(by_run("max", f"max_over_time({value}[$__range])"), "highest"),
         rows(f"{by_run('sum', f'sum_over_time({used}[$__range])')} {_HOURS}", "used"),
         rows(f"{by_run('sum', f'sum_over_time({lost}[$__range])')} {_HOURS}", "lost"),
-        rows(f"{by_run('max', _last(began))} * 1000", "start"),
+        # The first one: a run that was resumed has several, and is to be seen from start to end.
+        rows(f"{by_run('min', f'min_over_time({began}[$__range])')} * 1000", "start"),
         rows(f"{by_run('max', _last(beat))} * 1000", "seen"),
         # Its last export, with how it ended, comes after its last heartbeat.
         rows(f"{by_run('max', _last(beat))} * 1000 + 60000", "until"),
         columns=[
-            Column("group"),
+            # So narrow that what a run has cost is in sight beside a menu.
+            Column("group", width=100),
             Column(
                 "run",
-                width=160,
+                width=140,
                 links=[
                     of_table_lifetime("Run"),
                     of_table("Run"),
@@ -203,20 +205,21 @@ def _table() -> Panel:
                     of_table("Compare"),
                 ],
             ),
-            Column("job_type"),
-            Column("Value #state", "State", words=STATE_WORDS),
-            Column("Value #stalled", "Moves", words=STALLED_WORDS),
-            Column("Value #step", "Step", decimals=0),
-            Column("Value #last", "Last", "short"),
-            Column("Value #lowest", "Lowest", "short"),
-            Column("Value #highest", "Highest", "short"),
-            Column("Value #used", "GPU-hours", "h", decimals=1),
+            Column("job_type", width=100),
+            Column("Value #state", "State", words=STATE_WORDS, width=90),
+            Column("Value #stalled", "Moves", words=STALLED_WORDS, width=90),
+            Column("Value #step", "Step", decimals=0, width=85),
+            Column("Value #last", "Last", "short", width=80),
+            Column("Value #lowest", "Lowest", "short", width=95),
+            Column("Value #highest", "Highest", "short", width=100),
+            Column("Value #used", "GPU-hours", "h", decimals=1, width=115),
             Column(
                 "Value #lost",
                 "Lost",
                 "h",
                 decimals=2,
                 levels=steps((1, WARN), (24, BAD)),
+                width=90,
             ),
             Column("Value #start", "Started", "dateTimeAsIso", width=170),
             Column("Value #seen", "Seen", "dateTimeFromNow", width=140),
@@ -269,12 +272,15 @@ def _over_time() -> list[Panel]:
 
 
 def _taken() -> list[Panel]:
-    def by_rule(title: str, name: str, unit: str, meaning: str, action: str) -> Panel:
+    def by_rule(
+        title: str, name: str, unit: str, meaning: str, action: str, nothing: str = ""
+    ) -> Panel:
         return lines(
             Text(title, meaning, action),
             over_time(f"max by (run) ({recorded(name, RUNS)})", "{{run}}"),
             unit=unit,
             minimum=0,
+            nothing=nothing,
             link=of_series("Run", "run"),
         )
 
@@ -292,6 +298,7 @@ def _taken() -> list[Panel]:
             "percentunit",
             "Share of what the devices could compute that the model's work amounts to.",
             "The run with the same model and a higher one shows what is possible.",
+            "peak not known",
         ),
         by_rule(
             "Tokens per second",
@@ -299,6 +306,7 @@ def _taken() -> list[Panel]:
             "short",
             "Of all ranks that are exported, together.",
             "Compare runs of one model only.",
+            "no tokens are counted",
         ),
         by_rule(
             "Power",

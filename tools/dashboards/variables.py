@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.models.common import DataSourceRef
-from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
+from grafana_foundation_sdk.models.dashboard import (
+    VariableHide,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
 from tools.dashboards.names import metric
-from tools.dashboards.selectors import NODES, RUN
+from tools.dashboards.selectors import NODES, RUN, RUNS
 
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
@@ -80,8 +85,7 @@ def job_type() -> build.QueryVariable:
     return _several("job_type", "Job type", query, "The role of a process: train, eval, ...")
 
 
-def _runs_newest_first() -> str:
-    whose = 'group=~"$group",job_type=~"$job_type"'
+def _runs_newest_first(whose: str = 'group=~"$group",job_type=~"$job_type"') -> str:
     began = metric("training.run.start.timestamp", whose)
     # Sorted here, which a list of label values cannot be: the newest run is what people look for.
     return f"query_result(sort_desc(max by (run) (last_over_time({began}[$__range]))))"
@@ -98,6 +102,13 @@ def runs() -> build.QueryVariable:
 def run() -> build.QueryVariable:
     says = "One launch; the newest of this time range comes first."
     return _one("run", "Run", _runs_newest_first(), says, sort=_AS_IS).regex(_RUN_OF_RESULT)
+
+
+def newest() -> build.QueryVariable:
+    """Out of sight: of the chosen runs the one that a link to a board of one run leads to."""
+    says = "The newest of the chosen runs, for links."
+    variable = _one("newest", "Newest run", _runs_newest_first(RUNS), says, sort=_AS_IS)
+    return variable.regex(_RUN_OF_RESULT).hide(VariableHide.HIDE_VARIABLE)
 
 
 def places(selector: str, *, first_rank: str = "") -> list[build.QueryVariable]:
@@ -183,7 +194,7 @@ def text(name: str, label: str, default: str, says: str) -> build.TextBoxVariabl
 
 
 def of_runs() -> list[build.QueryVariable]:
-    return [group(), job_type(), runs()]
+    return [group(), job_type(), runs(), newest()]
 
 
 def of_run() -> list[build.QueryVariable]:
