@@ -6,20 +6,45 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from otel_ddp import catalog
 from otel_ddp.agent.export import Renderer
+from otel_ddp.agent.ledger import Ledger
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
 LABELS = (("run", "r"), ("rank", "0"))
 VERDICT = {"name": "straggler", "time": 5, "attributes": {"phase": "data"}}
+MS, HOUR_NS = 10**6, 3600 * 10**9
 NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
 
 
 def span(**said: Any) -> Document:
     content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **said}
     return Document(SPAN, content, 0)
+
+
+def test_values_of_different_hours_go_by_different_requests() -> None:
+    ledger = Ledger()
+    ledger.keep_history = True
+    series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", "loss")))
+    logged_ns = [HOUR_NS - 2 * MS, HOUR_NS - MS, HOUR_NS, 5 * HOUR_NS]
+    for at_ns in logged_ns:
+        ledger.log(series, 1.0, at_ns)
+
+    requests = Renderer({}).metrics(ledger, 5 * HOUR_NS + MS)
+
+    messages = [ExportMetricsServiceRequest.FromString(each.body) for each in requests]
+    times = [
+        [point.time_unix_nano for point in metric.gauge.data_points]
+        for message in messages
+        for metric in message.resource_metrics[0].scope_metrics[0].metrics
+    ]
+    assert times == [logged_ns[:2], logged_ns[2:3], logged_ns[3:]]
 
 
 @pytest.mark.parametrize("time", NO_TIMES)

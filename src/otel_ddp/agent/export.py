@@ -20,6 +20,7 @@ T = TypeVar("T")
 SCOPE = "otel_ddp"
 _MOST_POINTS = 2000
 _MOST_SPANS = 500
+_HOUR_NS = 3600 * 10**9
 
 
 class Renderer:
@@ -39,17 +40,19 @@ class Renderer:
     def metrics(self, ledger: Ledger, now_ns: int) -> list[Request]:
         """Every logged value since the last time, and how everything else stands now."""
         # Apart: what is logged is lost with its request, what stands is told again next time.
-        batches: dict[tuple[str, bool], _Batch] = {}
+        # By the hour: for one value that is too old a backend refuses a whole request, and so are
+        # those of a journal that nobody has read for hours.
+        batches: dict[tuple[int, bool, str], _Batch] = {}
         with ledger.lock:
             for metric, rows in ledger.families():
                 lasting = is_logged(metric)
                 for series in rows:
-                    batch = batches.get((series.project, lasting))
-                    if batch is None:
-                        batch = _Batch(self._resource(series.project), lasting)
-                        batches[series.project, lasting] = batch
-                    batch.add(metric, _points(series, now_ns))
-        return [request for batch in batches.values() for request in batch.close()]
+                    for hour, points in _points(series, now_ns).items():
+                        key = (hour, lasting, series.project)
+                        if key not in batches:
+                            batches[key] = _Batch(self._resource(series.project), lasting)
+                        batches[key].add(metric, points)
+        return [request for key in sorted(batches) for request in batches[key].close()]
 
     def documents(self, taken: Iterable[tuple[Labels, str, Sequence[Document]]]) -> list[Request]:
         """Spans as traces, events as log records."""
@@ -115,7 +118,9 @@ class _Batch:
         return self._requests
 
 
-def _points(series: Series, now_ns: int) -> list[bytes]:
+def _points(series: Series, now_ns: int) -> dict[int, list[bytes]]:
+    """Encoded, by the hour in which they were measured."""
+    hour = now_ns // _HOUR_NS
     value = series.value
     if isinstance(value, Buckets):
         attributes = series.encoded or encode.attribute_bytes(
@@ -124,18 +129,21 @@ def _points(series: Series, now_ns: int) -> list[bytes]:
         series.encoded = attributes
         counts = [int(count) for count in value.counts]
         # fmt: off
-        return [encode.histogram_point(attributes, now_ns, series.start_ns, sum(counts),
-                                       value.total, series.metric.bounds, counts)]
+        return {hour: [encode.histogram_point(attributes, now_ns, series.start_ns, sum(counts),
+                                              value.total, series.metric.bounds, counts)]}
         # fmt: on
     if value is None:
-        return []
+        return {}
     attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
     series.encoded = attributes
     if is_logged(series.metric):
         history, series.history = series.history, None
-        return [encode.number_point(attributes, at, seen) for at, seen in history or ()]
+        found: dict[int, list[bytes]] = {}
+        for at, seen in history or ():
+            found.setdefault(at // _HOUR_NS, []).append(encode.number_point(attributes, at, seen))
+        return found
     start_ns = series.start_ns if series.metric.kind is not Kind.GAUGE else 0
-    return [encode.number_point(attributes, now_ns, value, start_ns)]
+    return {hour: [encode.number_point(attributes, now_ns, value, start_ns)]}
 
 
 def trace_id(labels: Labels, trace: str) -> bytes:
