@@ -147,6 +147,12 @@ class Config:
     lr: float = 0.1
 
 
+def test_an_empty_config_is_one(place: Here, caplog: pytest.LogCaptureFixture) -> None:
+    otel_ddp.init(config={})
+
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("opened", [False, True])
 def test_config_returns_the_very_object(opened: bool, place: Here) -> None:
     run = otel_ddp.init() if opened else None

@@ -214,6 +214,8 @@ class Run:
         if recorder is None:
             return
         content = values.flat(mapping)
+        if not content and isinstance(mapping, Mapping):
+            return
         if not content:
             kind = type(mapping).__name__
             recorder.refuse("value", "config", f"config expects a mapping, got {kind}")
