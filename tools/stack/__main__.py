@@ -17,24 +17,17 @@ from tools.stack.up import Addresses, AlreadyRunning, up
 
 def main(words: list[str]) -> int:
     """Without a word: run the stack until Ctrl-C."""
-    # What ends politely ends the servers too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for polite in (signal.SIGTERM, signal.SIGHUP):
+        # What ends politely ends the servers too.
+        signal.signal(polite, lambda number, _: sys.exit(128 + number))
     what, *rest = words or ["run"]
     if what not in ("run", "build", "demo"):
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        built = binaries(say=_say)
-        if what == "build":
-            return 0
-        with suppress(KeyboardInterrupt), up(built, say=_say) as addresses:
-            status = _demo(addresses, rest) if what == "demo" else 0
-            _say(
-                "\n".join(["", *addresses.lines(), "", "Ctrl-C ends it; the data stay in .stack."])
-            )
-            while not status:
-                signal.pause()
-            return status
+        return _run(what, rest)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except AlreadyRunning as other:
         _say(f"stack: {other}")
         if what == "demo":
@@ -46,15 +39,31 @@ def main(words: list[str]) -> int:
     return 0
 
 
+def _run(what: str, rest: list[str]) -> int:
+    built = binaries(say=_say)
+    if what == "build":
+        return 0
+    with up(built, say=_say) as addresses:
+        if what == "demo" and (status := _demo(addresses, rest)):
+            return status
+        _say("\n".join(["", *addresses.lines(), "", "Ctrl-C ends it; the data stay in .stack."]))
+        with suppress(KeyboardInterrupt):
+            while True:
+                signal.pause()
+    return 0
+
+
 def _demo(addresses: Addresses, rest: list[str]) -> int:
     command = [str(Path(sys.executable).with_name("otel-ddp")), "demo", *rest]
     env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": addresses.collector}
     status = subprocess.run(command, env=env).returncode
+    if status:
+        return status
     look = addresses.grafana or (
         f"curl {addresses.prometheus}/api/v1/query -d 'query=training_scalar{{name=\"loss\"}}[10m]'"
     )
     _say(f"\nLook at what arrived in Prometheus:  {look}")
-    return status
+    return 0
 
 
 def _say(line: str) -> None:

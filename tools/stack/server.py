@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,16 +41,10 @@ class Server:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C is for whoever started it, who ends the servers one after the other.
-                start_new_session=True,
-                preexec_fn=_die_with_the_parent,
-            )
+            try:
+                self._process = self._begin(log)
+            except OSError as why:
+                raise NotUp(f"{self.name} cannot be started: {why}") from None
         deadline = time.monotonic() + _UP_WITHIN_S
         while not _answers(self._ready):
             if self._process.poll() is not None:
@@ -59,6 +53,18 @@ class Server:
                 self.kill()
                 raise NotUp(f"{self.name} is not up after {_UP_WITHIN_S:g} s:\n{self.said()}")
             time.sleep(0.05)
+
+    def _begin(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for whoever started it, who ends the servers one after the other.
+            start_new_session=True,
+            preexec_fn=_die_with_the_parent,
+        )
 
     def said(self) -> str:
         """The end of its log."""

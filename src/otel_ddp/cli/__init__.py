@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,17 +21,26 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        asked = _parse(given)
+        return int(asked.run(asked))
+    except KeyboardInterrupt:
+        # Who presses Ctrl-C knows why it ended.
+        print(file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _parse(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="otel-ddp", description="OpenTelemetry for distributed PyTorch training."
     )
     parser.add_argument("--version", action="version", version=f"otel-ddp {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    given = list(sys.argv[1:] if arguments is None else arguments)
     for name, sentence in _COMMANDS.items():
         sub = commands.add_parser(name, help=sentence, description=sentence)
         if name in given[:1]:
             module = import_module(f"otel_ddp.cli.{name}")
             module.arguments(sub)
             sub.set_defaults(run=module.run)
-    asked = parser.parse_args(given)
-    return int(asked.run(asked))
+    return parser.parse_args(given)

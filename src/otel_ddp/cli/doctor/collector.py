@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import ssl
 import time
 from collections import defaultdict
@@ -16,8 +17,8 @@ from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
 _ENDPOINTS = tuple(
     f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
 )
+_PATHS = ("/v1/metrics", "/v1/traces", "/v1/logs")
 _CLOCKS_S = 2.0
-
 
 _ADVICE = (
     ("connection refused", "nothing listens there; start the collector, or correct {variable}"),
@@ -26,9 +27,9 @@ _ADVICE = (
     ("has expired", "renew the collector's certificate, if the clock here is right"),
     ("verify failed", "name the authority that signed it in OTEL_EXPORTER_OTLP_CERTIFICATE"),
     ("TLS to", "does it speak TLS on this port? If not, {variable} begins with http://"),
-    ("token rejected", "renew the token in it"),
+    ("token rejected", "renew the token in it, or set one: authorization=Bearer%20<token>"),
     ("connection closed", "it may speak TLS (https://) or the other protocol on this port"),
-    ("not taken there", "correct the path, or switch this signal off: {switch}"),
+    ("not taken there", "correct the path, or switch off what it does not take: {switch}"),
     ("a redirect", "set {variable} to where it leads"),
     ("is no address", "correct {variable}"),
     ("no way to", "see to the network, or correct {variable}"),
@@ -76,11 +77,11 @@ def collector(scene: Scene) -> Findings:
     refused: dict[str, list[str]] = defaultdict(list)
     for each, outcome in outcomes.items():
         if outcome.kind != "delivered":
-            refused[outcome.why].append(each)
+            refused[_common(outcome.why, each)].append(each)
     for why, those in refused.items():
         # A collector without traces or logs is a common thing; without metrics it is of no use.
         spared = "not taken there" in why and "metrics" not in those and "metrics" in taken
-        sentence = f"{_and(those)} cannot be sent: {why}{_advice(why, those[0])}"
+        sentence = f"{_and(those)} cannot be sent: {why}{_advice(why, those, conf.endpoint)}"
         yield Finding("warn" if spared else "fail", "collector", sentence)
     spoke = taken or any(outcome.why[:3].isdigit() for outcome in outcomes.values())
     if spoke:
@@ -91,9 +92,18 @@ def _and(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _advice(why: str, signal: str) -> str:
+def _common(why: str, signal: str) -> str:
+    """The reason without what names the signal: one for all is told once."""
+    why = why.removeprefix(f"{signal} cannot be sent: ")
+    return re.sub(rf"/v1/{signal}(?=[: ])", "", why).replace(f": {signal} are", ": they are")
+
+
+def _advice(why: str, signals: Sequence[str], endpoint: str) -> str:
     advice = next((advice for words, advice in _ADVICE if words in why), "")
-    switch = f"OTEL_{signal.upper()}_EXPORTER=none"
+    path = urlsplit(endpoint).path.rstrip("/")
+    if "not taken there" in why and path.endswith(_PATHS):
+        advice = "leave /v1/... out of {variable}: it is added"
+    switch = ", ".join(f"OTEL_{each.upper()}_EXPORTER=none" for each in signals)
     told = advice.format(variable="OTEL_EXPORTER_OTLP_ENDPOINT", switch=switch)
     return f"; {told}" if told else ""
 
