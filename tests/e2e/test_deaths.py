@@ -226,7 +226,8 @@ def limited(group: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(not LENT_CGROUP, reason="OTEL_DDP_TEST_CGROUP lends no memory cgroup to tests")
 def test_an_out_of_memory_kill_in_a_cgroup_is_told_as_one() -> None:
-    with Ward() as node, limited(Path(LENT_CGROUP) / f"otel_ddp-test-{os.getpid()}") as group:
+    # The agent that the rank starts is in the group as well, and ends with the node.
+    with limited(Path(LENT_CGROUP) / f"otel_ddp-test-{os.getpid()}") as group, Ward() as node:
         # In the group before the agent knows of it.
         enters = f'echo $$ > {group}/cgroup.procs; exec "$0" -c "$1"'
         ranks = {"OTEL_DDP_RANK": "0", "OTEL_DDP_WORLD_SIZE": "1"}
@@ -237,7 +238,7 @@ def test_an_out_of_memory_kill_in_a_cgroup_is_told_as_one() -> None:
 
         verdict = node.report_on(1)["verdict"]
         assert verdict["who"]["rank"] == "0"
-        assert "out of memory" in verdict["sentence"]
+        assert "its memory cgroup was full" in verdict["sentence"]
 
 
 def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone() -> None:
