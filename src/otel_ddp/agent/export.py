@@ -48,7 +48,8 @@ class Renderer:
                 lasting = is_logged(metric)
                 for series in rows:
                     for hour, points in _points(series, now_ns).items():
-                        key = (hour, lasting, series.project)
+                        # What is lost with its request goes first.
+                        key = (hour, not lasting, series.project)
                         if key not in batches:
                             batches[key] = _Batch(self._resource(series.project), lasting)
                         batches[key].add(metric, points)
