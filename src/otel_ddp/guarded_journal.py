@@ -40,6 +40,7 @@ class GuardedJournal:
         self._inside = False
         self._closed = False
         self._interrupted = 0
+        self._afterwards: Callable[[], None] | None = None
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
         self._places: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
@@ -65,12 +66,26 @@ class GuardedJournal:
                 return act()
             finally:
                 self._inside = False
+                if self._afterwards is not None:
+                    self._catch_up()
 
     def _reentered(self) -> None:
         # A signal handler that logs while its own thread is inside log: the lock lets it in, and
         # writing now would tear what is being written. Even counting has to wait.
         self._interrupted += 1
         self.look_at = 0
+
+    def after(self, act: Callable[[], None]) -> bool:
+        """Whether this came in the middle of a writing: then it is done right after that."""
+        with self._lock:
+            if self._inside:
+                self._afterwards = act
+            return self._inside
+
+    def _catch_up(self) -> None:
+        act, self._afterwards = self._afterwards, None
+        if act is not None:
+            act()
 
     def _admit(self) -> None:
         """Count what signal handlers said at a bad moment."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from otel_ddp import catalog
 from otel_ddp.guarded_journal import Amount
 from otel_ddp.journal import layout
+from otel_ddp.journal.writer import scratch
 from otel_ddp.recorder import Recorder
 
 _CODES = catalog.PHASES
@@ -94,6 +95,7 @@ class Standing:
         self._origin = writer.created_monotonic_ns
         self._lock = threading.RLock()
         self._telling = False
+        self._afterwards: Callable[[], None] | None = None
         self._over = False
         self._outside = Phase("other", _OTHER, self._origin)
         self._open: list[Phase] = [self._outside]
@@ -170,6 +172,15 @@ class Standing:
             self.tell()
             self._become(state)
             self._over = True
+            self._words = scratch()
+
+    def after(self, act: Callable[[], None]) -> bool:
+        """Whether this came in the middle of a telling or a writing: then it is done after that."""
+        with self._lock:
+            if not self._telling:
+                return self.recorder.after(act)
+            self._afterwards = act
+            return True
 
     def _become(self, state: str) -> None:
         self._state = state
@@ -307,6 +318,9 @@ class Standing:
                 self._tell()
             finally:
                 self._telling = False
+                act, self._afterwards = self._afterwards, None
+                if act is not None:
+                    act()
 
     def _tell(self) -> None:
         now = _clock()

@@ -90,6 +90,8 @@ class Recorder(GuardedJournal):
                         _NO_EPOCH if epoch is None else epoch, numbers, length)
                 finally:
                     self._inside = False
+                    if self._afterwards is not None:
+                        self._catch_up()
             # fmt: on
             if step is not None:
                 self.step = step

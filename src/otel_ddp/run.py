@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -252,8 +253,8 @@ class Run:
     def _begin(
         self, name: Any, phase: bool = False, expect_s: Any = None
     ) -> tuple[OpenSpan, Phase | None] | None:
-        recorder = self._ready()
-        if recorder is None or self._standing is None:
+        recorder, standing = self._ready(), self._standing
+        if recorder is None or standing is None:
             return None
         try:
             clean, _ = values.text(name, 200)
@@ -263,8 +264,7 @@ class Run:
         expected = containment.attempt(lambda: float(expect_s or 0.0), 0.0)
         if not 0.0 <= expected < 1e9:
             expected = 0.0
-        entered = self._standing.begin(clean, expected) if phase else None
-        standing = self._standing
+        entered = standing.begin(clean, expected) if phase else None
         if standing.stepping:
             # All ranks count alike, whoever of them logs.
             return OpenSpan(clean, f"step/{standing.count + 1}", standing.under_way()), entered
@@ -362,6 +362,9 @@ class Run:
         self._opened = True
         recorder, standing, where = self._recorder, self._standing, self._place
         if recorder is None or standing is None or where is None:
+            return
+        # A signal handler that ends the run in the middle of what its own thread records.
+        if standing.after(partial(self.close, state, reason)):
             return
         if not self._settled:
             self._settle(recorder)

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import Variable
 
 from otel_ddp import containment
+from otel_ddp.journal.writer import scratch
 from otel_ddp.progress import PHASE_WORD, Phase, Standing
 from otel_ddp.torch.workload import workload
 
@@ -156,6 +157,7 @@ class Stepper:
         for phase in (self._forward, self._eval, self._backward, self._optimizer, self._data):
             self.standing.leave(phase)
         self.standing.tell()
+        self._words = scratch()
 
     # -- forward
 

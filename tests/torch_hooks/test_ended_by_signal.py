@@ -1,0 +1,162 @@
+"""A signal handler ends the run, at whatever moment it comes: all is told, and nothing fails."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import otel_ddp
+from conftest import Here, Journal
+from otel_ddp import Run, catalog, containment
+from otel_ddp.journal.layout import END
+from otel_ddp.journal.reader import Document
+
+OURS = str(Path(otel_ddp.__file__).parent) + os.sep
+# Where Python looks for signals: when a function has been entered, and after each call.
+MOMENTS = ("call", "c_return")
+INPUT = torch.ones(8, 4)
+
+
+class Handler:
+    """Called at each moment of ours at which a signal may be handled; acts at one of them."""
+
+    def __init__(self, act: Callable[[], None] | None = None, at: int = -1) -> None:
+        self.moments = 0
+        self.during: list[str] = []
+        self._act, self._at = act, at
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event not in MOMENTS or not code.co_filename.startswith(OURS):
+            return
+        # What is raised in one of these while it is closed is lost in Python itself.
+        if code.co_flags & inspect.CO_GENERATOR:
+            return
+        self.moments += 1
+        if self.moments == self._at and self._act is not None:
+            sys.setprofile(None)
+            self.during = [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]
+            self._act()
+
+
+@contextlib.contextmanager
+def interrupted_by(handler: Handler) -> Iterator[None]:
+    sys.setprofile(handler)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+class Job:
+    """All that a process records, in one round."""
+
+    def __init__(self) -> None:
+        self.run: Run = otel_ddp.init()
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        otel_ddp.instrument(self.model)
+        self._rounds = 0
+        self.steps = 0
+        self.left = False
+        self.round()
+
+    def preempted(self) -> None:
+        standing = self.run._standing
+        assert standing is not None
+        self.steps = standing.count
+        self.run.finish("failed", reason="preempted")
+
+    def round(self) -> None:
+        self._rounds += 1
+        self.optimizer.zero_grad()
+        self.model(INPUT).sum().backward()
+        self.optimizer.step()
+        self.run.log({"loss": 1.0}, step=self._rounds)
+        self.run.log({f"new{self._rounds}": float("nan")}, step=self._rounds)
+        with self.run.phase("checkpoint"):
+            self.run.event("saved")
+        if self.run._standing is not None:
+            self.run._standing.tell()
+
+
+def moments(place: Here) -> int:
+    """How many there are in a round."""
+    job, handler = Job(), Handler()
+    with interrupted_by(handler):
+        job.round()
+    job.run.finish()
+    _forget(place)
+    return handler.moments
+
+
+def _forget(place: Here) -> None:
+    for path in place.journals():
+        path.unlink()
+
+
+def assert_quiet(caplog: pytest.LogCaptureFixture, moment: int) -> None:
+    said = [each for each in caplog.messages if not each.startswith("Not measured in this run")]
+    assert (said, containment.swallowed) == ([], {}), f"moment {moment}"
+
+
+def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
+    (end,) = (
+        each.content for each in journal.records if isinstance(each, Document) and each.kind == END
+    )
+    assert end["state"] == journal.state == "failed"
+    assert journal.reason == "preempted"
+    assert journal.unreadable == 0
+    # Of the round before, whatever became of this one.
+    assert ("loss", 1.0) in journal.points
+    # One that is just being counted may be counted or not; and where the handler raises in the
+    # middle of the telling, what was being told is lost.
+    unsure = {"step_finished", *(("_tell",) if job.left else ())}.intersection(handler.during)
+    assert journal.total(catalog.TRAINING_STEPS) in (job.steps, job.steps - bool(unsure))
+
+
+def test_the_program_may_go_on(place: Here, caplog: pytest.LogCaptureFixture) -> None:
+    count = moments(place)
+    assert count > 300
+    for moment in range(1, count + 1):
+        job = Job()
+        caplog.clear()
+        handler = Handler(job.preempted, moment)
+        with interrupted_by(handler):
+            job.round()
+        job.round()
+
+        assert handler.moments >= moment
+        assert_quiet(caplog, moment)
+        assert_ended(place.only(), job, handler)
+        _forget(place)
+
+
+def test_the_program_may_be_left(place: Here, caplog: pytest.LogCaptureFixture) -> None:
+    def leave(job: Job) -> None:
+        job.left = True
+        job.preempted()
+        raise SystemExit(0)
+
+    for moment in range(1, moments(place) + 1):
+        job = Job()
+        caplog.clear()
+        handler = Handler(partial(leave, job), moment)
+        with contextlib.suppress(SystemExit), interrupted_by(handler):
+            job.round()
+
+        assert_quiet(caplog, moment)
+        assert_ended(place.only(), job, handler)
+        _forget(place)
