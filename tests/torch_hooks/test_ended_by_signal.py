@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 import otel_ddp
 from conftest import Here, Journal
@@ -32,7 +33,7 @@ INPUT = torch.ones(8, 4)
 class Handler:
     """Called at each moment of ours at which a signal may be handled; acts at one of them."""
 
-    def __init__(self, act: Callable[[], None] | None = None, at: int = -1) -> None:
+    def __init__(self, act: Callable[[], None], at: int) -> None:
         self.moments = 0
         self.during: list[str] = []
         self._act, self._at = act, at
@@ -45,9 +46,9 @@ class Handler:
         if code.co_flags & inspect.CO_GENERATOR:
             return
         self.moments += 1
-        if self.moments == self._at and self._act is not None:
+        if self.moments == self._at:
             sys.setprofile(None)
-            self.during = [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]
+            self.during += [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]
             self._act()
 
 
@@ -63,14 +64,14 @@ def interrupted_by(handler: Handler) -> Iterator[None]:
 class Job:
     """All that a process records, in one round."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: bool) -> None:
+        self.leaves = leaves
         self.run: Run = otel_ddp.init()
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         otel_ddp.instrument(self.model)
         self._rounds = 0
         self.steps = 0
-        self.left = False
         self.round()
 
     def preempted(self) -> None:
@@ -78,6 +79,8 @@ class Job:
         assert standing is not None
         self.steps = standing.count
         self.run.finish("failed", reason="preempted")
+        if self.leaves:
+            raise SystemExit(0)
 
     def round(self) -> None:
         self._rounds += 1
@@ -92,24 +95,25 @@ class Job:
             self.run._standing.tell()
 
 
-def moments(place: Here) -> int:
-    """How many there are in a round."""
-    job, handler = Job(), Handler()
-    with interrupted_by(handler):
-        job.round()
-    job.run.finish()
-    _forget(place)
-    return handler.moments
-
-
 def _forget(place: Here) -> None:
     for path in place.journals():
         path.unlink()
 
 
-def assert_quiet(caplog: pytest.LogCaptureFixture, moment: int) -> None:
+def assert_quiet(caplog: pytest.LogCaptureFixture, handler: Handler) -> None:
     said = [each for each in caplog.messages if not each.startswith("Not measured in this run")]
-    assert (said, containment.swallowed) == ([], {}), f"moment {moment}"
+    assert (said, containment.swallowed) == ([], {}), handler.during
+
+
+def assert_no_mode(job: Job, handler: Handler) -> None:
+    """Operations are counted by a mode of torch's: it is not left behind where training goes on.
+
+    While it is asked itself torch has put it aside, and nobody can take it off.
+    """
+    if _get_current_dispatch_mode_stack():
+        assert job.leaves or "__torch_dispatch__" in handler.during, handler.during
+        _pop_mode()
+    assert not _get_current_dispatch_mode_stack(), handler.during
 
 
 def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
@@ -123,40 +127,28 @@ def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
     assert ("loss", 1.0) in journal.points
     # One that is just being counted may be counted or not; and where the handler raises in the
     # middle of the telling, what was being told is lost.
-    unsure = {"step_finished", *(("_tell",) if job.left else ())}.intersection(handler.during)
+    unsure = {"step_finished", *(("_tell",) if job.leaves else ())}.intersection(handler.during)
     assert journal.total(catalog.TRAINING_STEPS) in (job.steps, job.steps - bool(unsure))
 
 
-def test_the_program_may_go_on(place: Here, caplog: pytest.LogCaptureFixture) -> None:
-    count = moments(place)
-    assert count > 300
-    for moment in range(1, count + 1):
-        job = Job()
+@pytest.mark.parametrize("leaves", [False, True], ids=["and goes on", "and leaves the program"])
+def test_a_handler_ends_the_run_at_any_moment(
+    leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for moment in itertools.count(1):
+        job = Job(leaves)
         caplog.clear()
         handler = Handler(job.preempted, moment)
-        with interrupted_by(handler):
-            job.round()
-        job.round()
-
-        assert handler.moments >= moment
-        assert_quiet(caplog, moment)
-        assert_ended(place.only(), job, handler)
-        _forget(place)
-
-
-def test_the_program_may_be_left(place: Here, caplog: pytest.LogCaptureFixture) -> None:
-    def leave(job: Job) -> None:
-        job.left = True
-        job.preempted()
-        raise SystemExit(0)
-
-    for moment in range(1, moments(place) + 1):
-        job = Job()
-        caplog.clear()
-        handler = Handler(partial(leave, job), moment)
         with contextlib.suppress(SystemExit), interrupted_by(handler):
             job.round()
+        if handler.moments < moment:
+            break
+        if not leaves:
+            job.round()
 
-        assert_quiet(caplog, moment)
+        assert_quiet(caplog, handler)
+        assert_no_mode(job, handler)
         assert_ended(place.only(), job, handler)
         _forget(place)
+    job.run.finish()
+    assert moment > 300

@@ -572,6 +572,29 @@ def test_a_parameter_that_is_returned_keeps_no_hook_of_ours(run: otel_ddp.Run) -
     assert not model.bias._backward_hooks
 
 
+def test_of_several_outputs_of_one_operation_any_leads_to_backward(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, inputs: torch.Tensor) -> Any:
+            # Backward starts at the third gradient of one node.
+            return self.inner(inputs).unbind(1)[2]
+
+    model = Parts()
+    otel_ddp.instrument(model)
+    for _ in range(3):
+        output = model(INPUT)
+        assert not output._backward_hooks
+        output.sum().backward()
+
+    assert totals(place)["training.micro_batches"] == 3
+    assert phase(place, "backward") > 0
+
+
 def test_an_output_is_saved_without_a_warning(
     run: otel_ddp.Run, recwarn: pytest.WarningsRecorder
 ) -> None:

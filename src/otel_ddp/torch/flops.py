@@ -66,6 +66,7 @@ class ForwardCounter:
     def __init__(self) -> None:
         self._mode: _Counting | None = None
         self._thread: threading.Thread | None = None
+        self._over = False
 
     @property
     def active(self) -> bool:
@@ -74,13 +75,19 @@ class ForwardCounter:
 
     def start(self) -> None:
         """Count what this thread does from here on."""
-        if self._elsewhere():
+        if self._over or self._elsewhere():
             return
         if self._mode is not None:
             _take_off(self._mode)
         mode = _Counting()
-        mode.__enter__()
         self._mode, self._thread = mode, threading.current_thread()
+        try:
+            mode.__enter__()
+        finally:
+            # A signal handler may have ended all of it on the way.
+            if self._over or self._mode is not mode:
+                self._mode = self._thread = None
+                _take_off(mode)
 
     def stop(self) -> Counted | None:
         """Count no more; what it was, or None where that is not known."""
@@ -89,6 +96,11 @@ class ForwardCounter:
             return None
         self._mode = self._thread = None
         return mode.counted() if _take_off(mode) else None
+
+    def close(self) -> None:
+        """Count nothing any more."""
+        self._over = True
+        self.stop()
 
     def _elsewhere(self) -> bool:
         """Whether a thread that can still end it has begun the count: modes belong to threads."""

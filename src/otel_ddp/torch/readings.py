@@ -257,8 +257,7 @@ class Readings:
 
     def close(self) -> None:
         """The hooks come off: say what was never said, and hold nothing."""
-        if self._counter.active:
-            self._counter.stop()
+        self._counter.close()
         if not self._said and (self._stepper.forwards or self._stepper.steps):
             self.look()
         if self._clock is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic_ns as _clock
 from typing import Any
@@ -36,6 +37,7 @@ _HOOKS = {
     "data_began": "_data_began",
     "data_ended": "_data_ended",
 }
+_OURS = "otel_ddp"
 _is_grad_enabled = torch.is_grad_enabled
 _MAIN = threading.main_thread().ident
 
@@ -137,6 +139,10 @@ class Stepper:
         self.forwards = self.backwards = self.steps = self.steps_in_graph = self.loads = 0
         self.float16 = False
         self._queue_callback = Variable._execution_engine.queue_callback
+        # Lends its hooks to the nodes that gave a model's outputs: those are left as they are.
+        self.ear = torch.empty(0, requires_grad=True)
+        self._heard: OrderedDict[str, Any] = OrderedDict()
+        self.ear._backward_hooks = self._heard
         self._prepare()
 
     def failed(self, where: str) -> None:
@@ -154,6 +160,7 @@ class Stepper:
     def stop(self) -> None:
         """Measure nothing more, and leave no phase open."""
         self.alive = False
+        self._aside("on_interrupted")
         for phase in (self._forward, self._eval, self._backward, self._optimizer, self._data):
             self.standing.leave(phase)
         self.standing.tell()
@@ -252,9 +259,6 @@ class Stepper:
             self._queue_callback(self._on_gradients_done)
         except containment.ANYTHING:
             self.failed("backward began")
-
-    # Whoever saves an output is not warned that our hook is left out.
-    _gradient_arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
     def _gradients_done(self) -> None:
         try:
@@ -456,7 +460,6 @@ class Stepper:
                 took_s = time.perf_counter() - began - (self._aside_s - aside_s)
                 standing.hook_s += took_s * every
 
-        timed.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return timed
 
     def _aside(self, reading: str, *args: Any) -> None:
@@ -481,3 +484,4 @@ class Stepper:
         for name, what in _HOOKS.items():
             hook = getattr(self, what)
             setattr(self, name, hook if around is None else around(hook))
+        self._heard[_OURS] = self.on_gradient
