@@ -639,6 +639,96 @@ def test_who_fetches_ahead_in_a_thread_holds_nobody_up(run: otel_ddp.Run, place:
     assert totals(place)["training.steps"] == 3
 
 
+def in_a_thread(act: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def train_while(act: Callable[[], Any], model: Slow) -> None:
+    """Three steps, and in each of them something else in its forward, its backward and between."""
+    main = threading.get_ident()
+
+    def meanwhile(*_: Any) -> None:
+        if threading.get_ident() == main:
+            in_a_thread(act)
+
+    optimizer = SGD(model.parameters(), lr=0.1)
+    hook = model.inner.register_forward_hook(meanwhile)
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = model(INPUT)
+        output.register_hook(meanwhile)
+        output.sum().backward()
+        meanwhile()
+        optimizer.step()
+        meanwhile()
+    hook.remove()
+
+
+def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+
+    @torch.no_grad()
+    def act() -> None:
+        model(INPUT)
+
+    in_a_thread(act)
+    train_while(act, model)
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == 3
+    assert found["training.samples"] == 24
+    assert "training.phase.time/eval/host" not in found
+    # With the actor's two forwards inside.
+    assert 9 * PAUSE_S <= phase(place, "backward") < 15 * PAUSE_S
+
+
+def test_of_two_threads_that_train_the_first_is_measured(
+    run: otel_ddp.Run, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = Slow(), Slow()
+    otel_ddp.instrument(model)
+    otel_ddp.instrument(other)
+    optimizer = SGD(other.parameters(), lr=0.1)
+
+    # Nobody else trains yet.
+    in_a_thread(lambda: train(other, optimizer, 1))
+    train_while(lambda: train(other, optimizer, 1), model)
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == 4
+    assert found["training.samples"] == 32
+    assert [each for each in caplog.messages if each.startswith("Two threads train")]
+
+
+def test_when_the_thread_that_trained_is_gone_the_next_one_is_measured(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    otel_ddp.instrument(other)
+    optimizer = SGD(other.parameters(), lr=0.1)
+
+    def leave_in_the_middle() -> None:
+        train(other, optimizer)
+        output = other(INPUT)
+        output.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            output.sum().backward()
+
+    in_a_thread(leave_in_the_middle)
+    train(model, SGD(model.parameters(), lr=0.1))
+
+    found = totals(place)
+    assert found["training.steps"] == 6
+    assert found["training.micro_batches"] == 6
+    assert Journal(place.journals()[0]).phase == "other"
+
+
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_traced_model_leaves_the_counts_whole(run: otel_ddp.Run, place: Place) -> None:
     model = nn.Linear(4, 1)

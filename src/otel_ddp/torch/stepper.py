@@ -39,7 +39,8 @@ _HOOKS = {
 }
 _OURS = "otel_ddp"
 _is_grad_enabled = torch.is_grad_enabled
-_MAIN = threading.main_thread().ident
+_get_ident = threading.get_ident
+_MAIN = threading.main_thread().ident or 0
 
 # Private, and asked for by name so that a torch without it costs only what it is for.
 _current_backward = getattr(torch._C, "_current_graph_task_id", None)
@@ -109,7 +110,9 @@ class Stepper:
         self._stepped_in_backward = False
         self._optimizing: int | None = None  # the optimizer whose step is open, by its id
         self._evaluating = False  # whether that step was given a closure, which calls the model
+        # The thread that trains; what others do to the models meanwhile is no part of its steps.
         self._thread = 0
+        self._strangers: set[int] = set()  # others that train as well
         # The optimizer whose step ends ours, by its id: the one that the user names, else the first
         # one seen; when it is gone, or idle for long, the next.
         self._step_optimizer: int | None = None
@@ -176,6 +179,9 @@ class Stepper:
         kwargs: dict[str, Any],
     ) -> None:
         """A watched model is called."""
+        training = module.training and _is_grad_enabled()
+        if (thread := _get_ident()) != self._thread and self._elsewhere(thread, training):
+            return
         if self._session:
             self._close_what_raised()
         if self._inside or self._session:
@@ -184,7 +190,7 @@ class Stepper:
             return
         self._inside = 1
         standing = self.standing
-        if not (module.training and _is_grad_enabled()):
+        if not training:
             self._training = False
             standing.enter(self._eval)
             return
@@ -213,10 +219,13 @@ class Stepper:
 
     def _buffers_arrived(self) -> None:
         """DDP has given every rank the same buffers; the model itself begins."""
-        self.standing.leave(self._buffers)
+        if _get_ident() == self._thread:
+            self.standing.leave(self._buffers)
 
     def _forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs are to be watched."""
+        if _get_ident() != (self._thread or _MAIN):
+            return False
         if self._inside:
             self._inside -= 1
         if self._inside or self._session:
@@ -312,6 +321,8 @@ class Stepper:
 
     def _optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
         """An optimizer of a watched model begins its step."""
+        if self._strangers and _get_ident() in self._strangers:
+            return
         if self._session:
             self._close_what_raised()
         # One optimizer a parameter, inside backward: that time stays backward. One inside another
@@ -340,6 +351,8 @@ class Stepper:
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has finished its step."""
+        if self._strangers and _get_ident() in self._strangers:
+            return
         if self._session:
             self._stepped_in_backward = True
             return
@@ -361,7 +374,7 @@ class Stepper:
 
     def _data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
-        if threading.get_ident() != (self._thread or _MAIN):
+        if _get_ident() != (self._thread or _MAIN):
             return  # somebody fetches ahead: nobody waits for that
         if self._session:
             self._close_what_raised()
@@ -375,7 +388,7 @@ class Stepper:
 
     def _data_ended(self) -> None:
         """The batch is there."""
-        if threading.get_ident() == (self._thread or _MAIN):
+        if _get_ident() == (self._thread or _MAIN):
             self.standing.leave(self._data)
 
     # -- compilation
@@ -389,6 +402,40 @@ class Stepper:
     def compile_ended(self) -> None:
         """It is compiled."""
         self.standing.leave(self._compile)
+
+    # -- threads
+
+    def _elsewhere(self, thread: int, training: bool) -> bool:
+        """Whether another thread trains, and not this one."""
+        owner = self._thread or _MAIN
+        if thread == owner:
+            return False
+        if not training:
+            return True
+        trains = self.forwards or (self._inside and self._training)
+        if trains and any(each.ident == owner for each in threading.enumerate()):
+            if thread not in self._strangers:
+                self._strangers.add(thread)
+                self._forget_optimizer()
+                containment.say_once(
+                    "threads",
+                    "Two threads train at the same time: the steps of the first one are measured, "
+                    "those of the other are not.",
+                )
+            return True
+        # The first that trains, or the next when that one is gone. Whatever was open is another's.
+        self._thread = thread
+        self._strangers.discard(thread)
+        self._forget_optimizer()
+        self._inside = 0
+        for phase in (self._forward, self._eval, self._data):
+            self.standing.leave(phase)
+        return False
+
+    def _forget_optimizer(self) -> None:
+        # The one that ends steps may be another thread's.
+        if not self._named:
+            self._step_optimizer = None
 
     # -- the step
 
@@ -422,7 +469,7 @@ class Stepper:
             self._finish_step()
         if not self.standing.in_step:
             if not self.standing.stepping:
-                self._thread = threading.get_ident()
+                self._thread = _get_ident()
                 self.on_first_step()
             self.standing.begin_step()
 
