@@ -11,7 +11,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import ConfigError, identity, settings
+from otel_ddp import ConfigError, agent_link, identity, settings
 
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, external, off"),
@@ -199,6 +199,40 @@ def test_an_argument_that_means_nothing_stops_init_with_help(argument: str, plac
     raised.match(got)
     raised.match("Correct")
     assert place.journals() == []
+
+
+DOUBTS = [
+    ({"ENDPOINT": "collector:4318"}, "ENDPOINT must begin with http:// or https://, got 'colle"),
+    ({"ENDPOINT": "me:secret@collector:4318"}, "ENDPOINT must begin with"),
+    ({"METRICS_ENDPOINT": "collector"}, "METRICS_ENDPOINT must begin with http:// or https://"),
+    ({"ENDPOINT": "https://c", "CERTIFICATE": "/no/such"}, "CERTIFICATE cannot be read: /no/such"),
+    ({"LOGS_CLIENT_KEY": "/no/such"}, "LOGS_CLIENT_KEY cannot be read: /no/such: No such file"),
+    ({"ENDPOINT": "HTTP://collector:4318", "CERTIFICATE": __file__}, ""),
+    ({"ENDPOINT": "collector:4317", "PROTOCOL": "grpc"}, ""),
+    ({"TRACES_ENDPOINT": "collector:4317", "TRACES_PROTOCOL": "grpc"}, ""),
+]
+
+
+@pytest.mark.parametrize(("env", "expected"), DOUBTS)
+def test_what_cannot_be_sent_with_is_said_by_one_rank_of_a_node_before_the_first_step(
+    env: dict[str, str],
+    expected: str,
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    os.environ.update({f"OTEL_EXPORTER_OTLP_{name}": text for name, text in env.items()})
+    # An agent is wanted, and none is started.
+    os.environ["OTEL_DDP_AGENT"] = "auto"
+    monkeypatch.setattr(agent_link, "ensure_agent", lambda _: None)
+
+    otel_ddp.init(local_rank=1).finish()
+    assert caplog.messages == []
+    otel_ddp.init(local_rank=0).finish()
+
+    assert len(caplog.messages) == bool(expected)
+    assert all(each.startswith(f"OTEL_EXPORTER_OTLP_{expected}") for each in caplog.messages)
+    assert "secret" not in caplog.text
 
 
 def test_the_page_of_settings_is_the_table() -> None:

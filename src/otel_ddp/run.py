@@ -60,6 +60,11 @@ class Run:
         who = self._identity = self._ask_group(who)
         self._exported = self._choice.exports(who)
         self._settled = who.settled
+        if conf.agent == "auto" and not who.local_rank:
+            for doubt in settings.doubts(conf):
+                containment.say_once(
+                    doubt, "%s: nothing can be sent that way; `otel-ddp doctor` checks it.", doubt
+                )
         places, remark = place.find(conf.directory)
         if remark:
             containment.say_once("place", "%s.", remark)

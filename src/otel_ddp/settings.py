@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -340,6 +341,28 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
     if arguments:
         raise TypeError(f"unknown settings: {', '.join(arguments)}")
     return Settings(**values)
+
+
+def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """What the agent will not be able to send with, one sentence each.
+
+    No errors: a job must not end over it, and what is logged waits on disk until it is corrected.
+    """
+    env = os.environ if env is None else env
+    for signal in ("", "METRICS_", "TRACES_", "LOGS_"):
+        beginning = f"OTEL_EXPORTER_OTLP_{signal}"
+        endpoint = env.get(f"{beginning}ENDPOINT", "").strip()
+        protocol = env.get(f"{beginning}PROTOCOL", "").strip().lower() or conf.protocol
+        if endpoint and protocol != "grpc" and not re.match("https?://", endpoint, re.IGNORECASE):
+            # Without what may be a password.
+            host = endpoint.rpartition("@")[2]
+            yield f"{beginning}ENDPOINT must begin with http:// or https://, got {host!r}"
+        for file in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
+            if path := env.get(f"{beginning}{file}", "").strip():
+                try:
+                    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+                except OSError as error:
+                    yield f"{beginning}{file} cannot be read: {path}: {error.strerror}"
 
 
 def _forgiven(row: Setting, variable: str, text: str) -> bool:
