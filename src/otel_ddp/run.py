@@ -21,6 +21,7 @@ from otel_ddp.recorder import Recorder
 from otel_ddp.revision import revision
 from otel_ddp.spans import OpenSpan, record_event
 from otel_ddp.strategies import Choice
+from otel_ddp.torch_versions import too_old
 
 T = TypeVar("T")
 
@@ -326,7 +327,11 @@ class Run:
     def watch(self, model: Any, **wishes: Any) -> None:
         """Measure the steps that train this model, if it is one of torch's."""
         recorder = self._ready()
-        if recorder is None or self._standing is None or "torch" not in sys.modules:
+        torch = sys.modules.get("torch")
+        if recorder is None or self._standing is None or torch is None:
+            return
+        if remark := too_old(str(getattr(torch, "__version__", ""))):
+            containment.say_once("torch", "%s.", remark[0].upper() + remark[1:])
             return
         from otel_ddp.torch import process_group, watch
 

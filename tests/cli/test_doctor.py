@@ -156,6 +156,7 @@ def test_no_torch_at_all_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"build": "CUDA 13.2", "backends": ["gloo"]}, "warn", "without nccl"),
         ({"build": "CPU only", "backends": []}, "warn", "cannot train on several ranks"),
         ({"build": "CUDA 13.2", "backends": ["nccl"]}, "ok", "CUDA 13.2, backends: nccl"),
+        ({"build": "CUDA 12.1", "backends": ["nccl"], "version": "2.3.1"}, "warn", "torch 2.4 or"),
     ],
 )
 def test_a_torch_that_does_not_suit_the_machine_is_said(

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Journal
+from otel_ddp import torch_versions
 from otel_ddp.agent.steps import StepStream
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
@@ -637,6 +639,39 @@ def test_who_fetches_ahead_in_a_thread_holds_nobody_up(run: otel_ddp.Run, place:
     assert len(fetched) == 2
     assert phase(place, "data") == 0.0
     assert totals(place)["training.steps"] == 3
+
+
+@pytest.mark.parametrize("version", ["2.3.1+cu121", "1.13.0"])
+def test_an_older_torch_is_said_and_left_alone(
+    version: str,
+    run: otel_ddp.Run,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    model = nn.Linear(4, 1)
+
+    otel_ddp.instrument(model)
+    otel_ddp.instrument(model)
+    train(model, SGD(model.parameters(), lr=0.1))
+    run.log({"loss": 1.0})
+
+    (said,) = caplog.messages
+    assert "torch 2.4 or newer" in said
+    assert version in said
+    assert not model._forward_hooks
+    assert "training.steps" not in totals(place)
+    assert Journal(place.journals()[0]).points == [("loss", 1.0)]
+
+
+def test_the_oldest_torch_is_the_same_wherever_it_stands() -> None:
+    oldest = ".".join(map(str, torch_versions.OLDEST))
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+    assert f'torch = ["torch>={oldest}"]' in pyproject
+    assert torch_versions.too_old(f"{oldest}.0a0+git1234") == ""
+    assert torch_versions.too_old("10.1") == torch_versions.too_old("a build of mine") == ""
 
 
 def in_a_thread(act: Callable[[], Any]) -> None:

@@ -12,6 +12,7 @@ import sys
 from otel_ddp import __version__, settings
 from otel_ddp.cli.doctor.asking import ask
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.torch_versions import too_old
 
 _PACKAGES = {
     "opentelemetry-sdk": "opentelemetry.sdk.resources",
@@ -78,7 +79,9 @@ def torch(scene: Scene) -> Findings:
         return
     build, backends = str(said["build"]), said["backends"]
     told = f"torch {said['version']}, {build}, backends: {', '.join(backends) or 'none'}"
-    if not backends:
+    if remark := too_old(str(said["version"])):
+        yield Finding("warn", "torch", f"{told}: {remark}")
+    elif not backends:
         yield Finding("warn", "torch", f"{told}: this build cannot train on several ranks")
     elif build == "CPU only" and isinstance(scene.boards, dict) and scene.boards.get("devices"):
         sentence = f"{told}: it uses none of the GPUs here; install a build for CUDA"
