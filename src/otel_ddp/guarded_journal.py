@@ -36,7 +36,9 @@ class GuardedJournal:
         # From when on the next look around is due; at once, where a signal handler was refused.
         self.look_at = 0
         self._conf = conf
-        self._lock = threading.RLock()
+        # Also that of whoever tells where the process stands: with two, threads that take them in
+        # turn could wait for each other.
+        self.lock = threading.RLock()
         self._inside = False
         self._closed = False
         self._interrupted = 0
@@ -55,7 +57,7 @@ class GuardedJournal:
 
     def _alone(self, act: Callable[[], T], otherwise: T) -> T:
         """Touch the journal. `Recorder.log` does the same itself, to save the calls."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return otherwise
             if self._inside:
@@ -77,7 +79,7 @@ class GuardedJournal:
 
     def after(self, act: Callable[[], None]) -> bool:
         """Whether this came in the middle of a writing: then it is done right after that."""
-        with self._lock:
+        with self.lock:
             if self._inside:
                 self._afterwards = act
             return self._inside
@@ -96,7 +98,7 @@ class GuardedJournal:
 
     def close(self) -> None:
         """Let go of the journal; what other threads still say is left unsaid."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             self.writer.close()
 
@@ -228,7 +230,7 @@ class GuardedJournal:
 
     def phase(self, code: int, name: int, since_ns: int, expect_ms: int) -> bool:
         """Overwrite what this process is busy with, and its step; False if it was closed."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._show_step()
                 self.writer.expect_ms(expect_ms)
@@ -237,7 +239,7 @@ class GuardedJournal:
 
     def state(self, code: int, since_us: int) -> None:
         """Overwrite how this process is doing, and its step."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._show_step()
                 self.writer.state(code, since_us)

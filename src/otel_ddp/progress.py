@@ -93,7 +93,7 @@ class Standing:
         writer = recorder.writer
         self._words = writer.words
         self._origin = writer.created_monotonic_ns
-        self._lock = threading.RLock()
+        self._lock = recorder.lock
         self._telling = False
         self._afterwards: Callable[[], None] | None = None
         self._over = False
@@ -174,12 +174,17 @@ class Standing:
             self._over = True
             self._words = scratch()
 
-    def after(self, act: Callable[[], None]) -> bool:
-        """Whether this came in the middle of a telling or a writing: then it is done after that."""
+    def after(self, act: Callable[[], None], state: str) -> bool:
+        """Whether this came in the middle of a telling or a writing: then it is done after that.
+
+        The state is shown at once: who has ended the run may end the process as well.
+        """
         with self._lock:
-            if not self._telling:
-                return self.recorder.after(act)
-            self._afterwards = act
+            if self._telling:
+                self._afterwards = act
+            elif not self.recorder.after(act):
+                return False
+            self._become(state)
             return True
 
     def _become(self, state: str) -> None:

@@ -80,7 +80,7 @@ class Recorder(GuardedJournal):
             ):
                 return self._log_slowly(metrics, step, epoch, split, now)
             # fmt: off
-            with self._lock:
+            with self.lock:
                 if self._inside:
                     return self._reentered()
                 self._inside = True

@@ -21,7 +21,7 @@ from otel_ddp.recorder import Recorder
 from otel_ddp.revision import revision
 from otel_ddp.spans import OpenSpan, record_event
 from otel_ddp.strategies import Choice
-from otel_ddp.torch_versions import too_old
+from otel_ddp.versions import too_old
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class Run:
         self._recorder: Recorder | None = None
         self._standing: Standing | None = None
         self._place: place.Place | None = None
+        self._ending: list[Callable[[], Any]] = []
         self._settled = False
         # Until it is opened, a run that was unpickled in a child opens itself at its first use.
         self._opened = False
@@ -327,8 +328,8 @@ class Run:
     def watch(self, model: Any, **wishes: Any) -> None:
         """Measure the steps that train this model, if it is one of torch's."""
         recorder = self._ready()
-        torch = sys.modules.get("torch")
-        if recorder is None or self._standing is None or torch is None:
+        standing, torch = self._standing, sys.modules.get("torch")
+        if recorder is None or standing is None or torch is None:
             return
         if remark := too_old(str(getattr(torch, "__version__", ""))):
             containment.say_once("torch", "%s.", remark[0].upper() + remark[1:])
@@ -340,20 +341,28 @@ class Run:
         who = self.identity
         watch.watch(
             model,
-            self._standing,
+            standing,
             every=self._settings.sample_steps,
             leads=not who.global_rank,
             speaks=not who.local_rank,
             **wishes,
         )
+        # A signal handler may have ended the run in the meantime.
+        if self._standing is not standing:
+            self._unwatch(standing)
 
     @containment.contained()
     def unwatch(self) -> None:
         """Take every hook off again."""
+        if self._standing is not None:
+            self._unwatch(self._standing)
+
+    @containment.contained()
+    def _unwatch(self, standing: Standing) -> None:
         if "otel_ddp.torch.watch" in sys.modules:
             from otel_ddp.torch import watch
 
-            watch.unwatch()
+            watch.unwatch(standing)
 
     # -- the end
 
@@ -368,30 +377,38 @@ class Run:
         """What `finish` does, and the end of the process where nobody called it."""
         from otel_ddp import session
 
-        session.release(self)
         self._opened = True
         recorder, standing, where = self._recorder, self._standing, self._place
         if recorder is None or standing is None or where is None:
+            session.release(self)
             return
         # A signal handler that ends the run in the middle of what its own thread records.
-        if standing.after(partial(self.close, state, reason)):
+        if standing.after(partial(self.close, state, reason), state):
+            session.release(self)
             return
-        if not self._settled:
-            self._settle(recorder)
-        self.unwatch()
-        recorder.last_call()
-        self.fall_silent()
-        if reason:
-            recorder.reason(reason)
-        standing.over(state)
-        # After the progress: whoever has taken this record has seen the end.
-        recorder.append(layout.END, {"state": state, "time": time.time_ns()})
+        # Or while it is being ended: then the rest of that is done here.
+        if not self._ending:
+            self._ending += [
+                partial(self._settle, recorder) if not self._settled else _nothing,
+                partial(self._unwatch, standing),
+                recorder.last_call,
+                partial(recorder.reason, reason) if reason else _nothing,
+                partial(standing.over, state),
+                # After the progress: whoever has taken this record has seen the end.
+                partial(recorder.append, layout.END, {"state": state, "time": time.time_ns()}),
+                partial(self._hand_over, recorder, where),
+                recorder.close,
+                where.ring,
+                partial(session.release, self),
+                self.fall_silent,
+            ]
+        _do(self._ending)
+
+    def _hand_over(self, recorder: Recorder, where: place.Place) -> None:
         if self._settings.agent == "auto":
             agent_link.ensure_agent(where)
         if self._settings.agent != "off":
             agent_link.hand_over(where, recorder.writer)
-        recorder.close()
-        where.ring()
 
     def fall_silent(self) -> None:
         """Record nothing from here on; in a forked child the journal is the parent's."""
@@ -450,6 +467,31 @@ class Run:
 
         if self._recorder is not None:
             self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _do(acts: list[Callable[[], Any]]) -> None:
+    """Do and remove all of these, whatever a signal handler raises in the middle of one.
+
+    That goes on after the last, and what it interrupted is done again. The handler may do all that
+    is left by itself.
+    """
+    try:
+        while acts:
+            act = acts[0]
+            act()
+            if acts[:1] == [act]:
+                del acts[0]
+    except BaseException:
+        while acts:
+            act = acts[0]
+            containment.attempt(act, None)
+            if acts[:1] == [act]:
+                del acts[0]
+        raise
 
 
 def why(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, TypeVar
 
 from otel_ddp import containment
@@ -144,13 +145,14 @@ def adopt(run: Run) -> None:
     if pid in _watched:
         return
     _watched.add(pid)
-    atexit.register(_at_exit, pid)
+    bootstrap = _bootstrap()
+    atexit.register(_at_exit, pid, bootstrap)
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         # A forked child leaves without atexit; and only here is its exception still at hand.
         from multiprocessing.util import Finalize
 
-        Finalize(None, _at_exit, args=(pid,), exitpriority=100)
+        Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
 
 
 def release(run: Run) -> None:
@@ -160,8 +162,22 @@ def release(run: Run) -> None:
         _current = None
 
 
+def _bootstrap() -> FrameType | None:
+    """The frame of multiprocessing that has begun this child and knows how it ends.
+
+    From Python 3.13 on it has handled the exception already when finalizers are called.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "_bootstrap"
+        and frame.f_globals.get("__name__") == "multiprocessing.process"
+    ):
+        frame = frame.f_back
+    return frame
+
+
 @containment.contained()
-def _at_exit(pid: int) -> None:
+def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
     run = _current
     if run is None or os.getpid() != pid:
         return
@@ -173,10 +189,13 @@ def _at_exit(pid: int) -> None:
         if isinstance(error, SystemExit):
             # torch's spawn reports a failure by leaving with 1 from its exception handler.
             error = (error.__context__ or error) if error.code else None
-    if error is None:
-        run.close("finished", "")
-    else:
+    code = None if bootstrap is None else bootstrap.f_locals.get("exitcode")
+    if error is not None:
         run.close("failed", why(error))
+    elif code:
+        run.close("failed", f"exit code {code}")
+    else:
+        run.close("finished", "")
 
 
 def _after_fork() -> None:

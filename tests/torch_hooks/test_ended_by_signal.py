@@ -7,8 +7,10 @@ import inspect
 import itertools
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,8 +44,9 @@ class Handler:
         code = frame.f_code
         if event not in MOMENTS or not code.co_filename.startswith(OURS):
             return
-        # What is raised in one of these while it is closed is lost in Python itself.
-        if code.co_flags & inspect.CO_GENERATOR:
+        # What is raised in one of these is lost in Python itself: in a generator that is closed, in
+        # what the collector of garbage calls.
+        if code.co_flags & inspect.CO_GENERATOR or code.co_name in ("_collected", "<lambda>"):
             return
         self.moments += 1
         if self.moments == self._at:
@@ -76,8 +79,8 @@ class Job:
 
     def preempted(self) -> None:
         standing = self.run._standing
-        assert standing is not None
-        self.steps = standing.count
+        if standing is not None:
+            self.steps = standing.count
         self.run.finish("failed", reason="preempted")
         if self.leaves:
             raise SystemExit(0)
@@ -116,6 +119,18 @@ def assert_no_mode(job: Job, handler: Handler) -> None:
     assert not _get_current_dispatch_mode_stack(), handler.during
 
 
+def ends_of(journal: Journal) -> list[Any]:
+    """What the records of its end say."""
+    records = (each for each in journal.records if isinstance(each, Document))
+    return [each.content for each in records if each.kind == END]
+
+
+def end_of(journal: Journal) -> Any:
+    """What the only one says."""
+    (end,) = ends_of(journal)
+    return end
+
+
 def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
     (end,) = (
         each.content for each in journal.records if isinstance(each, Document) and each.kind == END
@@ -131,16 +146,25 @@ def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
     assert journal.total(catalog.TRAINING_STEPS) in (job.steps, job.steps - bool(unsure))
 
 
-@pytest.mark.parametrize("leaves", [False, True], ids=["and goes on", "and leaves the program"])
+LEAVES = pytest.mark.parametrize("leaves", [False, True], ids=["and goes on", "and leaves"])
+
+
+def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
+    """A handler ends the job at this moment of what is done."""
+    handler = Handler(job.preempted, moment)
+    with contextlib.suppress(SystemExit), interrupted_by(handler):
+        act()
+    return handler
+
+
+@LEAVES
 def test_a_handler_ends_the_run_at_any_moment(
     leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     for moment in itertools.count(1):
         job = Job(leaves)
         caplog.clear()
-        handler = Handler(job.preempted, moment)
-        with contextlib.suppress(SystemExit), interrupted_by(handler):
-            job.round()
+        handler = interrupted(job, job.round, moment)
         if handler.moments < moment:
             break
         if not leaves:
@@ -152,3 +176,83 @@ def test_a_handler_ends_the_run_at_any_moment(
         _forget(place)
     job.run.finish()
     assert moment > 300
+
+
+@LEAVES
+def test_a_handler_ends_the_run_while_it_is_being_ended(
+    leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for moment in itertools.count(1):
+        job = Job(leaves)
+        caplog.clear()
+        handler = interrupted(job, job.run.finish, moment)
+        if handler.moments < moment:
+            break
+
+        if leaves:
+            otel_ddp.finish()  # as it is when the program ends
+
+        assert_quiet(caplog, handler)
+        assert otel_ddp.current() is None
+        assert leaves or not job.model._forward_hooks
+        # Of whichever was first; and once more, where that one was interrupted at its end.
+        assert {each["state"] for each in ends_of(place.only())} in ({"finished"}, {"failed"})
+        _forget(place)
+    assert moment > 50
+
+
+@LEAVES
+def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
+    leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    for moment in itertools.count(1):
+        job, other = Job(leaves), nn.Linear(4, 1)
+        job.run.unwatch()
+        caplog.clear()
+        handler = interrupted(job, partial(job.run.watch, other), moment)
+        if handler.moments < moment:
+            break
+        other(INPUT).sum().backward()
+
+        assert_quiet(caplog, handler)
+        if not leaves:
+            assert not other._forward_hooks, handler.during
+        assert end_of(place.only())["state"] == "failed"
+        _forget(place)
+    job.run.finish()
+    assert moment > 30
+
+
+def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
+    run = otel_ddp.init()
+    recorder, standing = run._recorder, run._standing
+    assert recorder is not None
+    assert standing is not None
+    standing.begin("eval")
+    held, came = threading.Event(), threading.Event()
+
+    def tell() -> None:
+        # Holds what a telling holds, and wants what a writing needs.
+        with standing._lock:
+            held.set()
+            came.wait(0.2)
+            recorder.count(catalog.TRAINING_STEPS)
+
+    other = threading.Thread(target=tell)
+    finished = threading.Thread(target=run.finish)
+
+    def handle() -> None:
+        other.start()
+        held.wait(0.2)
+        # As a handler does, in the thread that writes.
+        run.finish("failed", reason="preempted")
+        came.set()
+
+    recorder._alone(handle, None)
+    other.join(10)
+    finished.start()
+    finished.join(10)
+
+    assert not other.is_alive()
+    assert not finished.is_alive()
+    assert end_of(place.only())["state"] == "failed"

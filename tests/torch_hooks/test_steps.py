@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import os
+import sys
 import threading
 import time
 import weakref
@@ -26,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Journal
-from otel_ddp import torch_versions
+from otel_ddp import versions
 from otel_ddp.agent.steps import StepStream
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
@@ -666,12 +667,12 @@ def test_an_older_torch_is_said_and_left_alone(
 
 
 def test_the_oldest_torch_is_the_same_wherever_it_stands() -> None:
-    oldest = ".".join(map(str, torch_versions.OLDEST))
+    oldest = ".".join(map(str, versions.OLDEST))
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
     assert f'torch = ["torch>={oldest}"]' in pyproject
-    assert torch_versions.too_old(f"{oldest}.0a0+git1234") == ""
-    assert torch_versions.too_old("10.1") == torch_versions.too_old("a build of mine") == ""
+    assert versions.too_old(f"{oldest}.0a0+git1234") == ""
+    assert versions.too_old("10.1") == versions.too_old("a build of mine") == ""
 
 
 def in_a_thread(act: Callable[[], Any]) -> None:
@@ -680,15 +681,18 @@ def in_a_thread(act: Callable[[], Any]) -> None:
     thread.join()
 
 
-def train_while(act: Callable[[], Any], model: Slow) -> None:
-    """Three steps, and in each of them something else in its forward, its backward and between."""
+def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
     main = threading.get_ident()
 
     def meanwhile(*_: Any) -> None:
         if threading.get_ident() == main:
-            in_a_thread(act)
+            in_a_thread(torch.no_grad()(lambda: model(INPUT)))
 
-    optimizer = SGD(model.parameters(), lr=0.1)
     hook = model.inner.register_forward_hook(meanwhile)
     for _ in range(3):
         optimizer.zero_grad()
@@ -697,71 +701,117 @@ def train_while(act: Callable[[], Any], model: Slow) -> None:
         output.sum().backward()
         meanwhile()
         optimizer.step()
-        meanwhile()
     hook.remove()
-
-
-def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(
-    run: otel_ddp.Run, place: Place
-) -> None:
-    model = Slow()
-    otel_ddp.instrument(model)
-
-    @torch.no_grad()
-    def act() -> None:
-        model(INPUT)
-
-    in_a_thread(act)
-    train_while(act, model)
 
     found = totals(place)
     assert found["training.steps"] == found["training.micro_batches"] == 3
     assert found["training.samples"] == 24
     assert "training.phase.time/eval/host" not in found
-    # With the actor's two forwards inside.
+    # With the actor's forwards inside.
     assert 9 * PAUSE_S <= phase(place, "backward") < 15 * PAUSE_S
 
 
-def test_of_two_threads_that_train_the_first_is_measured(
-    run: otel_ddp.Run, place: Place, caplog: pytest.LogCaptureFixture
+def test_training_begins_while_an_evaluator_is_at_work(run: otel_ddp.Run, place: Place) -> None:
+    model = Slow().eval()
+    otel_ddp.instrument(model)
+    came, go = threading.Event(), threading.Event()
+
+    def evaluate() -> None:
+        def wait(*_: Any) -> None:
+            came.set()
+            go.wait()
+
+        hook = model.inner.register_forward_hook(wait)
+        model(INPUT)
+        hook.remove()
+
+    evaluator = threading.Thread(target=evaluate)
+    evaluator.start()
+    came.wait()
+    other = Slow()
+    otel_ddp.instrument(other)
+    optimizer = SGD(other.parameters(), lr=0.1)
+    train(other, optimizer, 2)
+    go.set()
+    evaluator.join()
+    train(other, optimizer, 1)
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == 3
+    assert phase(place, "forward") >= 3 * PAUSE_S
+    assert Journal(place.journals()[0]).phase == "other"
+
+
+def test_what_a_second_trainer_does_amid_a_forward_or_a_backward_is_no_part_of_the_step(
+    run: otel_ddp.Run, place: Place
 ) -> None:
     model, other = Slow(), Slow()
     otel_ddp.instrument(model)
     otel_ddp.instrument(other)
-    optimizer = SGD(other.parameters(), lr=0.1)
+    optimizer, others = SGD(model.parameters(), lr=0.1), SGD(other.parameters(), lr=0.1)
+    train(model, optimizer, 1)
 
-    # Nobody else trains yet.
-    in_a_thread(lambda: train(other, optimizer, 1))
-    train_while(lambda: train(other, optimizer, 1), model)
+    def meanwhile(*_: Any) -> None:
+        in_a_thread(lambda: train(other, others, 1))
+
+    hook = model.inner.register_forward_hook(meanwhile)
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = model(INPUT)
+        output.register_hook(meanwhile)
+        output.sum().backward()
+        optimizer.step()
+    hook.remove()
 
     found = totals(place)
     assert found["training.steps"] == found["training.micro_batches"] == 4
     assert found["training.samples"] == 32
-    assert [each for each in caplog.messages if each.startswith("Two threads train")]
 
 
-def test_when_the_thread_that_trained_is_gone_the_next_one_is_measured(
-    run: otel_ddp.Run, place: Place
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_threads_may_take_turns_and_leave_in_the_middle(
+    where: str, run: otel_ddp.Run, place: Place
 ) -> None:
-    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
-    otel_ddp.instrument(other)
-    optimizer = SGD(other.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
 
-    def leave_in_the_middle() -> None:
-        train(other, optimizer)
-        output = other(INPUT)
-        output.register_hook(lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            output.sum().backward()
+    def leave() -> None:
+        if where == "forward":
+            hook = model.register_forward_pre_hook(lambda *_: sys.exit())
+            with pytest.raises(SystemExit):
+                model(INPUT)
+            hook.remove()
+        else:
+            output = model(INPUT)
+            output.register_hook(lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                output.sum().backward()
 
-    in_a_thread(leave_in_the_middle)
-    train(model, SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        in_a_thread(lambda: train(model, optimizer, 1))
+        in_a_thread(leave)
+        train(model, optimizer, 1)
 
     found = totals(place)
-    assert found["training.steps"] == 6
-    assert found["training.micro_batches"] == 6
+    assert found["training.steps"] == found["training.micro_batches"] == 6
     assert Journal(place.journals()[0]).phase == "other"
+
+
+def test_who_loads_may_be_another_thread_than_who_trains(run: otel_ddp.Run, place: Place) -> None:
+    class Late(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(PAUSE_S)
+            return super().__getitem__(index)
+
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in DataLoader(Late(INPUT[:3])):
+        in_a_thread(lambda: train(model, optimizer, 1))
+
+    assert totals(place)["training.steps"] == 3
+    assert phase(place, "data") >= 3 * PAUSE_S
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")

@@ -341,15 +341,15 @@ class JournalWriter:
 
     def close(self) -> None:
         """Let go of the file; it stays for the agent. In a forked child it stays the parent's."""
-        if self._fd < 0:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
             return
         self._totals.release()
         self._step_duration.release()
         words, self.words = self.words, scratch()
         words.release()
         self._map.close()
-        os.close(self._fd)
-        self._fd = -1
+        os.close(fd)
 
 
 def scratch() -> memoryview[int]:

@@ -17,6 +17,7 @@ from otel_ddp.torch.stepper import Stepper
 _MOST_OUTPUTS = 64
 # What a tensor's own register_hook calls.
 _REGISTER = "_register_hook_dict"
+_OURS = "otel_ddp"
 _Tensor = torch.Tensor
 
 
@@ -169,6 +170,11 @@ def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Non
             _listen(output, stepper)
         else:
             for tensor in differentiable(output):
+                # It may be the same one each time: one that is kept beside the model.
+                if (marks := getattr(tensor.grad_fn, "metadata", None)) is not None:
+                    if _OURS in marks:
+                        continue
+                    marks[_OURS] = True
                 _listen(tensor, stepper)
     except containment.ANYTHING:
         stepper.failed("after forward")

@@ -110,9 +110,10 @@ class Stepper:
         self._stepped_in_backward = False
         self._optimizing: int | None = None  # the optimizer whose step is open, by its id
         self._evaluating = False  # whether that step was given a closure, which calls the model
-        # The thread that trains; what others do to the models meanwhile is no part of its steps.
         self._thread = 0
-        self._strangers: set[int] = set()  # others that train as well
+        # The threads of the last forward, and of the last one that trained. What others do to the
+        # models while one of these is at work is no part of the step.
+        self._holder = self._trainer = 0
         # The optimizer whose step ends ours, by its id: the one that the user names, else the first
         # one seen; when it is gone, or idle for long, the next.
         self._step_optimizer: int | None = None
@@ -180,7 +181,7 @@ class Stepper:
     ) -> None:
         """A watched model is called."""
         training = module.training and _is_grad_enabled()
-        if (thread := _get_ident()) != self._thread and self._elsewhere(thread, training):
+        if (thread := _get_ident()) != self._holder and self._elsewhere(thread, training):
             return
         if self._session:
             self._close_what_raised()
@@ -189,12 +190,14 @@ class Stepper:
             self._inside += 1
             return
         self._inside = 1
+        self._holder = thread
         standing = self.standing
         if not training:
             self._training = False
             standing.enter(self._eval)
             return
         self._training = True
+        self._trainer = thread
         # A forward inside an optimizer's step (LBFGS) begins no other one.
         if (not standing.in_step or self._unstepped) and not self._evaluating:
             self._begin_step()
@@ -219,12 +222,12 @@ class Stepper:
 
     def _buffers_arrived(self) -> None:
         """DDP has given every rank the same buffers; the model itself begins."""
-        if _get_ident() == self._thread:
+        if _get_ident() == self._holder:
             self.standing.leave(self._buffers)
 
     def _forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> bool:
         """A watched model has returned, or raised; whether its outputs are to be watched."""
-        if _get_ident() != (self._thread or _MAIN):
+        if _get_ident() != self._holder:
             return False
         if self._inside:
             self._inside -= 1
@@ -321,7 +324,7 @@ class Stepper:
 
     def _optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
         """An optimizer of a watched model begins its step."""
-        if self._strangers and _get_ident() in self._strangers:
+        if (thread := _get_ident()) != self._holder and self._at_work(thread):
             return
         if self._session:
             self._close_what_raised()
@@ -351,10 +354,10 @@ class Stepper:
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of a watched model has finished its step."""
-        if self._strangers and _get_ident() in self._strangers:
-            return
         if self._session:
-            self._stepped_in_backward = True
+            # Another thread's may end while this backward is under way.
+            if not _outside_of_backward():
+                self._stepped_in_backward = True
             return
         if self._optimizing != id(optimizer):
             return
@@ -376,6 +379,8 @@ class Stepper:
         """Somebody asks a loader for the next batch."""
         if _get_ident() != (self._thread or _MAIN):
             return  # somebody fetches ahead: nobody waits for that
+        if (thread := _get_ident()) != self._holder and self._at_work(thread):
+            return
         if self._session:
             self._close_what_raised()
         if self._inside and not self._session:
@@ -405,37 +410,32 @@ class Stepper:
 
     # -- threads
 
-    def _elsewhere(self, thread: int, training: bool) -> bool:
-        """Whether another thread trains, and not this one."""
-        owner = self._thread or _MAIN
-        if thread == owner:
-            return False
-        if not training:
-            return True
-        trains = self.forwards or (self._inside and self._training)
-        if trains and any(each.ident == owner for each in threading.enumerate()):
-            if thread not in self._strangers:
-                self._strangers.add(thread)
-                self._forget_optimizer()
-                containment.say_once(
-                    "threads",
-                    "Two threads train at the same time: the steps of the first one are measured, "
-                    "those of the other are not.",
-                )
-            return True
-        # The first that trains, or the next when that one is gone. Whatever was open is another's.
-        self._thread = thread
-        self._strangers.discard(thread)
-        self._forget_optimizer()
-        self._inside = 0
-        for phase in (self._forward, self._eval, self._data):
-            self.standing.leave(phase)
-        return False
+    def _at_work(self, thread: int) -> bool:
+        """Whether another thread is in a forward that trains, or in a backward."""
+        if self._session:
+            # Autograd has threads of its own.
+            return self._others(self._trainer, thread) and _outside_of_backward()
+        return bool(self._inside and self._training) and self._others(self._holder, thread)
 
-    def _forget_optimizer(self) -> None:
-        # The one that ends steps may be another thread's.
-        if not self._named:
-            self._step_optimizer = None
+    def _elsewhere(self, thread: int, training: bool) -> bool:
+        """Whether a forward in this thread is no part of what is measured."""
+        if self._session:
+            # Also what a backward computes again in one of autograd's threads.
+            return self._others(self._trainer, thread)
+        if self._inside:
+            # Training comes first: an actor's or an evaluator's forward is left.
+            if self._others(self._holder, thread) and (self._training or not training):
+                return True
+            self._close_forward()
+            return False
+        return not training and self.standing.in_step and self._others(self._trainer, thread)
+
+    @staticmethod
+    def _others(owner: int, thread: int) -> bool:
+        """Whether this is the work of another thread, one that is still there."""
+        if owner in (0, thread):
+            return False
+        return any(each.ident == owner for each in threading.enumerate())
 
     # -- the step
 

@@ -29,26 +29,29 @@ def watch(model: Any, standing: Standing, **wishes: Any) -> None:
     global _stepper, _readings
     if not isinstance(model, nn.Module):
         return
-    if _stepper is None or not _stepper.alive:
-        unwatch()
-        _stepper = Stepper(standing)
-        _readings = Readings(_stepper)
-        optimizer_hooks.attach(_stepper)
-        data_hooks.attach(_stepper)
-        collection_hooks.attach(_stepper)
-    assert _readings is not None
+    # Kept in hand: a signal handler may take off all of it at any moment.
+    stepper, readings = _stepper, _readings
+    if stepper is None or readings is None or not stepper.alive or stepper.standing is not standing:
+        unwatch(None)
+        stepper = _stepper = Stepper(standing)
+        readings = _readings = Readings(stepper)
+        optimizer_hooks.attach(stepper)
+        data_hooks.attach(stepper)
+        collection_hooks.attach(stepper)
     witness.start(standing.recorder.writer.path)
-    _readings.hear(Wishes(**wishes))
+    readings.hear(Wishes(**wishes))
     optimizer_hooks.expect(wishes.get("optimizer"))
     # Hooks go last: from here on a step may begin at any moment.
-    model_hooks.attach(model, _stepper)
+    model_hooks.attach(model, stepper)
     model_hooks.watch_compiled()
 
 
-def unwatch() -> None:
-    """Leave torch and the models as they were found."""
+def unwatch(standing: Standing | None) -> None:
+    """Leave torch and the models as they were found; if *standing* is given, only what it has."""
     global _stepper, _readings
     readings, stepper = _readings, _stepper
+    if standing is not None and stepper is not None and stepper.standing is not standing:
+        return
     _readings = _stepper = None
     # Each by itself: what fails here must leave none of the others behind.
     for act in (

@@ -12,7 +12,7 @@ import sys
 from otel_ddp import __version__, settings
 from otel_ddp.cli.doctor.asking import ask
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
-from otel_ddp.torch_versions import too_old
+from otel_ddp.versions import too_old
 
 _PACKAGES = {
     "opentelemetry-sdk": "opentelemetry.sdk.resources",
