@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import signal
+import sys
 from collections.abc import Callable
-from typing import Any, Final, ParamSpec, TypeVar
+from types import CodeType
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,11 +54,38 @@ def attempt(ask: Callable[[], T], otherwise: T) -> T:
     try:
         return ask()
     except Exception:
+        pass_on()
         return otherwise
+
+
+def pass_on() -> None:
+    """Raise again what is being handled, if a signal handler of the user's has raised it.
+
+    It came in the middle of our code by chance, and is meant for the training loop: a time limit,
+    a preemption.
+    """
+    error = sys.exc_info()[1]
+    trace = error.__traceback__.tb_next if error is not None and error.__traceback__ else None
+    if trace is None:
+        return  # raised right where it is handled
+    handlers = {_code(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            raise
+        trace = trace.tb_next
+
+
+def _code(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if hasattr(handler, "__code__"):
+        return cast(CodeType, handler.__code__)
+    return getattr(type(handler).__call__, "__code__", None) if callable(handler) else None
 
 
 def failed(where: str) -> None:
     """Count the exception being handled; log it the first time it happens at this place."""
+    pass_on()
     swallowed[where] = swallowed.get(where, 0) + 1
     if swallowed[where] == 1:
         log.warning("%s failed; training goes on without it.", where, exc_info=True)

@@ -97,6 +97,7 @@ class Recorder(GuardedJournal):
                 self.step = step
         # Names seen for the first time, above all; whatever it is, the slow way is contained.
         except containment.ANYTHING:
+            containment.pass_on()
             return self._log_slowly(metrics, step, epoch, split, now)
         if now > self.look_at:
             self.look_around(now)

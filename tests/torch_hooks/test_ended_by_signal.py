@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import itertools
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -256,3 +257,48 @@ def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
     assert not other.is_alive()
     assert not finished.is_alive()
     assert end_of(place.only())["state"] == "failed"
+
+
+class Preempted(Exception):
+    """What users raise in their handlers."""
+
+
+@pytest.mark.parametrize("kind", ["function", "method", "object", "partial"])
+def test_what_a_handler_raises_reaches_the_loop(kind: str, place: Here) -> None:
+    # As users have it: nothing of ours is raised.
+    containment.reraise = False
+
+    class Limit:
+        def raised(self, *_: Any) -> None:
+            raise Preempted
+
+        __call__ = raised
+
+    handler: Any = {
+        "function": lambda number, frame: Limit().raised(),
+        "method": Limit().raised,
+        "object": Limit(),
+        "partial": partial(Limit().raised, "said"),
+    }[kind]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for moment in itertools.count(1, 1 if kind == "function" else 50):
+            job = Job(leaves=False)
+            found = Handler(lambda: signal.raise_signal(signal.SIGUSR1), moment)
+            reached = False
+            try:
+                with interrupted_by(found):
+                    job.round()
+            except Preempted:
+                reached = True
+            job.run.finish()
+            _forget(place)
+            assert_no_mode(Job(leaves=True), found)
+            otel_ddp.finish()
+            _forget(place)
+            if found.moments < moment:
+                break
+            assert reached, found.during
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert moment > 300

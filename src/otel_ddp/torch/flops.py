@@ -184,6 +184,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
             try:
                 self._count(func, types, args, kwargs, output)
             except containment.ANYTHING:
+                containment.pass_on()
                 # A formula that does not know these shapes.
                 self._unknown = True
         return output
