@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -25,6 +26,9 @@ from otel_ddp.versions import too_old
 
 T = TypeVar("T")
 
+# How long one thread waits for another that ends the same run.
+_END_S = 1.0
+
 
 class Run:
     """One process's part of one launch. Get it from `otel_ddp.init` or `otel_ddp.instrument`."""
@@ -35,6 +39,7 @@ class Run:
         self._recorder: Recorder | None = None
         self._standing: Standing | None = None
         self._place: place.Place | None = None
+        self._ends = threading.RLock()
         self._ending: list[Callable[[], Any]] = []
         self._settled = False
         # Until it is opened, a run that was unpickled in a child opens itself at its first use.
@@ -386,23 +391,32 @@ class Run:
         if standing.after(partial(self.close, state, reason), state):
             session.release(self)
             return
-        # Or while it is being ended: then the rest of that is done here.
-        if not self._ending:
-            self._ending += [
-                partial(self._settle, recorder) if not self._settled else _nothing,
-                partial(self._unwatch, standing),
-                recorder.last_call,
-                partial(recorder.reason, reason) if reason else _nothing,
-                partial(standing.over, state),
-                # After the progress: whoever has taken this record has seen the end.
-                partial(recorder.append, layout.END, {"state": state, "time": time.time_ns()}),
-                partial(self._hand_over, recorder, where),
-                recorder.close,
-                where.ring,
-                partial(session.release, self),
-                self.fall_silent,
-            ]
-        _do(self._ending)
+        # Another thread that ends it is waited for, not for ever: it may need what this one has.
+        if not self._ends.acquire(timeout=_END_S):
+            return
+        try:
+            if self._recorder is None:
+                return
+            # A handler that comes while it is being ended does the rest of that.
+            end = {"state": state, "time": time.time_ns()}
+            if not self._ending:
+                self._ending += [
+                    partial(self._settle, recorder) if not self._settled else _nothing,
+                    partial(self._unwatch, standing),
+                    recorder.last_call,
+                    partial(recorder.reason, reason) if reason else _nothing,
+                    partial(standing.over, state),
+                    # After the progress: whoever has taken this record has seen the end.
+                    partial(recorder.append, layout.END, end),
+                    partial(self._hand_over, recorder, where),
+                    recorder.close,
+                    where.ring,
+                    partial(session.release, self),
+                    self.fall_silent,
+                ]
+            _do(self._ending)
+        finally:
+            self._ends.release()
 
     def _hand_over(self, recorder: Recorder, where: place.Place) -> None:
         if self._settings.agent == "auto":
