@@ -398,7 +398,6 @@ class Run:
             if self._recorder is None:
                 return
             # A handler that comes while it is being ended does the rest of that.
-            end = {"state": state, "time": time.time_ns()}
             if not self._ending:
                 self._ending += [
                     partial(self._settle, recorder) if not self._settled else _nothing,
@@ -407,7 +406,7 @@ class Run:
                     partial(recorder.reason, reason) if reason else _nothing,
                     partial(standing.over, state),
                     # After the progress: whoever has taken this record has seen the end.
-                    partial(recorder.append, layout.END, end),
+                    lambda: recorder.append(layout.END, {"state": state, "time": time.time_ns()}),
                     partial(self._hand_over, recorder, where),
                     recorder.close,
                     where.ring,

@@ -324,7 +324,8 @@ class Stepper:
 
     def _optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
         """An optimizer of a watched model begins its step."""
-        if (thread := _get_ident()) != self._holder and self._at_work(thread):
+        # Asked only where something is open: Dynamo may trace this, and knows no threads.
+        if (self._session or self._inside) and self._at_work(_get_ident()):
             return
         if self._session:
             self._close_what_raised()
