@@ -137,10 +137,7 @@ def end_of(journal: Journal) -> Any:
 
 
 def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
-    (end,) = (
-        each.content for each in journal.records if isinstance(each, Document) and each.kind == END
-    )
-    assert end["state"] == journal.state == "failed"
+    assert end_of(journal)["state"] == journal.state == "failed"
     assert journal.reason == "preempted"
     assert journal.unreadable == 0
     # Of the round before, whatever became of this one.

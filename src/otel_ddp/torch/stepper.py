@@ -378,9 +378,10 @@ class Stepper:
 
     def _data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
-        if _get_ident() != (self._thread or _MAIN):
+        thread = _get_ident()
+        if thread != (self._thread or _MAIN):
             return  # somebody fetches ahead: nobody waits for that
-        if (thread := _get_ident()) != self._holder and self._at_work(thread):
+        if thread != self._holder and self._at_work(thread):
             return
         if self._session:
             self._close_what_raised()
