@@ -63,8 +63,7 @@ def init(
             "config": config,
         }
         opened = Run(arguments) if _unused is None else _unused.told(arguments)
-        opened.open()
-        adopt(opened)
+        _open(opened)
         return opened
 
 
@@ -133,8 +132,17 @@ def join(run: Run) -> None:
     """Open a run that came by pickle and is used for the first time."""
     with _opening:
         if run is _unused:
-            run.open()
-            adopt(run)
+            _open(run)
+
+
+def _open(run: Run) -> None:
+    try:
+        run.open()
+        adopt(run)
+    except BaseException as raised:
+        # Ctrl-C, say: what has begun by then has an end as well.
+        run.close("failed", why(raised))
+        raise
 
 
 def adopt(run: Run) -> None:

@@ -227,6 +227,35 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
     assert moment > 30
 
 
+# A file of Python's own, between the opening and the `with`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_program_that_is_left_while_its_run_is_being_opened_has_told_its_end(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    told = 0
+    for moment in itertools.count(1):
+        handler = Handler(leave, moment)
+        with contextlib.suppress(SystemExit), interrupted_by(handler):
+            otel_ddp.init()
+        if otel_ddp.current() is not None:
+            break  # open, and sees to its end when the program is left
+
+        assert_quiet(caplog, handler)
+        # Before its journal is there nobody has heard of it, nor in the instant after.
+        if not {"open_journal", "__init__"}.intersection(handler.during):
+            for journal in place.read():
+                assert end_of(journal)["state"] == journal.state == "failed", handler.during
+                assert journal.reason == "SystemExit: 3"
+                told += 1
+        _forget(place)
+        assert not list(place.directory.iterdir()), handler.during
+    otel_ddp.finish()
+    assert told > 30
+
+
 def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
     run = otel_ddp.init()
     recorder, standing = run._recorder, run._standing

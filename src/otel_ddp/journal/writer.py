@@ -75,8 +75,9 @@ class JournalWriter:
         self.path = directory / f"{os.getpid()}-{self.journal_id[:4].hex()}{layout.SUFFIX}"
         hidden = directory / f".{self.path.name}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(hidden, flags, 0o600)
+        self._fd = -1
         try:
+            self._fd = os.open(hidden, flags, 0o600)
             # Every block now, or not at all: a hole in a full tmpfs is a SIGBUS later on.
             os.posix_fallocate(self._fd, 0, size)
             self._map = mmap.mmap(self._fd, size)
@@ -87,8 +88,9 @@ class JournalWriter:
             os.fchmod(self._fd, 0o400)
             os.rename(hidden, self.path)
         except BaseException:
-            os.close(self._fd)
             hidden.unlink(missing_ok=True)
+            if self._fd >= 0:
+                os.close(self._fd)
             raise
 
     def _start(self, size: int, identity: Mapping[str, Any]) -> None:
