@@ -62,6 +62,18 @@ def test_a_trace_goes_on_where_the_step_changes_inside(place: Here) -> None:
     assert {"name/epoch"} == {each["trace"] for each in spans.values()}
 
 
+def test_a_span_of_a_run_that_has_ended_is_around_nothing_of_the_next(place: Here) -> None:
+    with otel_ddp.init() as first, first.span("left open"):
+        first.finish()
+        with otel_ddp.init() as second, second.span("of the second"):
+            second.event("now")
+
+    (journal,) = (each for each in place.read() if each.spans)
+    span = journal.spans["of the second"]
+    assert (span["parent"], span["trace"]) == ("", "name/of the second")
+    assert journal.events["now"]["span"] == span["id"]
+
+
 def test_threads_have_spans_of_their_own(place: Here) -> None:
     with otel_ddp.init() as run:
 

@@ -279,10 +279,11 @@ class Run:
         entered = standing.begin(clean, expected) if phase else None
         if standing.stepping:
             # All ranks count alike, whoever of them logs.
-            return OpenSpan(clean, f"step/{standing.count + 1}", standing.under_way()), entered
+            trace, step = f"step/{standing.count + 1}", standing.under_way()
+            return OpenSpan(recorder, clean, trace, step), entered
         logged = recorder.step
         trace = f"step/{logged}" if logged >= 0 else f"name/{clean}"
-        return OpenSpan(clean, trace, logged if logged >= 0 else None), entered
+        return OpenSpan(recorder, clean, trace, logged if logged >= 0 else None), entered
 
     @containment.contained()
     def _end(

@@ -13,10 +13,17 @@ from otel_ddp import values
 from otel_ddp.journal import layout
 from otel_ddp.recorder import Recorder
 
-# The id of the span that is open in this context, and what its trace is named after.
-_open_here: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar(
-    "otel_ddp_span", default=("", "")
+# The journal that the span which is open in this context belongs to, the span's id, and what its
+# trace is named after.
+_open_here: contextvars.ContextVar[tuple[bytes, str, str]] = contextvars.ContextVar(
+    "otel_ddp_span", default=(b"", "", "")
 )
+
+
+def _around(recorder: Recorder) -> tuple[str, str]:
+    journal, span_id, trace = _open_here.get()
+    # One of a run that has ended is around nothing of the next one.
+    return (span_id, trace) if journal == recorder.writer.journal_id else ("", "")
 
 
 class OpenSpan:
@@ -27,14 +34,14 @@ class OpenSpan:
         *("_step", "_token", "_trace"),
     )
 
-    def __init__(self, name: Any, trace: str, step: int | None) -> None:
+    def __init__(self, recorder: Recorder, name: Any, trace: str, step: int | None) -> None:
         self._name, _ = values.text(name, 200)
         self._step = step
-        self._parent, around = _open_here.get()
+        self._parent, around = _around(recorder)
         # One trace for what all ranks do at one step: they name it alike without asking.
         self._trace = around or trace
         self._span_id = os.urandom(8).hex()
-        self._token = _open_here.set((self._span_id, self._trace))
+        self._token = _open_here.set((recorder.writer.journal_id, self._span_id, self._trace))
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
 
     def leave(self) -> float:
@@ -66,7 +73,7 @@ class OpenSpan:
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
     """Record that something happened now, in the span that is open here."""
     clean, _ = values.text(name, 200)
-    span_id, trace = _open_here.get()
+    span_id, trace = _around(recorder)
     content = {
         "name": clean,
         "time": time.time_ns(),
