@@ -130,8 +130,8 @@ def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Inject
     print("\n".join(summary(told)))
     print("\nVerdicts:")
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
-    if len(held) > 1:
-        print(f"\n{_grown(*held[0], *held[-1])}")
+    if grown := what_grew(held):
+        print(f"\n{grown}")
     return 0
 
 
@@ -189,15 +189,21 @@ def _held_bytes(place: Place) -> dict[int, int]:
     return found
 
 
-def _grown(first_at: float, first: dict[int, int], last_at: float, last: dict[int, int]) -> str:
+def what_grew(held: list[tuple[float, dict[int, int]]]) -> str:
     """What was seen of a leak: it takes longer than most demos until there is a verdict on it."""
-    told = ", ".join(
-        f"rank {rank} {(last[rank] - first[rank]) / (1 << 20):+.0f} MiB"
-        for rank in sorted(first.keys() & last.keys())
-    )
+    told = []
+    # One rank may begin later than another, and be gone earlier.
+    for rank in sorted({rank for _, ranks in held for rank in ranks}):
+        seen = [(at, ranks[rank]) for at, ranks in held if rank in ranks]
+        (first_at, first), (last_at, last) = seen[0], seen[-1]
+        if last_at > first_at:
+            grown = (last - first) / (1 << 20)
+            told.append(f"rank {rank} {grown:+.0f} MiB in {last_at - first_at:.0f} s")
+    if not told:
+        return ""
     return (
-        f"Memory grew in the last {last_at - first_at:.0f} s: {told}.\nA verdict on memory that "
-        "creeps needs more than ten minutes of it: --seconds 900."
+        f"Memory grew: {', '.join(told)}.\nA verdict on memory that creeps needs more than ten "
+        "minutes of it: --seconds 900."
     )
 
 
