@@ -50,6 +50,7 @@ class Node:
             **clean,
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(self.spool),
+            "OTEL_DDP_POSTMORTEM_DIR": str(self.root / "postmortems"),
             "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
             "OTEL_METRIC_EXPORT_INTERVAL": "500",
             # No collector that happens to run on this machine is found by accident.

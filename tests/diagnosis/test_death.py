@@ -1,4 +1,4 @@
-"""Deaths of a run: who is named, in which words, and when nothing is said."""
+"""Deaths and failures of a run: who is named, in which words, and when nothing is said."""
 
 from __future__ import annotations
 
@@ -35,10 +35,22 @@ def killed(
     return Gone(who(rank), "killed", 1234, "backward", since_ns, alive_ns, gone_ns, "", cause)
 
 
-def failed(rank: int, reason: str, at_s: float = 0.0) -> Gone:
-    """It said so itself, so the moment is known."""
+def failed(
+    rank: int, reason: str, at_s: float = 0.0, world: int | None = 2, waited_s: float = 0.0
+) -> Gone:
+    """It said so itself, so the moment is known; seen *waited_s* ago."""
     at_ns = T + round(at_s * S)
-    return Gone(who(rank), "failed", 1234, "forward", at_ns - S, at_ns, at_ns, reason)
+    gone = Gone(who(rank), "failed", 1234, "forward", at_ns - S, at_ns, at_ns, reason)
+    return gone._replace(world_size=world, waited_s=waited_s)
+
+
+def ended(
+    rank: int, code: int | None, at_s: float = 0.0, world: int | None = 2, waited_s: float = 0.0
+) -> Gone:
+    """It looks finished; *code* is known once its launcher has looked."""
+    cause = {} if code is None else {"exit_code": code}
+    gone = failed(rank, "", at_s, world, waited_s)
+    return gone._replace(state="finished", cause=cause)
 
 
 def verdict(*looks: list[Gone]) -> Verdict | None:
@@ -154,12 +166,11 @@ def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None
     "gone",
     [
         killed(1)._replace(state="finished"),
-        failed(1, "ValueError: no more data"),
         killed(1, exit_code=0),
     ],
-    ids=["finished", "failed", "os._exit(0)"],
+    ids=["finished", "os._exit(0)"],
 )
-def test_who_finished_or_told_its_failure_did_not_die(gone: Gone) -> None:
+def test_who_finished_did_not_die(gone: Gone) -> None:
     assert verdict([gone]) is None
 
 
@@ -290,14 +301,19 @@ def test_a_connection_that_broke_is_a_consequence() -> None:
     found = of([failed(0, PEER, at_s=-0.1), killed(1)])
 
     assert rank(found) == "1"
-    assert "Rank 0 failed after it" in found.sentence
+    assert "Rank 0 lost its connection and failed" in found.sentence
 
 
 def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
-    found = of([failed(0, PEER)], [killed(1, 5.0)])
+    found = of([failed(0, PEER, world=4)], [killed(1, 5.0)])
 
-    assert rank(found) == "0"
-    assert "the peer that it lost may be on another node" in found.sentence
+    assert rank(found) is None
+    assert found.evidence["cause"] == "lost_peer"
+    assert found.sentence == (
+        "rank 0 (node-1) failed in forward at step 1234, 1 s into it, as it lost a connection: "
+        f"{PEER}. The other end may be on another node: look there. "
+        "Rank 1 went after it within 5 s, as a launcher ends the rest of a run."
+    )
 
 
 def test_who_ended_with_an_exit_code_and_took_the_others_along_is_the_cause() -> None:
@@ -308,6 +324,336 @@ def test_who_ended_with_an_exit_code_and_took_the_others_along_is_the_cause() ->
     assert rank(found) == "1"
     assert "ended in backward" in found.sentence
     assert "exit code 1" in found.sentence
+
+
+# -- failures alone
+
+
+BAD = "RuntimeError: bad batch in shard 7"
+SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 11x5)"
+
+
+@pytest.mark.parametrize("lost_at_s", [0.05, -0.3], ids=["after", "before"])
+def test_one_that_raised_is_the_cause_whoever_told_first(lost_at_s: float) -> None:
+    found = of([failed(1, BAD), failed(0, PEER, lost_at_s)])
+
+    assert found.who == who(1)
+    assert found.evidence["cause"] == "exception"
+    assert found.evidence["order_known_by"] == ("time" if lost_at_s > 0 else "evidence")
+    assert found.sentence == (
+        f"rank 1 (node-1) failed in forward at step 1234, 1 s into it: {BAD}. "
+        "Rank 0 lost its connection and failed."
+    )
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        PEER,
+        "DistBackendError: NCCL error: remote process exited or there was a network error",
+        "DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=9, Timeout(ms)=600000) ran for 600014 milliseconds before timing out.",
+    ],
+    ids=["gloo", "nccl", "watchdog"],
+)
+def test_the_loss_of_a_peer_is_known_by_its_words(reason: str) -> None:
+    assert rank(of([failed(0, reason)], [failed(1, BAD, 0.1)])) == "1"
+
+
+def test_what_one_gpu_lacks_of_its_peer_is_no_lost_peer() -> None:
+    reason = "RuntimeError: peer access is not supported between these two devices"
+
+    found = of([failed(0, reason), failed(1, PEER, 0.1)])
+
+    assert rank(found) == "0"
+
+
+def test_a_run_of_one_that_raises_is_told_at_once() -> None:
+    assert rank(of([failed(0, BAD, world=1)])) == "0"
+
+
+def test_a_run_of_one_has_no_peer_to_lose() -> None:
+    reason = "ConnectionResetError: [Errno 104] Connection reset by peer"
+
+    found = of([failed(0, reason, world=1)])
+
+    assert rank(found) == "0"
+    assert found.evidence["cause"] == "exception"
+
+
+def test_a_failure_is_told_when_the_others_had_the_time_to_tell_theirs() -> None:
+    deaths = Deaths()
+
+    assert deaths.gone([failed(1, BAD, world=4)]) == []
+    (change,) = deaths.gone([failed(1, BAD, world=4, waited_s=0.5)])
+    assert rank(change.verdict) == "1"
+
+
+def test_one_that_failed_while_others_finish_well_is_named() -> None:
+    found = of([ended(0, 0)], [failed(1, BAD, waited_s=0.5)])
+
+    assert rank(found) == "1"
+    assert found.sentence.endswith(f": {BAD}.")
+
+
+def test_the_same_exception_on_all_is_about_the_run() -> None:
+    found = of([failed(1, SHAPES), failed(0, SHAPES, 3.0)])
+
+    assert found.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert (found.evidence["cause"], found.evidence["order_known_by"]) == ("exception", "unknown")
+    assert found.sentence == (
+        "ranks 0 and 1 failed within 3 s of one another, in forward at step 1234: "
+        f"which was first cannot be told; each: {SHAPES}."
+    )
+
+
+def test_one_exception_with_other_numbers_in_it_is_the_same_and_both_are_told() -> None:
+    found = of([failed(0, BAD), failed(1, BAD.replace("7", "12"), 0.1)])
+
+    assert rank(found) is None
+    assert found.sentence.endswith(
+        "which was first cannot be told; rank 0: RuntimeError: bad batch in shard 7; "
+        "rank 1: RuntimeError: bad batch in shard 12."
+    )
+
+
+def test_of_many_that_say_nearly_the_same_some_are_quoted() -> None:
+    found = of([failed(each, f"ValueError: shard {each}", world=5) for each in range(5)])
+
+    assert found.sentence.endswith("rank 2: ValueError: shard 2; and 2 more.")
+
+
+def test_of_different_exceptions_the_first_to_be_told_is_the_cause_and_all_are_told() -> None:
+    found = of([failed(1, BAD), failed(0, "AssertionError: out of order", 0.2)])
+
+    assert (rank(found), found.evidence["order_known_by"]) == ("1", "time")
+    assert found.sentence.endswith(f"{BAD}. Rank 0 failed too: AssertionError: out of order.")
+
+
+def test_a_failure_that_took_all_and_was_asked_of_none_has_those_who_lost_it_behind_it() -> None:
+    members = [failed(each, PEER, each / 10, world=4) for each in (0, 2)]
+
+    found = of([*members, failed(1, SHAPES, 0.3, 4), failed(3, SHAPES, 0.4, 4)])
+
+    assert rank(found) is None
+    assert found.sentence.startswith("ranks 1 and 3 failed within 0.1 s of one another")
+    assert found.sentence.endswith("Ranks 0 and 2 lost their connections and failed.")
+
+
+# -- all lost a peer
+
+
+def test_where_all_lost_a_peer_nobody_here_is_the_cause() -> None:
+    lost = [failed(each, PEER, each / 10, world=4) for each in (0, 1)]
+    deaths = Deaths()
+
+    early = deaths.gone(lost, [])
+    (change,) = deaths.gone([each._replace(waited_s=2.0) for each in lost], [])
+
+    assert early == []
+    assert rank(change.verdict) is None
+    assert change.verdict.evidence["cause"] == "lost_peer"
+    assert change.verdict.sentence == (
+        "ranks 0 and 1 failed within 0.1 s, in forward at step 1234, as they lost connections: "
+        f"{PEER}. No rank here tells another cause: it is on another node, or in the network."
+    )
+
+
+def test_what_different_losses_say_is_told_of_each() -> None:
+    reason = "ConnectionError: dataset server: Connection reset by peer"
+
+    found = of([failed(0, PEER), failed(1, reason, 0.1)])
+
+    assert f"rank 0: {PEER}; rank 1: {reason}. " in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("finished", "at_work", "words"),
+    [
+        ([], None, "The other end may be on another node: look there."),
+        ([], [who(1)], "No other node has a part in it, and rank 1 is still there."),
+        (
+            [ended(1, None, -1.0)],
+            [],
+            "Rank 1 has finished before that, with an exit code that is not known.",
+        ),
+        ([ended(1, 0, -1.0)], [], "Rank 1 has finished before that."),
+    ],
+    ids=["not known", "still there", "finished", "finished well"],
+)
+def test_where_the_lost_peer_may_be_is_told_as_far_as_it_is_known(
+    finished: list[Gone], at_work: list[Who] | None, words: str
+) -> None:
+    deaths = Deaths()
+    deaths.gone(finished, at_work)
+
+    (change,) = deaths.gone([failed(0, PEER, waited_s=6.0)], at_work)
+
+    assert rank(change.verdict) is None
+    assert change.verdict.sentence.endswith(f"{PEER}. {words}")
+
+
+def test_the_exit_code_of_one_that_finished_is_waited_for_longer() -> None:
+    deaths = Deaths()
+    deaths.gone([ended(1, None, -1.0)])
+
+    early = deaths.gone([failed(0, PEER, waited_s=2.0)])
+    (change,) = deaths.gone([ended(1, 1, -1.0, waited_s=6.0)])
+
+    assert early == []
+    assert rank(change.verdict) == "1"
+
+
+def test_on_one_node_where_all_lost_a_peer_no_other_node_is_accused() -> None:
+    found = of([failed(0, PEER), failed(1, PEER, 0.1)])
+
+    assert found.sentence.endswith(
+        "No other node has a part in it, and nobody here tells another cause."
+    )
+
+
+def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
+    deaths = Deaths()
+    deaths.gone([failed(0, PEER, world=4, waited_s=2.0)])
+
+    changes = deaths.gone([failed(1, BAD, 5.0, world=4)])
+
+    assert [change.opened for change in changes] == [False, True]
+    assert rank(changes[1].verdict) == "1"
+
+
+# -- exit codes
+
+
+def test_one_that_left_with_an_exit_code_and_took_another_along_is_the_cause() -> None:
+    deaths = Deaths()
+    first = deaths.gone([ended(1, None), failed(0, PEER, 0.1)])
+
+    (change,) = deaths.gone([ended(1, 1, waited_s=0.5)])
+
+    assert first == []
+    assert rank(change.verdict) == "1"
+    assert change.verdict.evidence["cause"] == "exit"
+    assert change.verdict.sentence == (
+        "rank 1 (node-1) ended in forward at step 1234, 1 s into it: exit code 1. "
+        "Rank 0 lost its connection and failed."
+    )
+
+
+def test_sys_exit_in_the_block_of_the_run_is_the_same() -> None:
+    found = of([failed(1, "SystemExit: 1"), failed(0, PEER, -0.1)])
+
+    assert (rank(found), found.evidence["cause"]) == ("1", "exit")
+    assert "failed in forward at step 1234, 1 s into it: SystemExit: 1. " in found.sentence
+
+
+def test_one_that_alone_said_failed_and_left_is_told() -> None:
+    assert rank(of([failed(1, "SystemExit: 1", waited_s=2.0)])) == "1"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [failed(0, "SystemExit: 1"), failed(1, "SystemExit: 1", 0.1)],
+        [ended(0, 1), ended(1, 1, 0.1)],
+        [failed(0, "SystemExit: 1", world=1)],
+        [ended(0, 1, waited_s=6.0)],
+    ],
+    ids=["SystemExit", "codes", "of one", "nobody minds"],
+)
+def test_where_all_leave_by_themselves_the_program_meant_it(left: list[Gone]) -> None:
+    assert verdict(left, [each._replace(waited_s=6.0) for each in left]) is None
+
+
+def test_what_the_launcher_was_told_is_a_reason_of_its_own() -> None:
+    told = ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"})
+
+    found = of([told, failed(0, PEER)])
+
+    assert ": ValueError: odd. " in found.sentence
+
+
+# -- asked to end
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "KeyboardInterrupt",
+        "SystemExit: 143",
+        "SignalException: Process 7 got signal: 15",
+        "SIGTERMException",
+        "RuntimeError: caught SIGTERM",
+    ],
+)
+@pytest.mark.parametrize("other", ["the same", PEER, "SystemExit: 1"])
+def test_who_was_asked_to_end_did_not_die(reason: str, other: str) -> None:
+    other = reason if other == "the same" else other
+
+    members = [failed(0, reason, waited_s=6.0), failed(1, other, 0.1, waited_s=6.0)]
+
+    assert verdict(members) is None
+
+
+def test_a_failure_by_the_interrupt_of_all_is_none() -> None:
+    loader = "RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly"
+
+    assert verdict([failed(0, loader), failed(1, "KeyboardInterrupt", 0.1)]) is None
+
+
+def test_who_is_asked_to_end_after_a_failure_is_a_consequence() -> None:
+    found = of([failed(1, BAD), failed(0, "SystemExit: 143", 0.3)])
+
+    assert rank(found) == "1"
+    assert found.sentence.endswith(f"{BAD}. Rank 0 was asked to end.")
+
+
+def test_an_exit_code_of_a_shell_for_a_signal_is_a_request() -> None:
+    assert verdict([ended(0, 143), ended(1, 143, 0.1)], [ended(0, 143, waited_s=6.0)]) is None
+
+
+def test_an_interrupt_that_left_one_to_be_killed_is_told_as_a_request() -> None:
+    found = of([failed(0, "KeyboardInterrupt")], [killed(1, 30.0, signal="SIGKILL")])
+
+    assert ": KeyboardInterrupt, somebody asked it to end: a launcher" in found.sentence
+    assert found.evidence["cause"] == "signal"
+
+
+# -- run.finish("failed", reason=...)
+
+
+def test_a_failure_that_the_user_tells_is_told_with_its_reason() -> None:
+    found = of([failed(1, "loss diverged", waited_s=0.5)])
+
+    assert rank(found) == "1"
+    assert found.sentence.endswith(": loss diverged.")
+
+
+def test_a_failure_that_was_told_stands_although_the_process_leaves_with_code_0() -> None:
+    told = failed(1, "loss diverged", waited_s=2.0)._replace(cause={"exit_code": 0})
+
+    assert rank(of([told])) == "1"
+
+
+def test_a_user_who_ends_all_ranks_as_failed_has_a_verdict_about_the_run() -> None:
+    found = of([failed(0, "preempted"), failed(1, "preempted", 0.1)])
+
+    assert rank(found) is None
+    assert "; each: preempted." in found.sentence
+
+
+def test_a_failure_without_a_reason_is_one() -> None:
+    assert "it gave no reason" in of([failed(0, "", world=1)]).sentence
+
+
+def test_a_failed_run_that_is_started_anew_is_over() -> None:
+    deaths = Deaths()
+    deaths.gone([ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)])
+
+    (change,) = deaths.alive(who(1))
+
+    assert not change.opened
+    assert change.verdict.key == ("death", who(1))
 
 
 # -- one incident, told once

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,29 @@ while True:
     held.append(bytearray(1 << 20))
 """
 )
+
+
+# What two ranks do that torchrun starts; rank 1 ends in the middle of it.
+TRAINS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import otel_ddp
+
+dist.init_process_group("gloo")
+run = otel_ddp.init(run="r")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+for step in range(100):
+    if step == 20:
+        # The agent is to know both while they live.
+        with open(os.environ["GO"], "rb", buffering=0) as go:
+            go.read(1)
+        if dist.get_rank() == 1:
+            {ending}
+    model(torch.ones(2, 4)).sum().backward()
+    run.log({{"loss": 0.5}}, step=step)
+"""
 
 
 class Ward(Node):
@@ -172,6 +196,71 @@ def test_an_exception_that_took_the_others_along_is_the_cause() -> None:
         assert "ValueError: no more data" in verdict["sentence"]
 
 
+def torchrun(node: Ward, ending: str) -> None:
+    """Two real ranks, of which rank 1 ends so at its step 20, until the launcher has given up."""
+    script, go = node.root / "train.py", node.root / "go"
+    script.write_text(TRAINS.format(ending=ending))
+    os.mkfifo(go)
+    launcher = node.start(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        str(script),
+        env={"CUDA_VISIBLE_DEVICES": "", "GO": str(go)},
+    )
+    until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks", patience_s=60)
+    # A letter for each of them, kept until both have come for it.
+    with go.open("r+b", buffering=0) as written:
+        written.write(b"go")
+        assert launcher.wait(timeout=60) == 1
+
+
+def told_by_status(node: Ward) -> list[str]:
+    """What `otel-ddp status` says of the run."""
+    output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+    return [line[4:] for line in output.splitlines() if line.startswith("  ! ")]
+
+
+def test_an_exception_under_torchrun_is_told_with_its_rank_and_written_down() -> None:
+    with Ward() as node:
+        torchrun(node, 'raise RuntimeError("bad batch in shard 7")')
+
+        verdict = node.report_on(2)["verdict"]
+        assert verdict["who"]["rank"] == "1"
+        assert verdict["sentence"].startswith("rank 1 (")
+        assert "at step 19" in verdict["sentence"]
+        assert ": RuntimeError: bad batch in shard 7. " in verdict["sentence"]
+        text = node.written()[0].with_suffix(".txt").read_text()
+        assert text.splitlines()[0] == verdict["sentence"]
+        until(lambda: told_by_status(node) == [verdict["sentence"]], "the verdict in the status")
+
+
+@pytest.mark.skipif(not TELLS_EXITS, reason="this kernel keeps exit codes to itself")
+def test_an_exit_code_under_torchrun_is_told_as_the_cause() -> None:
+    with Ward() as node:
+        torchrun(node, "sys.exit(1)")
+
+        until(lambda: "exit code 1" in str(node.report()), "the kernel's word")
+        verdict = node.report_on(2)["verdict"]
+        assert verdict["who"]["rank"] == "1"
+        assert " ended in " in verdict["sentence"]
+        assert ": exit code 1. " in verdict["sentence"]
+        text = node.written()[0].with_suffix(".txt").read_text()
+        assert text.splitlines()[0] == verdict["sentence"]
+        until(lambda: told_by_status(node) == [verdict["sentence"]], "the verdict in the status")
+
+
+def test_an_interrupt_of_all_ranks_is_no_death() -> None:
+    with Ward() as node:
+        processes = node.ranks(2)
+
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+
+        until(lambda: set(node.states().values()) == {3.0}, "both ends to be seen")
+        assert {each["reason"] for each in node.processes()} == {"KeyboardInterrupt"}
+        node.stop_agent()
+        assert node.written() == []
+
+
 def test_a_rank_that_finishes_before_the_others_is_no_death() -> None:
     with Ward() as node:
         processes = node.ranks(2)
@@ -184,7 +273,7 @@ def test_a_rank_that_finishes_before_the_others_is_no_death() -> None:
         assert node.written() == []
 
 
-def test_a_limit_of_the_address_space_is_an_exception_and_no_death() -> None:
+def test_a_limit_of_the_address_space_is_told_as_the_exception_that_it_is() -> None:
     with Ward() as node:
         process = node.python(HUNGRY)
 
@@ -193,8 +282,10 @@ def test_a_limit_of_the_address_space_is_an_exception_and_no_death() -> None:
         until(lambda: node.value("training_state") == 3.0, "the end to be seen")
         (described,) = node.processes()
         assert (described["state"], described["reason"]) == ("failed", "MemoryError")
-        node.stop_agent()
-        assert node.written() == []
+        verdict = node.report_on(1)["verdict"]
+        assert verdict["evidence"]["cause"] == "exception"
+        assert "failed in" in verdict["sentence"]
+        assert verdict["sentence"].endswith(": MemoryError.")
 
 
 def test_native_code_that_gives_up_for_want_of_memory_is_told_by_its_signal() -> None:

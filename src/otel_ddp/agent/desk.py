@@ -224,7 +224,7 @@ class Desk:
             found.append(room.endings.take(intake, seat.who, now_ns))
             room.last[seat.who] = said(intake)
         found += room.endings.reconsidered(now_ns)
-        return changes + (room.deaths.gone(found) if found else [])
+        return changes + (room.deaths.gone(found, at_work) if found else [])
 
     def handles(self) -> list[int]:
         """Descriptors that become readable when a process dies."""

@@ -8,8 +8,9 @@ from otel_ddp.catalog import STATES
 from otel_ddp.diagnosis.death import Gone
 from otel_ddp.diagnosis.verdict import Who
 
-# What the kernel has to say of a death comes when its launcher has looked, every 5 s perhaps.
-_AFTERTHOUGHTS_NS = (2_000_000_000, 6_000_000_000)
+# What others have to say of it comes soon after; what the kernel has, when the process has left,
+# which takes Python seconds, and its launcher has looked, every 5 s perhaps.
+_AFTERTHOUGHTS_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 _STATES = {code: word for word, code in STATES.items()}
 _KILLED = STATES["killed"]
 
@@ -28,7 +29,10 @@ class Endings:
         self._ended.add(who)
         gone = self._gone(intake, who)
         pid = intake.pid, intake.reader.start_ticks
-        self._afterthoughts += [(gone, pid, now_ns + after) for after in _AFTERTHOUGHTS_NS]
+        self._afterthoughts += [
+            (gone._replace(waited_s=after / 1e9), pid, now_ns + after)
+            for after in _AFTERTHOUGHTS_NS
+        ]
         return gone
 
     def take_back(self, who: Who) -> bool:
@@ -60,6 +64,7 @@ class Endings:
     def _gone(self, intake: Intake, who: Who) -> Gone:
         progress = intake.reader.progress()
         described = intake.describe()
+        world = intake.who.get("world_size")
         told_ns = 0 if progress is None else progress.state_since_ns
         spoke = intake.state != _KILLED and told_ns
         return Gone(
@@ -72,4 +77,5 @@ class Endings:
             gone_ns=told_ns if spoke else intake.gone_ns,
             reason=described["reason"],
             cause=self._causes.why(intake.pid, intake.reader.start_ticks),
+            world_size=world if isinstance(world, int) else None,
         )

@@ -1,4 +1,4 @@
-"""Writes down what a run looked like when it died or stood still, for a person and for programs."""
+"""Writes down a run as it was when it died, failed or stood still: for people and for programs."""
 
 from __future__ import annotations
 
@@ -381,6 +381,11 @@ def _advice(verdict: Plain) -> list[str]:
             "the launcher's and the scheduler's log: time limits, preemption, memory limits",
         ],
         "exception": [f"the traceback in the output of {whose}"],
+        "lost_peer": [
+            "the output and the post-mortems of the ranks that are not in the table: one of them "
+            "went first",
+            "the network between the nodes, where no rank of any node tells another cause",
+        ],
         "exit": [f"the last lines that {whose} printed: it left by itself"],
     }
     unknown = [

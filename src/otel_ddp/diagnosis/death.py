@@ -1,9 +1,9 @@
-"""Deaths: which process of a run went without a word first, where it stood, and why."""
+"""Deaths and failures: which process of a run ended first, where it stood, and why."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
@@ -13,16 +13,36 @@ _FOLLOWS_S = 40.0
 # An out-of-memory kill is the cause, even where giving back the memory delayed the end of it.
 _KILL_TAKES_S = 2.0
 _MOST_INCIDENTS = 8
+# One that raises may tell it after the one that lost it, and all may raise the same: where nobody
+# was killed the first word is waited with for a moment, longer where it says nothing of a cause.
+_OTHERS_TELL_S = 0.5
+_CAUSE_COMES_S = 2.0
+# Python may take seconds to leave after its last word, and the exit code comes after that.
+_CODE_COMES_S = 6.0
+_FALLS_S = 1.0
+_MOST_REASONS = 3
+_LONGEST_REASON = 200
 _FULL = 0.8
 
 _RUN_LABELS = ("group", "run", "job_type")
 
-# How the loss of a peer sounds to those who were waiting for it.
+# How the loss of a peer sounds to those who were waiting for it. "Peer access" is what two GPUs
+# have of one another, or lack.
 _LOST_PEER = re.compile(
-    r"peer|connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process"
-    r"|socket|ncclremoteerror|heartbeat|store.*(timeout|timed out)|timed? ?out.*\d+ ?ms",
+    r"\bpeer\b(?! access)|connection (was )?(closed|reset|refused|aborted)|broken pipe"
+    r"|remote process|socket|ncclremoteerror|heartbeat|store.*(timeout|timed out)"
+    r"|timed? ?out.*\d+ ?(ms|milliseconds)",
     re.IGNORECASE,
 )
+# How it sounds when a person or a scheduler ended it: Ctrl-C, what libraries raise from their
+# handlers of signals, and the codes that a shell gives to them: 128 and the signal's number.
+_ASKED = re.compile(
+    r"(KeyboardInterrupt|SignalException|SIGTERMException)\b|SystemExit: (129|130|143)$"
+    r"|.*\b(got|received|caught)( signal:?)? (SIG(TERM|INT|HUP)|Signals\.SIG(TERM|INT|HUP))\b"
+)
+_ASKED_CODES = (129, 130, 143)
+# It left by itself, and said no more than a number: `sys.exit(1)`.
+_LEFT = re.compile(r"SystemExit: \d+$")
 _CRASHES = {
     "SIGSEGV": "a crash in native code",
     "SIGBUS": "a crash in native code, or a full /dev/shm",
@@ -33,7 +53,12 @@ _CRASHES = {
 # What a launcher, a scheduler or a terminal sends.
 _REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP")
 
+_REQUESTED = "somebody asked it to end: a launcher, a scheduler, or a person"
+
 Order = Literal["only", "time", "evidence", "unknown"]
+Manner = Literal["killed", "asked", "lost", "left", "own"]
+"""How it ended: without a word; asked to; as it lost a connection; by an exit code alone;
+for a reason of its own."""
 
 
 class Gone(NamedTuple):
@@ -55,6 +80,19 @@ class Gone(NamedTuple):
     """What it said of its end, if it said anything."""
     cause: Mapping[str, Any] = {}
     """What `agent.causes` found."""
+    world_size: int | None = None
+    """How many ranks the run has, on all nodes."""
+    waited_s: float = 0.0
+    """How long ago its end was first seen: by now others have told theirs, and its launcher has
+    looked."""
+
+
+class _Around(NamedTuple):
+    """What else is known of the run on this node."""
+
+    finished: Sequence[Gone]
+    at_work: Collection[Who] | None
+    """None where nobody said who is."""
 
 
 class _Incident:
@@ -74,13 +112,14 @@ class _Incident:
 
 
 class Deaths:
-    """The deaths of one run on this node. An incident is one verdict, however many it took."""
+    """The ends of one run on this node. An incident is one verdict, however many it took."""
 
     def __init__(self) -> None:
         self._incidents: list[_Incident] = []
+        self._finished: dict[Who, Gone] = {}
 
-    def gone(self, found: Sequence[Gone]) -> list[Change]:
-        """Those whose end was seen at this look, all at once.
+    def gone(self, found: Sequence[Gone], at_work: Collection[Who] | None = None) -> list[Change]:
+        """Those whose end was seen at this look, all at once; *at_work*: who of the run is left.
 
         Told of one again, with the same `gone_ns` and more in `cause`, it thinks again: what the
         kernel knows may come a moment after the death.
@@ -88,7 +127,9 @@ class Deaths:
         touched: list[_Incident] = []
         for each in found:
             if each.state == "finished" and not each.cause.get("exit_code"):
+                self._finished[each.who] = each
                 continue
+            self._finished.pop(each.who, None)
             incident = next((known for known in self._incidents if known.takes(each)), None)
             if incident is None:
                 incident = _Incident()
@@ -96,11 +137,13 @@ class Deaths:
             incident.members[each.who] = each
             if incident not in touched:
                 touched.append(incident)
-        return [change for incident in touched for change in _changes(incident)]
+        around = _Around(list(self._finished.values()), at_work)
+        return [change for incident in touched for change in _changes(incident, around)]
 
     def alive(self, who: Who) -> list[Change]:
         """A process with these labels is at work: what ended the one before it is over."""
         changes = []
+        self._finished.pop(who, None)
         for incident in [each for each in self._incidents if who in each.members]:
             self._incidents.remove(incident)
             if incident.told is not None:
@@ -109,8 +152,12 @@ class Deaths:
         return changes
 
 
-def _changes(incident: _Incident) -> list[Change]:
-    before, after = incident.told, _verdict(list(incident.members.values()))
+def _changes(incident: _Incident, around: _Around) -> list[Change]:
+    members = list(incident.members.values())
+    before = incident.told
+    if before is None and not _all_told(members, around):
+        return []
+    after = _verdict(members, around)
     if before == after:
         return []
     incident.told = after
@@ -123,16 +170,74 @@ def _changes(incident: _Incident) -> list[Change]:
     return changes
 
 
+def _all_told(members: list[Gone], around: _Around) -> bool:
+    """Whether a verdict is worth its breath yet, or the next look may turn it over."""
+    manners = set(map(_manner, members))
+    if "killed" in manners:
+        return True  # the kernel says more of it later, and nobody is waited for
+    if any(each.world_size and each.world_size <= len(members) for each in members):
+        return True  # nobody is left who may have something to say
+    patience_s = _CAUSE_COMES_S
+    if "own" in manners or manners == {"left", "lost"}:
+        patience_s = _OTHERS_TELL_S
+    elif any("exit_code" not in each.cause for each in around.finished):
+        patience_s = _CODE_COMES_S
+    return max(each.waited_s for each in members) >= patience_s
+
+
+def _manner(gone: Gone) -> Manner:
+    if gone.state == "killed":
+        return "killed"
+    if gone.state == "finished":
+        if "launcher_error" in gone.cause:
+            return "own"
+        return "asked" if gone.cause.get("exit_code") in _ASKED_CODES else "left"
+    if _ASKED.match(gone.reason):
+        return "asked"
+    if _LEFT.match(gone.reason):
+        return "left"
+    # A run of one has no peers: whatever it lost was something else.
+    return "lost" if gone.world_size != 1 and _LOST_PEER.search(gone.reason) else "own"
+
+
+def _of_their_own_will(members: list[Gone]) -> bool:
+    """Whether somebody, or the program itself, ended the run: that is nobody's death."""
+    manners = [_manner(each) for each in members]
+    if "killed" in manners:
+        return False
+    # A launcher asks the others once one has failed; here somebody asked before anyone had.
+    if next((manner for manner in manners if manner != "lost"), None) == "asked":
+        return True
+    # No launcher sends SIGINT of its own accord: all of them had it, and one was faster to fall
+    # over it, in a data loader say, than to tell it.
+    soonest_ns = members[0].gone_ns
+    if any(
+        each.reason.startswith("KeyboardInterrupt") and each.gone_ns - soonest_ns <= _FALLS_S * 1e9
+        for each in members
+    ):
+        return True
+    if set(manners) != {"left"}:
+        return False
+    # One that leaves takes others along; where all do, or nobody minds, the program meant it: many
+    # leave with 1 when a scheduler asks them to. One that said "failed" alone is taken at its word.
+    return len(members) > 1 or members[0].state == "finished" or members[0].world_size == 1
+
+
 # -- who was first
 
 
-def _verdict(members: list[Gone]) -> Verdict | None:
+def _verdict(members: list[Gone], around: _Around) -> Verdict | None:
     # Code 0 without a word: a program that leaves with os._exit when its work is done.
-    members = [each for each in members if each.cause.get("exit_code") != 0]
-    if not any(each.state == "killed" for each in members):
-        return None
+    members = [
+        each for each in members if each.state == "failed" or each.cause.get("exit_code") != 0
+    ]
     members.sort(key=lambda each: (each.gone_ns, _rank_key(each.who)))
+    if not members or _of_their_own_will(members):
+        return None
     first, order = _first(members)
+    if not any(map(_guilt, first)) and "lost" in map(_manner, first):
+        # Some lost a peer and a launcher ended the others: what did it is not among them.
+        return _severed(members, around)
     if order == "unknown":
         return _together(first, members)
     (origin,) = first
@@ -164,12 +269,18 @@ def _first(members: list[Gone]) -> tuple[list[Gone], Order]:
     ]
     if len(struck) == 1:
         return struck, "evidence"
+    # One that raises closes its connections first and tells it when it leaves, seconds later
+    # perhaps: of those who tell, one that lost a peer comes after one with another reason.
+    reasons = {_manner(each) for each in members} & {"own", "left"}
+    causes = [each for each in members if not (reasons and _manner(each) == "lost")]
+    soonest = min(each.gone_ns for each in causes)
     # One was first if it was known to be gone while all others were still seen at work.
-    early = [each for each in members if each.seen_alive_ns < soonest or each.gone_ns == soonest]
+    early = [each for each in causes if each.seen_alive_ns < soonest or each.gone_ns == soonest]
     if len(early) == 1:
-        early += [each for each in members if _struck_alike(early[0], each)]
+        early += [each for each in causes if _struck_alike(early[0], each)]
     if len(early) == 1:
-        return early, "time"
+        before = any(each.gone_ns < early[0].seen_alive_ns for each in members)
+        return early, "evidence" if before else "time"
     best = max(map(_guilt, early))
     guilty = [each for each in early if _guilt(each) == best]
     return (guilty, "evidence") if len(guilty) == 1 else (guilty, "unknown")
@@ -179,7 +290,10 @@ def _struck_alike(first: Gone, other: Gone) -> bool:
     """Whether one blow may have hit both, although one of them took longer to die.
 
     Somebody who kills all ranks sends the same signal to each; a launcher asks first, by another.
+    And who tells the same of itself was hit by the same code or data, not by the other's end.
     """
+    if other is not first and _manner(first) == _manner(other) and _manner(first) != "killed":
+        return _alike(first) == _alike(other)
     signal = first.cause.get("signal")
     return (
         other is not first
@@ -190,6 +304,11 @@ def _struck_alike(first: Gone, other: Gone) -> bool:
     )
 
 
+def _alike(gone: Gone) -> str:
+    """Its reason, less what differs from rank to rank: numbers of shards, devices, addresses."""
+    return re.sub(r"0x[0-9a-fA-F]+|[\d.]+", "0", _because(gone))
+
+
 def _guilt(gone: Gone) -> int:
     """How much speaks for a cause of its own, rather than for a consequence."""
     if gone.cause.get("out_of_memory") == "kernel log":
@@ -197,47 +316,108 @@ def _guilt(gone: Gone) -> int:
     signal = gone.cause.get("signal")
     if gone.state == "killed" and signal is not None:
         return 0 if signal in _REQUESTS else 3
-    if gone.state == "failed":
-        return 0 if _LOST_PEER.search(gone.reason) else 2
-    if gone.cause.get("exit_code"):
-        return 2
-    return 1
+    if gone.state != "killed":
+        return 2 if _manner(gone) in ("own", "left") else 0
+    return 2 if gone.cause.get("exit_code") else 1
 
 
 def _together(first: list[Gone], members: list[Gone]) -> Verdict:
     """Nobody can say who was first: it is about the run."""
-    names = _several(each.who for each in first)
-    within_s = (max(e.gone_ns for e in first) - min(e.seen_alive_ns for e in first)) / 1e9
-    phases = {each.phase for each in first}
-    steps = [each.step for each in first if each.step is not None]
-    phase = phases.pop() if len(phases) == 1 else "mixed"
-    where = f"in {phase}" if phase != "mixed" else "in different phases"
-    at = f" at step {max(steps)}" if steps else ""
-    sentence = (
-        f"{names} ended at the same moment (within {_seconds(within_s)}), {where}{at}: "
-        f"which was first cannot be told"
+    told = all(each.state != "killed" for each in first)
+    when = (
+        f"failed within {_within(first)} of one another"
+        if told
+        else f"ended at the same moment (within {_within(first)})"
     )
-    causes = {_because(each, sizes=False) for each in first}
-    if len(causes) == 1:
-        sentence += f"; each: {causes.pop()}"
+    sentence = (
+        f"{_several(each.who for each in first)} {when}, {_where(first)}: "
+        "which was first cannot be told"
+    )
+    causes = [_because(each, sizes=False) for each in first]
+    if len(set(causes)) == 1:
+        sentence += f"; each: {causes[0]}"
+    elif told:
+        sentence += f"; {_each_says(first)}"
     requests = {each.cause.get("signal") for each in first} <= set(_REQUESTS)
     if requests:
         sentence += ". Somebody asked all of them to end: a launcher, a scheduler, or a person"
     rest = [each for each in members if each not in first]
     if rest:
         sentence += f". {_followed(first[0], rest)}"
+    words = {_cause_word(each) for each in first}
+    cause = words.pop() if told and len(words) == 1 else "unknown"
+    return _about_the_run(f"{sentence}.", first, members, cause)
+
+
+def _severed(members: list[Gone], around: _Around) -> Verdict:
+    """They lost connections, and nobody who ended here says why the other end went."""
+    lost = [each for each in members if _manner(each) == "lost"]
+    if len(lost) == 1:
+        sentence = f"{_named(lost[0].who)} {_end(lost[0])}, as it lost a connection"
+    else:
+        names = _several(each.who for each in lost)
+        sentence = (
+            f"{names} failed within {_within(lost)}, {_where(lost)}, as they lost connections"
+        )
+    if len(set(map(_alike, lost))) == 1:
+        sentence += f": {lost[0].reason}"
+    else:
+        sentence += f": {_each_says(lost)}"
+    sentence += f". {_whence(lost, members, around)}"
+    if rest := [each for each in members if each not in lost]:
+        sentence += f". {_followed(lost[0], rest)}"
+    return _about_the_run(f"{sentence}.", lost, members, "lost_peer")
+
+
+def _whence(lost: list[Gone], members: list[Gone], around: _Around) -> str:
+    """Where the peer may be that they lost, as far as can be said."""
+    soonest, latest = min(e.gone_ns for e in lost), max(e.gone_ns for e in lost)
+    left = [e for e in around.finished if soonest - _FOLLOWS_S * 1e9 <= e.gone_ns <= latest]
+    if left:
+        verb = "has" if len(left) == 1 else "have"
+        told = f"{_several(e.who for e in left)} {verb} finished before that"
+        if any("exit_code" not in e.cause for e in left):
+            told += ", with an exit code that is not known"
+        return _capital(told)
+    at_work = around.at_work or ()
+    here = {*at_work, *(each.who for each in (*members, *around.finished))}
+    if not any(each.world_size and each.world_size <= len(here) for each in members):
+        if around.at_work is not None and not at_work and any(e.world_size for e in members):
+            return "No rank here tells another cause: it is on another node, or in the network"
+        return "The other end may be on another node: look there"
+    if at_work:
+        verb = "is" if len(at_work) == 1 else "are"
+        return f"No other node has a part in it, and {_several(at_work)} {verb} still there"
+    return "No other node has a part in it, and nobody here tells another cause"
+
+
+def _about_the_run(sentence: str, first: list[Gone], members: list[Gone], cause: str) -> Verdict:
+    phases = {each.phase for each in first}
     return Verdict(
         "death",
         tuple(pair for pair in first[0].who if pair[0] in _RUN_LABELS),
-        phase,
-        f"{sentence}.",
-        _evidence(None, "unknown", members),
-        max(steps, default=None),
+        phases.pop() if len(phases) == 1 else "mixed",
+        sentence,
+        {**_evidence(None, "unknown", members), "cause": cause},
+        max((each.step for each in first if each.step is not None), default=None),
         min(each.gone_ns for each in first),
     )
 
 
 # -- in words
+
+
+def _within(several: Sequence[Gone]) -> str:
+    """How far apart their ends may be."""
+    soonest_ns = min(each.seen_alive_ns for each in several)
+    return _seconds((max(each.gone_ns for each in several) - soonest_ns) / 1e9)
+
+
+def _where(several: Sequence[Gone]) -> str:
+    phases = {each.phase for each in several}
+    steps = [each.step for each in several if each.step is not None]
+    where = f"in {phases.pop()}" if len(phases) == 1 else "in different phases"
+    return f"{where} at step {max(steps)}" if steps else where
 
 
 def _end(gone: Gone) -> str:
@@ -281,12 +461,13 @@ def _because(gone: Gone, sizes: bool = True) -> str:
             f"process{'' if kills == 1 else 'es'} of its memory cgroup within {_seconds(within)}"
         )
     if gone.state == "failed":
-        return gone.reason or "it gave no reason"
+        reason = gone.reason or "it gave no reason"
+        return f"{reason}, {_REQUESTED}" if _manner(gone) == "asked" else reason
     signal = cause.get("signal")
     if signal is not None:
         why = _CRASHES.get(signal, "")
         if signal in _REQUESTS:
-            why = "somebody asked it to end: a launcher, a scheduler, or a person"
+            why = _REQUESTED
         return f"{signal}, {why}" if why else str(signal)
     if said := cause.get("launcher_error"):
         return str(said)
@@ -308,8 +489,6 @@ def _hints(gone: Gone) -> str:
     ):
         whose = cause.get("memory_limit_of", "")
         hints.append(f"it held {_gib(resident)} of the {whose}'s {_gib(limit)} a moment before")
-    if gone.state == "failed" and _LOST_PEER.search(gone.reason):
-        hints.append("the peer that it lost may be on another node")
     hints += [f"the GPU driver reported {text}" for text in cause.get("xid", ())]
     return "".join(f"; {hint}" for hint in hints)
 
@@ -317,7 +496,6 @@ def _hints(gone: Gone) -> str:
 def _followed(origin: Gone, others: list[Gone]) -> str:
     """What became of the rest, in a sentence or two."""
     ended = [each for each in others if each.state == "killed"]
-    failed = [each for each in others if each.state != "killed"]
     told = []
     if ended:
         after_s = (max(each.gone_ns for each in ended) - origin.gone_ns) / 1e9
@@ -327,9 +505,31 @@ def _followed(origin: Gone, others: list[Gone]) -> str:
         else:
             names = _several(e.who for e in ended)
             told.append(f"{names} went after it{when}, as a launcher ends the rest of a run")
-    if failed:
-        told.append(f"{_several(e.who for e in failed)} failed after it")
-    text = "; ".join(told)
+    if lost := [each for each in others if _manner(each) == "lost"]:
+        its = "its connection" if len(lost) == 1 else "their connections"
+        told.append(f"{_several(e.who for e in lost)} lost {its} and failed")
+    if asked := [each for each in others if _manner(each) == "asked"]:
+        was = "was" if len(asked) == 1 else "were"
+        told.append(f"{_several(e.who for e in asked)} {was} asked to end")
+    rest = [each for each in others if _manner(each) in ("own", "left")]
+    told += [
+        f"{_several([each.who])} failed too: {_because(each)[:_LONGEST_REASON]}"
+        for each in rest[:_MOST_REASONS]
+    ]
+    if more := rest[_MOST_REASONS:]:
+        told.append(f"{_several(e.who for e in more)} failed too")
+    return _capital("; ".join(told))
+
+
+def _each_says(several: Sequence[Gone]) -> str:
+    shown = several[:_MOST_REASONS]
+    said = [f"{_several([each.who])}: {_because(each)[:_LONGEST_REASON]}" for each in shown]
+    if more := len(several) - len(shown):
+        said.append(f"and {more} more")
+    return "; ".join(said)
+
+
+def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
@@ -356,9 +556,12 @@ def _evidence(origin: Gone | None, order: Order, members: list[Gone]) -> dict[st
 def _cause_word(gone: Gone) -> str:
     if "out_of_memory" in gone.cause:
         return "out_of_memory"
-    if gone.state == "failed":
+    manner = _manner(gone)
+    if manner == "own" or manner == "lost":
         return "exception"
-    if "signal" in gone.cause:
+    if manner == "left":
+        return "exit"
+    if manner == "asked" or "signal" in gone.cause:
         return "signal"
     return "exit" if "exit_code" in gone.cause else "unknown"
 

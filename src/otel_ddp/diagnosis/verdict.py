@@ -16,7 +16,7 @@ Kind = Literal[
     "creep",  # memory that grows without end
     "nonfinite",  # a logged value that is not a number any more
     "stall",  # nobody moves any more
-    "death",  # a process is gone without a word
+    "death",  # a process is gone without a word, or has failed
 ]
 
 
