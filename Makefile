@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo stack test lint types unit examples bench docs clean
+.PHONY: demo stack test lint types unit bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

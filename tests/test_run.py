@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, agent_link, catalog, containment
+from otel_ddp.journal import place as places
 
 torch = pytest.importorskip("torch")
 
@@ -369,3 +371,97 @@ def test_a_journal_that_finds_no_room_is_smaller_and_that_is_said(
     (said,) = caplog.messages
     assert "the journal is 512 KiB instead of" in said
     assert place.only().values == {"loss": 0.5}
+
+
+def test_what_a_second_call_says_differently_is_said_to_come_too_late(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init("main", group="g1", run="r")
+
+    assert otel_ddp.init("main", group="g1", config={"lr": 0.1}) is run
+    assert caplog.messages == []
+    assert otel_ddp.init("node", group="g2") is run
+
+    assert [message.partition(":")[2].partition(".")[0] for message in caplog.messages] == [
+        " strategy='node' comes too late and is ignored",
+        " group='g2' comes too late and is ignored",
+    ]
+    assert (run.group, place.only().config) == ("g1", {"lr": 0.1})
+    with pytest.raises(ConfigError, match="strategy must be"):
+        otel_ddp.init("bogus")
+
+
+@pytest.mark.parametrize("model", ["not a model", lambda x: x])
+def test_what_is_no_module_is_said_to_be_none(
+    model: Any, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.instrument(model)
+    run.log({"loss": 1.0})
+
+    (said,) = caplog.messages
+    assert said.startswith(f"instrument was given a {type(model).__name__}, which is no torch.nn")
+    assert place.only().points == [("loss", 1.0)]
+
+
+def test_a_rank_that_the_process_group_gainsays_is_said(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = otel_ddp.init(global_rank=3, world_size=8)
+    finally:
+        dist.destroy_process_group()
+
+    assert run.identity.global_rank == 3
+    (said,) = caplog.messages
+    assert said.startswith("This process is rank 3 by argument or OTEL_DDP_RANK, and rank 0 of")
+
+
+def test_where_nothing_can_be_written_that_is_said_once_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(places, "candidates", lambda env: iter([tmp_path / "no" / "where"]))
+
+    otel_ddp.init().log({"loss": 1.0})
+
+    (said,) = caplog.messages
+    assert said.endswith("is not recorded; name a writable directory in OTEL_DDP_DIR.")
+
+
+def test_what_a_configuration_says_of_ranks_gives_way_to_the_process_group(place: Here) -> None:
+    parallel = {"rank": 5, "world_size": 8, "backend": "nccl"}
+    with otel_ddp.instrument(None, parallel=parallel) as alone:
+        assert (alone.identity.global_rank, alone.identity.world_size) == (5, 8)
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with otel_ddp.instrument(None, parallel=parallel) as run:
+            assert (run.identity.global_rank, run.identity.world_size) == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    with otel_ddp.instrument(None, parallel={"rank": 0, "world_size": 1}) as run:
+        assert (run.identity.global_rank, run.identity.world_size) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ("rank 5", "parallel must be a mapping"),
+        ({"rank": "five"}, r"parallel\['rank'\] must be a whole number, 0 or more"),
+        ({"rank": 8, "world_size": 8}, r"got rank 8 \(from parallel\) in a world of 8"),
+    ],
+)
+def test_a_configuration_that_means_nothing_is_refused(
+    parallel: Any, said: str, place: Here
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        otel_ddp.instrument(None, parallel=parallel)

@@ -15,6 +15,7 @@ from otel_ddp import ConfigError, agent_link, identity, settings
 
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, external, off"),
+    "OTEL_DDP_DIR": ("here", "must be a path that begins with / or ~"),
     "OTEL_METRIC_EXPORT_INTERVAL": ("abc", "must be a number of milliseconds above 0"),
     "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),
     "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
@@ -201,12 +202,63 @@ def test_an_argument_that_means_nothing_stops_init_with_help(argument: str, plac
     assert place.journals() == []
 
 
+def test_a_directory_may_be_named_from_home(tmp_path: Path) -> None:
+    os.environ["HOME"] = str(tmp_path)
+    names = ("OTEL_DDP_DIR", "OTEL_DDP_SPOOL_DIR", "OTEL_DDP_POSTMORTEM_DIR")
+
+    found = settings.read(dict.fromkeys(names, "~/here"))
+
+    told = {found.directory, found.spool_directory, found.postmortem_directory}
+    assert told == {f"{tmp_path}/here"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("a=b", " A-b = c d ", "a=", "a==", "x-token=Bearer%20s", "a=b/c:d", "a=tab\tin", "a=(b)"),
+        *("s3cret", "=b", "a b=c", "a:b=c", "a(=c", "ä=b", 'a="b"', "a=b;c", "a=ä", "a=b\\c"),
+    ],
+)
+def test_a_header_is_doubted_where_the_exporters_leave_it_out(entry: str) -> None:
+    from opentelemetry.util.re import parse_env_headers
+
+    env = {"OTEL_EXPORTER_OTLP_HEADERS": f"ok=1,{entry}"}
+
+    doubts = list(settings.doubts(settings.read(env), env))
+
+    assert bool(doubts) is not bool(parse_env_headers(entry, liberal=True))
+
+
+ADDRESS = "must be an address and nothing else, such as 127.0.0.1 or 0.0.0.0, got"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("http://0.0.0.0", f"{ADDRESS} 'http://0.0.0.0': /metrics is not served"),
+        ("0.0.0.0:9464", f"{ADDRESS} '0.0.0.0:9464': /metrics is not served"),
+        ("[::1]:9464", f"{ADDRESS} '[::1]:9464': /metrics is not served"),
+        ("0.0.0.0", ""),
+        ("[::1]", ""),
+        ("node7.example", ""),
+    ],
+)
+def test_what_cannot_be_an_address_to_serve_on_is_doubted(host: str, expected: str) -> None:
+    env = {"OTEL_EXPORTER_PROMETHEUS_HOST": host}
+
+    doubts = list(settings.doubts(settings.read(env)))
+
+    assert doubts == ([f"OTEL_EXPORTER_PROMETHEUS_HOST {expected}"] if expected else [])
+
+
 DOUBTS = [
     ({"ENDPOINT": "collector:4318"}, "ENDPOINT must begin with http:// or https://, got 'colle"),
     ({"ENDPOINT": "me:secret@collector:4318"}, "ENDPOINT must begin with"),
     ({"METRICS_ENDPOINT": "collector"}, "METRICS_ENDPOINT must begin with http:// or https://"),
     ({"ENDPOINT": "https://c", "CERTIFICATE": "/no/such"}, "CERTIFICATE cannot be read: /no/such"),
     ({"LOGS_CLIENT_KEY": "/no/such"}, "LOGS_CLIENT_KEY cannot be read: /no/such: No such file"),
+    ({"HEADERS": "a=b,secret"}, "HEADERS: entry 2 is not name=value and is left out"),
+    ({"TRACES_HEADERS": "secret"}, "TRACES_HEADERS: entry 1 is not name=value"),
     ({"ENDPOINT": "HTTP://collector:4318", "CERTIFICATE": __file__}, ""),
     ({"ENDPOINT": "collector:4317", "PROTOCOL": "grpc"}, ""),
     ({"TRACES_ENDPOINT": "collector:4317", "TRACES_PROTOCOL": "grpc"}, ""),
@@ -232,6 +284,8 @@ def test_what_cannot_be_sent_with_is_said_by_one_rank_of_a_node_before_the_first
 
     assert len(caplog.messages) == bool(expected)
     assert all(each.startswith(f"OTEL_EXPORTER_OTLP_{expected}") for each in caplog.messages)
+    assert all(each.endswith("; `otel-ddp doctor` checks it.") for each in caplog.messages)
+    assert caplog.text.count("nothing can be sent that way") <= 1
     assert "secret" not in caplog.text
 
 
@@ -239,6 +293,15 @@ def test_the_page_of_settings_is_the_table() -> None:
     page = Path(__file__).parents[1] / "docs" / "settings.md"
 
     assert settings.markdown() == page.read_text()
+
+
+def test_the_page_tells_that_each_signal_can_be_switched_off() -> None:
+    (row,) = (line for line in settings.markdown().splitlines() if "OTEL_LOGS_EXPORTER" in line)
+
+    assert row == (
+        "| `OTEL_METRICS_EXPORTER`, `OTEL_TRACES_EXPORTER`, `OTEL_LOGS_EXPORTER` | `none`: this "
+        "signal is not exported. `/metrics` is served all the same. |"
+    )
 
 
 def test_the_page_names_every_variable_of_ours_that_the_source_reads() -> None:
@@ -272,3 +335,15 @@ def test_disabled_means_no_journal_no_directory_and_no_word(
 
     assert not where.exists()
     assert caplog.records == []
+
+
+def test_a_variable_that_is_none_of_ours_is_said_with_the_one_that_is_meant(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_STRATGY", "main")
+
+    otel_ddp.init()
+
+    assert caplog.messages == [
+        "OTEL_DDP_STRATGY is not known and has no effect: is OTEL_DDP_STRATEGY meant?"
+    ]

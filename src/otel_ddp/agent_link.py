@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from otel_ddp import containment
+from otel_ddp import agent_terms, containment
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 
@@ -32,6 +32,7 @@ def ensure_agent(place: Place) -> bool:
     try:
         return _start_once(place)
     except OSError as error:
+        containment.pass_on()
         # The place was cleared away in mid-run, or is not what it was, or no process may be added.
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         containment.say_once("agent", "the node agent cannot be started (%s).", what)
@@ -44,6 +45,7 @@ def _start_once(place: Place) -> bool:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            containment.pass_on()
             return False  # another rank is at it
         if time.monotonic() < place.start_not_before() or place.agent_lives():
             return False
@@ -97,7 +99,8 @@ def _flags() -> list[str]:
 def _environment() -> dict[str, str]:
     # What profilers and launchers preload into a training process is not meant for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
-    return {key: value for key, value in os.environ.items() if key not in left_out}
+    given = agent_terms.given(os.environ)
+    return {key: value for key, value in given.items() if key not in left_out}
 
 
 def hand_over(

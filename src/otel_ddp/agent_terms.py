@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import re
 from collections.abc import Mapping
 from hashlib import blake2s
+from pathlib import Path
 
 _BEGINNINGS = (
     *("OTEL_EXPORTER_", "OTEL_METRIC", "OTEL_METRICS_", "OTEL_TRACES_", "OTEL_LOGS_"),
@@ -11,11 +15,37 @@ _BEGINNINGS = (
     *("OTEL_DDP_LINGER_S", "OTEL_DDP_NODE", "OTEL_DDP_SPOOL_", "OTEL_DDP_SOURCES"),
     *("OTEL_DDP_STALL_TIMEOUT_S", "OTEL_DDP_POSTMORTEM_DIR"),
 )
+_FILES = re.compile(
+    r"OTEL_EXPORTER_OTLP_((METRICS|TRACES|LOGS)_)?(CERTIFICATE|CLIENT_CERTIFICATE|CLIENT_KEY)"
+    r"|OTEL_DDP_(SPOOL|POSTMORTEM)_DIR"
+)
+
+
+def given(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables for an agent: it has another working directory, so its files have full names.
+
+    One that begins with `~` is left: where that is the case, the settings know what it means.
+    """
+    return {key: _full(text) if _FILES.fullmatch(key) else text for key, text in env.items()}
+
+
+def _full(text: str) -> str:
+    name = text.strip()
+    return text if not name or name.startswith(("/", "~")) else str(Path(_began_in(), name))
+
+
+@functools.cache
+def _began_in() -> str:
+    """Kept: a training that goes elsewhere later means the same files with the same names."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def terms(env: Mapping[str, str]) -> str:
     """A digest of the variables that an agent goes by: tokens among them are not told."""
-    said = sorted((key, value) for key, value in env.items() if key.startswith(_BEGINNINGS))
+    said = sorted((key, text) for key, text in given(env).items() if key.startswith(_BEGINNINGS))
     # OTEL_DDP_NODE_RANK is a process's own.
     kept = [(key, value) for key, value in said if key != "OTEL_DDP_NODE_RANK"]
     return blake2s(repr(kept).encode("utf-8", "replace"), digest_size=8).hexdigest()

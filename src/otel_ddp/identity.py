@@ -102,6 +102,7 @@ def resolve(
     global_rank: int | None = None,
     local_rank: int | None = None,
     world_size: int | None = None,
+    parallel: Mapping[str, Any] | None = None,
     env: Mapping[str, str] = os.environ,
     process_group: GroupFacts | None = None,
     proc: Path = Path("/proc"),
@@ -134,14 +135,14 @@ def resolve(
     }
     given = frozenset(key for key, value in said.items() if value is not None)
 
-    told = launchers.read(here)
+    told = _configured(launchers.read(here), parallel)
     rank = told.global_rank if given_rank is None else given_rank
     world = told.world_size if given_world is None else given_world
     if told.launcher == "lone" and not rank and world in (None, 1):
         rank, world = 0, 1
         told = told._replace(local_rank=0, node_rank=0, nodes=1)
     if process_group is None:
-        _check_rank(rank, world, given, told.launcher)
+        _check_rank(rank, world, given, told.launcher if parallel is None else "parallel")
     else:
         # What a launcher said may be wrong then: the group is believed before it.
         _check_rank(given_rank, given_world, given, told.launcher)
@@ -249,6 +250,28 @@ def _is_here(master: str, host: str) -> bool:
         name in ("localhost", "::1", "localhost.localdomain")
         or name.startswith("127.")
         or (bool(name) and name in (own, own.partition(".")[0]))
+    )
+
+
+def _configured(told: launchers.Told, parallel: Mapping[str, Any] | None) -> launchers.Told:
+    """What a launcher told, and a trainer's configuration where it told nothing."""
+    if parallel is None:
+        return told
+    if not isinstance(parallel, Mapping):
+        raise ConfigError(
+            "parallel must be a mapping such as {'world_size': 8, 'rank': 0}, "
+            f"got {type(parallel).__name__}."
+        )
+
+    def said(name: str, known: int | None, least: int = 0) -> int | None:
+        if known is not None or parallel.get(name) is None:
+            return known
+        return _number(f"parallel[{name!r}]", parallel[name], "", {}, least)
+
+    return told._replace(
+        global_rank=said("rank", told.global_rank),
+        local_rank=said("local_rank", told.local_rank),
+        world_size=said("world_size", told.world_size, 1),
     )
 
 

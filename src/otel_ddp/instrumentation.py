@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from otel_ddp.errors import ConfigError
 from otel_ddp.run import Run
 from otel_ddp.session import current, init
 from otel_ddp.strategies import UNSAID, Strategy
@@ -33,7 +32,8 @@ def instrument(
 ) -> Run:
     """Open the run of this process if none is open, measure the steps of a model, return the run.
 
-    *parallel* is what a trainer's configuration says of ranks; a live process group knows better.
+    *parallel* is what a trainer's configuration says of `rank`, `local_rank` and `world_size`; the
+    launcher and a live process group know better.
     *optimizer* is one whose parameters are not the model's own (copies in float32, say), and
     *step_optimizer* the one of several whose step ends a training step. *scaler* tells steps that
     it left out. *flops_per_sample*: forward and backward, where you know better than we can count.
@@ -47,7 +47,7 @@ def instrument(
         name=name,
         description=description,
         config=config,
-        **_ranks(parallel),
+        parallel=parallel,
     )
     opened.describe(model)
     opened.watch(
@@ -58,19 +58,6 @@ def instrument(
         flops_per_sample=flops_per_sample,
     )
     return opened
-
-
-def _ranks(parallel: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a trainer's configuration says of ranks, in our words."""
-    if parallel is None:
-        return {}
-    if not isinstance(parallel, Mapping):
-        raise ConfigError(
-            "parallel must be a mapping such as {'world_size': 8, 'rank': 0}, "
-            f"got {type(parallel).__name__}."
-        )
-    names = {"rank": "global_rank", "local_rank": "local_rank", "world_size": "world_size"}
-    return {ours: parallel[name] for name, ours in names.items() if parallel.get(name) is not None}
 
 
 def uninstrument() -> None:
@@ -84,6 +71,6 @@ def data(loader: T) -> T:
     """Measure the waits for batches of any iterable: `for batch in otel_ddp.data(loader)`."""
     if "torch" not in sys.modules:
         return loader
-    from otel_ddp.torch.data_hooks import Timed
+    from otel_ddp.torch.data_hooks import timed
 
-    return cast("T", Timed(loader))
+    return cast("T", timed(loader))

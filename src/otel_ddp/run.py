@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from otel_ddp import agent_link, agent_terms, containment, identity, settings, values
+from otel_ddp import agent_link, agent_terms, containment, identity, run_names, settings, values
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import Identity
 from otel_ddp.journal import layout, place
@@ -53,6 +53,28 @@ class Run:
 
     # -- opening
 
+    def opened_again(self, arguments: Mapping[str, Any]) -> None:
+        """What a second `init` says of this run is too late; only its configuration is added."""
+        who = self.identity
+        for name, value in arguments.items():
+            if value is None or name in ("config", "parallel"):
+                continue
+            if name == "strategy":
+                known, asked = self._choice.text, Choice(value).text
+            else:
+                known = getattr(who, name)
+                asked = run_names.clean(value) if isinstance(value, str) else value
+            if asked != known:
+                containment.say_once(
+                    f"again {name}",
+                    "A run is open in this process, with %s=%r: %s=%r comes too late and is "
+                    "ignored. Say it in the first call of init or instrument, or call finish() "
+                    "before this one.",
+                    *(name, known, name, asked),
+                )
+        if arguments["config"] is not None:
+            self.config(arguments["config"])
+
     def open(self) -> None:
         """Read the world as it is now and start the journal. Strict: this may raise."""
         self._opened = True
@@ -69,12 +91,15 @@ class Run:
         self._settled = who.settled
         if conf.agent == "auto" and not who.local_rank:
             for doubt in settings.doubts(conf):
-                containment.say_once(
-                    doubt, "%s: nothing can be sent that way; `otel-ddp doctor` checks it.", doubt
-                )
+                containment.say_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
+        if not who.local_rank:
+            for sentence in settings.unknown():
+                containment.say_once(sentence, "%s", sentence)
         places, remark = place.find(conf.directory)
         if remark:
             containment.say_once("place", "%s.", remark)
+        if not places:
+            return
         directories = [each.directory for each in places]
         writer, remark = open_journal(directories, conf.journal_bytes, self._told())
         if remark:
@@ -120,10 +145,13 @@ class Run:
             containment.say_once(
                 "strategy",
                 "strategy %r needs the %s of this process, which is not known here, so its series "
-                "stay on the node. Set OTEL_DDP_%s, or open the run after init_process_group.",
+                "stay on the node. Set OTEL_DDP_%s%s.",
                 self._choice.text,
                 what.lower().replace("_", " "),
                 what,
+                " or pass local_rank= to init"
+                if what == "LOCAL_RANK"
+                else ", or open the run after init_process_group",
             )
 
     def _ask_group(self, who: Identity) -> Identity:
@@ -135,7 +163,16 @@ class Run:
         if not process_group.is_up():
             return who
         facts = process_group.facts(who.proposal, agree=who.wants_agreement)
-        return who if facts is None else identity.settle(who, facts)
+        if facts is None:
+            return who
+        if "global_rank" in who.given and who.global_rank != facts.global_rank:
+            containment.say_once(
+                "rank",
+                "This process is rank %s by argument or OTEL_DDP_RANK, and rank %d of its process "
+                "group: it is recorded as the former. Leave it out, and the group is asked.",
+                *(who.global_rank, facts.global_rank),
+            )
+        return identity.settle(who, facts)
 
     @containment.contained()
     def _settle(self, recorder: Recorder) -> None:
@@ -321,7 +358,7 @@ class Run:
         recorder = self._ready()
         if recorder is None:
             return
-        inner = getattr(model, "module", model)
+        inner = _unwrapped(model)
         counts: dict[str, int] = {}
         for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
             key = "true" if parameter.requires_grad else "false"
@@ -336,6 +373,14 @@ class Run:
         recorder = self._ready()
         standing, torch = self._standing, sys.modules.get("torch")
         if recorder is None or standing is None or torch is None:
+            return
+        if not isinstance(model, torch.nn.Module):
+            containment.say_once(
+                "model",
+                "instrument was given a %s, which is no torch.nn.Module: no steps are measured; "
+                "what you log is recorded.",
+                type(model).__name__,
+            )
             return
         if remark := too_old(str(getattr(torch, "__version__", ""))):
             containment.say_once("torch", "%s.", remark[0].upper() + remark[1:])
@@ -453,7 +498,7 @@ class Run:
             key: value
             for key, value in self._arguments.items()
             # Ranks and configuration are the parent's; a function may not survive the journey.
-            if key not in ("config", "global_rank", "local_rank", "world_size")
+            if key not in ("config", "global_rank", "local_rank", "world_size", "parallel")
             and not callable(value)
         }
         arguments.update(run=self.run, group=self.group)
@@ -512,6 +557,38 @@ def why(error: BaseException) -> str:
     """An exception in one line."""
     message = values.one_line(containment.attempt(lambda: str(error), ""), 1000)
     return f"{type(error).__name__}: {message}"[:1000] if message else type(error).__name__
+
+
+# What wraps a model, and where it keeps it. By name: to ask for the types would be to import them.
+_WRAPPERS = {
+    **dict.fromkeys(("DistributedDataParallel", "DataParallel"), "module"),
+    **dict.fromkeys(("FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"), "module"),
+    "OptimizedModule": "_orig_mod",
+}
+_MOST_WRAPPERS = 8
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside of DDP, of what torch.compile has made, and the like."""
+    for _ in range(_MOST_WRAPPERS):
+        inner = _wrapped(model)
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _wrapped(model: Any) -> Any:
+    for each in type(model).__mro__:
+        if (name := _WRAPPERS.get(each.__name__)) is not None:
+            return getattr(model, name, None)
+    # What else has a `module` may be a model of which that is a part.
+    if not hasattr(model, "parameters"):
+        return getattr(model, "module", None)
+    if not hasattr(model, "named_children") or any(True for _ in model.parameters(recurse=False)):
+        return None
+    parts = dict(model.named_children())
+    return parts["module"] if parts.keys() == {"module"} else None
 
 
 def _in_data_worker() -> bool:

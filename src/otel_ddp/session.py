@@ -38,16 +38,13 @@ def init(
     local_rank: int | None = None,
     world_size: int | None = None,
     config: Any = None,
+    parallel: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open the run of this process, or return the one that is open.
 
     Every argument has a variable (OTEL_DDP_GROUP, ...) and a default from the launcher.
     """
     with _opening:
-        if _current is not None:
-            if config is not None:
-                _current.config(config)
-            return _current
         arguments = {
             "strategy": strategy,
             "group": group,
@@ -61,7 +58,11 @@ def init(
             "local_rank": local_rank,
             "world_size": world_size,
             "config": config,
+            "parallel": parallel,
         }
+        if _current is not None:
+            _current.opened_again(arguments)
+            return _current
         opened = Run(arguments) if _unused is None else _unused.told(arguments)
         _open(opened)
         return opened

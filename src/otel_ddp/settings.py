@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.errors import ConfigError
+from otel_ddp.run_names import INHERITED_RUN
 
 log = logging.getLogger("otel_ddp")
 
 MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
 _ADVICE = "Correct it, or unset it for the default."
+
+# What the official exporters take for a header.
+_HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
 
 # What was warned of. Said here, since `containment` is a room that this one does not know.
 _said: set[str] = set()
@@ -59,6 +63,21 @@ class Settings(NamedTuple):
 
 def _text(variable: str, text: str) -> str:
     return text
+
+
+def _directory(variable: str, text: str) -> str:
+    # In a file of variables no shell has replaced it.
+    return os.path.expanduser(text)
+
+
+def _meeting_place(variable: str, text: str) -> str:
+    path = _directory(variable, text)
+    # The agent and `otel-ddp status` have other working directories than the ranks.
+    if not os.path.isabs(path):
+        raise ConfigError(
+            f"{variable} must be a path that begins with / or ~, got {text!r}. {_ADVICE}"
+        )
+    return path
 
 
 def _host(variable: str, text: str) -> str:
@@ -188,7 +207,7 @@ TABLE: tuple[Setting, ...] = (
         "directory",
         ("OTEL_DDP_DIR",),
         "",
-        _text,
+        _meeting_place,
         "Where journals and the agent meet. By default a private directory on tmpfs.",
     ),
     Setting(
@@ -297,7 +316,7 @@ TABLE: tuple[Setting, ...] = (
         "spool_directory",
         ("OTEL_DDP_SPOOL_DIR",),
         "",
-        _text,
+        _directory,
         "Where what could not be delivered waits. By default a private directory in /var/tmp.",
     ),
     Setting(
@@ -311,7 +330,7 @@ TABLE: tuple[Setting, ...] = (
         "postmortem_directory",
         ("OTEL_DDP_POSTMORTEM_DIR",),
         "",
-        _text,
+        _directory,
         "Where a post-mortem is written when ranks die or stand still. By default a private "
         "directory in /var/tmp.",
     ),
@@ -343,12 +362,34 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
     return Settings(**values)
 
 
+def names() -> set[str]:
+    """All variables that are ours, or that we read."""
+    rows = [row.variables for row in TABLE]
+    rows += [each.names for each in (*IDENTITY, *EXPORT)]
+    return {name for row in rows for name in row}
+
+
+def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """What looks like a variable of ours and is none, one sentence each."""
+    env = os.environ if env is None else env
+    known = names()
+    ours = [name for name in sorted(env) if name.startswith("OTEL_DDP_")]
+    for name in (name for name in ours if name not in known and name != INHERITED_RUN):
+        # Here, for an import that starts every process has no time for it.
+        import difflib
+
+        near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
+        meant = f"is {near[0]} meant?" if near else "docs/settings.md lists those that there are"
+        yield f"{name} is not known and has no effect: {meant}"
+
+
 def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """What the agent will not be able to send with, one sentence each.
+    """What the agent will not be able to send or to serve with, one sentence each.
 
     No errors: a job must not end over it, and what is logged waits on disk until it is corrected.
     """
     env = os.environ if env is None else env
+    lost = "nothing can be sent that way"
     for signal in ("", "METRICS_", "TRACES_", "LOGS_"):
         beginning = f"OTEL_EXPORTER_OTLP_{signal}"
         endpoint = env.get(f"{beginning}ENDPOINT", "").strip()
@@ -356,13 +397,24 @@ def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str
         if endpoint and protocol != "grpc" and not re.match("https?://", endpoint, re.IGNORECASE):
             # Without what may be a password.
             host = endpoint.rpartition("@")[2]
-            yield f"{beginning}ENDPOINT must begin with http:// or https://, got {host!r}"
+            yield f"{beginning}ENDPOINT must begin with http:// or https://, got {host!r}: {lost}"
+        entries = env.get(f"{beginning}HEADERS", "").split(",")
+        for number, entry in enumerate(entries, start=1):
+            if entry.strip() and not _HEADER.fullmatch(entry.strip()):
+                # Never the entry itself: it may be a token that lost its name.
+                yield f"{beginning}HEADERS: entry {number} is not name=value and is left out"
         for file in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
             if path := env.get(f"{beginning}{file}", "").strip():
                 try:
                     os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
                 except OSError as error:
-                    yield f"{beginning}{file} cannot be read: {path}: {error.strerror}"
+                    yield f"{beginning}{file} cannot be read: {path}: {error.strerror}: {lost}"
+    # With a scheme, a path or a port; an IPv6 address has more than one colon.
+    if re.search(r"[/\]]|^[^:]*:[^:]*$", conf.scrape_host):
+        yield (
+            "OTEL_EXPORTER_PROMETHEUS_HOST must be an address and nothing else, such as 127.0.0.1 "
+            f"or 0.0.0.0, got {conf.scrape_host!r}: /metrics is not served"
+        )
 
 
 def _forgiven(row: Setting, variable: str, text: str) -> bool:
@@ -444,7 +496,10 @@ EXPORT: tuple[Variable, ...] = (
     Variable(_otlp("CERTIFICATE"), "A file: whom to trust, instead of the system's authorities."),
     Variable(_otlp("CLIENT_CERTIFICATE"), "A file: the certificate that we show."),
     Variable(_otlp("CLIENT_KEY"), "A file: its key."),
-    Variable(("OTEL_METRICS_EXPORTER",), "`none`: nothing is exported, `/metrics` is served."),
+    Variable(
+        ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"),
+        "`none`: this signal is not exported. `/metrics` is served all the same.",
+    ),
     Variable(("OTEL_SERVICE_NAME",), "`service.name`; `otel-ddp`."),
     Variable(
         ("OTEL_RESOURCE_ATTRIBUTES",),

@@ -14,7 +14,8 @@ _STATES = {code: word for word, code in catalog.STATES.items()}
 _PHASES = {code: word for word, code in catalog.PHASES.items()}
 # An agent writes its file every few seconds.
 _SILENT_S = 20.0
-ENDED = tuple(catalog.STATES[word] for word in ("finished", "failed", "killed"))
+_OVER = ("finished", "failed", "killed")
+ENDED = tuple(catalog.STATES[word] for word in _OVER)
 
 
 def survey(places: list[Place]) -> dict[str, Any]:
@@ -47,6 +48,11 @@ def survey(places: list[Place]) -> dict[str, Any]:
                 reader.close()
             described["node"] = nodes.get(path.name) or described["node"]
             processes.append(described)
+    # The agent goes on about a run that is over: its ranks are gone, so one or none is left.
+    going = [each.get("run") for each in processes if each.get("state") not in _OVER]
+    for agent in agents:
+        said = agent["insufficient"]
+        agent["insufficient"] = {run: why for run, why in said.items() if run in going}
     processes.sort(key=lambda each: (each["started_ns"], str(each["node"]), each["rank"] or 0))
     return {
         "agents": agents,
@@ -63,18 +69,25 @@ def _agent(place: Place) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         said, silent_s = {}, 0.0
     said = said if isinstance(said, dict) else {}
-    alive = place.agent_lives()
+    pid = place.agent_pid()
+    alive = pid is not None
+    if alive and not said:
+        said = {"pid": pid or None, "starting": True}
     if alive and silent_s > _SILENT_S:
         said["remark"] = f"the agent has not moved for {silent_s:.0f} s: it is stopped, or hangs"
     nodes, ended, verdicts = said.get("nodes"), said.get("ended"), said.get("verdicts")
     if not isinstance(verdicts, list) or not alive:
         verdicts = []  # nobody says any more whether they still hold
+    insufficient = said.get("insufficient")
+    if not isinstance(insufficient, dict) or not alive:
+        insufficient = {}
     return {
         **said,
         "alive": alive,
         "directory": str(place.directory),
         "nodes": nodes if isinstance(nodes, dict) else {},
         "ended": [each for each in ended if _whole(each)] if isinstance(ended, list) else [],
+        "insufficient": insufficient,
         "verdicts": [each for each in verdicts if isinstance(each, dict)],
     }
 

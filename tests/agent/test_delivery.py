@@ -472,6 +472,22 @@ def test_an_outage_is_told_at_its_begin_its_end_and_every_five_minutes(
     assert caplog.records[-1].message.startswith("OTLP: http://c takes data again after ")
 
 
+def test_an_outage_with_a_disk_that_takes_nothing_is_told_as_it_is(
+    transport: FakeTransport, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivery = Delivery(transport, Spool(Path("/proc/nope"), PLENTY), clock)
+    transport.always(DOWN)
+    delivery.submit(requests("a"))
+
+    delivery.step()
+
+    (said,) = caplog.messages
+    assert said == (
+        "OTLP metrics: connection refused by http://c; what cannot be delivered waits in memory: "
+        "the disk does not take it (/proc/nope: No such file or directory)."
+    )
+
+
 def test_a_collector_that_comes_and_goes_is_not_told_each_time(
     delivery: Delivery,
     transport: FakeTransport,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from node import Node
+from otel_ddp.cli import main
 
 
 def begin(node: Node, *arguments: str) -> subprocess.Popen[str]:
@@ -58,3 +59,36 @@ def test_a_demo_that_cannot_be_is_refused_in_a_line(wrong: tuple[str, str]) -> N
 
     assert demo.returncode == 2
     assert errors.splitlines()[-1].endswith(f"got {wrong[1]!r}")
+
+
+def test_without_torch_nothing_is_started_and_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As Python has it where a module is not to be found.
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert main(["demo", "--seconds", "0.1"]) == 2
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "not installed for this Python: pip install '.[torch]' in the folder" in told.err
+
+
+def test_who_asks_for_a_rank_that_is_not_there_is_told_which_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["demo", "--ranks", "1", "--inject", "hang:1"]) == 2
+
+    assert capsys.readouterr().err == "There is no rank 1 among 1: ranks are 0 to 0.\n"
+
+
+def test_the_help_of_the_demo_says_what_holds_where_nothing_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+
+    told = " ".join(capsys.readouterr().out.split())
+    for sentence in ("how long to train (default: 20)", "how many processes (default: 2)"):
+        assert sentence in told
+    assert told.endswith("such as hang:1 (default: nothing)")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,13 @@ from conftest import Here
 from node import Node, finished
 from nvml_boards import Boards, a100_mig, h100, standin_library
 from otel_ddp import __version__, settings
+from otel_ddp.agent.otlp.outcome import Outcome
 from otel_ddp.cli import doctor, main
-from otel_ddp.cli.doctor import Finding, Scene, examine, installation
+from otel_ddp.cli.doctor import Finding, Scene, examine, installation, port
 from otlp_receiver import Receiver
+
+# Its package has the check itself under this name.
+checks_of_the_collector = importlib.import_module("otel_ddp.cli.doctor.collector")
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 TRAINING = "import otel_ddp\nrun = otel_ddp.init(run='mine')\nrun.log({'loss': 1.0})\ninput()"
@@ -210,6 +217,37 @@ def test_a_standard_variable_that_is_passed_over_is_said_among_the_findings(
     assert "OTEL_EXPORTER_PROMETHEUS_PORT" in the(told, "warn")
     assert the(told, "warn").endswith("the default, 9464, is used.")
     assert capsys.readouterr().err == ""
+
+
+def test_each_signal_that_is_switched_off_is_among_what_is_set() -> None:
+    os.environ.update(dict.fromkeys(("OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"), "none"))
+
+    assert the(found(doctor.variables), "ok") == "set: OTEL_LOGS_EXPORTER, OTEL_TRACES_EXPORTER"
+
+
+def test_an_attribute_that_is_no_pair_is_a_finding_and_nothing_else(
+    receiver: Receiver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure(receiver, "http/protobuf")
+    os.environ["OTEL_RESOURCE_ATTRIBUTES"] = "a=b,s3cret, "
+
+    told = found(doctor.variables) + found(doctor.collector)
+
+    assert the(told, "warn") == (
+        "OTEL_RESOURCE_ATTRIBUTES: entry 2 is not key=value and is left out; in a value, a comma "
+        "is %2C"
+    )
+    assert capfd.readouterr().err == ""
+    assert "s3cret" not in str(told)
+
+
+def test_what_opentelemetry_complains_of_is_a_finding(capfd: pytest.CaptureFixture[str]) -> None:
+    def check(scene: Scene) -> Iterator[Finding]:
+        logging.getLogger("opentelemetry.sdk.something").warning("odd: %s", 7)
+        yield from ()
+
+    assert found(check) == [Finding("warn", "check", "odd: 7")]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_token_is_not_shown() -> None:
@@ -561,7 +599,7 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     [
         (401, "token rejected (OTEL_EXPORTER_OTLP_HEADERS); renew the token"),
         (403, "token rejected"),
-        (404, "are not taken there; correct the path"),
+        (404, "are not taken there; what answers there is no OTLP receiver: correct the host"),
         (503, "cannot be sent"),
     ],
 )
@@ -576,6 +614,162 @@ def test_what_a_collector_refuses_is_said_with_the_cure(
     assert failures
     assert all(words in each.sentence for each in failures)
     assert receiver.attempts == ["metrics", "traces", "logs"]
+
+
+class Site(BaseHTTPRequestHandler):
+    """A program that speaks HTTP, and not OTLP."""
+
+    status = 404
+    healthy = "I am fine."
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.healthy.encode())
+
+    def do_POST(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A test's output is not the place."""
+
+
+@contextlib.contextmanager
+def site(status: int = 404, healthy: str = Site.healthy) -> Iterator[str]:
+    kind = type("Told", (Site,), {"status": status, "healthy": healthy})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def fails(url: str, protocol: str, **more: str) -> str:
+    """The one failure of all signals."""
+    more = {"ENDPOINT": url, "PROTOCOL": protocol, **more}
+    os.environ.update({f"OTEL_EXPORTER_OTLP_{name}": text for name, text in more.items()})
+    sentence = the(found(doctor.collector), "fail")
+    assert sentence.startswith("metrics, traces and logs cannot be sent: ")
+    return sentence.removeprefix("metrics, traces and logs cannot be sent: ")
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_program_that_is_no_collector_is_named_once_with_what_to_look_at(status: int) -> None:
+    with site(status) as url:
+        said = fails(url, "http/protobuf")
+
+    assert said.startswith(f"{status} from {url}")
+    assert said.endswith(
+        "what answers there is no OTLP receiver: correct the host, the port (usually 4318 for "
+        "http/protobuf, 4317 for grpc) or the path in OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+
+
+def test_a_prometheus_is_told_to_take_metrics_only_and_where() -> None:
+    with site(healthy="Prometheus Server is Healthy.\n") as url:
+        said = fails(url, "http/protobuf")
+
+    assert said.endswith(
+        "a Prometheus answers there, which takes metrics only: start it with "
+        f"--web.enable-otlp-receiver, set OTEL_EXPORTER_OTLP_ENDPOINT={url}/api/v1/otlp, set "
+        "OTEL_TRACES_EXPORTER=none, set OTEL_LOGS_EXPORTER=none"
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("scheme", ["", "https://"])
+def test_grpc_without_tls_wants_http_in_its_address(
+    receiver: Receiver, scheme: str, host: str
+) -> None:
+    address = receiver.start_grpc().replace("http://127.0.0.1", scheme + host)
+
+    said = fails(address, "grpc")
+
+    assert said == (
+        f"{address} speaks gRPC without TLS; begin OTEL_EXPORTER_OTLP_ENDPOINT with http://"
+    )
+
+
+def test_the_other_protocol_is_named_with_the_variable(receiver: Receiver) -> None:
+    http, grpc = receiver.start_http(), receiver.start_grpc()
+
+    assert fails(http, "grpc") == (
+        f"{http} speaks HTTP, not gRPC; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or name "
+        "its port for gRPC"
+    )
+    assert fails(http.removeprefix("http://"), "grpc").endswith(
+        "PROTOCOL=http/protobuf, and begin OTEL_EXPORTER_OTLP_ENDPOINT with http://, or name its "
+        "port for gRPC"
+    )
+    assert fails(grpc, "http/protobuf") == (
+        f"{grpc} speaks gRPC, not HTTP; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
+    )
+
+
+def test_a_signal_with_an_address_of_its_own_is_advised_of_its_own_variable(
+    receiver: Receiver,
+) -> None:
+    configure(receiver, "http/protobuf")
+    os.environ["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = receiver.start_grpc()
+
+    told = found(doctor.collector)
+
+    assert the(told, "fail").startswith("metrics cannot be sent: ")
+    assert the(told, "fail").endswith(
+        " speaks gRPC, not HTTP; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
+    )
+    with site(405) as url:
+        os.environ["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = url
+        assert the(found(doctor.collector), "fail").endswith("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+
+
+def test_of_a_name_with_two_addresses_the_one_that_answered_counts() -> None:
+    # Which of them gRPC tells of is left to chance, for each signal anew.
+    way = checks_of_the_collector.Way("localhost:4317", "grpc", "E", "P")
+    nobody = Outcome("retry", "connection refused by localhost:4317")
+    broken = Outcome("retry", "TLS to localhost:4317 failed: certificate verify failed")
+
+    refused = checks_of_the_collector._refused(
+        {"metrics": nobody, "traces": broken, "logs": nobody},
+        dict.fromkeys(("metrics", "traces", "logs"), way),
+    )
+
+    assert refused == {(way, broken.why): ["metrics", "traces", "logs"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.0 400 no\r\n\r\nClient sent an HTTP request to an HTTPS server.\n", ""),
+        (b"HTTP/1.1 404 no\r\n\r\n", "HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ""),
+        (b"\0\0\0\4\0\0\0\0\0", "gRPC"),
+        (b"", ""),
+    ],
+)
+def test_what_a_port_speaks_is_known_by_its_first_words(answer: bytes, expected: str) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", _SERVE, answer.hex()], stdin=server.fileno()
+        ) as process,
+    ):
+        said = port.spoken(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
+        process.kill()
+
+    assert said == expected
+
+
+def test_a_port_that_says_nothing_costs_the_time_limit_and_an_odd_one_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert port.spoken(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05) == ""
+    assert port.spoken("http://127.0.0.1:many", 5.0) == ""
+    assert port.spoken("", 5.0) == ""
 
 
 @PROTOCOLS
@@ -627,8 +821,8 @@ def test_tls_where_the_collector_has_none_is_named(receiver: Receiver, protocol:
     told = found(doctor.collector)
 
     assert levels(told) == ["fail"]
-    assert "TLS to" in told[0].sentence
-    assert "begins with http://" in told[0].sentence
+    assert "TLS" in told[0].sentence
+    assert "with http://" in told[0].sentence
 
 
 def test_a_certificate_that_has_expired_is_named(receiver: Receiver, tmp_path: Path) -> None:

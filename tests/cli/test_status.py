@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from otel_ddp.agent.sources.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOU
 from otel_ddp.agent.sources.nvml.driver import Nvml
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
+from otel_ddp.survey import survey
 
 NOW_NS = 10_000_000_000
 
@@ -117,6 +120,90 @@ def test_values_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
 
     assert len(mixed) + 1 <= len([line for line in told if line.startswith("  ")])
     assert list(lines({"agents": odd, "processes": odd}, NOW_NS))[1:] == ["no runs"]
+
+
+def test_of_a_run_that_nobody_can_judge_the_reason_is_told_and_is_no_alarm() -> None:
+    why = "insufficient data: one rank on this node, nobody to compare it with"
+    agent = {"alive": True, "insufficient": {"one": why, "other": "not of this run"}}
+
+    told = shown(process(), agents=[agent])
+
+    assert told[-1] == f"  stragglers: {why}"
+    assert sum("stragglers" in line for line in told) == 1
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool) -> None:
+    trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
+    with an_agent(place, f"{trains}; run.finish()" if over else trains):
+        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": {"mine": "why"}}))
+
+        (agent,) = survey([place])["agents"]
+
+    assert agent["insufficient"] == ({} if over else {"mine": "why"})
+
+
+def test_what_an_agent_lacked_that_is_gone_is_not_told(place: Here, tmp_path: Path) -> None:
+    # It is the agent of another place; to this one it is a rank that lives.
+    with an_agent(Here(tmp_path), "import otel_ddp; run = otel_ddp.init(run='mine')"):
+        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": {"mine": "why"}}))
+
+        (agent,) = survey([place])["agents"]
+
+    assert (agent["alive"], agent["insufficient"]) == (False, {})
+
+
+HOLD = """
+import fcntl, os, sys
+exec(sys.argv[2])
+fcntl.lockf(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+print(flush=True); sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def an_agent(place: Here, code: str = "") -> Iterator[int]:
+    """Somebody who runs this, has the agent's lock, and has said nothing yet; its process id."""
+    command = [sys.executable, "-c", HOLD, str(place.agent_lock), code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield holder.pid
+        holder.communicate()
+
+
+def test_an_agent_that_has_not_said_anything_yet_is_starting(
+    place: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with an_agent(place) as pid:
+        assert main(["status"]) == 0
+
+    assert capsys.readouterr().out == f"agent     pid {pid} is starting\nno runs\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        ("auto", "none runs: a training process starts one"),
+        (
+            "external",
+            "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
+        ),
+        ("off", "OTEL_DDP_AGENT=off: journals are written, and nobody exports what is in them"),
+    ],
+)
+def test_where_no_agent_runs_it_is_said_who_starts_one(
+    place: Here, mode: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["OTEL_DDP_AGENT"] = mode
+
+    assert main(["status"]) == 0
+
+    assert capsys.readouterr().out == f"agent     {sentence}\nno runs\n"
+
+
+def test_without_a_named_directory_it_is_said_whose_runs_are_looked_for() -> None:
+    assert list(lines({}, NOW_NS, named=False))[1:] == ["no runs of this user"]
 
 
 def status(how: str) -> subprocess.CompletedProcess[str]:

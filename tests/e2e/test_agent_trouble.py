@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from node import Node, finished, until
 from otel_ddp.journal.place import Place
@@ -139,3 +145,61 @@ def test_a_stopped_agent_is_not_said_to_be_well() -> None:
 
         assert agent["alive"]
         assert "has not moved" in agent["remark"]
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[Path, Path]:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=here -addext"
+    subprocess.run(
+        [*command.split(), "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
+    tls: tuple[Path, Path],
+) -> None:
+    here = tls[0].parent
+    # Trainings go elsewhere, and then the agent may have to be started again.
+    begin, opened, *rest = WORK.partition('run = otel_ddp.init(run="r")\n')
+    work = "".join(
+        [f"import os\nos.chdir({str(here)!r})\n", begin, opened, "os.chdir('/')\n", *rest]
+    )
+    names = {"OTEL_EXPORTER_OTLP_CERTIFICATE": "tls.crt", "OTEL_DDP_SPOOL_DIR": "spool"}
+    with Node(**names) as node, Receiver() as receiver:
+        node.export_to(receiver.start_http(tls=tls))
+        receiver.set_mode(503)
+
+        process = node.python(work)
+
+        until(lambda: list(here.glob("spool/spool-*/*.z")), "what could not be delivered")
+        receiver.set_mode("ok")
+        assert receiver.wait_for(lambda r: len(_losses(r)) > 10, 30.0)
+        killed = node.kill_agent()
+        arrived = len(_losses(receiver))
+        assert receiver.wait_for(lambda r: len(_losses(r)) > arrived, 30.0)
+        assert node.place.agent_pid() != killed
+        assert node.agent()["remark"] == ""
+        process.kill()
+
+
+def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
+    def said() -> Any:
+        try:
+            return json.loads(node.place.agent_file.read_text())["remark"]
+        except (OSError, ValueError):
+            return ""
+
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="203.0.113.7") as node:
+        process = node.python(WORK)
+
+        remark = until(said, "the remark")
+
+        assert remark.startswith("no scrape endpoint: 203.0.113.7 cannot be bound (")
+        assert remark.endswith(
+            "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
+        )
+        process.kill()

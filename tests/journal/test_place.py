@@ -246,7 +246,8 @@ def test_where_nothing_can_be_used_that_is_said_and_nothing_raised(here: list[Pa
 
     assert places == []
     assert remark == (
-        f"{here[0]} cannot be used: No such file or directory: this process is not recorded"
+        f"{here[0]} cannot be used: No such file or directory: this process is not recorded; name "
+        "a writable directory in OTEL_DDP_DIR"
     )
 
 

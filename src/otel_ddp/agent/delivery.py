@@ -103,7 +103,13 @@ class Delivery:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-        self._report = Report(lambda: transport.destination, self._where_it_waits, clock, wall)
+        self._report = Report(
+            lambda: transport.destination,
+            self._where_it_waits,
+            lambda: spool.problem,
+            clock,
+            wall,
+        )
 
     # ------------------------------------------------------------------ life
 
@@ -250,7 +256,6 @@ class Delivery:
         return self._transport.send(request.signal, request.body)
 
     def _came_back(self, lane: _Lane, item: _Item, outcome: Outcome) -> None:
-        self._report.note(lane.signal, item.request.points, outcome)
         if outcome.kind == "retry":
             lane.failures += 1
             lane.not_before = self._clock() + self._patience_s(lane.failures, outcome)
@@ -258,7 +263,10 @@ class Delivery:
                 self._spool.release(item.entry)
             self._put_aside(lane)
             self._bound_memory()
+            # Now it is known where it waits.
+            self._report.note(lane.signal, item.request.points, outcome)
             return
+        self._report.note(lane.signal, item.request.points, outcome)
         # It answers, so there is nothing to wait for before the next request.
         lane.failures, lane.not_before = 0, 0.0
         if item.entry is not None:

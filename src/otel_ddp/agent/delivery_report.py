@@ -52,11 +52,13 @@ class Report:
         self,
         destination: Callable[[], str],
         where_it_waits: Callable[[], str],
+        disk_problem: Callable[[], str | None],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self._destination = destination
         self._where_it_waits = where_it_waits
+        self._disk_problem = disk_problem
         self._clock = clock
         self._wall = wall
         self._ways: dict[Signal, _Way] = {signal: _Way() for signal in SIGNALS}
@@ -126,6 +128,10 @@ class Report:
         self._said_trouble = True
         if outcome.kind == "refused":
             text = f"{points} points of it are dropped, and so is what is refused from now on"
+        elif problem := self._disk_problem():
+            text = (
+                f"what cannot be delivered waits in memory: the disk does not take it ({problem})"
+            )
         else:
             text = "what cannot be delivered waits on disk"
         log.warning("OTLP %s: %s; %s.", signal, outcome.why, text)

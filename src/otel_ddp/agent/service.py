@@ -226,7 +226,10 @@ class Agent:
                 still_s=lambda: time.monotonic() - self._moved_at,
             )
         except OSError as error:
-            self._remark = f"no scrape endpoint: {host} cannot be bound ({error.strerror})"
+            self._remark = (
+                f"no scrape endpoint: {host} cannot be bound ({error.strerror}): set "
+                "OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
+            )
             log.warning("%s", self._remark)
             return
         self._endpoint.start()

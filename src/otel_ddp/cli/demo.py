@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -24,6 +25,10 @@ from otel_ddp.journal.place import Place
 from otel_ddp.survey import survey
 
 _PREFIX = "otel_ddp-demo-"
+_NO_TORCH = (
+    "The demo trains with PyTorch, which is not installed for this Python: pip install '.[torch]' "
+    "in the folder of otel_ddp, or pip install 'torch>=2.4'."
+)
 _AGENT_PATIENCE_S = 30.0
 _NEWS_EVERY_S = 5.0
 _VERDICT_PATIENCE_S = 3.5
@@ -37,14 +42,19 @@ _NOT_OURS = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=_seconds, default=20.0, help="how long to train")
-    parser.add_argument("--ranks", type=_ranks, default=2, help="how many processes")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=20.0, help="how long to train (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--ranks", type=_ranks, default=2, help="how many processes (default: %(default)s)"
+    )
     parser.add_argument(
         "--inject",
         default="",
         metavar="TROUBLE",
         help="what goes wrong after a while: backward:1:30ms (rank 1 is 30 ms late in backward; "
-        f"also {', '.join(PHASES)}), or {', '.join(ACCIDENTS)} and a rank, such as hang:1",
+        f"also {', '.join(PHASES)}), or {', '.join(ACCIDENTS)} and a rank, such as hang:1 "
+        "(default: nothing)",
     )
 
 
@@ -56,10 +66,17 @@ def run(asked: argparse.Namespace) -> int:
         print(why, file=sys.stderr)
         return 2
     if injected.what and injected.rank >= asked.ranks:
-        print(f"There is no rank {injected.rank} among {asked.ranks}.", file=sys.stderr)
+        last = asked.ranks - 1
+        print(
+            f"There is no rank {injected.rank} among {asked.ranks}: ranks are 0 to {last}.",
+            file=sys.stderr,
+        )
         return 2
     if disabled:
         print("Nothing would be recorded: OTEL_SDK_DISABLED is set.", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("torch") is None:
+        print(_NO_TORCH, file=sys.stderr)
         return 2
     for polite in (signal.SIGTERM, signal.SIGHUP):
         # Who is ended so clears up as well.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -12,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import settings
 from otel_ddp.agent.probe import Probe, frames
+from otel_ddp.cli import where
 from otel_ddp.diagnosis.evidence import Evidence
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal.place import existing
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 _PATIENCE_S = 2.0
@@ -27,11 +25,7 @@ _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "in unint
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, action="append", help="only this rank; may be repeated")
-    parser.add_argument(
-        "--dir",
-        default="",
-        help="where journals and agent meet (default: OTEL_DDP_DIR, else a directory on tmpfs)",
-    )
+    where.argument(parser)
 
 
 class Asked:
@@ -59,14 +53,14 @@ class Asked:
 
 def run(asked: argparse.Namespace) -> int:
     try:
-        conf = settings.read(directory=asked.dir or None)
+        _, places, missing = where.look(asked.dir)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    places = existing(conf.directory, os.environ)
     found = list(_living((path for place in places for path in place.journals()), asked.rank))
     if not found:
-        print("no such rank lives on this node" if asked.rank else "no rank lives on this node")
+        told = "no such rank lives on this node" if asked.rank else "no rank lives on this node"
+        print(f"{told}: {missing}" if missing else told)
         return 1
     deadline = time.monotonic() + _PATIENCE_S
     # Asked all at once, so that they are seen at one moment.

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from otel_ddp import settings
+from otel_ddp.cli import where
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal.place import Place, existing
 from otel_ddp.survey import survey
 
 _LONGEST_CELL = 1000
@@ -20,28 +19,32 @@ _LONGEST_CELL = 1000
 _IDLE_SHARE = 0.05
 _WIDEST_GPU_CELL = 60
 _OVER = ("finished", "failed", "killed")
+# What to say where no agent runs, by OTEL_DDP_AGENT.
+NO_AGENT = {
+    "auto": "none runs: a training process starts one",
+    "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
+    "off": "OTEL_DDP_AGENT=off: journals are written, and nobody exports what is in them",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the same, for programs")
-    parser.add_argument(
-        "--dir",
-        default="",
-        help="where journals and agent meet (default: OTEL_DDP_DIR, else a directory on tmpfs)",
-    )
+    where.argument(parser)
 
 
 def run(asked: argparse.Namespace) -> int:
     try:
-        conf = settings.read(directory=asked.dir or None)
+        conf, places, missing = where.look(asked.dir)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    places: list[Place] = existing(conf.directory, os.environ)
     found = survey(places)
+    if missing:
+        found["unreadable"].append(missing)
     if asked.json:
         return tell(json.dumps(found, indent=2))
-    return tell("\n".join(lines(found, time.time_ns())))
+    told = lines(found, time.time_ns(), agent=conf.agent, named=bool(conf.directory))
+    return tell("\n".join(told))
 
 
 def tell(text: str) -> int:
@@ -61,18 +64,26 @@ def tell(text: str) -> int:
     return 0
 
 
-def lines(found: Mapping[str, Any], now_ns: int) -> Iterable[str]:
-    """The survey in words, for a terminal."""
+def lines(
+    found: Mapping[str, Any], now_ns: int, *, agent: str = "auto", named: bool = True
+) -> Iterable[str]:
+    """The survey in words, for a terminal; *agent* is what OTEL_DDP_AGENT says.
+
+    *named*: a directory was; by default it is the user's own.
+    """
     alive = [agent for agent in mappings(found.get("agents")) if agent.get("alive")]
-    for agent in alive:
-        pid, version = cell(agent.get("pid"), "?"), cell(agent.get("version"), "?")
+    for each in alive:
+        pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
+        if each.get("starting") is True:
+            yield f"agent     pid {pid} is starting"
+            continue
         yield f"agent     pid {pid}, version {version}"
-        yield f"endpoint  {cell(agent.get('scrape'), 'none')}"
-        yield f"export    {cell(agent.get('export'), 'unknown')}"
-        if remark := cell(agent.get("remark")):
+        yield f"endpoint  {cell(each.get('scrape'), 'none')}"
+        yield f"export    {cell(each.get('export'), 'unknown')}"
+        if remark := cell(each.get("remark")):
             yield f"note      {remark}"
     if not alive:
-        yield "no agent runs on this node for this user; a training process starts one"
+        yield f"agent     {NO_AGENT[agent]}"
     yield from (f"note      {cell(why)}" for why in found.get("unreadable") or ())
     runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     # A run stands where its first process does: in order of start.
@@ -80,7 +91,7 @@ def lines(found: Mapping[str, Any], now_ns: int) -> Iterable[str]:
         key = (cell(each.get("run"), "?"), cell(each.get("group")), cell(each.get("job_type")))
         runs.setdefault(key, []).append(each)
     if not runs:
-        yield "no runs"
+        yield "no runs" if named else "no runs of this user"
     for (name, group, job_type), ranks in runs.items():
         worlds = [_whole(each.get("world_size")) for each in ranks]
         world = max((size for size in worlds if size is not None), default=None)
@@ -93,8 +104,18 @@ def lines(found: Mapping[str, Any], now_ns: int) -> Iterable[str]:
             who = verdict.get("who")
             if isinstance(who, Mapping) and cell(who.get("run"), "?") == name:
                 yield f"  ! {cell(verdict.get('sentence'), '?')}"
-    for agent in alive:
-        yield from _devices(agent)
+        for each in alive:
+            yield from _not_judged(each, name)
+    for each in alive:
+        yield from _devices(each)
+
+
+def _not_judged(agent: Mapping[str, Any], run: str) -> Iterable[str]:
+    """Why the agent cannot say who keeps the others of this run waiting."""
+    insufficient = agent.get("insufficient")
+    for name, why in insufficient.items() if isinstance(insufficient, Mapping) else ():
+        if cell(name) == run:
+            yield f"  stragglers: {cell(why, '?')}"
 
 
 _HEADS = ("rank", "local", "node", "pid", "state", "step", "phase", "since")

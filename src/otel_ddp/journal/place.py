@@ -165,7 +165,9 @@ def candidates(env: Mapping[str, str]) -> Iterator[Path]:
         return  # no temporary directory here can be written to
 
 
-def find(named: str, env: Mapping[str, str] | None = None) -> tuple[list[Place], str]:
+def find(
+    named: str, env: Mapping[str, str] | None = None, *, given_as: str = "OTEL_DDP_DIR"
+) -> tuple[list[Place], str]:
     """The places that can be used, best first, and what to say; ConfigError for a bad named one."""
     env = os.environ if env is None else env
     if named:
@@ -176,9 +178,10 @@ def find(named: str, env: Mapping[str, str] | None = None) -> tuple[list[Place],
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "is not writable", str(path))
         except OSError as error:
+            without = "unset it" if given_as == "OTEL_DDP_DIR" else "leave it out"
             raise ConfigError(
-                f"OTEL_DDP_DIR must be a directory that this user can write to, got {named!r} "
-                f"({error.strerror}). Name another one, or unset it for the default."
+                f"{given_as} must be a directory that this user can write to, got {named!r} "
+                f"({error.strerror}). Name another one, or {without} for the default."
             ) from None
         return [Place(path)], ""
     found: list[Place] = []
@@ -188,7 +191,10 @@ def find(named: str, env: Mapping[str, str] | None = None) -> tuple[list[Place],
         if usable is not None:
             found.append(usable)
     if not found:
-        return [], f"{problems[0]}: this process is not recorded"
+        return [], (
+            f"{problems[0]}: this process is not recorded; name a writable directory in "
+            "OTEL_DDP_DIR"
+        )
     # A container may have a plain directory in the place of /dev/shm.
     found.sort(key=lambda place: not on_memory(place.directory))
     where = found[0].directory
@@ -201,7 +207,8 @@ def find(named: str, env: Mapping[str, str] | None = None) -> tuple[list[Place],
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     """The places that are there, for somebody who only looks."""
     paths = [Path(named).absolute()] if named else candidates(env)
-    return [Place(path) for path in dict.fromkeys(paths) if path.is_dir()]
+    # Not path.is_dir(), which raises where we may not look: XDG_RUNTIME_DIR of another, after `su`.
+    return [Place(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
 
 
 def _usable(path: Path, problems: list[str]) -> Place | None:

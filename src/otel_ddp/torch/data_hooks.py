@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import dataloader
@@ -10,8 +12,15 @@ from torch.utils.data import dataloader
 from otel_ddp import containment
 from otel_ddp.torch.stepper import Stepper
 
+# What else an iterable may be able to do. The interpreter asks types for these, not objects, so
+# each kind of iterable has a type of ours with no more and no less of them.
+_SPECIAL = (
+    *("__bool__", "__len__", "__length_hint__", "__getitem__", "__setitem__", "__delitem__"),
+    *("__contains__", "__reversed__", "__call__", "__enter__", "__exit__"),
+)
+
 _stepper: Stepper | None = None
-_original: Any = None
+_standing_in: Any = None
 
 
 def attach(stepper: Stepper) -> None:
@@ -20,28 +29,35 @@ def attach(stepper: Stepper) -> None:
     torch has no hook here, so this is the one function of torch's that we stand in for: replacing
     the iterator would change its type, and asking users to wrap theirs is `data`.
     """
-    global _stepper, _original
+    global _stepper, _standing_in
     _stepper = stepper
-    if _original is None:
-        _original = dataloader._BaseDataLoaderIter.__next__
-        dataloader._BaseDataLoaderIter.__next__ = _next
+    if _standing_in is None:
+        _standing_in = _measured(dataloader._BaseDataLoaderIter.__next__)
+        dataloader._BaseDataLoaderIter.__next__ = _standing_in
 
 
 def detach() -> None:
     """Give torch its function back."""
-    global _stepper, _original
+    global _stepper, _standing_in
     _stepper = None
-    if _original is not None and dataloader._BaseDataLoaderIter.__next__ is _next:
-        dataloader._BaseDataLoaderIter.__next__ = _original
-        _original = None
+    ours = _standing_in
+    if ours is not None and dataloader._BaseDataLoaderIter.__next__ is ours:
+        dataloader._BaseDataLoaderIter.__next__ = ours.__wrapped__
+        _standing_in = None
 
 
-def _next(iterator: Any) -> Any:
-    _began()
-    try:
-        return _original(iterator)
-    finally:
-        _ended()
+def _measured(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    # It knows the one it stands in for by itself: who has got hold of it, or is in the middle of
+    # it, needs that one after `detach` too.
+    @functools.wraps(original)
+    def next_batch(iterator: Any) -> Any:
+        _began()
+        try:
+            return original(iterator)
+        finally:
+            _ended()
+
+    return next_batch
 
 
 def _began() -> None:
@@ -62,39 +78,70 @@ def _ended() -> None:
             stepper.failed("after the data")
 
 
-class Timed:
+def timed(loader: Any) -> Any:
     """An iterable whose waits are measured; in everything else it is what it wraps."""
+    kind = type(loader)
+    able = tuple(name for name in _SPECIAL if getattr(kind, name, None) is not None)
+    return _timed_type(able, hasattr(kind, "__next__"))(loader)
+
+
+@functools.cache
+def _timed_type(able: tuple[str, ...], iterates: bool) -> type[_Timed]:
+    content: dict[str, Any] = {name: _handed_on(name) for name in able}
+    return type("Timed", (_TimedIterator if iterates else _Timed,), {**content, "__slots__": ()})
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def act(self: _Timed, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_inside(self), name)(*args, **kwargs)
+
+    act.__name__ = name
+    return act
+
+
+class _Timed:
+    # Under a name that no loader has.
+    __slots__ = ("__weakref__", "_otel_ddp_wrapped")
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        object.__setattr__(self, "_otel_ddp_wrapped", loader)
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self._loader)
-        while True:
-            _began()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                _ended()
-            yield batch
-
-    def __next__(self) -> Any:
-        # Of a loader that is an iterator itself.
+        # At once, as without us: torch's loader draws a random number and starts its workers.
+        loader = _inside(self)
         _began()
         try:
-            return next(self._loader)
+            iterator = iter(loader)
+        finally:
+            _ended()
+        return self if iterator is loader else timed(iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_inside(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_inside(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_inside(self), name)
+
+    def __copy__(self) -> Any:
+        return timed(copy.copy(_inside(self)))
+
+    def __reduce__(self) -> Any:
+        return (timed, (_inside(self),))
+
+
+class _TimedIterator(_Timed):
+    __slots__ = ()
+
+    def __next__(self) -> Any:
+        _began()
+        try:
+            return next(_inside(self))
         finally:
             _ended()
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._loader[index]
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy that is being made has none yet
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+def _inside(wrapper: _Timed) -> Any:
+    return object.__getattribute__(wrapper, "_otel_ddp_wrapped")

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any
 
+from otel_ddp import containment
 from otel_ddp.identity import GroupFacts
 
 log = logging.getLogger("otel_ddp")
@@ -48,6 +49,7 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     try:
         rank, world_size = module.get_rank(), module.get_world_size()
     except (RuntimeError, ValueError):
+        containment.pass_on()
         return None  # destroyed by another thread since we asked
     store = _store(module)
     agreed_run = _agree(store, propose) if agree and store is not None else None
@@ -63,6 +65,7 @@ def _store(module: Any) -> Any:
     try:
         store = getter()
     except (RuntimeError, ValueError, KeyError, TypeError):
+        containment.pass_on()
         return None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's agent keeps one store over all its restarts of the workers and prefixes each

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from otel_ddp.cli import where
 from otel_ddp.cli.doctor.agent import agent, endpoint
 from otel_ddp.cli.doctor.collector import collector
 from otel_ddp.cli.doctor.installation import packages, python, torch, variables
@@ -18,11 +19,7 @@ from otel_ddp.cli.status import cell, tell
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the same, for programs")
-    parser.add_argument(
-        "--dir",
-        default="",
-        help="where journals and agent meet (default: OTEL_DDP_DIR, else a directory on tmpfs)",
-    )
+    where.argument(parser)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -48,8 +45,9 @@ def run(asked: argparse.Namespace) -> int:
 def examine(scene: Scene, checks: Sequence[Check] | None = None) -> Findings:
     """What all checks find, in their order; nothing is raised."""
     heard = _Heard()
-    log = logging.getLogger("otel_ddp")
-    log.addHandler(heard)
+    logs = [logging.getLogger(name) for name in ("otel_ddp", "opentelemetry")]
+    for log in logs:
+        log.addHandler(heard)
     try:
         for check in CHECKS if checks is None else checks:
             subject = check.__name__
@@ -57,7 +55,8 @@ def examine(scene: Scene, checks: Sequence[Check] | None = None) -> Findings:
             for sentence in heard.take():
                 yield Finding("warn", subject, sentence)
     finally:
-        log.removeHandler(heard)
+        for log in logs:
+            log.removeHandler(heard)
 
 
 def _without_raising(subject: str, check: Check, scene: Scene) -> Findings:
@@ -83,7 +82,10 @@ class _Heard(logging.Handler):
         self._sentences: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._sentences.append(record.getMessage())
+        sentence = record.getMessage()
+        # `variables` has said that, and which one it is.
+        if not sentence.startswith("Invalid key value resource attribute pair"):
+            self._sentences.append(sentence)
 
     def take(self) -> list[str]:
         taken, self._sentences = self._sentences, []

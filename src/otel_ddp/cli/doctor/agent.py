@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from otel_ddp import __version__
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
-from otel_ddp.cli.status import cell
+from otel_ddp.cli.status import NO_AGENT, cell
 
 _LONGEST_ANSWER = 64 * 1024 * 1024
 
@@ -18,6 +18,9 @@ _LONGEST_ANSWER = 64 * 1024 * 1024
 def agent(scene: Scene) -> Findings:
     for each in scene.agents:
         pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
+        if each.get("starting") is True:
+            yield Finding("ok", "agent", f"pid {pid} is starting; ask again in a moment")
+            continue
         export = cell(each.get("export"), "unknown")
         if version == __version__:
             yield Finding("ok", "agent", f"pid {pid}, version {version}; OTLP: {export}")
@@ -32,14 +35,7 @@ def agent(scene: Scene) -> Findings:
     if scene.agents:
         return
     conf = scene.conf.agent
-    if conf == "auto":
-        yield Finding("ok", "agent", "none runs: a training process starts one")
-    elif conf == "external":
-        sentence = "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node"
-        yield Finding("warn", "agent", sentence)
-    else:
-        sentence = "OTEL_DDP_AGENT=off: journals are written, and nobody exports what is in them"
-        yield Finding("warn", "agent", sentence)
+    yield Finding("ok" if conf == "auto" else "warn", "agent", NO_AGENT[conf])
 
 
 def endpoint(scene: Scene) -> Findings:
@@ -47,7 +43,7 @@ def endpoint(scene: Scene) -> Findings:
         url = each.get("scrape")
         if isinstance(url, str) and url.startswith("http://"):
             yield _scraped(url, scene.answer_s)
-        else:
+        elif each.get("starting") is not True:
             sentence = "the agent has no endpoint; see its remark above, or its log agent.log"
             yield Finding("fail", "endpoint", sentence)
     if not scene.agents:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import re
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from otel_ddp.agent.otlp.outcome import Outcome, Signal, shown
+from otel_ddp.cli.doctor.port import Spoken, spoken
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.settings import Settings
 
 _ENDPOINTS = tuple(
     f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
 )
 _PATHS = ("/v1/metrics", "/v1/traces", "/v1/logs")
 _CLOCKS_S = 2.0
+_PORT_S = 1.0
 
 _ADVICE = (
     ("connection refused", "nothing listens there; start the collector, or correct {variable}"),
@@ -29,11 +35,22 @@ _ADVICE = (
     ("TLS to", "does it speak TLS on this port? If not, {variable} begins with http://"),
     ("token rejected", "renew the token in it, or set one: authorization=Bearer%20<token>"),
     ("connection closed", "it may speak TLS (https://) or the other protocol on this port"),
-    ("not taken there", "correct the path, or switch off what it does not take: {switch}"),
     ("a redirect", "set {variable} to where it leads"),
     ("is no address", "correct {variable}"),
     ("no way to", "see to the network, or correct {variable}"),
 )
+
+# What a port says that speaks something else, with an address of it that nobody listens on as well.
+_UNCLEAR = ("UNAVAILABLE", "TLS to", "connection refused", "connection closed", "no way to")
+
+
+class Way(NamedTuple):
+    """Where a signal goes, and which variables say so."""
+
+    url: str
+    protocol: str
+    endpoint_variable: str
+    protocol_variable: str
 
 
 def collector(scene: Scene) -> Findings:
@@ -74,14 +91,25 @@ def collector(scene: Scene) -> Findings:
         by_itself = "" if named else ", which was found on loopback by itself"
         sentence = f"{transport.destination} takes {_and(taken)}{by_itself}"
         yield Finding("ok", "collector", sentence)
-    refused: dict[str, list[str]] = defaultdict(list)
-    for each, outcome in outcomes.items():
-        if outcome.kind != "delivered":
-            refused[_common(outcome.why, each)].append(each)
-    for why, those in refused.items():
+    ways = {each: _way(each, conf, env) for each in signals}
+    receivers = {ways[each].url for each in taken}
+    look = functools.cache(functools.partial(spoken, limit_s=min(_PORT_S, scene.answer_s)))
+    for (way, why), those in _refused(outcomes, ways).items():
+        not_taken = "not taken there" in why or why[:3] in ("405", "501")
+        if not_taken:
+            advice = _where_else(way, those, way.url in receivers, look)
+        elif (
+            any(words in why for words in _UNCLEAR)
+            and "verify failed" not in why
+            and (told := _another(way, look(way.url)))
+        ):
+            why, advice = told
+        else:
+            found_advice = (advice for words, advice in _ADVICE if words in why)
+            advice = next(found_advice, "").format(variable=way.endpoint_variable)
         # A collector without traces or logs is a common thing; without metrics it is of no use.
-        spared = "not taken there" in why and "metrics" not in those and "metrics" in taken
-        sentence = f"{_and(those)} cannot be sent: {why}{_advice(why, those, conf.endpoint)}"
+        spared = not_taken and "metrics" not in those and "metrics" in taken
+        sentence = f"{_and(those)} cannot be sent: {why}{f'; {advice}' if advice else ''}"
         yield Finding("warn" if spared else "fail", "collector", sentence)
     spoke = taken or any(outcome.why[:3].isdigit() for outcome in outcomes.values())
     if spoke:
@@ -92,20 +120,88 @@ def _and(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
+def _way(signal: str, conf: Settings, env: Mapping[str, str]) -> Way:
+    general, own = "OTEL_EXPORTER_OTLP_", f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
+    named = env.get(f"{own}ENDPOINT", "").strip()
+    spoken_by_it = env.get(f"{own}PROTOCOL", "").strip().lower()
+    protocol = spoken_by_it or conf.protocol
+    usual = f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
+    return Way(
+        named or conf.endpoint or usual,
+        protocol,
+        f"{own if named else general}ENDPOINT",
+        f"{own if spoken_by_it else general}PROTOCOL",
+    )
+
+
+def _refused(
+    outcomes: Mapping[Signal, Outcome], ways: Mapping[Signal, Way]
+) -> dict[tuple[Way, str], list[str]]:
+    """The signals that do not get through, by their way and the reason: each is told once."""
+    whys = {
+        each: _common(outcome.why, each)
+        for each, outcome in outcomes.items()
+        if outcome.kind != "delivered"
+    }
+    refused: dict[tuple[Way, str], list[str]] = defaultdict(list)
+    for each, why in whys.items():
+        if "connection refused" in why:
+            # A name may have two addresses, and gRPC tells what became of either. Where another
+            # signal met somebody, somebody is there.
+            same = [whys[other] for other in whys if ways[other] == ways[each]]
+            why = min(same, key=lambda said: "connection refused" in said)
+        refused[ways[each], why].append(each)
+    return refused
+
+
 def _common(why: str, signal: str) -> str:
     """The reason without what names the signal: one for all is told once."""
     why = why.removeprefix(f"{signal} cannot be sent: ")
-    return re.sub(rf"/v1/{signal}(?=[: ])", "", why).replace(f": {signal} are", ": they are")
+    return re.sub(rf"/v1/{signal}(?=[: ]|$)", "", why).replace(f": {signal} are", ": they are")
 
 
-def _advice(why: str, signals: Sequence[str], endpoint: str) -> str:
-    advice = next((advice for words, advice in _ADVICE if words in why), "")
-    path = urlsplit(endpoint).path.rstrip("/")
-    if "not taken there" in why and path.endswith(_PATHS):
-        advice = "leave /v1/... out of {variable}: it is added"
-    switch = ", ".join(f"OTEL_{each.upper()}_EXPORTER=none" for each in signals)
-    told = advice.format(variable="OTEL_EXPORTER_OTLP_ENDPOINT", switch=switch)
-    return f"; {told}" if told else ""
+def _another(way: Way, seen: Spoken) -> tuple[str, str] | None:
+    """Reason and advice where something else is spoken there than on this way."""
+    grpc = way.protocol == "grpc"
+    plain = way.url.lower().startswith("http://")
+    begin = f"begin {way.endpoint_variable} with http://"
+    also = "" if plain else f", and {begin}"
+    where = shown(way.url)
+    if seen == "gRPC" and not grpc:
+        return f"{where} speaks gRPC, not HTTP", f"set {way.protocol_variable}=grpc{also}"
+    if seen == "gRPC" and not plain:
+        return f"{where} speaks gRPC without TLS", begin
+    if seen and seen != "gRPC" and grpc:
+        advice = f"set {way.protocol_variable}=http/protobuf{also}, or name its port for gRPC"
+        return f"{where} speaks HTTP, not gRPC", advice
+    return None
+
+
+def _where_else(
+    way: Way, signals: Sequence[str], receiver: bool, look: Callable[[str], Spoken]
+) -> str:
+    """What to do where somebody answers who does not take them."""
+    general = way.endpoint_variable == "OTEL_EXPORTER_OTLP_ENDPOINT"
+    if general and urlsplit(way.url).path.rstrip("/").endswith(_PATHS):
+        return f"leave /v1/... out of {way.endpoint_variable}: it is added"
+    if receiver:
+        switch = ", ".join(_off(signals))
+        return f"correct the path, or switch off what it does not take: {switch}"
+    if look(way.url) != "Prometheus":
+        return (
+            "what answers there is no OTLP receiver: correct the host, the port (usually 4318 "
+            f"for http/protobuf, 4317 for grpc) or the path in {way.endpoint_variable}"
+        )
+    path = f"/api/v1/otlp{'' if general else '/v1/metrics'}"
+    steps = ["start it with --web.enable-otlp-receiver"]
+    if "metrics" in signals:
+        steps.append(f"set {way.endpoint_variable}={shown(way.url)}{path}")
+    steps += [f"set {each}" for each in _off(signals) if "METRICS" not in each]
+    return f"a Prometheus answers there, which takes metrics only: {', '.join(steps)}"
+
+
+def _off(signals: Sequence[str]) -> list[str]:
+    return [f"OTEL_{each.upper()}_EXPORTER=none" for each in signals]
 
 
 def _connection(url: str, scene: Scene) -> http.client.HTTPConnection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -21,7 +20,6 @@ _PACKAGES = {
     "requests": "requests",
     "nvidia-ml-py": "pynvml",
 }
-_OUR_OWN = {"OTEL_DDP_INHERITED_RUN"}
 _TORCH_S = 120.0
 
 
@@ -95,15 +93,14 @@ def torch(scene: Scene) -> Findings:
 def variables(scene: Scene) -> Findings:
     for sentence in scene.wrong:
         yield Finding("fail", "variables", sentence)
-    rows = [row.variables for row in settings.TABLE]
-    rows += [each.names for each in (*settings.IDENTITY, *settings.EXPORT)]
-    known = {name for row in rows for name in row} | _OUR_OWN
-    unknown = [name for name in sorted(scene.env) if name.startswith("OTEL_DDP_")]
-    for name in (name for name in unknown if name not in known):
-        near = difflib.get_close_matches(name, known - _OUR_OWN, 1, cutoff=0.75)
-        meant = f"is {near[0]} meant?" if near else "docs/settings.md lists those that there are"
-        yield Finding("warn", "variables", f"{name} is not known and has no effect: {meant}")
-    given = sorted(known & {name for name, text in scene.env.items() if text.strip()})
+    for sentence in settings.unknown(scene.env):
+        yield Finding("warn", "variables", sentence)
+    entries = scene.env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    for number, entry in enumerate(entries, start=1):
+        if entry.strip() and "=" not in entry:
+            sentence = f"OTEL_RESOURCE_ATTRIBUTES: entry {number} is not key=value and is left out"
+            yield Finding("warn", "variables", f"{sentence}; in a value, a comma is %2C")
+    given = sorted(name for name in settings.names() if scene.env.get(name, "").strip())
     if scene.conf.disabled:
         sentence = "OTEL_SDK_DISABLED=true: nothing at all is recorded; unset it"
         yield Finding("warn", "variables", sentence)

@@ -1,0 +1,76 @@
+"""Which variables an agent is started with, and when two processes mean the same agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp import agent_terms
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A process that begins in this directory."""
+    monkeypatch.chdir(tmp_path)
+    agent_terms._began_in.cache_clear()
+    yield tmp_path
+    agent_terms._began_in.cache_clear()
+
+
+FILES = [
+    *(
+        f"OTEL_EXPORTER_OTLP_{signal}{file}"
+        for signal in ("", "METRICS_", "TRACES_", "LOGS_")
+        for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+    ),
+    "OTEL_DDP_SPOOL_DIR",
+    "OTEL_DDP_POSTMORTEM_DIR",
+]
+
+
+@pytest.mark.parametrize("variable", FILES)
+def test_an_agent_finds_what_was_named_from_another_directory(variable: str, here: Path) -> None:
+    assert agent_terms.given({variable: " ./a/b "}) == {variable: f"{here}/a/b"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/a/../b"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", " "),
+        ("OTEL_DDP_SPOOL_DIR", "~/spool"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+        ("WANDB_DIR", "wandb"),
+    ],
+)
+def test_what_is_no_relative_name_of_a_file_stays_as_it_is(variable: str, text: str) -> None:
+    assert agent_terms.given({variable: text}) == {variable: text}
+
+
+def test_the_same_file_by_another_name_is_no_other_setting(here: Path) -> None:
+    name = "OTEL_EXPORTER_OTLP_CERTIFICATE"
+
+    relative, absolute = ({name: text} for text in ("tls.crt", str(here / "tls.crt")))
+
+    assert agent_terms.terms(relative) == agent_terms.terms(absolute)
+    assert agent_terms.terms(relative) != agent_terms.terms({name: "other.crt"})
+
+
+def test_a_process_that_goes_elsewhere_still_means_the_same_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"OTEL_DDP_SPOOL_DIR": "spool"}
+    terms = agent_terms.terms(env)
+
+    monkeypatch.chdir("/")
+
+    assert agent_terms.terms(env) == terms
+    assert agent_terms.given(env) == {"OTEL_DDP_SPOOL_DIR": f"{here}/spool"}
+
+
+def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:
+    here.rmdir()
+
+    assert agent_terms.given({"OTEL_DDP_SPOOL_DIR": "spool"}) == {"OTEL_DDP_SPOOL_DIR": "spool"}

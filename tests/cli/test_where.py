@@ -1,0 +1,156 @@
+"""Where the commands look, and what they say of a directory in which they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import otel_ddp
+from conftest import Here
+from otel_ddp.cli import main
+
+COMMANDS = pytest.mark.parametrize("command", ["status", "stacks"])
+
+
+@COMMANDS
+def test_a_directory_that_was_typed_and_is_not_there_is_an_error(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--dir", f"{tmp_path}/typo"]) == 2
+
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"{tmp_path}/typo does not exist.\n")
+
+
+@COMMANDS
+@pytest.mark.parametrize("as_variable", [True, False])
+def test_a_file_is_no_place_to_look_at(
+    command: str, as_variable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    if as_variable:
+        os.environ["OTEL_DDP_DIR"] = f"{tmp_path}/file"
+
+    assert main([command] if as_variable else [command, "--dir", f"{tmp_path}/file"]) == 2
+
+    assert capsys.readouterr().err == f"{tmp_path}/file is no directory.\n"
+
+
+def test_the_directory_of_a_training_that_has_not_begun_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["OTEL_DDP_DIR"] = f"{tmp_path}/later"
+    why = f"{tmp_path}/later (OTEL_DDP_DIR) does not exist yet: nothing has recorded there"
+
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [f"note      {why}", "no runs"]
+
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unreadable"] == [why]
+
+    assert main(["stacks"]) == 1
+    assert capsys.readouterr().out == f"no rank lives on this node: {why}\n"
+
+
+# Imported before: the files of this installation may be closed to others.
+AS_ANOTHER_USER = """
+import os, sys
+from otel_ddp.cli import main, stacks, status
+if os.geteuid() == 0:  # from whom nothing can be closed
+    os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def as_another_user(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", AS_ANOTHER_USER, *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    # Not in tmp_path, which nobody but its owner may enter.
+    with tempfile.TemporaryDirectory() as above:
+        os.chmod(above, 0o711)
+        path = Path(above) / "closed"
+        path.mkdir()
+        path.chmod(0)
+        yield path
+        path.chmod(0o700)
+
+
+@COMMANDS
+def test_of_a_directory_that_may_not_be_read_it_is_said_whose_it_is(
+    command: str, closed: Path
+) -> None:
+    typed = as_another_user(command, "--dir", str(closed))
+    set_ = as_another_user(command, OTEL_DDP_DIR=str(closed))
+    below = as_another_user(command, "--dir", str(closed / "below"))
+
+    why = f"{closed} cannot be read (it belongs to user {os.geteuid()} and has mode 0000).\n"
+    assert (typed.returncode, typed.stdout, typed.stderr) == (2, "", why)
+    assert (set_.returncode, set_.stdout, set_.stderr) == (2, "", why)
+    assert below.returncode == 2
+    assert below.stderr == f"{closed}/below cannot be read (Permission denied).\n"
+
+
+def test_a_session_that_was_inherited_from_another_user_stops_nothing(closed: Path) -> None:
+    ended = as_another_user("status", "--json", XDG_RUNTIME_DIR=str(closed))
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def runs(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [each["run"] for each in json.loads(capsys.readouterr().out)["processes"]]
+
+
+def test_a_typed_directory_may_begin_with_a_tilde_or_be_relative(
+    place: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    otel_ddp.init(run="mine").finish()
+    name, above = place.directory.name, place.directory.parent
+    os.environ.update(HOME=str(above), OTEL_DDP_DIR="/nowhere")
+    monkeypatch.chdir(above)
+
+    assert main(["status", "--json", f"--dir=~/{name}"]) == 0
+    assert runs(capsys) == ["mine"]
+
+    assert main(["status", "--json", "--dir", name]) == 0
+    assert runs(capsys) == ["mine"]
+
+
+def test_a_home_directory_that_nobody_knows_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["agent", "--dir=~no.such.user/x"])
+
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.endswith("argument --dir: there is no home directory for '~no.such.user/x'\n")
+
+
+def test_an_agent_names_the_option_by_which_it_was_given_a_bad_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert main(["agent", "--dir", f"{tmp_path}/file"]) == 2
+
+    assert capsys.readouterr().err == (
+        f"--dir must be a directory that this user can write to, got '{tmp_path}/file' (is no "
+        "directory (a link is not followed)). Name another one, or leave it out for the default.\n"
+    )

@@ -1,0 +1,176 @@
+"""Waiting for data: torch's function, whoever has got hold of it, and what `data` wraps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import catalog
+
+PAUSE_S = 0.02
+INPUT = torch.ones(8, 4)
+
+
+def train(model: nn.Module, batches: Any) -> None:
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        model(batch).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("end", [otel_ddp.uninstrument, otel_ddp.finish])
+def test_who_keeps_the_loaders_next_loads_on_after_the_end(
+    place: Here, end: Callable[[], None]
+) -> None:
+    original = dataloader._BaseDataLoaderIter.__next__
+    otel_ddp.instrument(nn.Linear(4, 1))
+    get_batch = iter(DataLoader(TensorDataset(INPUT), batch_size=2)).__next__
+    get_batch()
+
+    end()
+
+    assert torch.equal(get_batch()[0], INPUT[:2])
+    assert dataloader._BaseDataLoaderIter.__next__ is original
+
+
+def test_a_signal_handler_may_take_the_hooks_off_amid_a_batch(place: Here) -> None:
+    class Signalled(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 2:
+                signal.raise_signal(signal.SIGUSR1)
+            return super().__getitem__(index)
+
+    otel_ddp.instrument(nn.Linear(4, 1))
+    iterator = iter(DataLoader(Signalled(INPUT), batch_size=1))
+    step = type(iterator).__next__
+    before = signal.signal(signal.SIGUSR1, lambda *_: otel_ddp.uninstrument())
+    try:
+        # The same function all the time, as in a frame that was entered before the handler.
+        found = [step(iterator) for _ in range(8)]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert len(found) == 8
+
+
+def test_who_has_replaced_our_stand_in_is_left_alone_and_still_served(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    otel_ddp.instrument(nn.Linear(4, 1))
+    ours = dataloader._BaseDataLoaderIter.__next__
+    monkeypatch.setattr(dataloader._BaseDataLoaderIter, "__next__", lambda self: ours(self))
+    theirs = dataloader._BaseDataLoaderIter.__next__
+
+    otel_ddp.uninstrument()
+    otel_ddp.instrument(nn.Linear(4, 1))
+
+    assert dataloader._BaseDataLoaderIter.__next__ is theirs
+    assert len(list(DataLoader(TensorDataset(INPUT)))) == 8
+    otel_ddp.uninstrument()
+    # As whoever has replaced it would do at his end.
+    monkeypatch.undo()
+    otel_ddp.instrument(nn.Linear(4, 1))
+    otel_ddp.uninstrument()
+    assert dataloader._BaseDataLoaderIter.__next__.__module__ == dataloader.__name__
+
+
+class Loader:
+    """A user's own."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch, self.epoch + 1])
+
+
+def generated() -> Iterator[int]:
+    yield from range(3)
+
+
+@pytest.mark.parametrize("make", [generated, Loader, lambda: [1, 2], list, lambda: iter([1])])
+def test_what_is_wrapped_can_do_no_more_and_no_less(make: Callable[[], Any]) -> None:
+    plain, wrapped = make(), otel_ddp.data(make())
+
+    assert bool(wrapped) is bool(plain)
+    for kind in (Iterator, Sized):
+        assert isinstance(wrapped, kind) is isinstance(plain, kind)
+    for name in ("__len__", "__getitem__", "__next__", "__contains__"):
+        assert hasattr(wrapped, name) is hasattr(plain, name)
+    assert list(wrapped) == list(plain)
+
+
+def test_what_is_set_on_the_wrapper_is_set_on_the_loader() -> None:
+    loader = Loader()
+    wrapped = otel_ddp.data(loader)
+
+    wrapped.epoch = 5
+
+    assert loader.epoch == wrapped.epoch == 5
+    assert list(wrapped) == [5, 6]
+    del wrapped.epoch
+    assert (loader.epoch, vars(loader)) == (0, {})
+
+
+def test_a_copy_of_a_wrapper_wraps_a_copy() -> None:
+    loader = Loader()
+    wrapped = otel_ddp.data(loader)
+
+    for made in (copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
+        other = made(wrapped)
+        other.epoch = 7
+        assert list(other) == [7, 8]
+    assert loader.epoch == 0
+
+
+def test_an_iterator_comes_from_itself() -> None:
+    wrapped = otel_ddp.data(iter([1, 2, 3]))
+
+    assert iter(wrapped) is wrapped
+    assert next(wrapped) == 1
+    assert list(wrapped) == [2, 3]
+
+
+def test_the_loaders_random_numbers_are_drawn_when_they_would_be() -> None:
+    def drawn(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        loader = wrap(DataLoader(TensorDataset(INPUT.cumsum(0)), shuffle=True))
+        iterator = iter(loader)
+        between = torch.rand(3)
+        return [between, *(batch for (batch,) in iterator)]
+
+    for with_us, without in zip(drawn(otel_ddp.data), drawn(lambda each: each), strict=True):
+        assert torch.equal(with_us, without)
+
+
+def test_what_a_loader_does_before_its_first_batch_is_data(place: Here) -> None:
+    class Starting:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            time.sleep(PAUSE_S)
+            return iter([INPUT, INPUT])
+
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    train(model, otel_ddp.data(Starting()))
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert journal.total(catalog.TRAINING_STEPS) == 2
+    assert journal.total(catalog.TRAINING_PHASE_TIME, phase="data", clock="host") >= PAUSE_S
+
+
+def test_a_loader_that_cannot_be_iterated_says_so_itself() -> None:
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        iter(otel_ddp.data(5))  # type: ignore[call-overload]
