@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import warnings
 from collections import deque
@@ -426,6 +427,37 @@ def test_a_signal_handler_in_the_middle_mixes_up_nothing(
     assert one == [("loss", 1.0)]
     assert place.only().points == [("loss", 1.0), ("loss", 2.0)]
     assert refused(place.only()) == 2
+
+
+def test_what_a_handler_raises_in_the_middle_reaches_the_loop_and_costs_no_tensor(
+    recorder: Recorder, device: FakeDevice, place: Here
+) -> None:
+    class WorkerDied(RuntimeError):
+        pass
+
+    def handle(*_: Any) -> None:
+        raise WorkerDied
+
+    def signal_comes() -> None:
+        device.interrupt = lambda: None
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        device.interrupt = signal_comes
+        with pytest.raises(WorkerDied):
+            log(recorder, {"loss": on_device(1.0)}, step=1)
+        log(recorder, {"loss": on_device(2.0)}, step=2)
+        device.finish_all()
+        device.interrupt = signal_comes
+        with pytest.raises(WorkerDied):
+            recorder.land()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    recorder.land()
+
+    # Of the first nothing was on its way yet.
+    assert place.only().points == [("loss", 2.0)]
 
 
 @pytest.mark.gpu

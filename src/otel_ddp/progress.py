@@ -65,11 +65,12 @@ class DeviceClock(Protocol):
 class Phase:
     """A phase that may be open. Two of one name are two: threads may leave them in any order."""
 
-    __slots__ = ("base", "code", "expect_ms", "name", "word")
+    __slots__ = ("base", "code", "expect_ms", "name", "of_hooks", "word")
 
     def __init__(self, name: str, code: int, origin_ns: int, word: int = 0) -> None:
         self.name = name
         self.code = code
+        self.of_hooks = False  # entered and left within one step
         self.expect_ms = 0
         self.word = word  # the number of the user's own name for it
         # Plus the clock it is the journal's word for "in this phase, since now".
@@ -120,7 +121,7 @@ class Standing:
         # How many steps there were, the same on all ranks; and under which number the user logs
         # the last of them, which may be another one and is known to those who log alone.
         self.count = self.number = 0
-        self._thread = 0
+        self.thread = 0  # the one that trains
         self._logged = self._logged_before = recorder.step
         # The other clock, where there is one: told of each change on the training thread.
         self.device_clock: DeviceClock | None = None
@@ -131,21 +132,30 @@ class Standing:
 
     def phase(self, name: str, of_buffers: bool = False) -> Phase:
         """A phase for hooks: made once, entered and left in each step."""
-        return Phase(name, _CODES[name] | (layout.OF_BUFFERS if of_buffers else 0), self._origin)
+        code = _CODES[name] | (layout.OF_BUFFERS if of_buffers else 0)
+        phase = Phase(name, code, self._origin)
+        phase.of_hooks = True
+        return phase
 
     # -- users
 
     def begin(self, name: str, expect_s: float = 0.0) -> Phase:
-        """Enter a phase inside the one that is open; what comes back leaves it."""
+        """Enter a phase inside the one that is open; what comes back leaves it.
+
+        Of another thread than the one that trains it is a span and no more: the steps go on beside
+        it, and none of their time is spent in it.
+        """
         if name in _CODES:
             phase = Phase(name, _CODES[name], self._origin)
         else:
             word = self.recorder.text_number(name)
             phase = Phase(name, _OTHER | NAMED, self._origin, word)
         phase.expect_ms = int(expect_s * 1000)
+        beside = self._is_beside_training()
         with self._lock:
-            self._open.append(phase)
-            self._change()
+            if not beside:
+                self._open.append(phase)
+                self._change()
             if self._state == "starting" and not self._over:
                 self._become("running")
         return phase
@@ -153,12 +163,20 @@ class Standing:
     def end(self, phase: Phase, took_s: float) -> None:
         """Leave a phase, the innermost one unless threads have one each."""
         with self._lock:
+            was_open = phase in self._open
             # In place: hooks look at the same list.
             self._open[:] = [each for each in self._open if each is not phase]
             if phase.name == "checkpoint":
                 self.recorder.observe(catalog.TRAINING_CHECKPOINT_DURATION, took_s)
                 self.recorder.stamp(catalog.TRAINING_CHECKPOINT_TIMESTAMP, time.time())
-            self._change()
+            if was_open:
+                self._change()
+
+    def _is_beside_training(self) -> bool:
+        """Whether this thread is another one than that which trains, and which is still there."""
+        if not self.stepping or threading.get_ident() == self.thread:
+            return False
+        return any(each.ident == self.thread for each in threading.enumerate())
 
     def running(self, now_ns: int = 0) -> None:
         """The first sign of work."""
@@ -200,7 +218,7 @@ class Standing:
         if not self.recorder.phase(code, word, after_ns, expect_ms):
             return
         self._story.append(innermost.base + since)
-        if self.device_clock is not None and threading.get_ident() == self._thread:
+        if self.device_clock is not None and threading.get_ident() == self.thread:
             self.device_clock.mark(innermost.code)
         self.tell()
 
@@ -241,7 +259,8 @@ class Standing:
         self._logged_before = self.recorder.step
         if not self.stepping:
             self.stepping = self.recorder.steps_counted = True
-            self._thread = threading.get_ident()
+            if not self.thread:
+                self.thread = threading.get_ident()
             self._story.append(_BEGAN + _clock() - self._origin)
             self.running()
 
@@ -263,14 +282,15 @@ class Standing:
         now = _clock()
         story = self._story
         opened = self._open
+        if phase is not None and opened[-1] is phase:
+            opened.pop()
+        if len(opened) > 1:
+            # What Ctrl-C in the middle of a hook leaves open, or threads that train at once.
+            opened[:] = [each for each in opened if not each.of_hooks]
         if phase is not None:
-            if opened[-1] is phase:
-                opened.pop()
-                story.append(opened[-1].base + now)
-                if self.device_clock is not None:
-                    self.device_clock.mark(opened[-1].code)
-            else:
-                self.leave(phase)
+            story.append(opened[-1].base + now)
+            if self.device_clock is not None:
+                self.device_clock.mark(opened[-1].code)
         logged = self.recorder.step
         number = self.number + 1 if logged == self._logged else self.under_way()
         self.number, self._logged = number, logged

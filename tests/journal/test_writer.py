@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
 import os
@@ -426,6 +428,31 @@ def test_a_journal_is_two_descriptors_no_thread_and_nothing_after_close(tmp_path
     writer.close()
     assert before == open_files()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("which", ["all", "the lock's", "the map's"])
+def test_descriptors_that_are_the_users_by_now_stay_open(tmp_path: Path, which: str) -> None:
+    before = open_files()
+    writer = JournalWriter(tmp_path, SMALLEST, {})
+    both = [int(fd) for fd in open_files() if fd not in before]
+    locks = [writer._fd]
+    maps = [fd for fd in both if fd not in locks]
+    taken = {"all": both, "the lock's": locks, "the map's": maps}[which]
+    # As after a closerange: the numbers are given out again.
+    with (tmp_path / "user").open("wb") as user:
+        for fd in taken:
+            os.dup2(user.fileno(), fd)
+
+        writer.close()
+        del writer
+        gc.collect()
+
+        found = open_files()
+        for fd in taken:
+            assert found[str(fd)] == str(tmp_path / "user")
+    for fd in both:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def test_the_file_is_for_its_owner_alone_and_not_to_be_written(writer: JournalWriter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -121,3 +122,23 @@ def test_an_allocator_that_tells_nothing_has_no_reading(module: FakeModule, answ
     module.found = answer
 
     assert read(module) is None
+
+
+def test_what_a_handler_raises_in_the_middle_is_no_answer(module: FakeModule) -> None:
+    class WorkerDied(RuntimeError):
+        pass
+
+    def handle(*_: Any) -> None:
+        raise WorkerDied
+
+    def interrupted() -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return "native"
+
+    module.get_allocator_backend = interrupted  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(WorkerDied):
+            read(module)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class FakeDevice:
         self.late = False  # whether it is still busy with all of it
         self.capturing = False
         self.broken = ""  # the one call that fails
+        self.interrupted = ""  # the one call in which a signal comes
         self.made = 0
         self.streams: list[Any] = []
         self.waiting: list[Any] = []
@@ -66,6 +68,9 @@ class FakeDevice:
         self.Event = Event
 
     def fails(self, call: str) -> None:
+        if self.interrupted == call:
+            self.interrupted = ""
+            signal.raise_signal(signal.SIGUSR1)
         if self.broken == call:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
@@ -353,6 +358,52 @@ def test_a_device_that_fails_is_left_alone_for_good(
     assert clock.failed
     assert book.charges == told
     assert len(device.streams) == recorded
+    assert held(clock) == 0
+
+
+class WorkerDied(RuntimeError):
+    """As torch raises it in its own handler, when a worker of a data loader is killed."""
+
+
+def handle(*_: Any) -> None:
+    raise WorkerDied
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("call", ["record", "query", "elapsed_time"])
+def test_what_a_handler_raises_is_no_failure_of_the_device(
+    device: FakeDevice, clock: DeviceClock, book: Book, call: str
+) -> None:
+    step(device, clock, 4)
+    told = len(book.charges)
+
+    device.interrupted = call
+    with pytest.raises(WorkerDied):
+        step(device, clock)
+    step(device, clock, 4)
+
+    assert not clock.failed
+    assert len(book.charges) > told
+
+
+@pytest.mark.usefixtures("handled")
+def test_a_close_that_a_handler_interrupts_keeps_nothing(
+    device: FakeDevice, clock: DeviceClock
+) -> None:
+    step(device, clock, 4)
+
+    device.interrupted = "query"
+    with pytest.raises(WorkerDied):
+        clock.close()
+
+    assert not clock.failed
     assert held(clock) == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
 import os
@@ -26,9 +27,10 @@ from conftest import Here, Journal
 from otel_ddp import Run, catalog, containment
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
-from otel_ddp.torch import watch
+from otel_ddp.torch import watch, witness
 
 OURS = str(Path(otel_ddp.__file__).parent) + os.sep
+WITNESS = witness.__file__
 # Where Python looks for signals: when a function has been entered, and after each call.
 MOMENTS = ("call", "c_return")
 INPUT = torch.ones(8, 4)
@@ -46,12 +48,11 @@ class Handler:
         code = frame.f_code
         if event not in MOMENTS or not code.co_filename.startswith(OURS):
             return
-        # What is raised in one of these is lost in Python itself: in a generator that is closed, in
-        # what the collector of garbage calls.
-        if code.co_flags & inspect.CO_GENERATOR or code.co_name in ("_collected", "<lambda>"):
+        # What is raised in a generator that is closed is lost in Python itself.
+        if code.co_flags & inspect.CO_GENERATOR:
             return
         # A program that is left takes its threads along; this one stays.
-        if code.co_filename.endswith("witness.py"):
+        if any(each.f_code.co_filename == WITNESS for each, _ in traceback.walk_stack(frame)):
             return
         self.moments += 1
         if self.moments == self._at:
@@ -208,6 +209,7 @@ def test_a_handler_ends_the_run_while_it_is_being_ended(
 def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
     leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
+    callbacks = list(gc.callbacks)
     for moment in itertools.count(1):
         job, other = Job(leaves), nn.Linear(4, 1)
         job.run.unwatch()
@@ -221,6 +223,7 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
         if leaves:
             watch.unwatch(None)
         assert not other._forward_hooks, handler.during
+        assert gc.callbacks == callbacks, handler.during
         assert end_of(place.only())["state"] == "failed"
         _forget(place)
     job.run.finish()
@@ -295,7 +298,7 @@ class Preempted(Exception):
     """What users raise in their handlers."""
 
 
-@pytest.mark.parametrize("kind", ["function", "method", "object", "partial"])
+@pytest.mark.parametrize("kind", ["function", "method", "object", "partial", "once"])
 def test_what_a_handler_raises_reaches_the_loop(kind: str, place: Here) -> None:
     # As users have it: nothing of ours is raised.
     containment.reraise = False
@@ -306,15 +309,21 @@ def test_what_a_handler_raises_reaches_the_loop(kind: str, place: Here) -> None:
 
         __call__ = raised
 
+    def once(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Preempted
+
     handler: Any = {
         "function": lambda number, frame: Limit().raised(),
         "method": Limit().raised,
         "object": Limit(),
         "partial": partial(Limit().raised, "said"),
+        "once": once,
     }[kind]
-    before = signal.signal(signal.SIGUSR1, handler)
+    before = signal.getsignal(signal.SIGUSR1)
     try:
         for moment in itertools.count(1, 1 if kind == "function" else 50):
+            signal.signal(signal.SIGUSR1, handler)
             job = Job(leaves=False)
             found = Handler(lambda: signal.raise_signal(signal.SIGUSR1), moment)
             reached = False

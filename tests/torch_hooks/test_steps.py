@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -33,63 +34,12 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
 from otel_ddp.torch import model_hooks
 
-PAUSE_S = 0.02
-
-
-class Slow(nn.Module):
-    """Takes PAUSE_S in forward and twice that in backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 1)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(PAUSE_S)
-        return _SlowBackward.apply(self.inner(inputs))
-
-
-class _SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(2 * PAUSE_S)
-        return gradient
-
-
-INPUT = torch.ones(8, 4)
-
 
 @pytest.fixture
 def run(place: Place) -> Iterator[otel_ddp.Run]:
     opened = otel_ddp.init()
     yield opened
     opened.finish()
-
-
-def train(model: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(INPUT).sum().backward()
-        optimizer.step()
-
-
-def totals(place: Place, tell: bool = True) -> dict[str, float]:
-    """Every total of the one journal: name, or name/phase, told up to now."""
-    (path,) = place.journals()
-    opened = otel_ddp.current()
-    if tell and opened is not None and opened._standing is not None:
-        opened._standing.tell()
-    return {
-        "/".join((total.metric, *total.attributes.values())): total.values[0]
-        for total in Journal(path).all_totals
-    }
-
-
-def phase(place: Place, name: str) -> float:
-    return totals(place).get(f"training.phase.time/{name}/host", 0.0)
 
 
 def test_a_plain_loop_has_its_steps_samples_and_phases(run: otel_ddp.Run, place: Place) -> None:
@@ -675,12 +625,6 @@ def test_the_oldest_torch_is_the_same_wherever_it_stands() -> None:
     assert f'torch = ["torch>={oldest}"]' in pyproject
     assert versions.too_old(f"{oldest}.0a0+git1234") == ""
     assert versions.too_old("10.1") == versions.too_old("a build of mine") == ""
-
-
-def in_a_thread(act: Callable[[], Any]) -> None:
-    thread = threading.Thread(target=act)
-    thread.start()
-    thread.join()
 
 
 def test_what_an_actor_does_in_another_thread_is_no_part_of_a_step(

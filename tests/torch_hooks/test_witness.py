@@ -164,6 +164,92 @@ def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
     assert containment.swallowed == {}
 
 
+@pytest.fixture
+def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
+    """The number of its fifo, which was closed and is now that of the user's pipe."""
+    parked = witness._witness
+    assert parked is not None
+    ours, user = parked._fd, os.pipe()
+    calls = Path("/proc/self/task")
+    # It is parked in its read: in a call whose first argument is the number.
+    until(
+        lambda: any(f" {ours:#x} " in each.read_text() for each in calls.glob("*/syscall")),
+        "the thread to be parked",
+    )
+    os.dup2(user[0], ours)
+    os.write(user[1], b"the user's")
+    yield ours
+    for each in (ours, *user):
+        os.close(each)
+
+
+def test_a_descriptor_that_is_the_users_by_now_is_left_alone(taken: int) -> None:
+    parked = witness._witness
+
+    witness.stop()
+
+    assert parked is not None
+    assert parked._gone.is_set()
+    assert os.get_blocking(taken)
+    assert os.read(taken, 100) == b"the user's"
+
+
+def test_a_question_is_not_read_from_a_descriptor_that_is_the_users(
+    journal: Path, taken: int
+) -> None:
+    parked = witness._witness
+
+    ask(journal, "1 where\n")
+
+    assert parked is not None
+    assert parked._gone.wait(10)
+    assert answer(journal, 1)["threads"]
+    assert os.read(taken, 100) == b"the user's"
+
+
+def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) -> None:
+    parked = witness._witness
+
+    assert parked is not None
+    parked.forget()
+
+    assert os.read(taken, 100) == b"the user's"
+
+
+def test_a_descriptor_that_somebody_has_closed_is_not_missed(tmp_path: Path) -> None:
+    witness.start(tmp_path / "1-00000000.journal")
+    parked = witness._witness
+    assert parked is not None
+    os.close(parked._fd)
+
+    witness.stop()
+
+    assert parked._gone.is_set()
+    assert containment.swallowed == {}
+
+
+def test_a_handlers_time_limit_is_no_trouble_with_files(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(*_: Any) -> None:
+        raise TimeoutError  # an OSError
+
+    def interrupted(fd: int, blocking: bool) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    parked = witness._witness
+    assert parked is not None
+    try:
+        monkeypatch.setattr(os, "set_blocking", interrupted)
+        with pytest.raises(TimeoutError):
+            witness.stop()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        monkeypatch.undo()
+        parked.close()
+
+
 def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
     witness.start(tmp_path / "missing" / "1-0.journal")
 

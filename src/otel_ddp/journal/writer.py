@@ -26,6 +26,7 @@ from otel_ddp.journal.layout import (
     largest_record,
     padded,
 )
+from otel_ddp.journal.ownership import close_ours, file_of
 from otel_ddp.journal.place import lock_holder
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
@@ -78,6 +79,7 @@ class JournalWriter:
         self._fd = -1
         try:
             self._fd = os.open(hidden, flags, 0o600)
+            self._file = file_of(self._fd)
             # Every block now, or not at all: a hole in a full tmpfs is a SIGBUS later on.
             os.posix_fallocate(self._fd, 0, size)
             self._map = mmap.mmap(self._fd, size)
@@ -350,8 +352,23 @@ class JournalWriter:
         self._step_duration.release()
         words, self.words = self.words, scratch()
         words.release()
-        self._map.close()
-        os.close(fd)
+        # The map has a descriptor of its own, which only its size tells anything of.
+        if file_of(fd) == self._file and _still_has_its_file(self._map):
+            self._map.close()
+        else:
+            # Somebody has closed what he did not open, and the numbers may be his by now. The
+            # map's end would close its own, so it has none, not even with the interpreter.
+            import ctypes
+
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
+        close_ours(fd, self._file)
+
+
+def _still_has_its_file(mapped: mmap.mmap) -> bool:
+    try:
+        return mapped.size() == len(mapped)
+    except OSError:
+        return False
 
 
 def scratch() -> memoryview[int]:

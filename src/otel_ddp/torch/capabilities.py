@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import containment
+from otel_ddp.torch import held
 from otel_ddp.torch.model_hooks import differentiable
 from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.stepper import Stepper
@@ -23,10 +24,12 @@ _MOST_NODES = 20_000
 # The word of a reason, and what a person is told.
 REASONS: Mapping[str, str] = {
     "": "",
-    "compiled_after": "the model was compiled after instrument(): call instrument() last",
+    "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
+    "last, or what is called is a method of it",
     "compiled_step": "the optimizer's step is compiled: steps are counted, its time is in none",
     "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
-    "no_optimizer": "no optimizer of torch's steps the parameters of this model",
+    "no_optimizer": "no optimizer of torch's steps the parameters of this model, nor one "
+    "that it wraps",
     "no_loader": "no DataLoader of torch's is used: wrap yours in otel_ddp.data()",
     "shapes_unknown": "the model's inputs hold no tensor that we find",
     "fsdp": "FSDP waits inside forward and backward",
@@ -51,8 +54,8 @@ def look(
     found: dict[str, str] = {}
     seen, backward = stepper.forwards > 0, stepper.backwards > 0
     found["optimizer"] = _optimizer(stepper)
-    found["forward"] = "" if seen else "compiled_after"
-    found["backward"] = "" if backward else "outputs_unknown" if seen else "compiled_after"
+    found["forward"] = "" if seen else "not_called"
+    found["backward"] = "" if backward else "outputs_unknown" if seen else "not_called"
     found["comm_wait"] = (
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
@@ -61,8 +64,8 @@ def look(
         found["arrivals"] = reason
     found["data"] = "" if stepper.loads else "no_loader"
     work = stepper.standing.samples
-    found["samples"] = "" if work else "shapes_unknown" if seen else "compiled_after"
-    found["flops"] = "" if stepper.standing.flops else "uncountable" if seen else "compiled_after"
+    found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
+    found["flops"] = "" if stepper.standing.flops else "uncountable" if seen else "not_called"
     if stepper.scaling is not None:
         found["skipped_steps"] = ""
     elif stepper.float16:
@@ -108,7 +111,7 @@ def _is_sharded(module: nn.Module) -> bool:
 
 def checkpoints_reentrantly(output: Any) -> bool:
     """Whether parts of the graph behind an output have a backward of their own inside of its."""
-    left: list[Any] = [each.grad_fn for each in differentiable(output)]
+    left: list[Any] = [held.of_tensor(each, "grad_fn") for each in differentiable(output)]
     known: set[Any] = set()
     while left and len(known) < _MOST_NODES:
         node = left.pop()

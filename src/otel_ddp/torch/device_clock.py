@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from otel_ddp import containment
 from otel_ddp.torch.in_flight import module_of
 
 _STEPS_TO_WAIT = 2
@@ -76,6 +77,7 @@ class DeviceClock:
             if len(self._open) >= _LONG_STEP:
                 self._long_step()
         except RuntimeError:
+            containment.pass_on()
             self._fail()
 
     def step_finished(self) -> None:
@@ -87,22 +89,25 @@ class DeviceClock:
             self._close_step()
             self._resolve()
         except RuntimeError:
+            containment.pass_on()
             self._fail()
 
     def close(self) -> None:
         """Charge for what the device is done with, measure nothing more, and keep no event."""
-        if not self._stopped:
-            self._stopped = True
-            try:
+        try:
+            if not self._stopped:
+                self._stopped = True
                 self._close_step()
                 self._resolve(steps_to_wait=0)
-            except RuntimeError:
-                self.failed = True
-        self._pool = []
-        self._open = []
-        self._closed.clear()
-        self._held = 0
-        self._since = None
+        except RuntimeError:
+            containment.pass_on()
+            self.failed = True
+        finally:
+            self._pool = []
+            self._open = []
+            self._closed.clear()
+            self._held = 0
+            self._since = None
 
     def _fail(self) -> None:
         # A device that has failed stays so, and the training hears of it without us.

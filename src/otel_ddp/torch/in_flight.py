@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from otel_ddp import containment
+
 _SLOTS = 256
 _LAST_CALL_S = 0.2
 
@@ -84,6 +86,7 @@ class InFlight:
                 self._land()
                 return self._send(module, number, tensor, step, epoch, now)
             except RuntimeError as error:
+                containment.pass_on()
                 return f"its device failed: {str(error)[:200]}"
             finally:
                 self._busy = False
@@ -143,6 +146,7 @@ class InFlight:
                 if _capturing(self._module(flight.device)) or not flight.arrived.query():
                     return
             except RuntimeError:
+                containment.pass_on()
                 # A device that has failed stays so: nothing more will come from it.
                 self.lost += len(self._flights)
                 self._flights.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -12,12 +13,12 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import containment
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch import held
+from otel_ddp.torch.stepper import Ear, Stepper
 
 _MOST_OUTPUTS = 64
 # What a tensor's own register_hook calls.
 _REGISTER = "_register_hook_dict"
-_OURS = "otel_ddp"
 _Tensor = torch.Tensor
 
 
@@ -25,18 +26,19 @@ class _Watched:
     """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
 
     __slots__ = (
-        *("by_samples", "flops_per_unit", "forwards", "handles", "model", "samples"),
-        *("stepper", "syncs_buffers", "tokens"),
+        *("by_samples", "flops_per_unit", "forwards", "model", "samples"),
+        *("stepper", "syncs_buffers", "tokens", "trains_in_eval"),
     )
 
     def __init__(self, model: nn.Module, stepper: Stepper, among: dict[int, _Watched]) -> None:
-        key = id(model)
-        # Never the model itself: most of a device's memory hangs on it.
-        self.model = ref(model, lambda _: among.pop(key, None))
+        # Never the model itself: most of a device's memory hangs on it. And no function of Python's
+        # is told of its end: what a signal handler raises in one is lost.
+        self.model = ref(model, partial(among.pop, id(model)))
         self.stepper = stepper
-        self.handles: list[Any] = []
         # Whether it may give every rank the same buffers before a forward.
         self.syncs_buffers = False
+        # Whether it trains in evaluation mode, as one does that keeps its statistics.
+        self.trains_in_eval = False
         # Of forward and backward, for a token, or for a sample where there are none: None as long
         # as that is not known, 0 where it never will be.
         self.flops_per_unit: float | None = None
@@ -55,29 +57,52 @@ def attach(module: nn.Module, stepper: Stepper) -> bool:
     if id(module) in _watched:
         return False
     watched = _watched[id(module)] = _Watched(module, stepper, _watched)
-    watched.handles += [
-        module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True),
-        # Also where forward raises: the time after that is not forward.
-        module.register_forward_hook(_after_forward, prepend=True, always_call=True),
-    ]
+    # A copy has inherited those of the model that it was made of.
+    _take_off(module, _before_forward, _after_forward)
+    module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
+    # Also where forward raises: the time after that is not forward.
+    module.register_forward_hook(_after_forward, prepend=True, always_call=True)
     if isinstance(module, DistributedDataParallel) and _has_buffers(module):
         watched.syncs_buffers = True
+        # Not held by that DDP: one module may be wrapped time and again.
         _inner[id(module.module)] = _Watched(module.module, stepper, _inner)
-        watched.handles.append(module.module.register_forward_pre_hook(_before_inner))
+        _take_off(module.module, _before_inner)
+        module.module.register_forward_pre_hook(_before_inner)
+    if id(module) not in _watched:
+        # A signal handler has taken off all there was, in the middle of this.
+        _take_off(module, _before_forward, _after_forward)
+        if watched.syncs_buffers:
+            _take_off(module.module, _before_inner)
+        return False
     return True
 
 
 def _has_buffers(ddp: DistributedDataParallel) -> bool:
+    if isinstance(ddp.module, torch.jit.ScriptModule):
+        return False  # it takes no hooks
     return bool(ddp.broadcast_buffers) and any(True for _ in ddp.module.buffers())
+
+
+def _take_off(module: nn.Module, *ours: Any) -> None:
+    # By what they are, not by a handle: a copy carries them along and has none, and a shallow one
+    # shares them.
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        hooks = getattr(module, kind)
+        for key, hook in list(hooks.items()):
+            if any(hook is each for each in ours):
+                hooks.pop(key, None)
+                for more in ("_with_kwargs", "_always_called"):
+                    getattr(module, kind + more, {}).pop(key, None)
 
 
 def detach() -> None:
     """Take all hooks off again."""
-    for watched in list(_watched.values()):
-        for handle in watched.handles:
-            handle.remove()
+    for watched in [*_watched.values(), *_inner.values()]:
         model: Any = watched.model()
-        if model is not None and isinstance(model._compiled_call_impl, _CompiledInPlace):
+        if model is None:
+            continue
+        _take_off(model, _before_forward, _after_forward, _before_inner)
+        if isinstance(model._compiled_call_impl, _CompiledInPlace):
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
     _inner.clear()
@@ -129,7 +154,11 @@ class _CompiledInPlace:
         return output
 
 
-def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+# Torch's tools may copy these to modules of their own, and forget how they want to be called: what
+# is not said has a default, and what is said beside it is no error.
+
+
+def _before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     # Traced into a graph this would break it; the compiled model then calls no hook.
     if is_compiling():
         return
@@ -142,7 +171,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         watched.stepper.failed("before forward")
 
 
-def _before_inner(module: nn.Module, args: tuple[Any, ...]) -> None:
+def _before_inner(module: nn.Module, *_: Any) -> None:
     if is_compiling():
         return
     watched = _inner.get(id(module))
@@ -154,41 +183,43 @@ def _before_inner(module: nn.Module, args: tuple[Any, ...]) -> None:
         watched.stepper.failed("before the inner forward")
 
 
-def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
     if is_compiling():
         return
     watched = _watched.get(id(module))
     if watched is None or not watched.stepper.alive:
         return
+    if more:
+        output = more[-1]
     stepper = watched.stepper
     try:
-        if not stepper.forward_ended(watched, module, output):
+        ear = stepper.forward_ended(watched, module, output)
+        if ear is None:
             return
         # Not a full backward hook: that one wraps the outputs, and in-place changes of them then
         # raise in the user's code.
         if type(output) is _Tensor:
-            _listen(output, stepper)
+            _listen(output, output.grad_fn, ear)
         else:
             for tensor in differentiable(output):
-                # It may be the same one each time: one that is kept beside the model.
-                if (marks := getattr(tensor.grad_fn, "metadata", None)) is not None:
-                    if _OURS in marks:
-                        continue
-                    marks[_OURS] = True
-                _listen(tensor, stepper)
+                _listen(tensor, held.of_tensor(tensor, "grad_fn"), ear)
     except containment.ANYTHING:
         stepper.failed("after forward")
 
 
-def _listen(tensor: torch.Tensor, stepper: Stepper) -> None:
-    """`tensor.register_hook(stepper.on_gradient)` at a third of its price, leaving it as it is."""
-    node = tensor.grad_fn
+def _listen(tensor: torch.Tensor, node: Any, ear: Ear) -> None:
+    """`tensor.register_hook(ear.hook)` at a third of its price, leaving it as it is."""
     if node is None:
         return  # a parameter, which lives on: a hook each time would be one more each time
+    # It may be the same one each time: one that is kept beside the model.
+    if (marks := getattr(node, "metadata", None)) is not None:
+        if ear in marks:
+            return
+        marks[ear] = True
     if (register := getattr(node, _REGISTER, None)) is not None:
-        register(stepper.ear)
+        register(ear.tensor)
     else:
-        tensor.register_hook(stepper.on_gradient)
+        tensor.register_hook(ear.hook)
 
 
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
@@ -198,13 +229,16 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
     while left and seen < _MOST_OUTPUTS:
         value = left.pop()
         seen += 1
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
+        kind = type(value)
+        if issubclass(kind, _Tensor):
+            if held.of_tensor(value, "requires_grad"):
                 yield value
-        elif isinstance(value, Mapping):
-            left.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            left.extend(value)
-        elif value is output and hasattr(value, "__dict__"):
+        elif issubclass(kind, dict):
+            left.extend(dict.values(value))
+        elif issubclass(kind, list):
+            left.extend(list.__iter__(value))
+        elif issubclass(kind, tuple):
+            left.extend(tuple.__iter__(value))
+        elif value is output or held.maps(kind):
             # A class of the user's: one level of its attributes.
-            left.extend(vars(value).values())
+            left.extend(held.attributes(value).values())

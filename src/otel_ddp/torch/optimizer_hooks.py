@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -15,6 +16,10 @@ from torch.optim.optimizer import (
 from otel_ddp import containment
 from otel_ddp.torch import model_hooks
 from otel_ddp.torch.stepper import InGraph, Stepper
+
+# Where wrappers keep the optimizer that does their work, and how deep one may lie.
+_WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
+_DEEPEST = 8
 
 _handles: list[Any] = []
 _stepper: Stepper | None = None
@@ -41,6 +46,24 @@ def expect(optimizer: Any) -> None:
         _keep(optimizer, True)
 
 
+def heard(given: Any) -> Optimizer | None:
+    """The optimizer whose step calls torch's hooks: this one, or one that it wraps."""
+    found: Optimizer | None = None
+    level, seen = [given], 0
+    while level and seen < _DEEPEST:
+        each = level.pop(0)
+        seen += 1
+        if isinstance(each, Optimizer):
+            # A wrapper may be an Optimizer by name alone, that has never called its __init__. One
+            # whose own step calls the hooks is not looked into: what it calls is a part of it.
+            if getattr(type(each).step, "hooked", False):
+                return each
+            found = found or each
+        inner = [containment.attempt(partial(getattr, each, name, None), None) for name in _WITHIN]
+        level += [one for one in inner if one is not None]
+    return found
+
+
 def detach() -> None:
     """Stop listening."""
     global _stepper
@@ -61,7 +84,7 @@ def _owned(optimizer: Optimizer) -> bool:
 
 def _keep(optimizer: Optimizer, owned: bool) -> None:
     key = id(optimizer)
-    _known[key] = (owned, ref(optimizer, lambda _: _known.pop(key, None)))
+    _known[key] = (owned, ref(optimizer, partial(_known.pop, key)))
 
 
 def _whole(optimizer: Optimizer) -> bool:
@@ -72,7 +95,7 @@ def _whole(optimizer: Optimizer) -> bool:
     return not type(optimizer).__module__.startswith("torch.")
 
 
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     if is_compiling() and _whole(optimizer):
         return
     stepper = _stepper
@@ -87,7 +110,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         stepper.failed("before the optimizer")
 
 
-def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if is_compiling() and _whole(optimizer):
         # Whoever runs the graph does this, each time.
         _in_graph.stepped = True

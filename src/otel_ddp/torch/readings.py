@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from otel_ddp import catalog, containment
-from otel_ddp.torch import capabilities, compile_hooks, flops, model_hooks, peaks
+from otel_ddp.torch import capabilities, compile_hooks, flops, held, model_hooks, peaks
 from otel_ddp.torch.allocator import Allocator
 from otel_ddp.torch.boards import boards
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
@@ -255,6 +255,10 @@ class Readings:
             if missing and self._wishes.speaks:
                 containment.log.warning("Not measured in this run: %s.", missing)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: nothing of ours stays with its thread, and nothing is told."""
+        self._counter.close()
+
     def close(self) -> None:
         """The hooks come off: say what was never said, and hold nothing."""
         self._counter.close()
@@ -276,13 +280,20 @@ def _learning_rate(optimizer: Any) -> Any:
 
 def _loss_of(output: Any) -> Any:
     """The loss that a model returns, kept from being changed by what the loop does with it."""
-    if isinstance(output, torch.Tensor):
-        loss = output if output.dim() == 0 else None
-    elif isinstance(output, Mapping):
-        loss = output.get("loss")
+    kind = type(output)
+    loss: Any
+    if issubclass(kind, torch.Tensor):
+        loss = output if len(held.of_tensor(output, "shape")) == 0 else None
+    elif issubclass(kind, dict):
+        loss = dict.get(output, "loss")
+    elif held.maps(kind):
+        loss = dict(held.items(output)).get("loss")
     else:
-        loss = getattr(output, "loss", None)
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        loss = held.attribute(output, "loss")
+    # Another subclass of a tensor would be copied by code of the user's.
+    kind = type(loss)
+    torchs = issubclass(kind, torch.Tensor) and str(kind.__module__).partition(".")[0] == "torch"
+    if not torchs or loss.numel() != 1:
         return None
     return loss.detach().clone()
 

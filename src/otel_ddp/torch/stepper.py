@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns as _clock
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -19,9 +22,9 @@ from otel_ddp.progress import PHASE_WORD, Phase, Standing
 from otel_ddp.torch.workload import workload
 
 _FAILURES_ALLOWED = 3
-# After so many backwards without a step another optimizer may end it; after so many without any,
-# there is none that we hear.
-_PATIENCE = 50
+# After so many steps of other optimizers, each with a backward of its own, that one ends ours;
+# after so many backwards without any step, there is none that we hear.
+_PATIENCE = 10
 _LONGEST_ACCUMULATION = 500
 _OFTEN = 16
 # What hooks call, and what it is that is called.
@@ -42,13 +45,31 @@ _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 _MAIN = threading.main_thread().ident or 0
 
-# Private, and asked for by name so that a torch without it costs only what it is for.
-_current_backward = getattr(torch._C, "_current_graph_task_id", None)
+# Private, and asked for by name so that a torch without them costs only what they are for.
+_current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+_RUN_BACKWARD = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", 0)
+_CALL_MODULE = torch.nn.Module._wrapped_call_impl.__code__
 
 
 def _outside_of_backward() -> bool:
     """Whether this thread is surely not working for a backward."""
-    return _current_backward is not None and bool(_current_backward() == -1)
+    return _current_backward() == -1
+
+
+def _calls(frame: FrameType | None, code: Any) -> int:
+    """How often this is being called on the way to a frame."""
+    found = 0
+    while frame is not None:
+        found += frame.f_code is code
+        frame = frame.f_back
+    return found
+
+
+def _backward_is_under_way() -> bool:
+    """Whether any thread is in a backward: whoever has asked for it stands in there."""
+    if not _RUN_BACKWARD:
+        return True
+    return any(_calls(frame, _RUN_BACKWARD) for frame in sys._current_frames().values())
 
 
 def _infinities(found: Any) -> bool:
@@ -59,6 +80,22 @@ def _infinities(found: Any) -> bool:
 
 def _nothing(*args: Any) -> None:
     pass
+
+
+class Ear:
+    """Lends its hook to the nodes that gave a model's outputs: those are left as they are."""
+
+    __slots__ = ("_hooks", "hook", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor = torch.empty(0, requires_grad=True)
+        self._hooks: OrderedDict[str, Any] = OrderedDict()
+        self.tensor._backward_hooks = self._hooks
+        self.hook: Callable[[torch.Tensor], None] = _nothing
+
+    def hears(self, hook: Callable[[torch.Tensor], None]) -> None:
+        """From here on call this one, also where the ear is lent already."""
+        self.hook = self._hooks[_OURS] = hook
 
 
 class InGraph:
@@ -77,7 +114,7 @@ class Stepper:
 
     forward_began: Callable[..., None]
     buffers_arrived: Callable[[], None]
-    forward_ended: Callable[[Any, torch.nn.Module, Any], bool]
+    forward_ended: Callable[[Any, torch.nn.Module, Any], Ear | None]
     on_gradient: Callable[[torch.Tensor], None]
     _on_gradients_done: Callable[[], None]
     _on_backward_ended: Callable[[], None]
@@ -110,16 +147,21 @@ class Stepper:
         self._stepped_in_backward = False
         self._optimizing: int | None = None  # the optimizer whose step is open, by its id
         self._evaluating = False  # whether that step was given a closure, which calls the model
-        self._thread = 0
-        # The threads of the last forward, and of the last one that trained. What others do to the
-        # models while one of these is at work is no part of the step.
-        self._holder = self._trainer = 0
+        # The thread of the last forward; `standing` knows that of the last one that trained. What
+        # others do to the models while one of these is at work is no part of the step.
+        self._holder = 0
+        self._loading = 0  # the thread that asked for the last batch
+        self._task = -1  # the backward of the session, as autograd numbers them
+        # A model in evaluation mode that was called with gradients on; and whether such a gradient
+        # has come. Where a step follows, that is how this model trains.
+        self._doubted: Any = None
+        self._doubted_backward = False
         # The optimizer whose step ends ours, by its id: the one that the user names, else the first
         # one seen; when it is gone, or idle for long, the next.
-        self._step_optimizer: int | None = None
+        self._step_optimizer: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
         self._named = False
-        self._step_optimizer_ref: Callable[[], torch.optim.Optimizer | None] = _nothing
         self._unstepped = 0  # backwards since the last step
+        self._steps_of_others = 0  # of optimizers that end no step of ours, since then
         # Who is told of what, now and then: `Readings` puts itself here.
         self.on_first_step: Callable[[], None] = _nothing
         self.after_step: Callable[[], None] = _nothing
@@ -143,10 +185,8 @@ class Stepper:
         self.forwards = self.backwards = self.steps = self.steps_in_graph = self.loads = 0
         self.float16 = False
         self._queue_callback = Variable._execution_engine.queue_callback
-        # Lends its hooks to the nodes that gave a model's outputs: those are left as they are.
-        self.ear = torch.empty(0, requires_grad=True)
-        self._heard: OrderedDict[str, Any] = OrderedDict()
-        self.ear._backward_hooks = self._heard
+        self._ear, self._doubtful_ear = Ear(), Ear()
+        self._doubtful_ear.hears(self._doubtful_gradient_arrived)
         self._prepare()
 
     def failed(self, where: str) -> None:
@@ -177,10 +217,10 @@ class Stepper:
         watched: Any,
         module: torch.nn.Module,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, Any] | None,
     ) -> None:
         """A watched model is called."""
-        training = module.training and _is_grad_enabled()
+        training = (module.training or watched.trains_in_eval) and _is_grad_enabled()
         if (thread := _get_ident()) != self._holder and self._elsewhere(thread, training):
             return
         if self._session:
@@ -197,7 +237,9 @@ class Stepper:
             standing.enter(self._eval)
             return
         self._training = True
-        self._trainer = thread
+        self._doubted = None
+        if thread != standing.thread:
+            standing.thread = thread
         # A forward inside an optimizer's step (LBFGS) begins no other one.
         if (not standing.in_step or self._unstepped) and not self._evaluating:
             self._begin_step()
@@ -225,14 +267,14 @@ class Stepper:
         if _get_ident() == self._holder:
             self.standing.leave(self._buffers)
 
-    def _forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> bool:
-        """A watched model has returned, or raised; whether its outputs are to be watched."""
+    def _forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> Ear | None:
+        """A watched model has returned, or raised; what is to listen to its outputs."""
         if _get_ident() != self._holder:
-            return False
+            return None
         if self._inside:
             self._inside -= 1
         if self._inside or self._session:
-            return False
+            return None
         if self._training:
             opened, standing = self._open, self.standing
             if opened[-1] is self._forward:
@@ -245,21 +287,27 @@ class Stepper:
             else:
                 standing.leave(self._forward)
             self.forwards += 1
+            if not self.forwards % _OFTEN:
+                standing.tell_in_time()
             if self.wants_loss or watched.flops_per_unit is None:
                 self._aside("on_output", watched, module, output)
-            return True
+            return self._ear
         self.standing.leave(self._eval)
         self.standing.tell_in_time()
-        return False
+        if not _is_grad_enabled():
+            return None
+        self._doubted, self._doubted_backward = watched, False
+        return self._doubtful_ear
 
     # -- backward
 
     def _gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward: autograd calls this in whatever thread it works."""
-        if self._session or not self.alive:
+        if not self.alive or (self._session and not self._session_has_raised()):
             return
         try:
             self._session = True
+            self._task = _current_backward()
             phase = self._backward
             self._open.append(phase)
             self._words[PHASE_WORD] = word = phase.base + _clock()
@@ -271,6 +319,19 @@ class Stepper:
             self._queue_callback(self._on_gradients_done)
         except containment.ANYTHING:
             self.failed("backward began")
+
+    def _doubtful_gradient_arrived(self, gradient: torch.Tensor) -> None:
+        """One of a model in evaluation mode: of training, or of an attack on its inputs."""
+        self._doubted_backward = True
+
+    def _session_has_raised(self) -> bool:
+        """Whether another backward is under way than that of the session, and not inside of it."""
+        if _current_backward() == self._task or _get_ident() != self.standing.thread:
+            return False
+        if _calls(sys._getframe(), _RUN_BACKWARD) != 1:
+            return False
+        self._close_session()
+        return True
 
     def _gradients_done(self) -> None:
         try:
@@ -308,19 +369,23 @@ class Stepper:
     @property
     def step_optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer whose step ends ours, if one is known and still there."""
-        return self._step_optimizer_ref()
+        return next((known() for known in list(self._step_optimizer.values())), None)
 
     def ends_steps(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
         """From here on this optimizer's step ends ours."""
-        self._step_optimizer, self._named = id(optimizer), named
-        # Held weakly: its state may be most of the memory of a device.
-        self._step_optimizer_ref = containment.attempt(
-            lambda: ref(optimizer, self._optimizer_gone), _nothing
+        self._named = named
+        known: dict[int, Any] = {}
+        # Held weakly: its state may be most of the memory of a device. No function of Python's is
+        # told of its end: what a signal handler raises in one is lost.
+        known[id(optimizer)] = containment.attempt(
+            lambda: ref(optimizer, partial(known.pop, id(optimizer))), _nothing
         )
+        self._step_optimizer = known
 
-    def _optimizer_gone(self, gone: Any) -> None:
-        if gone is self._step_optimizer_ref:
-            self._step_optimizer = None
+    def another_model(self) -> None:
+        """A model has come that may have an optimizer of its own, and the last one may be over."""
+        if not self._named:
+            self._step_optimizer = {}
 
     def _optimizer_began(self, optimizer: torch.optim.Optimizer, evaluating: bool) -> None:
         """An optimizer of a watched model begins its step."""
@@ -348,9 +413,9 @@ class Stepper:
             device.mark(phase.code)
         # The first one seen closes the step; another one (a GAN's second) is part of the next
         # step, which has just as much of it.
-        if self._step_optimizer is None:
+        if not self._step_optimizer:
             self.ends_steps(optimizer)
-        if self._closely and self._step_optimizer == id(optimizer):
+        if self._closely and id(optimizer) in self._step_optimizer:
             self._aside("before_optimizer", optimizer)
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -364,9 +429,12 @@ class Stepper:
             return
         self._optimizing = None
         self._evaluating = False
-        if self._unstepped >= _PATIENCE and not self._named:
-            self.ends_steps(optimizer)
-        if self._step_optimizer != id(optimizer):
+        if id(optimizer) not in self._step_optimizer:
+            self._steps_of_others += 1
+            patient = min(self._unstepped, self._steps_of_others) < _PATIENCE
+            if not patient and not self._named:
+                self.ends_steps(optimizer)
+        if id(optimizer) not in self._step_optimizer:
             self.standing.leave(self._optimizer)
             return
         if self.scaling is not None:
@@ -379,31 +447,40 @@ class Stepper:
     def _data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
         thread = _get_ident()
-        if thread != (self._thread or _MAIN):
+        if self._others(self.standing.thread or _MAIN, thread):
             return  # somebody fetches ahead: nobody waits for that
         if thread != self._holder and self._at_work(thread):
             return
         if self._session:
             self._close_what_raised()
-        if self._inside and not self._session:
+        if self._inside and not self._session and not _calls(sys._getframe(), _CALL_MODULE):
             self._close_forward()
-        if not self._session:
+        if self._inside:
+            # A model that fetches its batches by itself.
+            self._load(thread)
+        elif not self._session:
             if not self.standing.in_step or self._unstepped or self.in_graph.stepped:
                 self._begin_step()
-            self.loads += 1
-            self.standing.enter(self._data)
+            self._load(thread)
+
+    def _load(self, thread: int) -> None:
+        self._loading = thread
+        self.loads += 1
+        self.standing.enter(self._data)
 
     def _data_ended(self) -> None:
         """The batch is there."""
-        if _get_ident() == (self._thread or _MAIN):
+        if _get_ident() == self._loading:
             self.standing.leave(self._data)
+            if not self.loads % _OFTEN:
+                self.standing.tell_in_time()
 
     # -- compilation
 
     def compile_began(self, thread: int) -> None:
         """A graph is being compiled, in the middle of whatever needs it."""
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
-        if thread == self._thread or self._session:
+        if thread == self.standing.thread or self._session:
             self.standing.enter(self._compile)
 
     def compile_ended(self) -> None:
@@ -416,21 +493,22 @@ class Stepper:
         """Whether another thread is in a forward that trains, or in a backward."""
         if self._session:
             # Autograd has threads of its own.
-            return self._others(self._trainer, thread) and _outside_of_backward()
+            others = self._others(self.standing.thread, thread) and _outside_of_backward()
+            return others and _backward_is_under_way()
         return bool(self._inside and self._training) and self._others(self._holder, thread)
 
     def _elsewhere(self, thread: int, training: bool) -> bool:
         """Whether a forward in this thread is no part of what is measured."""
         if self._session:
             # Also what a backward computes again in one of autograd's threads.
-            return self._others(self._trainer, thread)
+            return self._others(self.standing.thread, thread) and _backward_is_under_way()
         if self._inside:
             # Training comes first: an actor's or an evaluator's forward is left.
             if self._others(self._holder, thread) and (self._training or not training):
                 return True
             self._close_forward()
             return False
-        return not training and self.standing.in_step and self._others(self._trainer, thread)
+        return not training and self.standing.in_step and self._others(self.standing.thread, thread)
 
     @staticmethod
     def _others(owner: int, thread: int) -> bool:
@@ -451,9 +529,12 @@ class Stepper:
     def _close_what_raised(self) -> None:
         """An exception in backward leaves its end untold; forward tells its end in any case."""
         if _outside_of_backward():
-            self._session = False
-            self._inside = 0
-            self.standing.leave(self._backward)
+            self._close_session()
+
+    def _close_session(self) -> None:
+        self._session = False
+        self._inside = 0
+        self.standing.leave(self._backward)
 
     def _begin_step(self) -> None:
         # An optimizer that raised has left its end untold.
@@ -471,7 +552,6 @@ class Stepper:
             self._finish_step()
         if not self.standing.in_step:
             if not self.standing.stepping:
-                self._thread = _get_ident()
                 self.on_first_step()
             self.standing.begin_step()
 
@@ -481,7 +561,9 @@ class Stepper:
         return self._unstepped > 0 and before is not now and before is not self._stepped_round
 
     def _finish_step(self, skipped: bool = False, phase: Phase | None = None) -> None:
-        self._unstepped = 0
+        if self._doubted is not None and self._doubted_backward:
+            self._doubted.trains_in_eval = True
+        self._unstepped = self._steps_of_others = 0
         self.steps += 1
         standing = self.standing
         if standing.step_finished(skipped, phase) or self._closely:
@@ -533,4 +615,4 @@ class Stepper:
         for name, what in _HOOKS.items():
             hook = getattr(self, what)
             setattr(self, name, hook if around is None else around(hook))
-        self._heard[_OURS] = self.on_gradient
+        self._ear.hears(self.on_gradient)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from otel_ddp import containment
 from otel_ddp.progress import Standing
@@ -24,11 +25,17 @@ _stepper: Stepper | None = None
 _readings: Readings | None = None
 
 
-def watch(model: Any, standing: Standing, **wishes: Any) -> None:
-    """Measure the steps that train this model; one that is no module has no hooks to offer."""
+def watch(model: nn.Module, standing: Standing, **wishes: Any) -> None:
+    """Measure the steps that train this model."""
     global _stepper, _readings
-    if not isinstance(model, nn.Module):
+    if isinstance(model, ScriptModule):
+        containment.say_once(
+            "script",
+            "A model that torch.jit has scripted or traced takes no hooks, so its steps cannot be "
+            "measured; what you log is recorded as before.",
+        )
         return
+    wishes |= {name: _of_torch(name, wishes.get(name)) for name in ("optimizer", "step_optimizer")}
     # Kept in hand: a signal handler may take off all of it at any moment.
     stepper, readings = _stepper, _readings
     if stepper is None or readings is None or not stepper.alive or stepper.standing is not standing:
@@ -40,10 +47,27 @@ def watch(model: Any, standing: Standing, **wishes: Any) -> None:
         collection_hooks.attach(stepper)
     witness.start(standing.recorder.writer.path)
     readings.hear(Wishes(**wishes))
-    optimizer_hooks.expect(wishes.get("optimizer"))
+    optimizer_hooks.expect(wishes["optimizer"])
     # Hooks go last: from here on a step may begin at any moment.
-    model_hooks.attach(model, stepper)
+    if model_hooks.attach(model, stepper):
+        stepper.another_model()
     model_hooks.watch_compiled()
+
+
+def _of_torch(name: str, given: Any) -> Any:
+    """The optimizer that torch's hooks tell of, where one that wraps it is named."""
+    if given is None:
+        return None
+    found = optimizer_hooks.heard(given)
+    if found is None:
+        containment.say_once(
+            name,
+            "%s=%s: no torch.optim.Optimizer, and none in its .optimizer or ._optimizer, so its "
+            "steps are not seen; the others are measured as if it had not been named.",
+            name,
+            type(given).__name__,
+        )
+    return found
 
 
 def unwatch(standing: Standing | None) -> None:
@@ -66,10 +90,12 @@ def unwatch(standing: Standing | None) -> None:
 def _after_fork() -> None:
     # The journal is mapped here as well, and is the parent's: not a word may be written to it.
     global _stepper, _readings
-    _readings = None
+    readings, _readings = _readings, None
     if _stepper is not None:
         _stepper.alive = False
         _stepper = None
+    if readings is not None:
+        containment.attempt(readings.leave_to_parent, None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

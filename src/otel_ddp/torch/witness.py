@@ -22,6 +22,7 @@ import torch
 
 from otel_ddp import containment
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
+from otel_ddp.journal.ownership import close_ours, file_of
 
 # Beside the journal: a fifo with the questions, a file with the last answer.
 
@@ -57,6 +58,7 @@ class _Witness:
         os.mkfifo(self._ask, 0o600)
         # For writing as well: it is then never at its end, whoever comes and goes.
         self._fd = os.open(self._ask, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._fifo = file_of(self._fd)
         self._arrivals = _Arrivals()
         self._gone = threading.Event()
         # The thread inherits what is blocked here. A signal that all other threads block is
@@ -71,15 +73,27 @@ class _Witness:
     def close(self) -> None:
         """Answer nothing more; waits for an answer that is being written, not for long."""
         self._over = True
-        with contextlib.suppress(OSError):
-            os.set_blocking(self._fd, False)
-            os.write(self._fd, b"\n")
+        try:
+            self._wake()
+        except OSError:
+            containment.pass_on()
         gone = self._gone.wait(_END_S)
         for path in (self._ask, self._answer):
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path)
         if gone:
-            os.close(self._fd)
+            close_ours(self._fd, self._fifo)
+
+    def _wake(self) -> None:
+        if file_of(self._fd) == self._fifo:
+            os.set_blocking(self._fd, False)
+            os.write(self._fd, b"\n")
+            return
+        # Closed by whoever closes all there are. The thread is still parked in its read.
+        fd = os.open(self._ask, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.write(fd, b"\n")
+        finally:
+            os.close(fd)
 
     def leave_to_exit(self) -> None:
         """The interpreter ends: a thread may be parked at that moment, but not be at work."""
@@ -88,7 +102,7 @@ class _Witness:
 
     def forget(self) -> None:
         """In a forked child: the thread is not here, and the questions are the parent's."""
-        os.close(self._fd)
+        close_ours(self._fd, self._fifo)
 
     def _park(self) -> None:
         try:
@@ -97,7 +111,8 @@ class _Witness:
             self._gone.set()
 
     def _listen(self) -> None:
-        while not self._over:
+        # Looked at each time: what is read from another file is taken from somebody.
+        while not self._over and file_of(self._fd) == self._fifo:
             try:
                 asked = os.read(self._fd, 65536)
             except OSError:
@@ -140,6 +155,13 @@ class _Witness:
             half.unlink(missing_ok=True)
 
 
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        containment.pass_on()
+
+
 _witness: _Witness | None = None
 
 
@@ -153,6 +175,7 @@ def start(journal_path: Path) -> None:
         try:
             _witness = _Witness(journal_path)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
+            containment.pass_on()
             containment.log.info("Nobody can ask this process where it hangs: %s", error)
 
 

@@ -1,0 +1,79 @@
+"""What objects of the user's hold, found without running a line of his code.
+
+A property may compute, draw random numbers, or fetch; so may the `values` of a mapping, the
+iterator of a list's subclass, the `shape` of a tensor's, and the `__class__` of what stands in for
+something else: `isinstance` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, NamedTuple
+
+import torch
+
+from otel_ddp import containment
+
+_Tensor = torch.Tensor
+_Base = torch._C.TensorBase
+
+
+class _Named(NamedTuple):
+    field: None
+
+
+# What reads slots and the fields of named tuples: C, and nothing of the user's.
+_READERS = (MemberDescriptorType, type(_Named.__dict__["field"]))
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """What an object keeps under names: in its `__dict__`, and in slots."""
+    found: dict[str, Any] = {}
+    for base in type(value).__mro__:
+        content = base.__dict__
+        if "__slots__" in content:
+            for name, member in list(content.items()):
+                if type(member) is MemberDescriptorType:
+                    found.setdefault(name, _read(member, value))
+        # Not `vars`: a class may have a property of this name.
+        if type(reader := content.get("__dict__")) is GetSetDescriptorType:
+            kept = reader.__get__(value)
+            if issubclass(type(kept), dict):
+                found.update(dict.items(kept))
+    return found
+
+
+def attribute(value: Any, name: str) -> Any:
+    """One of these, or a field of a named tuple; None where there is none."""
+    for base in type(value).__mro__:
+        if type(member := base.__dict__.get(name)) in _READERS:
+            return _read(member, value)
+    return attributes(value).get(name)
+
+
+def _read(member: Any, value: Any) -> Any:
+    return containment.attempt(partial(member.__get__, value), None)  # a slot may be empty
+
+
+def maps(kind: type) -> bool:
+    """Whether it is a mapping, though no dictionary."""
+    return Mapping in kind.__mro__
+
+
+def items(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a mapping holds: a dictionary, or what wraps some, as `UserDict` does."""
+    wrapped = [value] if issubclass(type(value), dict) else attributes(value).values()
+    for each in wrapped:
+        if issubclass(type(each), dict):
+            for key, content in dict.items(each):
+                yield key if type(key) is str else "", content
+
+
+def of_tensor(tensor: Any, name: str) -> Any:
+    """What a tensor says of itself."""
+    if type(tensor) is _Tensor:
+        return getattr(tensor, name)
+    with torch._C.DisableTorchFunctionSubclass():
+        return getattr(_Base, name).__get__(tensor)

@@ -1,0 +1,72 @@
+"""Training loops, and what a journal says of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import otel_ddp
+from conftest import Journal
+from otel_ddp.journal.place import Place
+
+PAUSE_S = 0.02
+
+
+class Slow(nn.Module):
+    """Takes PAUSE_S in forward and twice that in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(PAUSE_S)
+        return _SlowBackward.apply(self.inner(inputs))
+
+
+class _SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(2 * PAUSE_S)
+        return gradient
+
+
+INPUT = torch.ones(8, 4)
+
+
+def train(model: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(INPUT).sum().backward()
+        optimizer.step()
+
+
+def totals(place: Place, tell: bool = True) -> dict[str, float]:
+    """Every total of the one journal: name, or name/phase, told up to now."""
+    (path,) = place.journals()
+    opened = otel_ddp.current()
+    if tell and opened is not None and opened._standing is not None:
+        opened._standing.tell()
+    return {
+        "/".join((total.metric, *total.attributes.values())): total.values[0]
+        for total in Journal(path).all_totals
+    }
+
+
+def phase(place: Place, name: str) -> float:
+    return totals(place).get(f"training.phase.time/{name}/host", 0.0)
+
+
+def in_a_thread(act: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()

@@ -1,0 +1,114 @@
+"""Pauses of the garbage collector are timed, and a signal that comes in one is not lost."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from otel_ddp.torch import collection_hooks
+
+
+@pytest.fixture(autouse=True)
+def _no_other_collection() -> Iterator[None]:
+    callbacks = list(gc.callbacks)
+    gc.collect()
+    gc.disable()
+    yield
+    collection_hooks.detach()
+    gc.enable()
+    assert gc.callbacks == callbacks
+
+
+def a_stepper() -> Any:
+    return SimpleNamespace(standing=SimpleNamespace(gc_ns=5))
+
+
+def readings(*each_ns: int) -> Callable[[], int]:
+    return iter(each_ns).__next__
+
+
+def test_the_time_of_each_collection_is_added() -> None:
+    stepper = a_stepper()
+    collection_hooks.attach(stepper, clock=readings(0, 100, 130, 200, 250))
+
+    gc.collect()
+    once = stepper.standing.gc_ns
+    gc.collect()
+
+    assert (once, stepper.standing.gc_ns) == (35, 85)
+
+
+def test_a_collection_that_was_under_way_is_timed_from_then_on() -> None:
+    stepper = a_stepper()
+
+    class Attaching:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            collection_hooks.attach(stepper, clock=readings(100, 140))
+
+    Attaching()
+    gc.collect()
+
+    assert stepper.standing.gc_ns == 45
+
+
+def test_a_second_stepper_takes_the_place_of_the_first() -> None:
+    first, second = a_stepper(), a_stepper()
+    collection_hooks.attach(first)
+    collection_hooks.attach(second)
+
+    gc.collect()
+
+    assert first.standing.gc_ns == 5 < second.standing.gc_ns
+
+
+def test_nothing_is_timed_any_more_afterwards() -> None:
+    stepper = a_stepper()
+    collection_hooks.attach(stepper)
+    collection_hooks.detach()
+    collection_hooks.detach()
+
+    gc.collect()
+
+    assert stepper.standing.gc_ns == 5
+
+
+class Preempted(Exception):
+    """What users raise in their handlers."""
+
+
+def test_what_a_handler_raises_while_garbage_is_collected_reaches_the_loop() -> None:
+    # Python's own would look for signals itself, and call the handler in the finaliser.
+    send = ctypes.CDLL(None)["raise"]
+
+    class Interrupting:
+        __del__ = staticmethod(partial(send, int(signal.SIGUSR1)))
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    def handle(number: int, frame: Any) -> None:
+        raise Preempted
+
+    stepper = a_stepper()
+    collection_hooks.attach(stepper)
+    Interrupting()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(Preempted):
+            gc.collect()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert stepper.standing.gc_ns > 5

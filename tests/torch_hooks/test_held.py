@@ -1,0 +1,252 @@
+"""What models are given and return is looked at without running a line of the user's code."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.optim import SGD
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import catalog
+from otel_ddp.torch import held
+from otel_ddp.torch.model_hooks import differentiable
+from otel_ddp.torch.readings import _loss_of
+from otel_ddp.torch.workload import workload
+
+INPUT = torch.ones(8, 4)
+WORDS = torch.ones(2, 5, dtype=torch.long)
+
+
+def never(*_: Any, **__: Any) -> NoReturn:
+    raise AssertionError("this is the user's code")
+
+
+class Computing:
+    """An output whose loss is computed when it is asked for."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    @property
+    def loss(self) -> torch.Tensor:
+        return nn.functional.dropout(self.logits, 0.5).sum()
+
+
+class Lazy(Mapping[str, torch.Tensor]):
+    """An output whose parts are computed when they are asked for."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return {"loss": Computing(self.logits).loss, "logits": self.logits}[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("loss", "logits"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("wrap", "loss_of"),
+    [
+        (Computing, lambda output: output.loss),
+        (Lazy, lambda output: output["loss"]),
+        (lambda x: (Lazy(x), 1), lambda output: output[0]["loss"]),
+    ],
+    ids=["property", "mapping", "mapping in a tuple"],
+)
+def test_outputs_that_compute_lazily_leave_training_bit_identical(
+    place: Here, wrap: Callable[[torch.Tensor], Any], loss_of: Callable[[Any], torch.Tensor]
+) -> None:
+    class Model(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return wrap(super().forward(inputs))
+
+    def trained(watched: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = Model(4, 1)
+        if watched:
+            otel_ddp.instrument(model)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss_of(model(INPUT)).backward()
+            optimizer.step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    for with_us, without in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(with_us, without)
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 5
+
+
+class Hostile(dict[str, Any]):
+    __iter__ = __getitem__ = __len__ = get = items = keys = values = never  # type: ignore[assignment]
+    __class__ = property(never)  # type: ignore[assignment]
+
+
+class HostileList(list[Any]):
+    __iter__ = __getitem__ = __len__ = never  # type: ignore[assignment]
+
+
+class HostileTuple(tuple[Any, ...]):
+    __iter__ = __getitem__ = __len__ = never  # type: ignore[assignment]
+
+
+class HostileObject:
+    def __init__(self, **content: Any) -> None:
+        object.__getattribute__(self, "__dict__").update(content)
+
+    __getattribute__ = never
+    __class__ = property(never)  # type: ignore[assignment]
+
+
+class HostileTensor(torch.Tensor):
+    __torch_function__ = classmethod(never)  # type: ignore[assignment]
+    shape = dtype = requires_grad = grad_fn = property(never)  # type: ignore[assignment]
+
+
+def test_nothing_of_the_users_is_called_to_look_at_an_output() -> None:
+    loss = torch.ones((), requires_grad=True) * 1
+    strange = torch.ones(2, requires_grad=True).as_subclass(HostileTensor)
+
+    assert _loss_of(Hostile(loss=loss)) == 1
+    assert _loss_of(HostileObject(loss=loss)) == 1
+    assert _loss_of(strange) is None
+    assert _loss_of({"loss": strange}) is None
+    for output in (
+        Hostile(loss=loss),
+        HostileList([loss]),
+        HostileTuple((loss,)),
+        HostileObject(loss=loss),
+        (Hostile(a=HostileList([loss])),),
+    ):
+        (found,) = differentiable(output)
+        assert found is loss
+    assert len(list(differentiable([strange, HostileObject(loss=strange)]))) == 1
+    assert held.of_tensor(strange, "grad_fn") is not None
+    assert workload((Hostile(input_ids=WORDS),), {}) == (2, 10)
+    assert workload((strange, 1), {}) == (2, 0)
+
+
+Named = namedtuple("Named", ["loss", "logits"])
+
+
+@dataclass
+class Plain:
+    loss: torch.Tensor
+
+
+@dataclass(slots=True)
+class Slotted:
+    loss: torch.Tensor
+    logits: Any = None
+
+
+@dataclass
+class ModelOutput(OrderedDict[str, Any]):
+    """Like those of transformers: a dataclass, and a dictionary of what it was given."""
+
+    loss: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self["loss"] = self.loss
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: {"loss": x},
+        lambda x: UserDict(loss=x),
+        lambda x: Named(x, None),
+        *(Plain, Slotted, ModelOutput),
+    ],
+    ids=["tensor", "dict", "UserDict", "named tuple", "dataclass", "slots", "ModelOutput"],
+)
+def test_a_loss_that_is_there_is_found_wherever_a_model_puts_it(
+    place: Here, wrap: Callable[[torch.Tensor], Any]
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+
+    class Model(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            nonlocal loss
+            loss = super().forward(inputs).square().mean() * 0 + 2
+            return wrap(loss)
+
+    loss = torch.zeros(())
+    model = Model(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    for _ in range(4):
+        model(INPUT)
+        loss.backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert place.only().values["loss"] == 2
+    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
+
+
+def test_an_empty_slot_is_no_loss() -> None:
+    empty = Slotted.__new__(Slotted)
+
+    assert _loss_of(empty) is None
+    assert list(differentiable(empty)) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "counted"),
+    [
+        (INPUT, (8, 0)),
+        (WORDS, (2, 10)),
+        (WORDS.int(), (2, 10)),
+        (INPUT.to(torch.cfloat), (8, 0)),
+        (INPUT.bool(), (8, 0)),
+        ({"mask": WORDS.bool(), "input_ids": WORDS}, (2, 10)),
+        (UserDict(input_ids=WORDS, attention_mask=WORDS), (2, 10)),
+        ((INPUT, INPUT), (8, 0)),
+    ],
+)
+def test_only_integers_are_tokens(batch: Any, counted: tuple[int, int]) -> None:
+    assert workload((batch,), {}) == counted
+    assert workload((batch, 1), {}) == counted
+    assert workload((), {"batch": batch}) == counted
+
+
+def test_samples_side_by_side_in_vmap_are_counted_each() -> None:
+    model = nn.Linear(4, 1)
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    found: list[tuple[int, int]] = []
+
+    def loss(weights: Any, sample: torch.Tensor) -> torch.Tensor:
+        found.append(workload((sample.unsqueeze(0),), {}))
+        found.append(workload((sample,), {}))
+        return functional_call(model, weights, (sample.unsqueeze(0),)).sum()
+
+    vmap(grad(loss), in_dims=(None, 0))(weights, INPUT)
+    # Nobody can tell a sample without its batch's dimension from a batch.
+    assert found == [(8, 0), (0, 0)]
+
+    found.clear()
+    # Not mapped over its input: five models look at the same eight samples.
+    vmap(lambda scale: (found.append(workload((INPUT,), {})), scale)[1])(torch.ones(5))
+    grad(lambda inputs: (found.append(workload((inputs,), {})), inputs.sum())[1])(INPUT)
+    assert found == [(8, 0), (8, 0)]
+
+    found.clear()
+    vmap(lambda words: (found.append(workload((words[None],), {})), words)[1])(WORDS)
+    assert found == [(2, 10)]

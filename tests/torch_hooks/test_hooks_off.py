@@ -1,0 +1,244 @@
+"""Hooks of ours on modules: none is left behind, and none minds where it is copied to."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import otel_ddp
+from conftest import Here
+from otel_ddp import catalog, containment
+from otel_ddp.torch import model_hooks, optimizer_hooks
+
+INPUT = torch.ones(8, 4)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(model: nn.Module, steps: int = 1) -> None:
+    optimizer = SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        model(INPUT).sum().backward()
+        optimizer.step()
+
+
+def hooks(module: nn.Module) -> int:
+    kinds = ("_forward_pre_hooks", "_forward_hooks")
+    more = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+    return sum(len(getattr(module, kind)) for kind in (*kinds, *more))
+
+
+def test_a_module_wrapped_time_and_again_has_one_hook_of_ours(place: Here, alone: None) -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for _ in range(5):
+        model = DistributedDataParallel(inner)
+        otel_ddp.instrument(model)
+        train(model)
+        # Dropped and collected, so that the next one may well lie in its place.
+        del model
+        gc.collect()
+
+    assert hooks(inner) == 1
+    otel_ddp.uninstrument()
+    assert hooks(inner) == 0
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_STEPS) == 5
+
+
+def test_two_wrappers_of_one_module_are_both_told_of_their_buffers(
+    place: Here, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = nn.BatchNorm1d(4)
+    models = [DistributedDataParallel(inner), DistributedDataParallel(inner)]
+    for each in models:
+        otel_ddp.instrument(each)
+
+    assert hooks(inner) == 1
+    del each, models[0]
+    gc.collect()
+    arrived: list[int] = []
+    watched = model_hooks._inner[id(inner)]
+    monkeypatch.setattr(watched.stepper, "buffers_arrived", lambda: arrived.append(1))
+    models[0](INPUT)
+    assert arrived == [1]
+
+
+def test_copies_that_are_trained_in_their_turn_have_hooks_once(place: Here) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    generations = [model]
+    for _ in range(4):
+        generations.append(copy.deepcopy(generations[-1]))
+        otel_ddp.instrument(generations[-1])
+        train(generations[-1])
+
+    # Two hooks, one given keyword arguments, and one that is always called.
+    assert [hooks(each) for each in generations] == [4] * 5
+    otel_ddp.uninstrument()
+    assert [hooks(each) for each in generations] == [0] * 5
+    otel_ddp.finish()
+    found = place.only()
+    assert (found.total(catalog.TRAINING_STEPS), found.total(catalog.TRAINING_SAMPLES)) == (4, 32)
+
+
+def test_a_shallow_copy_and_its_original_are_measured_once_each(place: Here) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    shallow = copy.copy(model)
+    mine = model.register_forward_hook(lambda *_: None)
+    otel_ddp.instrument(shallow)
+
+    train(model)
+    train(shallow)
+
+    del shallow
+    otel_ddp.uninstrument()
+    assert hooks(model) == 1
+    mine.remove()
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_SAMPLES) == 16
+
+
+def test_an_output_that_is_the_same_each_time_is_heard_once(place: Here) -> None:
+    weights = torch.ones(4, requires_grad=True)
+    kept = weights * 2
+    model = nn.Identity()
+    otel_ddp.instrument(model)
+    calls: list[Any] = []
+    stepper = model_hooks._watched[id(model)].stepper
+    for _ in range(50):
+        output = model(kept)
+    # All that the node was lent is called at its gradient, by way of what each ear holds.
+    heard = stepper._ear.hook
+    stepper._ear.hears(lambda gradient: (calls.append(1), heard(gradient))[1])
+    output.sum().backward()
+    for _ in range(3):
+        model(weights * 3).sum().backward()
+
+    assert len(calls) == 4
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
+
+
+def test_an_output_that_is_kept_is_heard_by_the_next_run_too(place: Here) -> None:
+    kept = torch.ones(4, requires_grad=True) * 2
+    model = nn.Identity()
+    for _ in range(2):
+        otel_ddp.instrument(model)
+        model(kept).sum().backward(retain_graph=True)
+        otel_ddp.finish()
+
+    found = [each.total(catalog.TRAINING_MICRO_BATCHES) for each in place.read()]
+    assert found == [1, 1]
+
+
+def test_a_child_that_is_forked_amid_a_counted_forward_keeps_no_mode_of_ours(place: Here) -> None:
+    # What other tests have compiled rules counting out.
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+    class Forking(nn.Linear):
+        forwards = 0
+        code = -1
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.forwards += 1
+            if self.forwards == 2:
+                assert _get_current_dispatch_mode_stack()
+                child = os.fork()
+                if child == 0:
+                    left = len(_get_current_dispatch_mode_stack())
+                    os._exit(left)
+                self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            return super().forward(inputs)
+
+    model = Forking(4, 1)
+    otel_ddp.instrument(model)
+
+    train(model, 3)
+
+    assert model.code == 0
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_FLOPS, method="counted") > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_hooks_that_are_copied_without_their_terms_do_no_harm(place: Here) -> None:
+    head = nn.Linear(4, 4)
+    root = nn.Sequential(head, nn.ReLU())
+    otel_ddp.instrument(head)
+    root.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+
+    prepared = torch.ao.quantization.prepare_qat(root)
+
+    assert type(prepared[0]) is not nn.Linear
+    prepared(INPUT).sum().backward()
+
+
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_hooks_take_any_convention_of_torchs(place: Here, with_kwargs: bool) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        named = getattr(model, f"{kind}_with_kwargs")
+        for key in getattr(model, kind):
+            named.pop(key, None)
+            if with_kwargs:
+                named[key] = True
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    train(model)
+    model_hooks._before_inner(model, (), {})
+    optimizer_hooks._before_step(optimizer)
+    optimizer_hooks._after_step(optimizer, (), {}, None)
+
+    otel_ddp.finish()
+    found = place.only()
+    assert found.total(catalog.TRAINING_MICRO_BATCHES) == 1
+    assert found.total(catalog.TRAINING_SAMPLES) == 8
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_scripted_model_is_said_and_left_alone(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    containment.reraise = False
+    model = torch.jit.script(nn.Linear(4, 1))
+
+    otel_ddp.instrument(model)
+    otel_ddp.instrument(model).log({"loss": 1.0})
+    train(model)
+
+    (said,) = caplog.records
+    assert "torch.jit" in said.getMessage()
+    assert said.exc_info is None
+    assert place.only().points == [("loss", 1.0)]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_scripted_model_inside_of_ddp_is_measured(place: Here, alone: None) -> None:
+    inner = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    model = DistributedDataParallel(inner)
+    otel_ddp.instrument(model)
+
+    train(model, 2)
+    otel_ddp.uninstrument()
+
+    otel_ddp.finish()
+    assert place.only().total(catalog.TRAINING_STEPS) == 2

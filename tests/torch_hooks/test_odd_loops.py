@@ -1,0 +1,287 @@
+"""Loops that hooks could misread: each is measured as what it is, or not at all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+import otel_ddp
+from conftest import Here, Journal
+from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
+from otel_ddp.journal.place import Place
+
+
+@pytest.fixture
+def run(place: Place) -> Iterator[otel_ddp.Run]:
+    opened = otel_ddp.init()
+    yield opened
+    opened.finish()
+
+
+def test_a_model_that_trains_in_evaluation_mode_trains(run: otel_ddp.Run, place: Place) -> None:
+    model = Slow().eval()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)  # after which that is known
+    before = phase(place, "eval")
+
+    train(model, optimizer)
+
+    found = totals(place)
+    assert found["training.steps"] == 4
+    assert found["training.samples"] == 24
+    assert found["training.micro_batches"] == 3
+    assert phase(place, "forward") >= 3 * PAUSE_S
+    assert phase(place, "backward") >= 6 * PAUSE_S
+    assert phase(place, "eval") == before
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_evaluation_with_gradients_on_is_one(
+    backward: bool, run: otel_ddp.Run, place: Place
+) -> None:
+    """Nobody turned them off; or the inputs are attacked along their gradients."""
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        train(model, optimizer, 1)
+        model.eval()
+        loss = model(INPUT).sum()
+        if backward:
+            loss.backward()
+        model.train()
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == 3
+    assert found["training.samples"] == 24
+    assert phase(place, "eval") >= 3 * PAUSE_S
+
+
+def test_an_evaluation_between_forward_and_backward_hides_neither(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = model(INPUT).sum()
+        model.eval()
+        model(INPUT)
+        model.train()
+        loss.backward()
+        optimizer.step()
+
+    found = totals(place)
+    assert found["training.micro_batches"] == 3
+    assert phase(place, "backward") >= 6 * PAUSE_S
+    assert phase(place, "eval") >= 3 * PAUSE_S
+
+
+def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_training(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    raised, over = threading.Event(), threading.Event()
+
+    def trial() -> None:
+        train(model, optimizer, 1)
+        output = model(INPUT)
+        output.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            output.sum().backward()
+        raised.set()
+        over.wait()
+
+    idle = threading.Thread(target=trial)
+    idle.start()
+    raised.wait()
+    try:
+        train(model, optimizer, 3)
+        in_a_thread(lambda: train(model, optimizer, 3))
+    finally:
+        over.set()
+        idle.join()
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == 7
+
+
+def test_a_backward_that_raised_is_tried_again_without_a_forward(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        output = model(INPUT)
+        hook = output.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            output.sum().backward(retain_graph=True)
+        hook.remove()
+        output.sum().backward()
+        optimizer.step()
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == 3
+    assert phase(place, "backward") >= 6 * PAUSE_S
+
+
+class Late(TensorDataset):
+    """Takes PAUSE_S for each item."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(PAUSE_S)
+        return super().__getitem__(index)
+
+
+def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    class Fetches(Slow):
+        def forward(self, batches: Any) -> torch.Tensor:
+            (batch,) = next(batches)
+            return super().forward(batch)
+
+    model = Fetches()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(Late(INPUT)))
+    for _ in range(3):
+        model(batches).sum().backward()
+        optimizer.step()
+
+    assert totals(place)["training.steps"] == 3
+    assert 3 * PAUSE_S <= phase(place, "data") < 6 * PAUSE_S
+    assert phase(place, "forward") >= 3 * PAUSE_S
+    assert phase(place, "other") < PAUSE_S
+
+
+def test_waits_for_data_are_seen_in_each_thread_that_trains_in_its_turn(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    trained, over = threading.Event(), threading.Event()
+
+    def trial() -> None:
+        for _ in DataLoader(Late(INPUT[:4])):
+            train(model, optimizer, 1)
+        trained.set()
+
+    def stay() -> None:
+        trial()
+        over.wait()
+
+    in_a_thread(trial)
+    in_a_thread(trial)
+    trained.clear()
+    staying = threading.Thread(target=stay)
+    staying.start()
+    trained.wait()
+    trial()
+    over.set()
+    staying.join()
+
+    # But for the first batch of all, and where another thread might be fetching ahead.
+    assert phase(place, "data") >= 14 * PAUSE_S
+
+
+def test_a_phase_beside_training_takes_none_of_its_time(run: otel_ddp.Run, place: Here) -> None:
+    model = Slow()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)
+    begun, trained = threading.Event(), threading.Event()
+
+    def save() -> None:
+        with run.phase("checkpoint"):
+            begun.set()
+            trained.wait()
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    begun.wait()
+    train(model, optimizer)
+    trained.set()
+    saving.join()
+
+    found = totals(place)
+    assert phase(place, "checkpoint") == 0.0
+    assert phase(place, "forward") >= 4 * PAUSE_S
+    assert found["training.checkpoint.duration"] >= 9 * PAUSE_S
+    assert "checkpoint" in place.only().spans
+
+
+def test_a_phase_of_the_main_thread_counts_once_the_thread_that_trained_is_gone(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    in_a_thread(lambda: train(model, SGD(model.parameters(), lr=0.1)))
+
+    with run.phase("checkpoint"):
+        time.sleep(PAUSE_S)
+
+    assert phase(place, "checkpoint") >= PAUSE_S
+
+
+@pytest.mark.parametrize("what", ["loader", "forward"])
+def test_loops_without_steps_are_told_all_the_while(
+    what: str, run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    assert run._standing is not None
+    batch = INPUT[:1]
+    if what == "loader":
+        for _ in otel_ddp.data(batch for _ in range(30_000)):
+            pass
+    else:
+        for _ in range(15_000):
+            model(batch)
+
+    assert len(run._standing._story) < 25_000
+    assert totals(place, tell=False)
+
+
+def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, place: Place) -> None:
+    """By Ctrl-C in the middle of a hook, say; phases of the user's go on."""
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    standing = run._standing
+    assert standing is not None
+    with run.phase("epoch"):
+        for name in ("data", "forward", "optimizer"):
+            standing.enter(standing.phase(name))
+            train(model, optimizer, 1)
+            assert Journal(place.journals()[0]).phase == "epoch"
+        assert [each.name for each in standing._open] == ["other", "epoch"]
+    assert totals(place)["training.steps"] == 3
+
+
+def test_each_model_that_comes_may_have_an_optimizer_of_its_own(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    kept = []
+    for _ in range(3):
+        model = nn.Linear(4, 1)
+        otel_ddp.instrument(model)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        kept.append((model, optimizer))  # of a fold whose best state is still needed
+        train(model, optimizer)
+
+    assert totals(place)["training.steps"] == 9
