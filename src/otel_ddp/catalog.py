@@ -863,7 +863,8 @@ Every metric has one OpenTelemetry name and one Prometheus name. The Prometheus 
 whether the data came through a collector or from the agent's own `/metrics`.
 
 - Times are in seconds, sizes in bytes, shares go from 0 to 1.
-- A counter of events starts at 0, so that the first event already shows as an increase.
+- A counter of events starts at 0, so that the first event already shows as an increase;
+  `otel_ddp_values_refused_total` alone appears with the first refusal of its kind.
 - A number that could not be read is absent. It is never reported as 0, -1 or NaN.
 - An `updown` is a sum that may fall; Prometheus shows it as a gauge.
 - A histogram comes to Prometheus as `_bucket`, `_sum` and `_count` behind the name given here.

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -28,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Journal
+from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
 from otel_ddp import versions
 from otel_ddp.agent.steps import StepStream
 from otel_ddp.journal.place import Place

@@ -303,9 +303,11 @@ class Stepper:
 
     def _gradient_arrived(self, gradient: torch.Tensor) -> None:
         """The first gradient of a backward: autograd calls this in whatever thread it works."""
-        if not self.alive or (self._session and not self._session_has_raised()):
+        if not self.alive:
             return
         try:
+            if self._session and not self._session_has_raised():
+                return
             self._session = True
             self._task = _current_backward()
             phase = self._backward
