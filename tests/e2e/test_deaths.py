@@ -35,6 +35,15 @@ with run.phase("backward"):
     sys.stdin.read()
 """
 
+# Whoever starts the tests in the background may have had the signal ignored.
+INTERRUPTED = (
+    """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+    + WORK
+)
+
 RAISES = WORK + 'raise ValueError("no more data")\n'
 
 # Asks for more memory than its limit allows.
@@ -250,7 +259,7 @@ def test_an_exit_code_under_torchrun_is_told_as_the_cause() -> None:
 
 def test_an_interrupt_of_all_ranks_is_no_death() -> None:
     with Ward() as node:
-        processes = node.ranks(2)
+        processes = node.ranks(2, INTERRUPTED)
 
         for process in processes:
             process.send_signal(signal.SIGINT)

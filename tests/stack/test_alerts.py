@@ -102,13 +102,19 @@ def test_a_rank_that_hangs_fires_the_stall_and_nothing_else(
         for each in here.nodes[training.labels[HUNG_RANK]["node"]].processes()
         if each["rank"] == HUNG_RANK
     )
+    node = training.labels[HUNG_RANK]["node"]
+
+    def named() -> bool:
+        # It may fire a moment before it is known who stands where.
+        alert = here.firing().get("TrainingStalled")
+        told = "" if alert is None else alert["annotations"]["description"]
+        return f"outside the collective: {HUNG_RANK}@{node}." in told
+
     os.kill(pid, signal.SIGSTOP)
     try:
-        alert = until(lambda: here.firing().get("TrainingStalled"), "the alert", 80.0)
+        until(named, "the alert, with the rank", 80.0)
     finally:
         os.kill(pid, signal.SIGCONT)
     training.end()
 
-    node = training.labels[HUNG_RANK]["node"]
-    assert f"outside the collective: {HUNG_RANK}@{node}." in alert["annotations"]["description"]
     assert here.seen("hung") == {"TrainingStalled"}
