@@ -105,7 +105,7 @@ def test_a_rank_that_hangs_fires_the_stall_and_nothing_else(
     node = training.labels[HUNG_RANK]["node"]
 
     def named() -> bool:
-        # It may fire a moment before it is known who stands where.
+        # Seen once on a busy machine: it fired with no rank named. Not yet known why.
         alert = here.firing().get("TrainingStalled")
         told = "" if alert is None else alert["annotations"]["description"]
         return f"outside the collective: {HUNG_RANK}@{node}." in told
