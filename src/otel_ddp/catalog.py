@@ -20,6 +20,13 @@ PHASES: Mapping[str, int] = {
     "compile": 8,
 }
 STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
+STALL_REASONS: Mapping[str, int] = {
+    "waiting": 0,
+    "not_waiting": 1,
+    "stopped": 2,
+    "uninterruptible": 3,
+    "gil": 4,
+}
 
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
 NODE_LABELS = ("group", "run", "job_type", "node")
@@ -447,6 +454,13 @@ TRAINING_NODE_WORK_MEDIAN = _diagnosis.metric(
     "s",
     "Median work time per step over the ranks on the node, waiting for other ranks left out.",
     labels="node",
+)
+TRAINING_STALL_REASON = _diagnosis.metric(
+    "training.stall.reason",
+    _G,
+    "",
+    "Why the rank does not move, shown while its node's agent suspects a stall: "
+    f"{_codes(STALL_REASONS)}.",
 )
 TRAINING_COLLECTIVE_ENQUEUED = _diagnosis.metric(
     "training.collective.enqueued",

@@ -417,6 +417,20 @@ def test_how_far_collectives_are_is_shown_while_it_is_known(
     assert bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED) == {}
 
 
+def test_why_ranks_do_not_move_is_shown_while_it_is_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch)
+    reasons = bench.series(catalog.TRAINING_STALL_REASON)
+    for rank in bench.ranks:
+        rank.stand("forward")
+    bench.take()
+
+    waits, works = (catalog.STALL_REASONS[each] for each in ("waiting", "not_waiting"))
+    assert reasons == {("0",): waits, ("1",): works}
+    assert bench.series(catalog.TRAINING_STALL_REASON) == {}
+
+
 def test_memory_that_grows_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from otel_ddp.catalog import STALL_REASONS
 from otel_ddp.diagnosis.evidence import Collective, Evidence, Frame, Group, Kernel, Position
 from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
@@ -352,6 +353,31 @@ def test_the_table(
     assert [row["rank"] for row in verdict.evidence["ranks"]] == [
         str(n) for n in range(len(phases))
     ]
+
+
+def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("comm_wait", {}, "waiting"),
+        ("data", {}, "not_waiting"),
+        ("other", {"stack": WAITS}, "waiting"),
+        ("comm_wait", {"kernel": Kernel("T", True, 0.0)}, "stopped"),
+        ("comm_wait", {"kernel": Kernel("D", True, 0.0)}, "uninterruptible"),
+        ("comm_wait", {"silent_s": 30.0}, "gil"),
+    ]
+    job = Job(ranks=0)
+    for rank, (phase, known, _) in enumerate(cases):
+        job.put(rank, phase)
+        job.answers[rank] = known
+    job.run(29)
+    assert job.stalls.reasons == {}
+    job.run(2)
+    expected = {who(rank): reason for rank, (_, _, reason) in enumerate(cases)}
+    assert job.stalls.reasons == expected
+
+    job.put(0, "forward")
+    job.tick()
+    assert job.stalls.reasons == {}
+    assert set(expected.values()) == set(STALL_REASONS)
 
 
 def test_a_sentence_says_who_where_and_what_to_look_at() -> None:

@@ -108,7 +108,7 @@ def test_every_panel_of_every_board_shows_something(
 def test_the_boards_name_who_is_late_and_who_hangs(looking: Browser, played: Scenario) -> None:
     for run, title, rank in (
         (BASE, "Slowest rank", LATE_RANK),
-        (DEBUG, "Outside the collective", HUNG_RANK),
+        (DEBUG, "Held up by", HUNG_RANK),
     ):
         asked = {"var_run": run.name}
         with looking.open(UIDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:

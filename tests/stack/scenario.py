@@ -125,7 +125,7 @@ class Scenario:
         named = f'training_straggler{{run="{BASE.name}",rank="{LATE_RANK}"}} == 1'
         self.until(named, "the agent's verdict")
         self.seen(DEBUG, "TrainingStalled")
-        self.until(f'rank:training_outside_collective:last{{run="{DEBUG.name}"}}', "who hangs")
+        self.until(f'rank:training_holds_up:last{{run="{DEBUG.name}"}}', "who hangs")
         queued = f'count(training_collective_enqueued{{run="{DEBUG.name}"}})'
         self.until(f"{queued} == {WORLD_SIZE}", "what each rank has put in line")
         self._all_until_now()

@@ -185,5 +185,5 @@ def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -
 
     assert named(reader, "Ranks", "Slowest rank", run=(BASE.name,)) == {**late, "phase": "data"}
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
-    assert named(reader, "Ranks", "Outside the collective", run=(DEBUG.name,)) == hung
+    assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMappingResult,
 )
 
-from otel_ddp.catalog import PHASES, STATES
+from otel_ddp.catalog import PHASES, STALL_REASONS, STATES
 
 # Waiting is grey: in a hang all ranks turn grey but the one that the others wait for.
 PHASE_COLOURS: Mapping[str, str] = {
@@ -82,6 +82,21 @@ HELD_BACK_WORDS = ValueMap(
         "1": ValueMappingResult(text="yes", color="#F2495C", index=1),
     }
 )
-OUTSIDE_WORDS = ValueMap(
-    options={"1": ValueMappingResult(text="outside", color="#F2495C", index=0)}
+# As somebody says it who looks at a rank, not as the verdict has it.
+STALL_REASON_WORDS = ValueMap(
+    options={
+        str(STALL_REASONS[reason]): ValueMappingResult(text=text, color=colour, index=index)
+        for index, (reason, text, colour) in enumerate(
+            (
+                ("waiting", "waits for others", PHASE_COLOURS["comm_wait"]),
+                ("not_waiting", "waits for nobody", "#FF9830"),
+                ("stopped", "stopped", "#F2495C"),
+                ("uninterruptible", "in I/O", "#F2495C"),
+                ("gil", "Python locked", "#F2495C"),
+            )
+        )
+    }
+)
+HOLDS_UP_WORDS = ValueMap(
+    options={"1": ValueMappingResult(text="holds up", color="#F2495C", index=0)}
 )

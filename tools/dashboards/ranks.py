@@ -11,9 +11,10 @@ from tools.dashboards.looks import (
     ABOVE_0_IS_ODD,
     BAD,
     HELD_BACK_WORDS,
+    HOLDS_UP_WORDS,
     LATE_WORDS,
-    OUTSIDE_WORDS,
     PHASE_WORDS,
+    STALL_REASON_WORDS,
     WARN,
     steps,
 )
@@ -73,7 +74,7 @@ def _now() -> list[Panel]:
     beat = f"max by (node, rank) ({metric('training.heartbeat.timestamp', RUN)})"
     finished = f"max by (node, rank) ({metric('training.state', RUN)}) == 2"
     present = f"time() - {beat} < {ALIVE_S} or {finished}"
-    outside = recorded("rank:training_outside_collective:last", RUN)
+    holding = recorded("rank:training_holds_up:last", RUN)
     return [
         stat(
             Text(
@@ -93,13 +94,14 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
-                "Outside the collective",
-                "While the run stands still: who has not come to where the others wait.",
+                "Held up by",
+                "While the run stands still: who cannot go on, or has not come to where the others "
+                "wait.",
                 "Look at that rank: `otel-ddp stacks` on its node says in which line it is.",
             ),
-            now(f"topk(1, max by (node, rank) ({outside})) * 0 + 1", _WHOSE),
+            now(f"topk(1, max by (node, rank) ({holding})) * 0 + 1", _WHOSE),
             # Where only names are shown, what is shown for nothing is not.
-            now(f"absent(max({outside})) * 0", "nobody"),
+            now(f"absent(max({holding})) * 0", "nobody"),
             levels=ABOVE_0_IS_BAD,
             named=NAME_ALONE,
             link=of_series("GPUs & nodes", "node", "rank"),
@@ -289,15 +291,16 @@ def _hanging() -> list[Panel]:
     beat = metric("training.heartbeat.timestamp", RANKS_OF_RUN)
     queued = metric("training.collective.enqueued", RANKS_OF_RUN)
     done = metric("training.collective.completed", RANKS_OF_RUN)
-    outside = recorded("rank:training_outside_collective:last", RANKS_OF_RUN)
+    holding = recorded("rank:training_holds_up:last", RANKS_OF_RUN)
     limit = metric("training.stall.timeout", RANKS_OF_RUN)
-    # Of thousands, who is outside need not be among those that have stood longest.
-    named = f"topk($topn, max by ({by}) ({outside}))"
+    reason = metric("training.stall.reason", RANKS_OF_RUN)
+    # Of thousands, who holds them up need not be among those that have stood longest.
+    named = f"topk($topn, max by ({by}) ({holding}))"
     there = f"max by ({by}) ({metric('training.state', RANKS_OF_RUN)}) < 2"
     longest = f"({named} or bottomk($topn, max by ({by}) ({progress}) and on ({by}) ({there})))"
-    was_outside = f"max by (rank) (max_over_time({outside}[$__range] @ end()))"
+    held_up = f"max by (rank) (max_over_time({holding}[$__range] @ end()))"
     last = f"max by (rank) (last_over_time({progress}[$__range] @ end()))"
-    stood = f"(topk($topn, {was_outside}) or bottomk($shown, {last}))"
+    stood = f"(topk($topn, {held_up}) or bottomk($shown, {last}))"
     group = "process_group"
 
     def behind(series: str) -> str:
@@ -326,16 +329,17 @@ def _hanging() -> list[Panel]:
             Text(
                 "Longest without progress",
                 "Ranks by the time since their last change of phase; how many collectives they are "
-                "behind the first; and whether they are outside of what the others wait in. Empty "
-                "where no rank is there any more.",
-                "Outside or behind: that rank is the cause. Waiting (comm_wait): a victim.",
+                "behind the first; why they do not move; and whether they hold up the others. "
+                "Empty where no rank is there any more.",
+                "A rank that holds up the others is the cause; one that waits is a victim.",
             ),
             rows(f"time() - max by ({by}) ({progress}) and on ({by}) {longest}", "age"),
             rows(f"max by ({by}) ({phase}) and on ({by}) {longest}", "phase"),
             rows(f"max by ({by}) ({limit}) and on ({by}) {longest}", "limit"),
             rows(behind(queued), "queued"),
             rows(behind(done), "done"),
-            rows(f"{named} * 0 + 1", "outside"),
+            rows(f"max by ({by}) ({reason}) and on ({by}) {longest}", "reason"),
+            rows(f"{named} * 0 + 1", "holding"),
             columns=[
                 Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
                 Column("node"),
@@ -344,7 +348,8 @@ def _hanging() -> list[Panel]:
                 Column("Value #phase", "Phase", words=PHASE_WORDS),
                 Column("Value #queued", "Behind in line", levels=ABOVE_0_IS_BAD),
                 Column("Value #done", "Behind done", levels=ABOVE_0_IS_ODD),
-                Column("Value #outside", "Outside", words=OUTSIDE_WORDS),
+                Column("Value #reason", "Because", words=STALL_REASON_WORDS),
+                Column("Value #holding", "Holds up", words=HOLDS_UP_WORDS),
             ],
             sort=("Since progress", True),
         ),

@@ -57,6 +57,9 @@ class VerdictSeries:
             self._show(room, catalog.TRAINING_STALL_TIMEOUT, who, limit_s, now_ns)
             stalled = float(room.stalls.stalled.get(who, False))
             self._show(room, catalog.TRAINING_STALLED, who, stalled, now_ns)
+        for who, reason in room.stalls.reasons.items():
+            code = float(catalog.STALL_REASONS[reason])
+            self._show(room, catalog.TRAINING_STALL_REASON, who, code, now_ns)
         for who, groups in room.heard.items():
             for group in groups:
                 for metric, number in (

@@ -45,20 +45,31 @@ def judge(
     )
 
 
+def reason(position: Position, known: Evidence, floor_s: float) -> str:
+    """Why a rank does not move, as far as it can be seen on it alone: a word of the catalogue."""
+    return _disabled_by(known, floor_s) or (
+        "waiting" if _waiting(position, known) else "not_waiting"
+    )
+
+
+def _disabled_by(known: Evidence, floor_s: float) -> str:
+    """What keeps a rank from going on by itself, if anything does."""
+    kernel = known.kernel
+    if kernel is not None and kernel.state in ("T", "t"):
+        return "stopped"
+    if kernel is not None and kernel.state == "D" and kernel.lasting:
+        return "uninterruptible"
+    patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
+    if known.silent_s is not None and known.silent_s >= patience_s:
+        return "gil"
+    return ""
+
+
 def _disabled(
     places: Mapping[Who, Position], known: Mapping[Who, Evidence], floor_s: float
 ) -> Findings | None:
     """Ranks that cannot go on, whatever the others do."""
-    patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
-    causes: dict[Who, str] = {}
-    for who, each in known.items():
-        kernel = each.kernel
-        if kernel is not None and kernel.state in ("T", "t"):
-            causes[who] = "stopped"
-        elif kernel is not None and kernel.state == "D" and kernel.lasting:
-            causes[who] = "uninterruptible"
-        elif each.silent_s is not None and each.silent_s >= patience_s:
-            causes[who] = "gil"
+    causes = {who: cause for who, each in known.items() if (cause := _disabled_by(each, floor_s))}
     if not causes:
         return None
     said = []
@@ -135,7 +146,9 @@ def _behind(places: Mapping[Who, Position], known: Mapping[Who, Evidence]) -> Fi
     if not gaps:
         return None
     # Who is late because he waits for somebody who is later is not to blame.
-    culprits = [who for who in gaps if not (waits_for.get(who) and _waiting(places[who], known))]
+    culprits = [
+        who for who in gaps if not (waits_for.get(who) and _waiting(places[who], known[who]))
+    ]
     cause = "not_reached"
     if not culprits:
         cause, culprits = "crossed", list(gaps)
@@ -151,7 +164,7 @@ def _behind(places: Mapping[Who, Position], known: Mapping[Who, Evidence]) -> Fi
 
 def _not_waiting(places: Mapping[Who, Position], known: Mapping[Who, Evidence]) -> Findings | None:
     """Ranks that wait for nobody."""
-    culprits = [who for who in places if not _waiting(places[who], known)]
+    culprits = [who for who in places if not _waiting(places[who], known[who])]
     if not culprits:
         return None
     waits = _who_waits(places, culprits)
@@ -188,13 +201,12 @@ def _left_alone(places: Mapping[Who, Position], found: Mapping[Who, Position]) -
     return _findings("backend", (), places, [waiting, "it does not come to an end"], look)
 
 
-def _waiting(position: Position, known: Mapping[Who, Evidence]) -> bool:
+def _waiting(position: Position, known: Evidence) -> bool:
     """Whether a rank waits for others, by what the journal or its own stack says."""
     if position.phase == "comm_wait":
         return True
-    about = known[position.who]
-    inside = bool(about.stack) and "torch/distributed/" in about.stack[0].file
-    return inside or any(each.pending for each in about.groups)
+    inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
+    return inside or any(each.pending for each in known.groups)
 
 
 def _findings(

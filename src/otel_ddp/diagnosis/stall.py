@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from otel_ddp.diagnosis.culprits import judge
+from otel_ddp.diagnosis.culprits import judge, reason
 from otel_ddp.diagnosis.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.patience import LONG, Rank
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
@@ -38,6 +38,8 @@ class Stalls:
         """How many seconds each rank may stand still, as in force now."""
         self.stalled: dict[Who, bool] = {}
         """Whether each living rank is part of a stall."""
+        self.reasons: dict[Who, str] = {}
+        """Why each of those that may stand still does not move: words of the catalogue."""
         self.questions: dict[Who, Question] = {}
         """Whom to ask now, and what. Asked once: a later look asks for something else."""
 
@@ -81,6 +83,7 @@ class Stalls:
             if each.alive and each.state in ("starting", "running")
         }
         self.limits = {who: rank.limit_s(floor_s) for who, rank in living.items()}
+        self.reasons = {}
         if not living:
             return self._end()
         ages = {who: rank.age_s(now_ns) for who, rank in living.items()}
@@ -92,6 +95,9 @@ class Stalls:
             return self._end()
         over = all(ages[who] >= self.limits[who] for who in living)
         self._ask(living, "what" if over else "where", now_ns)
+        self.reasons = {
+            who: reason(found[who], evidence.get(who, Evidence()), floor_s) for who in living
+        }
         # Who waits for somebody elsewhere cannot know how long that one may take.
         if over and self._open is None and self._elsewhere(living, found, evidence):
             over = all(ages[who] >= LONG * floor_s for who in living)
