@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,3 +71,25 @@ def in_a_thread(act: Callable[[], Any]) -> None:
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
+
+
+@contextmanager
+def idle_after(act: Callable[[], Any]) -> Iterator[None]:
+    """Something was done in a thread that is still there, and does nothing any more."""
+    done, over = threading.Event(), threading.Event()
+
+    def do() -> None:
+        try:
+            act()
+        finally:
+            done.set()
+        over.wait()
+
+    thread = threading.Thread(target=do)
+    thread.start()
+    done.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_ddp
 from conftest import Here, Journal
-from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
+from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train
 from otel_ddp.journal.place import Place
 
 
@@ -24,6 +24,14 @@ def run(place: Place) -> Iterator[otel_ddp.Run]:
     opened = otel_ddp.init()
     yield opened
     opened.finish()
+
+
+class Late(TensorDataset):
+    """Takes PAUSE_S for each item."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(PAUSE_S)
+        return super().__getitem__(index)
 
 
 def test_a_model_that_trains_in_evaluation_mode_trains(run: otel_ddp.Run, place: Place) -> None:
@@ -92,7 +100,6 @@ def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_trainin
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     optimizer = SGD(model.parameters(), lr=0.1)
-    raised, over = threading.Event(), threading.Event()
 
     def trial() -> None:
         train(model, optimizer, 1)
@@ -100,21 +107,21 @@ def test_a_backward_that_raised_in_an_idle_thread_hides_no_other_threads_trainin
         output.register_hook(lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             output.sum().backward()
-        raised.set()
-        over.wait()
 
-    idle = threading.Thread(target=trial)
-    idle.start()
-    raised.wait()
-    try:
+    with idle_after(trial):
         train(model, optimizer, 3)
         in_a_thread(lambda: train(model, optimizer, 3))
-    finally:
-        over.set()
-        idle.join()
+    # What comes next may be a step, or a wait for data.
+    with idle_after(trial):
+        optimizer.step()
+    with idle_after(trial):
+        for _ in DataLoader(Late(INPUT[:4])):
+            train(model, optimizer, 1)
 
     found = totals(place)
-    assert found["training.steps"] == found["training.micro_batches"] == 7
+    assert found["training.steps"] == 1 + 6 + 1 + 1 + 1 + 4
+    assert found["training.micro_batches"] == 1 + 6 + 1 + 1 + 4
+    assert phase(place, "data") >= 3 * PAUSE_S
 
 
 def test_a_backward_that_raised_is_tried_again_without_a_forward(
@@ -135,14 +142,6 @@ def test_a_backward_that_raised_is_tried_again_without_a_forward(
     found = totals(place)
     assert found["training.steps"] == found["training.micro_batches"] == 3
     assert phase(place, "backward") >= 6 * PAUSE_S
-
-
-class Late(TensorDataset):
-    """Takes PAUSE_S for each item."""
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(PAUSE_S)
-        return super().__getitem__(index)
 
 
 def test_a_model_that_fetches_its_batches_is_in_forward_all_the_while(
@@ -174,26 +173,14 @@ def test_waits_for_data_are_seen_in_each_thread_that_trains_in_its_turn(
     otel_ddp.instrument(model)
     optimizer = SGD(model.parameters(), lr=0.1)
 
-    trained, over = threading.Event(), threading.Event()
-
     def trial() -> None:
         for _ in DataLoader(Late(INPUT[:4])):
             train(model, optimizer, 1)
-        trained.set()
 
-    def stay() -> None:
+    in_a_thread(trial)
+    in_a_thread(trial)
+    with idle_after(trial):
         trial()
-        over.wait()
-
-    in_a_thread(trial)
-    in_a_thread(trial)
-    trained.clear()
-    staying = threading.Thread(target=stay)
-    staying.start()
-    trained.wait()
-    trial()
-    over.set()
-    staying.join()
 
     # But for the first batch of all, and where another thread might be fetching ahead.
     assert phase(place, "data") >= 14 * PAUSE_S
@@ -215,10 +202,13 @@ def test_a_phase_beside_training_takes_none_of_its_time(run: otel_ddp.Run, place
     saving.start()
     begun.wait()
     train(model, optimizer)
+    before = place.only().progress.phase_after_ns
     trained.set()
     saving.join()
 
     found = totals(place)
+    # Nor is its end a sign that training moves.
+    assert place.only().progress.phase_after_ns == before
     assert phase(place, "checkpoint") == 0.0
     assert phase(place, "forward") >= 4 * PAUSE_S
     assert found["training.checkpoint.duration"] >= 9 * PAUSE_S
