@@ -378,7 +378,8 @@ def test_what_a_second_call_says_differently_is_said_to_come_too_late(
 ) -> None:
     run = otel_ddp.init("main", group="g1", run="r")
 
-    assert otel_ddp.init("main", group="g1", config={"lr": 0.1}) is run
+    assert otel_ddp.init("main", group=" g1 ", config={"lr": 0.1}) is run
+    assert otel_ddp.init(parallel={"rank": 0, "world_size": 1}) is run
     assert caplog.messages == []
     assert otel_ddp.init("node", group="g2") is run
 
@@ -404,11 +405,17 @@ def test_what_is_no_module_is_said_to_be_none(
 
 
 def test_a_rank_that_the_process_group_gainsays_is_said(
-    place: Here, caplog: pytest.LogCaptureFixture
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dist = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
+        otel_ddp.init(global_rank=0).finish()
+        # What a launcher says is not what the user says.
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        otel_ddp.init().finish()
+        assert caplog.messages == []
         run = otel_ddp.init(global_rank=3, world_size=8)
     finally:
         dist.destroy_process_group()

@@ -342,6 +342,8 @@ def test_a_variable_that_is_none_of_ours_is_said_with_the_one_that_is_meant(
 ) -> None:
     monkeypatch.setenv("OTEL_DDP_STRATGY", "main")
 
+    otel_ddp.init(local_rank=1).finish()
+    assert caplog.messages == []
     otel_ddp.init()
 
     assert caplog.messages == [
