@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,6 +25,21 @@ def run(place: Place) -> Iterator[otel_ddp.Run]:
     opened = otel_ddp.init()
     yield opened
     opened.finish()
+
+
+def test_a_checkpoint_that_fills_the_state_of_an_optimizer_makes_no_step(
+    run: otel_ddp.Run, place: Place
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    # Plain SGD has no state, ever: it is given gradients at each checkpoint.
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        get_optimizer_state_dict(model, optimizer)
+        train(model, optimizer, 2)
+        optimizer.zero_grad()
+
+    assert totals(place)["training.steps"] == 6
 
 
 class Late(TensorDataset):

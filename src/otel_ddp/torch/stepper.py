@@ -15,6 +15,7 @@ from weakref import ref
 
 import torch
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 
 from otel_ddp import containment
 from otel_ddp.journal.writer import scratch
@@ -70,6 +71,18 @@ def _backward_is_under_way() -> bool:
     if not _RUN_BACKWARD:
         return True
     return any(_calls(frame, _RUN_BACKWARD) for frame in sys._current_frames().values())
+
+
+def _only_fills_its_state() -> bool:
+    """Whether this step of an optimizer is that of a checkpoint, which wants its state to be there.
+
+    Torch gives it gradients of zero for that, and a learning rate of zero.
+    """
+    if is_compiling():
+        return False  # Dynamo knows no frames
+    checkpoints = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(checkpoints, "_init_optim_state", None), "__code__", None)
+    return code is not None and _calls(sys._getframe(), code) > 0
 
 
 def _infinities(found: Any) -> bool:
@@ -399,6 +412,8 @@ class Stepper:
         # One optimizer a parameter, inside backward: that time stays backward. One inside another
         # (ZeRO's) is part of it.
         if self._session or self._optimizing not in (None, id(optimizer)):
+            return
+        if not self._unstepped and _only_fills_its_state():
             return
         if self._inside:
             self._close_forward()
