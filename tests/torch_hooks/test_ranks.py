@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,6 +35,7 @@ import otel_ddp
 STEPS, LATE_S, LATE_RANK, WORK_S = 24, 0.03, 1, 0.005
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+gathered = [torch.ones(1) for _ in range(dist.get_world_size())] if rank == 0 else None
 
 
 class Pause(torch.autograd.Function):
@@ -86,7 +87,7 @@ def sharded(net):
 
 def scenario(
     name, where, late_rank=LATE_RANK, norm=False, accumulate=1, work_s=WORK_S, wrap=replicated,
-    **options
+    own=lambda: None, **options
 ):
     late = where if rank == late_rank else None
     model = wrap(Net(late, work_s, norm), **options)
@@ -96,6 +97,7 @@ def scenario(
         last = number % accumulate == accumulate - 1
         with contextlib.nullcontext() if last else model.no_sync():
             model(batch).sum().backward()
+        own()
         if late == "other":
             time.sleep(LATE_S)
         if late == "checkpoint":
@@ -115,6 +117,7 @@ scenario("norm", "data", norm=True)
 scenario("norm of the late", "data", late_rank=0, norm=True)
 scenario("accumulated", "data", accumulate=3)
 scenario("balanced", None)
+scenario("own collectives", None, own=lambda: dist.gather(torch.ones(1), gathered, dst=0))
 scenario("unused", "data", find_unused_parameters=True)
 scenario("static", "data", static_graph=True)
 scenario("sharded", "data", wrap=sharded)
@@ -128,6 +131,7 @@ class Rank(NamedTuple):
     totals: dict[str, float]
     steps: list[Step]
     ended_ns: int
+    facts: dict[str, Any]
 
     @property
     def steady(self) -> list[Step]:
@@ -177,6 +181,7 @@ def launch(request: pytest.FixtureRequest) -> Launch:
                 },
                 [step for piece in pieces for step in stream.feed(piece)],
                 end["time"],
+                journal.facts,
             )
         return Launch(request.param, ranks)
 
@@ -269,6 +274,14 @@ def _for_buffers(rank: Rank) -> float:
         sum(part.ended_ns - part.began_ns for part in step.parts if part.code == BUFFERS) / 1e9
         for step in rank.steady
     )
+
+
+def test_it_is_known_in_which_phases_a_program_has_collectives_of_its_own(launch: Launch) -> None:
+    for (name, _), rank in launch.ranks.items():
+        found = rank.facts.get("own_collectives")
+        # Where waits are not measured there is nothing to tell them from.
+        expected = {"sharded": None, "own collectives": ["other"]}.get(name, [])
+        assert found == expected, name
 
 
 def test_the_phases_of_each_step_add_up_to_it(launch: Launch) -> None:

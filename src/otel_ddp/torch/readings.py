@@ -18,6 +18,7 @@ from otel_ddp.torch.allocator import Allocator
 from otel_ddp.torch.boards import boards
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.gradient_norm import SquareNorm, square_norm
+from otel_ddp.torch.own_collectives import OwnCollectives, turns
 from otel_ddp.torch.stepper import Stepper
 
 _MEMORY_EVERY_S = 5.0
@@ -57,6 +58,7 @@ class Readings:
         self._loss_after = 0  # steps before the one that the loss is of
         self._counter = flops.ForwardCounter()
         self._reentrant = False
+        self._counts = False
         self._known: dict[str, str] = {}
         self._said = False
         self._device: torch.device | None = None
@@ -64,6 +66,12 @@ class Readings:
         self._allocator: Allocator | None = None
         self._memory_at = 0.0
         self._retries: int | None = None
+        self._own = OwnCollectives()
+        self._turns = turns()
+        self._next_turn()
+        stepper.before_counting = self.before_counting
+        stepper.counted = self.counted
+        stepper.after_counting = self.after_counting
         stepper.after_step = self.after_step
         stepper.before_optimizer = self.before_optimizer
         stepper.on_forward = self.forward_began
@@ -175,6 +183,32 @@ class Readings:
             self._norm = square_norm(
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
+
+    # -- a step in which collectives are counted
+
+    def before_counting(self) -> None:
+        """The next step is one of those. Where waits are not measured there is nothing to tell."""
+        if not self._known:
+            self.look()
+        self._counts = capabilities.world_size() > 1 and self._known.get("comm_wait") == ""
+        if self._counts:
+            self._own.begin(model_hooks.watched())
+
+    def counted(self, phase: str) -> None:
+        """Something happens in it; until now it was in this phase."""
+        if self._counts:
+            self._own.passed(phase)
+
+    def after_counting(self) -> None:
+        """It is over."""
+        self._next_turn()
+        if self._counts:
+            self._standing.recorder.facts({"own_collectives": self._own.end()})
+
+    def _next_turn(self) -> None:
+        # Hooks that were taken off and put on again go on counting.
+        done = self._standing.count + 1
+        self._stepper.count_at = next(turn for turn in self._turns if turn > done)
 
     # -- between steps
 

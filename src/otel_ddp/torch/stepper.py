@@ -183,6 +183,9 @@ class Stepper:
         self.on_interrupted: Callable[[], None] = _nothing
         self.on_forward: Callable[[Any, torch.nn.Module], None] = _nothing
         self.on_output: Callable[[Any, torch.nn.Module, Any], None] = _nothing
+        self.before_counting: Callable[[], None] = _nothing
+        self.counted: Callable[[str], None] = _nothing
+        self.after_counting: Callable[[], None] = _nothing
         self.wants_loss = False
         # Where there is a scaler: what it keeps of its present round, another object after each
         # update. That is known on the host; nothing of the device is asked.
@@ -193,6 +196,9 @@ class Stepper:
         # Every so many steps one is looked at closely.
         self.every = 100
         self._closely = False
+        # And in some it is counted what is put in line in which phase.
+        self.count_at = -1
+        self._counting = False
         self._aside_s = 0.0
         # What was seen at all. Capabilities are read off it.
         self.forwards = self.backwards = self.steps = self.steps_in_graph = self.loads = 0
@@ -586,16 +592,22 @@ class Stepper:
         if standing.step_finished(skipped, phase) or self._closely:
             self._aside("_tell")
             self._aside("after_step")
-        closely = self.every > 0 and (standing.count + 1) % self.every == 0
-        if closely is not self._closely:
-            self._look_closely(closely)
+        following = standing.count + 1
+        closely = self.every > 0 and following % self.every == 0
+        counting = following == self.count_at
+        if closely is not self._closely or counting is not self._counting:
+            self._look_closely(closely, counting)
 
     # -- a step that is looked at closely
 
-    def _look_closely(self, closely: bool) -> None:
+    def _look_closely(self, closely: bool, counting: bool) -> None:
         """Time our own hooks: those of one step stand for those of all until the next one."""
-        self._closely = closely
-        self._prepare(self._timed if closely else None)
+        if self._counting:
+            self._aside("after_counting")
+        if counting:
+            self._aside("before_counting")
+        self._closely, self._counting = closely, counting
+        self._prepare()
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         standing, every = self.standing, self.every
@@ -609,6 +621,13 @@ class Stepper:
                 standing.hook_s += took_s * every
 
         return timed
+
+    def _counted(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self._aside("counted", self._open[-1].name)
+            return hook(*args)
+
+        return counted
 
     def _aside(self, reading: str, *args: Any) -> None:
         """Do what is not done in every step, and time it as what it is.
@@ -627,9 +646,13 @@ class Stepper:
         self.standing.hook_s += took_s
         self._aside_s += took_s
 
-    def _prepare(self, around: Callable[[Callable[..., Any]], Any] | None = None) -> None:
+    def _prepare(self) -> None:
         # Made once: a bound method is a new object each time it is asked for.
         for name, what in _HOOKS.items():
             hook = getattr(self, what)
-            setattr(self, name, hook if around is None else around(hook))
+            if self._closely:
+                hook = self._timed(hook)
+            if self._counting:
+                hook = self._counted(hook)
+            setattr(self, name, hook)
         self._ear.hears(self.on_gradient)
