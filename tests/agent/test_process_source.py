@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ class Puppet:
         self.pid = self._process.pid
         self.does("None")
         self.start = start_of(self.pid)
-        self.reader = ProcessReader(own_pid=0)
+        self.looks_anew()
 
     def does(self, line: str, *whom: str) -> Any:
         """What it answers; or a descendant, named by the way that leads there."""
@@ -130,6 +131,11 @@ class Puppet:
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         return eval(self._process.stdout.readline())
+
+    def looks_anew(self) -> list[Reading]:
+        """As an agent does that has just been started: what it reads first."""
+        self.reader = ProcessReader(own_pid=0)
+        return self.read()
 
     def read(self, *others: int) -> list[Reading]:
         self.reader.begin_round()
@@ -156,6 +162,11 @@ def puppet() -> Iterator[Puppet]:
 
 def start_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def start_ns_of(readings: list[Reading], metric: Metric) -> int:
+    (start_ns,) = {each.start_ns for each in readings if each.metric == metric}
+    return start_ns
 
 
 def written(pid: int) -> int:
@@ -320,6 +331,54 @@ def test_where_nobody_waits_for_children_they_are_not_taken_off_the_process(
     assert puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME) >= 2 * (SPUN_S - 2 / TICKS_PER_S)
 
 
+def test_an_agent_after_another_tells_only_what_it_has_seen(puppet: Puppet, tmp_path: Path) -> None:
+    def writes(*whom: str) -> None:
+        puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", *whom)
+
+    def of_both(readings: list[Reading]) -> tuple[float, float]:
+        own = values(readings, catalog.PROCESS_DISK_IO)
+        children = values(readings, catalog.PROCESS_CHILDREN_DISK_IO)
+        return own["write"], children["write"]
+
+    pids = {name: puppet.does(f"fork({name!r})") for name in ("seen", "unseen", "stays")}
+    puppet.does("spin()", "stays")
+    for name in pids:
+        writes(name)
+    sizes = {name: written(pid) for name, pid in pids.items()}
+    puppet.read()
+    puppet.does("reap('seen')")
+    before = puppet.read()
+    # While there is no agent.
+    puppet.does("reap('unseen')")
+    first = puppet.looks_anew()
+    inherited = written(puppet.pid)
+    writes()
+    own = written(puppet.pid) - inherited
+    writes("stays")
+    more = written(pids["stays"]) - sizes["stays"]
+    puppet.read()
+    puppet.does("reap('stays')")
+    after = puppet.read()
+
+    assert of_both(before) == (0, sum(sizes.values()))
+    assert of_both(first) == (0, 0)
+    assert of_both(after) == (own, more)
+    assert set(values(first, catalog.PROCESS_CHILDREN_CPU_TIME).values()) == {0}
+    # What begins anew says so; what the kernel counts goes on.
+    anew = {
+        metric.name: begins[0] < begins[1] == begins[2]
+        for metric in {each.metric for each in before if each.start_ns}
+        for begins in [[start_ns_of(readings, metric) for readings in (before, first, after)]]
+    }
+    assert anew == {
+        "process.cpu.time": False,
+        "process.context_switches": False,
+        "process.disk.io": True,
+        "process.children.cpu.time": True,
+        "process.children.disk.io": True,
+    }
+
+
 def test_what_a_server_has_waited_for_is_not_counted_twice(puppet: Puppet, tmp_path: Path) -> None:
     puppet.does("fork('server')")
     puppet.does("fork('worker')", "server")
@@ -393,7 +452,7 @@ def node(tmp_path: Path) -> NodeTree:
 
 
 def reader_of(node: NodeTree) -> ProcessReader:
-    return ProcessReader(node.proc, own_pid=0, since_boot_s=lambda: 100.0)
+    return ProcessReader(node.proc, own_pid=0, since_boot_s=node.clock)
 
 
 def read(reader: ProcessReader, pid: int = 77) -> list[Reading]:
@@ -404,6 +463,12 @@ def read(reader: ProcessReader, pid: int = 77) -> list[Reading]:
 
 
 def test_exact_numbers(node: NodeTree) -> None:
+    node.process(77, times=(1, 2, 3, 4), io=(96, 192))
+    node.process(78, parent=77, times=(5, 6, 7, 8), io=(1, 2))
+    reader = reader_of(node)
+    looked_ns = int((BOOT_S + node.clock.now) * 1_000_000_000)
+    read(reader)
+    node.clock.now += 2
     node.process(
         77,
         name="a) R (b",
@@ -418,7 +483,7 @@ def test_exact_numbers(node: NodeTree) -> None:
     for number in range(6):
         node.write(f"proc/77/fd/{number}", "")
 
-    readings = read(reader_of(node))
+    readings = read(reader)
 
     def of(metric: Metric) -> dict[str, float]:
         return values(readings, metric)
@@ -429,15 +494,18 @@ def test_exact_numbers(node: NodeTree) -> None:
     assert of(catalog.PROCESS_MEMORY_VIRTUAL) == {"": 5 << 30}
     assert of(catalog.PROCESS_THREAD_COUNT) == {"": 12}
     assert of(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT) == {"": 6}
-    assert of(catalog.PROCESS_DISK_IO) == {"read": 4096, "write": 8192}
+    assert of(catalog.PROCESS_DISK_IO) == {"read": 4000, "write": 8000}
     assert of(catalog.PROCESS_CONTEXT_SWITCHES) == {"voluntary": 40, "involuntary": 2}
-    assert of(catalog.PROCESS_UPTIME) == {"": 100 - 5000 * tick}
+    assert of(catalog.PROCESS_UPTIME) == {"": node.clock.now - 5000 * tick}
     assert of(catalog.PROCESS_CHILDREN_COUNT) == {"": 1}
-    assert of(catalog.PROCESS_CHILDREN_CPU_TIME) == {"user": 117 * tick, "system": 28 * tick}
+    assert of(catalog.PROCESS_CHILDREN_CPU_TIME) == {"user": 102 * tick, "system": 10 * tick}
     assert of(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
-    assert of(catalog.PROCESS_CHILDREN_DISK_IO) == {"read": 10, "write": 20}
+    assert of(catalog.PROCESS_CHILDREN_DISK_IO) == {"read": 9, "write": 18}
     started_ns = BOOT_S * 1_000_000_000 + 5000 * 1_000_000_000 // TICKS_PER_S
-    assert {each.start_ns for each in readings} == {0, started_ns}
+    for each in readings:
+        of_kernel = each.metric in (catalog.PROCESS_CPU_TIME, catalog.PROCESS_CONTEXT_SWITCHES)
+        since_ns = started_ns if of_kernel else looked_ns
+        assert each.start_ns == (since_ns if each.metric.kind is Kind.COUNTER else 0)
 
 
 Break = Callable[[NodeTree], None]
@@ -516,19 +584,53 @@ def test_workers_whose_io_is_secret_have_none(node: NodeTree) -> None:
 
 
 def test_a_count_never_falls_while_one_ends_between_two_files(node: NodeTree) -> None:
-    node.process(77)
-    node.process(78, parent=77, times=(100, 0, 0, 0), start=1)
+    node.process(77, times=(0, 0, 0, 0), io=(0, 0))
     reader = reader_of(node)
-    before = values(read(reader), catalog.PROCESS_CHILDREN_CPU_TIME)
+    read(reader)
+    node.process(77, times=(0, 0, 0, 0), io=(0, 500))
+    node.process(78, parent=77, times=(100, 0, 0, 0), start=1, io=(0, 100))
 
+    def told() -> tuple[float, float, float]:
+        readings = read(reader)
+        return (
+            values(readings, catalog.PROCESS_CHILDREN_CPU_TIME)["user"],
+            values(readings, catalog.PROCESS_CHILDREN_DISK_IO)["write"],
+            values(readings, catalog.PROCESS_DISK_IO)["write"],
+        )
+
+    before = told()
+    # It lives until its first file is read, and is gone before its second one.
+    (node.proc / "78/io").unlink()
+    half_way = told()
     # Gone, but what the process had of it was read a moment earlier.
     node.ends(78)
-    between = values(read(reader), catalog.PROCESS_CHILDREN_CPU_TIME)
-    node.process(77, times=(0, 0, 120, 0))
-    after = values(read(reader), catalog.PROCESS_CHILDREN_CPU_TIME)
+    between = told()
+    node.process(77, times=(0, 0, 120, 0), io=(0, 650))
+    after = told()
 
-    assert before == between
-    assert after["user"] == 120 / TICKS_PER_S
+    assert before == half_way == between == (100 / TICKS_PER_S, 100, 500)
+    # What it took after it was last seen is its parent's: nobody can tell.
+    assert after == (120 / TICKS_PER_S, 100, 550)
+
+
+def test_one_that_is_waited_for_while_we_read_leaves_its_parent_nothing(node: NodeTree) -> None:
+    node.process(77)
+    node.process(78, parent=77, io=(0, 100))
+    ends = False
+
+    def since_boot_s() -> float:
+        """Asked for when the descendants have been read."""
+        if ends:
+            shutil.rmtree(node.proc / "78", ignore_errors=True)
+            node.process(77, io=(0, 100))
+        return node.clock()
+
+    reader = ProcessReader(node.proc, own_pid=0, since_boot_s=since_boot_s)
+    first = values(read(reader), catalog.PROCESS_DISK_IO)
+    ends = True
+    meanwhile, after = (values(read(reader), catalog.PROCESS_DISK_IO) for _ in range(2))
+
+    assert first == meanwhile == after == {"read": 0, "write": 0}
 
 
 def test_who_is_there_is_read_once_and_new_parents_are_seen(node: NodeTree) -> None:
@@ -561,8 +663,10 @@ def test_a_new_process_under_an_old_number_is_not_the_old_one(node: NodeTree) ->
     node.ends(77)
     reader.begin_round()
     node.process(77, io=(0, 500))
+    read(reader)
+    node.process(77, io=(0, 700))
 
-    assert values(read(reader), catalog.PROCESS_DISK_IO)["write"] == 500
+    assert values(read(reader), catalog.PROCESS_DISK_IO)["write"] == 200
 
 
 def test_parents_that_make_a_ring_hold_nobody_up(node: NodeTree) -> None:

@@ -88,16 +88,19 @@ class ProcessReader:
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
         start_ns = self._boot_ns + start_ticks * _NS_PER_TICK if self._boot_ns else 0
-        family = self._families.setdefault((pid, start_ticks), Family())
+        family = self._family(pid, start_ticks)
         status = self._files.text(f"{self._proc}/{pid}/status", "status") or ""
+        # Before its relatives are read, whom it may wait for at any moment: what it has of them by
+        # now they have had, and is taken off again.
+        io = self._io(pid) or {}
         relatives = self._relatives(pid, {*others, self._own_pid})
         self._settle(pid, family, relatives, status)
         return [
             *self._of_stat(stat, start_ns),
             *self._descriptors(pid),
-            *self._own_io(pid, family, start_ns),
+            *_bytes(PROCESS_DISK_IO, family.own_io(io), family.start_ns),
             *self._switches(status, start_ns),
-            *self._of_relatives(stat, family, relatives, start_ns),
+            *self._of_relatives(stat, family, relatives),
         ]
 
     # -- the process itself
@@ -125,14 +128,6 @@ class ProcessReader:
             return
         yield Reading(PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
 
-    def _own_io(self, pid: int, family: Family, start_ns: int) -> Iterator[Reading]:
-        for direction, amount in (self._io(pid) or {}).items():
-            own_bytes = amount - family.inherited[direction]
-            if own_bytes < 0:
-                self._files.wrong("io", "less than its children have left it")
-                continue
-            yield Reading(PROCESS_DISK_IO, own_bytes, (("disk.io.direction", direction),), start_ns)
-
     def _switches(self, status: str, start_ns: int) -> Iterator[Reading]:
         """Those of its main thread: all threads would be dearer than everything else together."""
         for word, kind in _SWITCHES.items() if status else ():
@@ -148,6 +143,14 @@ class ProcessReader:
         return {name.removesuffix("_bytes"): value for name, value in found.items()} or None
 
     # -- its descendants
+
+    def _family(self, pid: int, start_ticks: int) -> Family:
+        found = self._families.get((pid, start_ticks))
+        if found is None:
+            now_ns = self._boot_ns + int(self._since_boot_s() * 1_000_000_000)
+            found = Family(now_ns if self._boot_ns else 0)
+            self._families[pid, start_ticks] = found
+        return found
 
     def _relatives(self, pid: int, without: Collection[int]) -> dict[tuple[int, int], Relative]:
         found = {}
@@ -181,22 +184,27 @@ class ProcessReader:
         stat: ProcessStat,
         family: Family,
         relatives: dict[tuple[int, int], Relative],
-        start_ns: int,
     ) -> Iterator[Reading]:
         alive = [each.stat for each in relatives.values() if each.stat.alive]
         yield Reading(PROCESS_CHILDREN_COUNT, len(alive))
         pages = sum(each.resident_pages or 0 for each in alive)
         yield Reading(PROCESS_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
         total = family.total(stat)
-        yield from _times(PROCESS_CHILDREN_CPU_TIME, total["user"], total["system"], start_ns)
-        for direction in ("read", "write") if family.io_is_known else ():
-            attributes = (("disk.io.direction", direction),)
-            yield Reading(PROCESS_CHILDREN_DISK_IO, total[direction], attributes, start_ns)
+        since_ns = family.start_ns
+        yield from _times(PROCESS_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns)
+        yield from _bytes(PROCESS_CHILDREN_DISK_IO, total, since_ns)
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Reading]:
     for mode, ticks in (("user", user), ("system", system)):
         yield Reading(metric, ticks / _TICKS_PER_S, (("cpu.mode", mode),), start_ns)
+
+
+def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Reading]:
+    for direction in ("read", "write"):
+        if direction in amounts:
+            attributes = (("disk.io.direction", direction),)
+            yield Reading(metric, amounts[direction], attributes, start_ns)
 
 
 def _line(status: str, name: str) -> str:
