@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.diagnosis.death import Deaths, Gone
+from otel_ddp.diagnosis.death import Deaths
+from otel_ddp.diagnosis.ends import Gone
 from otel_ddp.diagnosis.verdict import Verdict, Who
 
 S = 1_000_000_000
@@ -276,9 +277,15 @@ def test_one_signal_for_all_is_one_blow_although_some_die_slower() -> None:
     assert "; each: SIGKILL" in found.sentence
 
 
-def test_all_asked_to_end_is_said() -> None:
-    found = of([killed(0, signal="SIGTERM"), killed(1, signal="SIGTERM")])
+@pytest.mark.parametrize("later_s", [0.0, 0.06])
+def test_all_asked_to_end_is_said(later_s: float) -> None:
+    # A launcher passes SIGTERM on, and is told of each death at once: their moments are known.
+    found = of(
+        [killed(0, seen_s=0.01, signal="SIGTERM")],
+        [killed(1, later_s, seen_s=0.01, signal="SIGTERM")],
+    )
 
+    assert rank(found) is None
     assert "Somebody asked all of them to end" in found.sentence
 
 

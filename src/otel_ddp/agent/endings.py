@@ -5,7 +5,7 @@ from __future__ import annotations
 from otel_ddp.agent.causes import Causes
 from otel_ddp.agent.intake import Intake
 from otel_ddp.catalog import STATES
-from otel_ddp.diagnosis.death import Gone
+from otel_ddp.diagnosis.ends import Gone
 from otel_ddp.diagnosis.verdict import Who
 
 # What others have to say of it comes soon after; what the kernel has, when the process has left,
