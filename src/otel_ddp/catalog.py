@@ -789,7 +789,8 @@ OTEL_DDP_RECORDS_LOST = _ourselves.metric(
     "otel_ddp.records.lost",
     _C,
     "{record}",
-    "Records of a rank that were gone before the agent could read them.",
+    "Records of a rank that were gone before the agent could read them, or held values that came "
+    "too fast to be sent.",
     "why",
     labels="rank",
 )

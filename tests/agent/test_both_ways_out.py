@@ -16,6 +16,7 @@ from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
 from otel_ddp.catalog import Kind, Metric
 
 NOW_NS = 1_700_000_000_000_000_000
+MS_NS = 10**6
 KINDS = {Kind.COUNTER: "sum", Kind.UPDOWN: "sum", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
 
 
@@ -153,6 +154,27 @@ def test_times_of_a_series_grow_by_a_millisecond_whatever_the_clock_does() -> No
         8_000_000,
         9_000_000,
     ]
+
+
+def test_what_is_written_out_at_once_arrives_whole_up_to_a_minute_ahead() -> None:
+    ledger = Ledger()
+    ledger.keep_history = True
+    series = ledger.series(catalog.TRAINING_SCALAR, (("name", "loss"),))
+
+    first = [ledger.log(series, float(number), NOW_NS) for number in range(60_003)]
+    last_shown = series.value
+    # What goes on too fast is thinned to one a millisecond.
+    then = [ledger.log(series, 1.0, NOW_NS + each * MS_NS) for each in (1, 1, 2, 2)]
+    # A clock that was set back: to what nobody takes, then by more than receivers look ahead.
+    back = [ledger.log(series, 2.0, NOW_NS - each * MS_NS) for each in (1, 500_000, 600_000)]
+
+    minute_later_ns = NOW_NS + 60_000 * MS_NS
+    assert first == [*range(NOW_NS, minute_later_ns + 1, MS_NS), None, None]
+    assert last_shown == 60_002.0
+    assert then == [minute_later_ns + MS_NS, None, minute_later_ns + 2 * MS_NS, None]
+    assert back == [None, None, NOW_NS - 600_000 * MS_NS]
+    sent = [at for at in (*first, *then, *back) if at is not None]
+    assert [at for at, _ in series.history or ()] == sent
 
 
 def test_projects_become_namespaces_of_their_own() -> None:

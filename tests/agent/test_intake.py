@@ -35,6 +35,7 @@ WHO = Identity(
 )
 TOLD = {**WHO.to_dict(), "strategy": "all", "exported": True, "settled": True}
 SMALL = 128 * 1024
+MS_NS = 10**6
 
 
 class Bench:
@@ -46,17 +47,19 @@ class Bench:
         self.ledger.keep_history = True
         self.names = NodeNames(folder / "nodes.json", "")
         self.intake = self.another()
+        self.ids: dict[str, int] = {}
+        self.shapes: dict[tuple[str, ...], Shape] = {}
         self.words_told = self.steps_told = 0
 
     def another(self) -> Intake:
         return Intake(JournalReader(self.writer.path), self.ledger, self.names.name)
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        ids = [self.writer.name(name, "train") for name in values]
-        shape = Shape(ids)
-        self.writer.scalars(
-            shape, time.time_ns(), step, float("nan"), list(values.values()), len(values)
-        )
+    def log(self, values: dict[str, float], step: int, at_ns: int | None = None) -> None:
+        for name in values.keys() - self.ids:
+            self.ids[name] = self.writer.name(name, "train")
+        shape = self.shapes.setdefault(tuple(values), Shape([self.ids[name] for name in values]))
+        at_ns = time.time_ns() if at_ns is None else at_ns
+        self.writer.scalars(shape, at_ns, step, float("nan"), list(values.values()), len(values))
 
     def steps(self, *numbers: int, lost: int = 0) -> None:
         """Of 10 ms each, half forward and half a wait, told in one record."""
@@ -88,6 +91,22 @@ class Bench:
         now = time.time_ns()
         self.intake.take(now, alive=True)
         self.intake.stand(now, leads=True)
+
+    def start_again(self) -> None:
+        """Another agent in the place of one that was killed."""
+        self.intake.reader.close()
+        self.ledger = Ledger()
+        self.ledger.keep_history = True
+        self.intake = self.another()
+
+    def sent(self, metric: catalog.Metric = catalog.TRAINING_SCALAR) -> dict[str, dict[float, int]]:
+        """By name, the time of each value that this agent sends."""
+        return {
+            dict(series.labels)["name"]: {value: at for at, value in series.history or ()}
+            for each, rows in self.ledger.families()
+            for series in rows
+            if each is metric
+        }
 
     def told(self, metric: catalog.Metric) -> dict[str, Any]:
         """Values of a metric by the labels beyond the six."""
@@ -169,6 +188,84 @@ def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(ben
     }
     assert history["once"] is None
     assert history["loss"] is not None
+
+
+@pytest.mark.parametrize("others", [0, 150], ids=["few names", "many names"])
+def test_an_agent_that_starts_again_gives_no_value_a_time_that_was_given_before(
+    bench: Bench, others: int
+) -> None:
+    # All at once, so that the times run ahead; and one that is on time.
+    at_ns = time.time_ns()
+
+    def log(*numbers: int) -> None:
+        for number in numbers:
+            others_too = {f"{name}": float(number) for name in range(others)}
+            bench.log({"x": float(number), **others_too}, number, at_ns)
+        bench.intake.take(at_ns, alive=True)
+
+    log(1, 2, 3)
+    bench.log({"on time": 0.0}, 0, at_ns - 10**10)
+    bench.intake.take(at_ns, alive=True)
+    mark = bench.intake.reader.mark()
+    # Sent, but killed before that was written down; then once more, before anything is.
+    log(4, 5)
+    log(6)
+    bench.intake.reader.commit(*mark)
+    lives = [bench.sent()]
+    for number in (7, 9):
+        bench.start_again()
+        bench.log({"on time": float(number)}, number, at_ns)
+        log(number)
+        log(number + 1)
+        lives.append(bench.sent())
+
+    first, second, third = (life["x"] for life in lives)
+    assert list(first) == [1, 2, 3, 4, 5, 6]
+    assert list(second) == [4, 5, 6, 7, 8]
+    assert list(third) == [4, 5, 6, 7, 8, 9, 10]
+    for before, after in ((first, second), (second, third)):
+        again = before.keys() & after.keys()
+        assert {each: after[each] for each in again} == {each: before[each] for each in again}
+        assert min(after[each] for each in after.keys() - again) > max(before.values())
+    if not others:
+        assert lives[1]["on time"] == {7.0: at_ns}
+
+
+def test_times_that_ran_ahead_are_forgotten_when_they_are_over(bench: Bench) -> None:
+    at_ns = time.time_ns()
+    for number in (1, 2):
+        bench.log({"x": float(number)}, number, at_ns)
+    bench.intake.take(at_ns, alive=True)
+    beside = bench.writer.path.with_suffix(layout.TAKEN_SUFFIX)
+    kept = beside.read_bytes()
+
+    for number in range(3, 9):
+        at_ns += 2 * 10**9
+        bench.log({"x": float(number)}, number, at_ns - 10**9)
+        bench.intake.take(at_ns, alive=True)
+
+    assert len(kept) > layout.TAKEN.size
+    assert beside.read_bytes() == kept
+
+
+def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    at_ns = time.time_ns()
+    # As after a minute of them: the last point is 59,999 ms ahead.
+    bench.log({"x": 0.0}, step=0, at_ns=at_ns + 59_999 * MS_NS)
+    for number in (1, 2, 3):
+        bench.log({"x": float(number), "y": 1.0}, number, at_ns)
+    bench.take()
+
+    assert list(bench.sent()["x"]) == [0.0, 1.0]
+    assert list(bench.sent(catalog.TRAINING_SCALAR_STEP)["x"]) == [0.0, 1.0]
+    assert len(bench.sent()["y"]) == 1
+    assert bench.told(catalog.OTEL_DDP_RECORDS_LOST)["too_fast"] == 2.0
+    assert bench.told(catalog.TRAINING_SCALAR)["x/train"] == 3.0
+    assert bench.told(catalog.TRAINING_SCALAR_STEP)["x/train"] == 3.0
+    (said,) = caplog.messages
+    assert said.startswith("rank 0 logs 'x' more often than a thousand times a second")
 
 
 def test_a_name_counts_its_odd_values_from_0_before_there_is_one(bench: Bench) -> None:

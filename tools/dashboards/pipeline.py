@@ -346,8 +346,8 @@ def _ranks() -> list[Panel]:
             "Records lost",
             "otel_ddp.records.lost",
             "why",
-            "Records that the agent came too late for.",
-            "Give the agent a processor, or the journal more room (docs/settings.md).",
+            "Records that the agent came too late for, or that came too fast for a point each.",
+            "Give the agent a processor, or the journal more room (docs/settings.md); log less.",
         ),
         most(
             "Values refused",

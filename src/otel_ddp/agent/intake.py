@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from otel_ddp import catalog, containment, survey
-from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
+from otel_ddp.agent.ledger import MS, Buckets, Labels, Ledger, Series
 from otel_ddp.agent.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.steps import Step, StepStream
+from otel_ddp.agent.times import ALL, Times
 from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
 from otel_ddp.journal.place import lock_holder
@@ -21,6 +22,9 @@ _UNSETTLED_S = 60.0
 _MOST_CONFIG = 60
 # What a class of exceptions looks like, and a reason of the user's own mostly does not.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
+
+# How long before it is read a value may have been logged that is the next one of its name.
+_OLDEST_NEW_NS = 10**9
 
 
 class _Entry(NamedTuple):
@@ -57,6 +61,11 @@ class Intake:
         self._info: Series | None = None
         self._entries: dict[int, _Entry] = {}
         self._restored = False
+        self._times = Times(reader)
+        self._times_found = self._times.found()
+        # Names that have a point so late that their next value may meet it.
+        self._late: set[int] = set()
+        self._too_fast = 0
         self._capabilities: set[tuple[str, str]] = set()
         self._steps = StepStream(reader.created_ns)
         self._step_spans = StepSpans()
@@ -99,6 +108,7 @@ class Intake:
         if self.labels:
             self._ledger.drop(self.labels)
         self._entries.clear()
+        self._late.clear()
         self._info = None
         self._info_of = (-1, -1)
 
@@ -122,7 +132,7 @@ class Intake:
             records = self._rescued(before, records) + records
         for record in records:
             if isinstance(record, Scalars):
-                self._scalars(record, live=True)
+                self._scalars(record, now_ns)
             elif isinstance(record, Steps):
                 self._take_steps(record)
             elif record.kind == END:
@@ -130,6 +140,8 @@ class Intake:
                 self._judge(self.reader.progress(), alive)
             elif self._sent:
                 self.documents.append(record)
+        if self._late:
+            self._keep_times(now_ns)
 
     @property
     def _sent(self) -> bool:
@@ -171,9 +183,24 @@ class Intake:
         self._restored = True
         for record in self.reader.latest():
             if record.position < self.reader.position:
-                self._scalars(record, live=False)
+                self._scalars(record, None)
+        found, self._times_found = self._times_found, {}
+        for number in self.reader.names if ALL in found else found:
+            if self.exported and (entry := self._enter(number)) is not None:
+                at = found.get(number, found.get(ALL, 0))
+                entry.value.time_ns = max(entry.value.time_ns, at)
 
-    def _scalars(self, record: Scalars, live: bool) -> None:
+    def _keep_times(self, now_ns: int) -> None:
+        until = {number: self._entries[number].value.time_ns for number in self._late}
+        if self.reader.drained():
+            # What is still to come was logged by now, or a little before: values of a device.
+            until = {each: at for each, at in until.items() if at + _OLDEST_NEW_NS > now_ns}
+        self._late = set(until)
+        if until and self._sent:
+            self._times.keep(self.reader.position, until)
+
+    def _scalars(self, record: Scalars, now_ns: int | None) -> None:
+        """*now_ns*: when it was read; None where it is not to be sent, only to be shown."""
         step, epoch = record.step, record.epoch
         if step is not None:
             self.last_step = step
@@ -181,23 +208,53 @@ class Intake:
             self.last_epoch = epoch
         if not self.exported:
             return
-        ledger = self._ledger
+        too_fast: int | None = None
         for number, value in record.values:
             entry = self._entries.get(number)
             if entry is None:
                 entry = self._enter(number)
                 if entry is None:
                     continue
-            if live:
-                at = ledger.log(entry.value, value, record.time_ns)
-                if step is not None:
-                    ledger.log(entry.step, float(step), at)
-                if epoch is not None:
-                    ledger.log(entry.epoch, epoch, at)
+            if now_ns is not None:
+                at = self._log(entry, value, record)
+                if at is None:
+                    too_fast = number
+                elif at > record.time_ns or at + MS > now_ns:
+                    self._late.add(number)
                 continue
             for series, seen in ((entry.value, value), (entry.step, step), (entry.epoch, epoch)):
                 if seen is not None and record.time_ns >= series.time_ns:
                     series.value, series.time_ns = float(seen), record.time_ns
+        if too_fast is not None and self._sent:
+            self._leave_out(self.reader.names[too_fast].text)
+
+    def _log(self, entry: _Entry, value: float, record: Scalars) -> int | None:
+        """At what time the value stands now; None where it is the last one seen, and no point."""
+        ledger, step, epoch = self._ledger, record.step, record.epoch
+        at = ledger.log(entry.value, value, record.time_ns)
+        if at is None:
+            if step is not None:
+                entry.step.value = float(step)
+            if epoch is not None:
+                entry.epoch.value = epoch
+            return None
+        if step is not None:
+            ledger.log(entry.step, float(step), at)
+        if epoch is not None:
+            ledger.log(entry.epoch, epoch, at)
+        return at
+
+    def _leave_out(self, name: str) -> None:
+        self._too_fast += 1
+        who = dict(self.labels)
+        containment.say_once(
+            f"too fast: {who['run']}",
+            "rank %s logs %r more often than a thousand times a second, or its clock was set back: "
+            "its points stand a millisecond apart at least and are a minute late by now, so what "
+            "comes faster is left out and counted (otel_ddp_records_lost_total, "
+            'why="too_fast"). Log fewer of them, or a mean of several.',
+            *(who["rank"], name),
+        )
 
     def _enter(self, number: int) -> _Entry | None:
         name = self.reader.names.get(number)
@@ -250,6 +307,7 @@ class Intake:
         self._put(
             catalog.OTEL_DDP_RECORDS_LOST, self.reader.unreadable, now_ns, ("why", "unreadable")
         )
+        self._put(catalog.OTEL_DDP_RECORDS_LOST, self._too_fast, now_ns, ("why", "too_fast"))
         self._put_totals(now_ns)
         self._put_capabilities(now_ns)
         if self.who.get("global_rank") == 0:

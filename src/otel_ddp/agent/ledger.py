@@ -12,7 +12,14 @@ Labels = tuple[tuple[str, str], ...]
 
 # History of one series between two exports; beyond it the oldest points go, and are counted.
 _MOST_POINTS = 200_000
-_MS = 1_000_000
+# Prometheus counts in milliseconds, and refuses a second value for the same one.
+MS = 1_000_000
+# A point stands at most so long after its value was logged: what is written out at once arrives
+# whole, and what comes too fast for ever does not run away into the future.
+_MOST_LATE_NS = 60 * 10**9
+# Receivers refuse what is so far ahead of them, so nothing that was sent stands in the way there:
+# a clock that was set back so far is followed.
+_REFUSED_NS = 600 * 10**9
 
 
 class Buckets(NamedTuple):
@@ -83,15 +90,18 @@ class Ledger:
         # A process that took the place of another one counts from its own beginning.
         found.start_ns = start_ns
 
-    def log(self, series: Series, value: float, time_ns: int) -> int:
-        """Add a logged value, and say at what time it stands.
+    def log(self, series: Series, value: float, time_ns: int) -> int | None:
+        """Add a logged value, and say at what time it stands; None where it is not to be sent.
 
-        Times of a series grow by a millisecond at least, whatever the clock does: Prometheus
-        counts in milliseconds, and refuses a second value for the same one.
+        Times of a series grow by a millisecond at least. A value that would stand too late for
+        that is shown as the last one, and is no point of its history.
         """
-        if time_ns < series.time_ns + _MS:
-            time_ns = series.time_ns + _MS
         series.value = value
+        late_ns = series.time_ns + MS - time_ns
+        if 0 < late_ns <= _MOST_LATE_NS:
+            time_ns += late_ns
+        elif 0 < late_ns <= _REFUSED_NS:
+            return None
         series.time_ns = time_ns
         if self.keep_history:
             if series.history is None:
