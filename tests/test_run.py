@@ -19,6 +19,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, agent_link, catalog, containment
+from otel_ddp.journal import layout
 from otel_ddp.journal import place as places
 
 torch = pytest.importorskip("torch")
@@ -133,7 +134,122 @@ def test_a_configuration_that_always_changes_leaves_room_for_names(
     run.log({f"n{number}": 1.0 for number in range(900)})
 
     assert len(place.only().values) == 900
-    assert caplog.messages == ["not all of the configuration found room."]
+    assert caplog.messages == ["not all of the configuration found room (OTEL_DDP_JOURNAL_BYTES)."]
+
+
+def many(count: int, value: float = 1.0) -> dict[str, float]:
+    return {f"transformer.h.{number:04}.mlp.c_fc.weight.norm": value for number in range(count)}
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_names_leave_room_for_the_rank_that_is_learned_later(
+    handled: bool, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+    run = otel_ddp.init(world_size=2)
+    run.log(many(400))
+    before = place.only().identity
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        if handled:
+            # The first call that could tell comes from a signal handler, in the middle of a record.
+            assert run._recorder is not None
+            run._recorder._alone(lambda: run.log({"loss": 1.0}), None)
+            assert before == place.only().identity
+        run.log({"loss": 1.0})
+    finally:
+        dist.destroy_process_group()
+
+    after = place.only().identity
+    assert (before["global_rank"], before["settled"]) == (None, False)
+    assert (after["global_rank"], after["settled"]) == (0, True)
+    assert run.identity.global_rank == 0
+    # That names were refused, and the handler's value.
+    assert len(caplog.messages) == 1 + handled
+
+
+def test_a_rank_that_found_no_room_is_said_with_what_to_do(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+    run = otel_ddp.init(world_size=2)
+    assert run._recorder is not None
+    while run._recorder.writer.document(layout.IDENTITY, run.identity.to_dict()):
+        pass
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for _ in range(2):
+            run.log({"loss": 1.0})
+    finally:
+        dist.destroy_process_group()
+
+    said, *_ = caplog.messages
+    assert "found no room in its journal" in said
+    assert "set OTEL_DDP_JOURNAL_BYTES higher" in said
+    assert sum("found no room" in each for each in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("size", "names"), [("128k", 400), ("512k", 2000)])
+def test_names_leave_room_for_where_the_time_goes_and_what_was_refused(
+    size: str, names: int, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ.update(OTEL_DDP_JOURNAL_BYTES=size, OTEL_DDP_MAX_NAMES="10000")
+    with otel_ddp.init() as run:
+        run.log(many(names))
+        run.log({next(iter(many(1))): "text"})
+        for phase in ("checkpoint", "eval"):
+            with run.phase(phase):
+                pass
+        run.config({"lr": 0.1})
+        run.describe(torch.nn.Linear(1, 1))
+
+    journal = place.only()
+    assert 100 < len(journal.values) < names
+    refused = catalog.OTEL_DDP_VALUES_REFUSED
+    assert journal.total(refused, why="names_full") == names - len(journal.values)
+    assert journal.total(refused, why="value") == 1
+    for phase in ("checkpoint", "eval"):
+        assert journal.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0
+    assert (journal.config, journal.facts["model"]) == ({"lr": 0.1}, "Linear")
+    assert caplog.messages[0].endswith(
+        f"this process has logged {len(journal.values)} different ones (OTEL_DDP_JOURNAL_BYTES)."
+    )
+    assert len(caplog.messages) == 2
+
+
+def test_what_is_counted_of_names_is_counted_as_far_as_there_is_room_and_that_is_said(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+    with otel_ddp.init() as run:
+        run.log(many(400, float("nan")))
+        run.log(many(400, float("nan")))
+        with run.phase("eval"):
+            pass
+
+    journal = place.only()
+    counted = journal.total(catalog.TRAINING_NONFINITE)
+    assert 20 <= counted < 2 * len(journal.values)
+    assert journal.total(catalog.TRAINING_PHASE_TIME, phase="eval") > 0
+    assert len(caplog.messages) == 2
+    assert "are NaN or infinite and are recorded, but not counted" in caplog.messages[1]
+
+
+def test_facts_that_always_change_leave_room_and_that_is_said(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+    with otel_ddp.init() as run:
+        for size in range(1, 300):
+            run.describe(torch.nn.Linear(size, 1))
+        run.log(many(100))
+
+    assert len(place.only().values) == 100
+    assert caplog.messages == [
+        "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)."
+    ]
 
 
 def test_of_a_configuration_too_large_the_first_part_is_kept(place: Here) -> None:

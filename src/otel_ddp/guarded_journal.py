@@ -22,7 +22,7 @@ T = TypeVar("T")
 Amount = tuple[catalog.Metric, tuple[tuple[str, str], ...], float]
 
 _MOST_WARNINGS = 50
-# Of a stream in one record; the smallest ring takes a record of 22 kB.
+# Of a stream in one record; the smallest ring takes a record of 18 kB.
 _MOST_WORDS = 1000
 
 
@@ -46,11 +46,9 @@ class GuardedJournal:
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
         self._places: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-        self._documents: dict[int, Mapping[str, Any]] = {}
+        self._said: Mapping[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
-        # Names need the area as well, so the configuration gets a quarter of it, once for all.
-        self._config_room = layout.areas(writer.path.stat().st_size).definitions[1] // 4
         self._warned: set[str] = set()
 
     # -- one at a time
@@ -104,23 +102,29 @@ class GuardedJournal:
 
     # -- documents
 
-    def document(self, kind: int, content: Mapping[str, Any]) -> bool:
-        """Say something that stays true: facts, identity. Said twice, it is written once."""
-        if self._documents.get(kind) == content:
-            return True
-        written = self._alone(lambda: self.writer.document(kind, content), False)
-        if written:
-            self._documents[kind] = content
+    def identity(self, content: Mapping[str, Any]) -> bool | None:
+        """Say who this process is; False if that found no room, None if now is a bad moment."""
+        written: bool | None = self._alone(partial(self._identify, content), None)
         return written
+
+    def _identify(self, content: Mapping[str, Any]) -> bool:
+        # Threads that find out at once say it once.
+        if content != self._said and not self.writer.document(layout.IDENTITY, content):
+            return False
+        self._said = content
+        return True
 
     def facts(self, content: Mapping[str, Any]) -> None:
         """Add to what is known of this program; said twice, it is written once."""
         new = {key: value for key, value in content.items() if self._facts.get(key) != value}
         if not new:
             return
-        written = self._alone(partial(self.writer.document, layout.FACTS, new), False)
+        written = self._alone(partial(self.writer.document, layout.FACTS, new), None)
         if written:
             self._facts.update(new)
+        elif written is not None:
+            text = "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)"
+            self.refuse("value", "facts", text)
 
     def config(self, content: Mapping[str, Any]) -> bool:
         """Record what is new in a configuration; False if not all of it found room."""
@@ -135,10 +139,8 @@ class GuardedJournal:
         return whole
 
     def _configure(self, new: Mapping[str, Any]) -> bool:
-        size = len(json.dumps(new, separators=(",", ":")))
-        if size > self._config_room or not self.writer.document(layout.CONFIG, new):
+        if not self.writer.document(layout.CONFIG, new):
             return False
-        self._config_room -= size
         self._config.update(new)
         return True
 
@@ -165,9 +167,14 @@ class GuardedJournal:
             self._warned.add(place)
             containment.log.warning("%s.", text)
 
-    def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> None:
-        """Raise a cumulative total."""
-        self._alone(lambda: self.writer.add(self._total(metric, attributes), amount), None)
+    def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> bool:
+        """Raise a cumulative total; False if there is no room for it."""
+        return self._alone(lambda: self._count(metric, amount, attributes), True)
+
+    def _count(self, metric: catalog.Metric, amount: float, attributes: Mapping[str, str]) -> bool:
+        place = self._total(metric, attributes)
+        self.writer.add(place, amount)
+        return place >= 0
 
     def raise_totals(self, amounts: Sequence[Amount]) -> None:
         """Raise several totals at once."""
@@ -207,7 +214,8 @@ class GuardedJournal:
         key = (metric.name, *attributes.values())
         place = self._totals.get(key)
         if place is None:
-            place = self._totals[key] = self.writer.counter(metric.name, attributes)
+            of_name = "name" in attributes
+            place = self._totals[key] = self.writer.counter(metric.name, attributes, of_name)
         return place
 
     # -- how it is doing

@@ -154,7 +154,13 @@ class Recorder(GuardedJournal):
         for number, value in zip(ids, numbers, strict=True):
             if value - value != 0.0:
                 name, split = self._named[number]
-                self.count(catalog.TRAINING_NONFINITE, name=name, split=split)
+                if not self.count(catalog.TRAINING_NONFINITE, name=name, split=split):
+                    containment.say_once(
+                        "nonfinite",
+                        "%s and further names are NaN or infinite and are recorded, but not "
+                        "counted: there is no room for more names (OTEL_DDP_JOURNAL_BYTES).",
+                        values.shown(name),
+                    )
 
     def _append(
         self,

@@ -177,13 +177,24 @@ class Run:
     @containment.contained()
     def _settle(self, recorder: Recorder) -> None:
         """Until the process group is up, ask at each call whether it is."""
-        who = self._ask_group(self.identity)
-        if who is self._identity:
+        if not self.identity.settled:
+            who = self._ask_group(self.identity)
+            if who is self._identity:
+                return
+            self._identity = who
+            self._exported = self._choice.exports(who)
+        written = recorder.identity(self._told())
+        # A signal handler in the middle of a record: the next call tells it.
+        if written is None:
             return
-        self._identity = who
-        self._exported = self._choice.exports(who)
-        self._settled = who.settled
-        recorder.document(layout.IDENTITY, self._told())
+        if not written:
+            containment.say_once(
+                "identity",
+                "What the process group says of this process found no room in its journal, so "
+                "its series keep the labels of before: set OTEL_DDP_JOURNAL_BYTES higher, or give "
+                "shorter names and descriptions.",
+            )
+        self._settled = self.identity.settled
         if self._settled:
             self._announce()
             if self._place is not None:
@@ -270,7 +281,11 @@ class Run:
             kind = type(mapping).__name__
             recorder.refuse("value", "config", f"config expects a mapping, got {kind}")
         elif not recorder.config(content):
-            recorder.refuse("value", "config", "not all of the configuration found room")
+            recorder.refuse(
+                "value",
+                "config",
+                "not all of the configuration found room (OTEL_DDP_JOURNAL_BYTES)",
+            )
 
     @contextlib.contextmanager
     def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:

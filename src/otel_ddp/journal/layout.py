@@ -74,6 +74,9 @@ STEP_WORK = 0x86
 # Said of the step that ends next: under which number the user logs it, where that is another one.
 STEP_LOGGED = 0x87
 
+# What a process says once takes as much in a small file as in a large one.
+_LEAST_DEFINITIONS = 32 * 1024
+
 NO_STEP = -(2**63)
 LARGEST_RECORD = 60_000
 # A `log` of more values than this is written as several records.
@@ -93,8 +96,8 @@ def areas(file_bytes: int) -> Areas:
     """How a file of this size is divided: an eighth each to definitions and latest values."""
     eighth = file_bytes // 8 // 4096 * 4096
     totals_bytes = max(4096, eighth // 16 // 4096 * 4096)
-    definitions = (HEAD_BYTES, eighth)
-    totals = (HEAD_BYTES + eighth, totals_bytes)
+    definitions = (HEAD_BYTES, max(eighth, _LEAST_DEFINITIONS))
+    totals = (HEAD_BYTES + definitions[1], totals_bytes)
     latest = (totals[0] + totals[1], eighth)
     start = latest[0] + latest[1]
     return Areas(definitions, totals, latest, (start, (file_bytes - start) // 8 * 8))

@@ -31,6 +31,11 @@ from otel_ddp.journal.place import lock_holder
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 _SLOT = LATEST_HEAD.size
+# However many names there are, these find room: each counter and histogram that one process has
+# (48 of 5 kB and 79 places, if all come together), and an identity that has learned its run's name.
+_TOTALS_BYTES = 6 * 1024
+_TOTALS_PLACES = 128
+_LEARNED_BYTES = 2 * 1024
 # On the quick way even looking them up in another module is felt.
 _RING_WORD = layout.RING_POSITION // 8
 _SCALARS = layout.SCALARS
@@ -127,8 +132,10 @@ class JournalWriter:
         self._latest_used = 0
         self._totals_used = 0
         self._names = 0
-        self.full = 0  # definitions that found no room
         self.define(layout.IDENTITY, _json(identity))
+        self._left = self._shares()
+        # The last of it is for what is counted of a name.
+        self._names_leave = self._areas.definitions[1] // 16
 
     # -- the ring
 
@@ -231,12 +238,27 @@ class JournalWriter:
 
     # -- what is said once
 
+    def _shares(self) -> dict[int, int]:
+        """How many bytes each kind may take of which there may be any number."""
+        room = self._areas.definitions[1]
+        config, facts = self._areas.latest[1] // 4, max(4096, room // 16)
+        kept = 2 * self._defined + _LEARNED_BYTES + _TOTALS_BYTES
+        # Where an identity fills the area nearly by itself, a run is still worth its first values.
+        names = max(room // 8, room - kept - config - facts)
+        return {layout.NAME: names, layout.CONFIG: config, layout.FACTS: facts}
+
+    def _define_within(self, share: int, kind: int, payload: bytes, leave: int = 0) -> bool:
+        size = padded(RECORD.size + len(payload))
+        if size > self._left[share] - leave or not self.define(kind, payload):
+            return False
+        self._left[share] -= size
+        return True
+
     def define(self, kind: int, payload: bytes) -> bool:
         """Append to the area that is never overwritten; False if it is full."""
         start, room = self._areas.definitions
         size = padded(RECORD.size + len(payload))
         if self._defined + size > room:
-            self.full += 1
             return False
         self._put(start + self._defined, self._defined, size, kind, payload, 0)
         self._defined += size
@@ -248,7 +270,8 @@ class JournalWriter:
         name, word = _cut(text, 60_000), _cut(split, 1000)
         number = self._names + 1
         head = layout.NAME_HEAD.pack(number, len(name), len(word))
-        if not self.define(layout.NAME, head + name + word):
+        payload = head + name + word
+        if not self._define_within(layout.NAME, layout.NAME, payload, self._names_leave):
             return 0
         self._names = number
         return number
@@ -256,14 +279,20 @@ class JournalWriter:
     def document(self, kind: int, content: Mapping[str, Any]) -> bool:
         """Write an IDENTITY, CONFIG or FACTS document; a later one replaces or completes it."""
         payload = _json(content)
-        # One document may take a quarter of the area, so that names always find room.
-        return len(payload) <= self._areas.definitions[1] // 4 and self.define(kind, payload)
+        if kind in self._left:
+            return self._define_within(kind, kind, payload)
+        return self.define(kind, payload)
 
     # -- totals
 
-    def counter(self, metric: str, attributes: Mapping[str, str] | None = None) -> int:
-        """The place of a new cumulative total; -1 if there is none left."""
-        return self._claim(layout.COUNTER, metric, attributes or {}, 1, {})
+    def counter(
+        self, metric: str, attributes: Mapping[str, str] | None = None, of_name: bool = False
+    ) -> int:
+        """The place of a new cumulative total; -1 if there is none left.
+
+        With *of_name* it is one that each name may have, and takes no room from the others.
+        """
+        return self._claim(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
 
     def histogram(
         self, metric: str, bounds: Sequence[float], attributes: Mapping[str, str] | None = None
@@ -274,13 +303,25 @@ class JournalWriter:
         )
 
     def _claim(
-        self, kind: int, metric: str, attributes: Mapping[str, str], places: int, more: Any
+        self,
+        kind: int,
+        metric: str,
+        attributes: Mapping[str, str],
+        places: int,
+        more: Any,
+        of_name: bool = False,
     ) -> int:
         index = self._totals_used
-        if index + places > len(self._totals):
+        if index + places > len(self._totals) - (_TOTALS_PLACES if of_name else 0):
             return -1
         content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
-        if not self.define(kind, _json(content)):
+        payload = _json(content)
+        defined = (
+            self._define_within(layout.NAME, kind, payload)
+            if of_name
+            else self.define(kind, payload)
+        )
+        if not defined:
             return -1
         self._totals_used += places
         return index
