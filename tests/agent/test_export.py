@@ -11,9 +11,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_ddp import catalog
+from otel_ddp import catalog, containment
 from otel_ddp.agent.export import Renderer
-from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
@@ -26,6 +26,16 @@ NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
 def span(**said: Any) -> Document:
     content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **said}
     return Document(SPAN, content, 0)
+
+
+def sent_of(documents: list[Document]) -> list[str]:
+    """The names of the spans that leave."""
+    (request,) = Renderer({}).documents([(LABELS, "", documents)])
+    spans = (
+        ExportTraceServiceRequest.FromString(request.body).resource_spans[0].scope_spans[0].spans
+    )
+    assert request.points == len(spans)
+    return [each.name for each in spans]
 
 
 def test_values_of_different_hours_go_by_different_requests() -> None:
@@ -47,16 +57,55 @@ def test_values_of_different_hours_go_by_different_requests() -> None:
     assert times == [logged_ns[:2], logged_ns[2:3], logged_ns[3:]]
 
 
+@pytest.mark.parametrize("odd", ["start", "label", "counts", "time"])
+def test_a_series_that_cannot_be_said_is_left_out_alone(
+    odd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containment, "reraise", False)
+    ledger = Ledger()
+    ledger.keep_history = True
+
+    for name in ("loss", "accuracy"):
+        series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", name)))
+        ledger.log(series, 1.0, 5 * MS)
+    duration = catalog.TRAINING_CHECKPOINT_DURATION
+    nothing = [0.0] * len(duration.bounds)
+    if odd == "start":
+        ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 5, start_ns=-5)
+    elif odd == "label":
+        ledger.put(catalog.TRAINING_STATE, ((None, "0"),), 1.0, 5)  # type: ignore[arg-type]
+    elif odd == "counts":
+        ledger.put(duration, LABELS, Buckets((float("nan"), *nothing), 1.0), 5)
+    else:
+        bad = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", "bad")))
+        bad.value, bad.history = 1.0, [(-1, 1.0)]
+    ledger.put(catalog.TRAINING_STEPS, (*LABELS, ("after", "it")), 7.0, 5, start_ns=5)
+
+    requests = Renderer({}).metrics(ledger, HOUR_NS)
+
+    messages = [ExportMetricsServiceRequest.FromString(each.body) for each in requests]
+    told = {
+        metric.name: metric
+        for each in messages
+        for metric in each.resource_metrics[0].scope_metrics[0].metrics
+    }
+    assert told.keys() == {catalog.TRAINING_SCALAR.name, catalog.TRAINING_STEPS.name}
+    logged = told[catalog.TRAINING_SCALAR.name].gauge.data_points
+    assert [point.time_unix_nano for point in logged] == [5 * MS, 5 * MS]
+    (steps,) = told[catalog.TRAINING_STEPS.name].sum.data_points
+    assert steps.as_double == 7.0
+    assert containment.swallowed == {"_points": 1}
+
+
 @pytest.mark.parametrize("time", NO_TIMES)
 @pytest.mark.parametrize("which", ["start", "end"])
 def test_a_span_without_a_time_is_left_out_alone(which: str, time: Any) -> None:
-    documents = [span(name="bad", **{which: time}), span()]
+    assert sent_of([span(name="bad", **{which: time}), span()]) == ["good"]
 
-    (request,) = Renderer({}).documents([(LABELS, "", documents)])
 
-    message = ExportTraceServiceRequest.FromString(request.body)
-    assert [each.name for each in message.resource_spans[0].scope_spans[0].spans] == ["good"]
-    assert request.points == 1
+@pytest.mark.parametrize("events", [7, ["x"], [{"name": "x", "time": 1, "attributes": ["y"]}]])
+def test_a_span_with_events_that_are_none_is_left_out_alone(events: Any) -> None:
+    assert sent_of([span(name="bad", events=events), span()]) == ["good"]
 
 
 @pytest.mark.parametrize("time", NO_TIMES)

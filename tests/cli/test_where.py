@@ -14,6 +14,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
+from otel_ddp.agent import service
 from otel_ddp.cli import main
 
 COMMANDS = pytest.mark.parametrize("command", ["status", "stacks"])
@@ -141,6 +142,16 @@ def test_a_home_directory_that_nobody_knows_is_refused(
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert told.endswith("argument --dir: there is no home directory for '~no.such.user/x'\n")
+
+
+def test_an_agent_that_finds_no_place_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "find", lambda named: ([], "there is no room"))
+
+    assert main(["agent"]) == 2
+
+    assert caplog.messages == ["there is no room"]
 
 
 def test_an_agent_names_the_option_by_which_it_was_given_a_bad_directory(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -389,3 +390,19 @@ def test_asking_for_a_lock_follows_no_link_and_waits_for_no_fifo(tmp_path: Path)
 
         assert lock_holder(tmp_path / "link") is None
         assert lock_holder(tmp_path / "fifo") is None
+
+
+def test_nobody_is_taken_for_dead_because_no_file_is_left_to_ask_with(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.touch()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    assert lock_holder(path) is None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        holder = lock_holder(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert holder == 0

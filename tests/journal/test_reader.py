@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import resource
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from otel_ddp.journal.reader import (
     Progress,
     Scalars,
     Steps,
+    Unopened,
     Unreadable,
 )
 from otel_ddp.journal.writer import JournalWriter, Shape
@@ -112,9 +115,10 @@ def test_a_file_of_another_version_says_which(writer: JournalWriter) -> None:
         (24, 0),  # definitions that lie on the head
         (40, 2**63),  # totals beyond the end
         (64, 2**64 - 1),  # more latest values than a file has bytes
-        (80, 90113),  # a ring that is no multiple of eight
+        (80, 73721),  # a ring that is no multiple of eight
         (80, 0),  # no ring at all
         (16, SMALLEST + 8),  # larger than it is
+        (112, 2**63),  # made before 1970
     ],
 )
 def test_a_head_that_contradicts_itself_is_damaged(
@@ -125,6 +129,29 @@ def test_a_head_that_contradicts_itself_is_damaged(
     overwrite(writer.path, 144, struct.pack("<I", layout.checksum(data, 0)))
 
     assert f"{writer.path} is damaged" == why_unreadable(writer.path)
+
+
+def test_what_the_system_keeps_from_us_may_be_told_later(writer: JournalWriter) -> None:
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(Unopened) as not_opened:
+            JournalReader(writer.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(Unopened) as not_read:
+        # A regular file that can be opened; nobody can read the beginning of an address space.
+        JournalReader(Path("/proc/self/mem"))
+
+    assert str(not_opened.value) == f"{writer.path}: Too many open files"
+    assert not_opened.value.errno == errno.EMFILE
+    assert str(not_read.value) == "/proc/self/mem: Input/output error"
+    again = JournalReader(writer.path)
+    again.close()
+    assert free == os.dup(0)
+    os.close(free)
 
 
 # -- in a real one
@@ -171,13 +198,15 @@ def test_records_that_it_does_not_understand_are_counted_and_passed_over(
 ) -> None:
     writer.append(99, b"{}")
     writer.append(layout.EVENT, b"[1]")
-    writer.append(layout.EVENT, b"[" * 20_000)
+    writer.append(layout.EVENT, b"[" * 18_000)
     writer.append(layout.SPAN, b"\xff\xfe")
     writer.append(layout.SCALARS, struct.pack("<IIqqd", 9, 0, 0, 0, 0))
+    writer.scalars(Shape((2,)), -1, 6, math.nan, (1.0,), 1)  # before 1970
     log(writer, Shape((1,)), 7, 1.0)
 
     assert steps(reader.read()) == [7]
-    assert reader.unreadable == 5
+    assert steps(reader.latest()) == [7]
+    assert reader.unreadable == 6
     assert reader.lost == 0
 
 
@@ -187,7 +216,7 @@ def test_a_torn_record_is_waited_for_and_then_given_up(
     shape = Shape((1,))
     for step in range(3):
         log(writer, shape, step, 1.0)
-    torn = 40960 + 64 + 40
+    torn = 57344 + 64 + 40
     before = writer.path.read_bytes()[torn : torn + 1]
     overwrite(writer.path, torn, b"\xaa")
 
@@ -271,24 +300,24 @@ def test_a_position_that_no_record_ends_at_is_rounded_down(
 def test_a_writer_that_goes_round_while_it_is_read_costs_only_what_it_overwrote(
     writer: JournalWriter, reader: JournalReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 1408 records of 64 bytes are a lap. The writer goes on between two system calls of the reader.
+    # 1152 records of 64 bytes are a lap. The writer goes on between two system calls of the reader.
     shape = Shape((1,))
-    for step in range(1408):
+    for step in range(1152):
         log(writer, shape, step, 1.0)
     pread, calls = os.pread, []
 
     def late(fd: int, size: int, at: int) -> bytes:
         if size > 60_000 and not calls:
             calls.append(at)
-            for step in range(1408, 2408):
+            for step in range(1152, 2152):
                 log(writer, shape, step, 1.0)
         return pread(fd, size, at)
 
     monkeypatch.setattr(os, "pread", late)
 
-    assert list(range(1000, 1408)) == steps(reader.read())
+    assert list(range(1000, 1152)) == steps(reader.read())
     assert reader.lost == 1000
-    assert list(range(1408, 2408)) == steps(reader.read())
+    assert list(range(1152, 2152)) == steps(reader.read())
     assert reader.lost == 1000
 
 
@@ -296,7 +325,7 @@ def test_a_slot_of_latest_values_that_is_too_small_ends_the_list(
     writer: JournalWriter, reader: JournalReader
 ) -> None:
     log(writer, Shape((1,)), 1, 1.0)
-    overwrite(writer.path, 24576 + 80, struct.pack("<II", 8, 8 ^ 0xFFFFFFFF))
+    overwrite(writer.path, 40960 + 80, struct.pack("<II", 8, 8 ^ 0xFFFFFFFF))
     overwrite(writer.path, layout.LATEST_POSITION, struct.pack("<Q", 80 + 24))
 
     assert [record.step for record in reader.latest()] == [1]
@@ -411,10 +440,10 @@ def test_a_position_caught_half_written_is_asked_for_again(
 
 def test_used_is_the_unread_part_of_the_ring(writer: JournalWriter, reader: JournalReader) -> None:
     assert reader.used() == 0.0
-    for step in range(704):
+    for step in range(576):
         log(writer, Shape((1,)), step, 1.0)
     assert reader.used() == 0.5
-    for step in range(704, 3000):
+    for step in range(576, 3000):
         log(writer, Shape((1,)), step, 1.0)
     assert reader.used() == 1.0
     reader.read()

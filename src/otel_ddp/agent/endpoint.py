@@ -141,6 +141,8 @@ class Endpoint:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    # Whom there is no room for tries again a second later at the earliest, and scrapers are many.
+    request_queue_size = 128
     # Two agents must never share a port: half of the scrapes would go to the wrong one.
     allow_reuse_port = False
 
@@ -159,6 +161,14 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name = str(self.server_address[0])
         self.server_port = int(self.server_address[1])
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # No file is left: who waits goes on waiting, and would be asked again at once.
+            time.sleep(0.05)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self.answering.add(threading.current_thread())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2s
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from otel_ddp import __version__
+from otel_ddp import __version__, containment
 from otel_ddp.agent.delivery import Request
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
 from otel_ddp.agent.otlp import encode, resource
@@ -119,8 +120,13 @@ class _Batch:
         return self._requests
 
 
-def _points(series: Series, now_ns: int) -> dict[int, list[bytes]]:
-    """Encoded, by the hour in which they were measured."""
+@containment.contained(default=MappingProxyType({}))
+def _points(series: Series, now_ns: int) -> Mapping[int, list[bytes]]:
+    """Encoded, by the hour in which they were measured.
+
+    Contained one by one: what has no number in OTLP takes none of the others along, whose logged
+    values are taken out of the ledger here.
+    """
     hour = now_ns // _HOUR_NS
     value = series.value
     if isinstance(value, Buckets):
@@ -165,7 +171,9 @@ def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
             attributes=_attributes(labels, content),
             error=str(content["error"]) if content.get("error") else None,
             events=[
-                encode.SpanEvent(str(each["name"]), _time_ns(each["time"]), each["attributes"])
+                encode.SpanEvent(
+                    str(each["name"]), _time_ns(each["time"]), _mapping(each["attributes"])
+                )
                 for each in content.get("events") or ()
             ],
         )
@@ -195,6 +203,12 @@ def _time_ns(said: Any) -> int:
     if not 0 <= time_ns < 2**63:
         raise ValueError(f"{time_ns} is no time")
     return time_ns
+
+
+def _mapping(said: Any) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise TypeError(f"{said!r} are no attributes")
+    return said
 
 
 def _attributes(labels: Labels, content: dict[str, Any]) -> dict[str, Any]:

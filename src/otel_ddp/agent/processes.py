@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +20,7 @@ from otel_ddp.agent.nodes import NodeNames
 from otel_ddp.agent.sampling import Rank
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place, lock_holder
-from otel_ddp.journal.reader import Document, JournalReader, Unreadable
+from otel_ddp.journal.reader import Document, JournalReader, Unopened, Unreadable
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -26,6 +29,8 @@ Marks = dict[Path, Mark]
 
 _HIDDEN_S = 60.0
 _MOST_ENDED = 500
+# For who scrapes, for the collector, and for what is written: without them nothing leaves.
+_SPARE_FILES = 32
 
 
 class Ended(NamedTuple):
@@ -49,7 +54,8 @@ class Processes:
         self._ended: list[Ended] = []
         self._committed: Marks = {}
         self._handed: Marks = {}
-        self.unreadable: dict[Path, str] = {}
+        self._bad: dict[Path, str] = {}
+        self._waiting: dict[Path, Unopened] = {}
 
     def _living(self) -> Iterator[Mapping[str, Any]]:
         # Asked of the lock: what was last seen of it may be a tick old.
@@ -62,18 +68,38 @@ class Processes:
     # -- finding and reading
 
     def look(self) -> None:
-        """Find the journals that are new."""
-        for path in self._place.journals():
-            if path in self._intakes or path in self.unreadable:
+        """Find the journals that are new, and those that could not be opened before."""
+        bad = {path: why for path, why in self._bad.items() if os.path.exists(path)}
+        waiting: dict[Path, Unopened] = {}
+        # Where no file is left, the place itself cannot be looked through.
+        for path in dict.fromkeys((*self._place.journals(), *self._waiting)):
+            if path in self._intakes or path in bad:
                 continue
             try:
-                reader = JournalReader(path)
+                reader = self._open(path)
+            except Unopened as why:
+                if os.path.exists(path):
+                    waiting[path] = why
             except Unreadable as why:
-                if path.exists():
-                    self.unreadable[path] = str(why)
-                    log.warning("%s", why)
-                continue
-            self._intakes[path] = Intake(reader, self._ledger, self._names.name)
+                bad[path] = str(why)
+                log.warning("%s", why)
+            else:
+                self._intakes[path] = Intake(reader, self._ledger, self._names.name)
+        self._bad, self._waiting = bad, waiting
+        if said := self.remark():
+            containment.say_once("too many files", "%s", said)
+        for each in waiting.values():
+            if each.errno != errno.EMFILE:
+                text = "%s; this journal is tried again until it can be read"
+                containment.say_once(f"journal {each.errno}", text, each)
+
+    def _open(self, path: Path) -> JournalReader:
+        # Two files a process: its journal, and the handle that tells of its death.
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * (len(self._intakes) + 1) + _SPARE_FILES
+        if most != resource.RLIM_INFINITY and wanted > most:
+            raise Unopened(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        return JournalReader(path)
 
     def sweep(self) -> None:
         """Remove what a process left that was killed while it made its journal."""
@@ -245,6 +271,22 @@ class Processes:
             for intake in self._intakes.values()
             if intake.ended_at is None
         }
+
+    def unreadable(self) -> list[str]:
+        """Why the journals that are there and are not read are not."""
+        return [*self._bad.values(), *map(str, self._waiting.values())]
+
+    def remark(self) -> str:
+        """What to do where there are more processes than we may have files open."""
+        count = sum(each.errno == errno.EMFILE for each in self._waiting.values())
+        if not count:
+            return ""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"{count} of the journals wait until others have ended: the agent may have {most} "
+            "files open. Raise that limit (ulimit -n, docker --ulimit nofile, LimitNOFILE) where "
+            "the training, or the agent, is started"
+        )
 
     def nodes(self) -> dict[str, str]:
         """The node label of each journal."""

@@ -117,17 +117,9 @@ class Agent:
             self._end()
 
     def _sleep(self) -> None:
-        if self._leaving:
-            return
-        if self._doorbell < 0:
-            time.sleep(TICK_S)
-            return
-        # A death wakes us as well: who was first is then known by the time.
-        watched = [self._doorbell, *self.processes.desk.handles()]
-        ready, _, _ = select.select(watched, [], [], TICK_S)
-        if self._doorbell in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._doorbell, 4096)
+        if not self._leaving:
+            # A death wakes us as well: who was first is then known by the time.
+            wait(self._doorbell, self.processes.desk.handles())
 
     def _listen_to_signals(self) -> None:
         def stop(number: int, frame: object) -> None:
@@ -257,8 +249,8 @@ class Agent:
             "started_ns": self._started_ns,
             "scrape": self._url(),
             "export": self.outlet.state(),
-            "remark": self._remark,
-            "unreadable": list(self.processes.unreadable.values()),
+            "remark": "; ".join(filter(None, (self._remark, self.processes.remark()))),
+            "unreadable": self.processes.unreadable(),
             "nodes": self.processes.nodes(),
             "ended": self.processes.ended(),
             "verdicts": self.processes.desk.verdicts(),
@@ -299,6 +291,25 @@ def _open_doorbell(path: Path) -> int:
         return -1
 
 
+def wait(doorbell: int, handles: list[int], tick_s: float = TICK_S) -> None:
+    """For a tick, or until the doorbell (-1 where there is none) or one of the handles wakes us."""
+    # Not select(), which takes no number above 1023: each process costs two.
+    watched = select.poll()
+    try:
+        for each in (doorbell, *handles) if doorbell >= 0 else handles:
+            watched.register(each, select.POLLIN)
+        woken = dict(watched.poll(tick_s * 1000))
+        waited = not any(events & select.POLLNVAL for events in woken.values())
+    except (OSError, ValueError):
+        woken, waited = {}, False
+    if not waited:
+        # One that cannot be waited for would never let us sleep: we go by the clock.
+        time.sleep(tick_s)
+    if doorbell in woken:
+        with contextlib.suppress(OSError):
+            os.read(doorbell, 4096)
+
+
 def _step_aside() -> None:
     """Started by a training process: give up what we inherited of its privileges and pins."""
     with contextlib.suppress(OSError):
@@ -307,10 +318,6 @@ def _step_aside() -> None:
         os.nice(5)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    with contextlib.suppress(OSError, ValueError):
-        # A descriptor a living process: a node may have many.
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def take_the_lock(place: Place) -> int | None:
@@ -350,6 +357,10 @@ def main(directory: str = "", foreground: bool = False) -> int:
         if foreground:
             log.error("an agent already runs for %s", place.directory)
         return 1
+    with contextlib.suppress(OSError, ValueError):
+        # Two descriptors a living process: a node may have many.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if not foreground:
         _step_aside()
         with contextlib.suppress(OSError):
@@ -374,8 +385,8 @@ def _place(directory: str, foreground: bool) -> Place:
         os.stat(directory)
         return Place(private_directory(Path(directory)))
     places, remark = find(directory)
-    if remark:
-        log.warning("%s", remark)
     if not places:
         raise ConfigError(remark)
+    if remark:
+        log.warning("%s", remark)
     return places[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -117,12 +118,18 @@ class Place:
             os.close(fd)
 
 
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def lock_holder(path: Path) -> int | None:
-    """The process that holds a lock on this file, 0 for one of another PID namespace."""
+    """The process that holds a lock on this file, 0 for one of another PID namespace.
+
+    Also 0 where it cannot be asked at the moment: nobody is taken for dead because of that.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
+    except OSError as error:
+        return 0 if error.errno in _PASSING else None
     try:
         answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         kind, _, _, _, pid = _FLOCK.unpack(answer)

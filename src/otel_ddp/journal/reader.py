@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,23 +93,36 @@ class Unreadable(Exception):
     """This file is no journal that we can read; the text says why."""
 
 
+class Unopened(Unreadable):
+    """The system gave us nothing to judge it by; that may be over at the next attempt."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path}: {error.strerror}")
+        self.errno = error.errno
+
+
 class JournalReader:
     """One journal, seen from outside. Raises `Unreadable` on opening, and nothing afterwards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            raise Unreadable(f"{path}: {error.strerror}") from None
-        try:
             self._open()
+        except OSError as error:
+            self.close()
+            raise Unopened(path, error) from None
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
     def _open(self) -> None:
-        head = self._pread(0, layout.FIXED.size + 4)
+        found = os.fstat(self._fd)
+        # Not _pread: what the system keeps from us says nothing about the file.
+        head = b""
+        if stat.S_ISREG(found.st_mode):
+            head = os.pread(self._fd, layout.FIXED.size + 4, 0)
         if len(head) < layout.FIXED.size + 4 or head[:8] != layout.MAGIC:
             raise Unreadable(f"{self.path} is not a journal")
         # fmt: off
@@ -124,7 +138,8 @@ class JournalReader:
         (crc,) = layout.FIXED_CRC.unpack(head[-4:])
         whole = crc == checksum(head[:-4], 0) and head_bytes == layout.HEAD_BYTES
         areas = [(places[i], places[i + 1]) for i in range(0, 8, 2)]
-        if not whole or os.fstat(self._fd).st_size < size:
+        # Nobody can be told of what began before 1970: neither way out has a number for it.
+        if not whole or found.st_size < size or self.created_ns < 0:
             raise Unreadable(f"{self.path} is damaged")
         if any(start < head_bytes or start + room > size for start, room in areas):
             raise Unreadable(f"{self.path} is damaged")
@@ -432,7 +447,7 @@ def _scalars(payload: bytes, position: int) -> Scalars | None:
         return None
     count, _, time_ns, step, epoch = SCALARS_HEAD.unpack_from(payload)
     values_at = SCALARS_HEAD.size + padded(4 * count)
-    if count == 0 or values_at + 8 * count > len(payload):
+    if count == 0 or values_at + 8 * count > len(payload) or time_ns < 0:
         return None
     ids = struct.unpack_from(f"<{count}I", payload, SCALARS_HEAD.size)
     values = struct.unpack_from(f"<{count}d", payload, values_at)

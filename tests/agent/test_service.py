@@ -1,0 +1,183 @@
+"""What wakes the agent, and which journals it reads where files run short."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.desk import Desk
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.processes import Processes
+from otel_ddp.agent.service import wait
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.writer import JournalWriter
+
+# select() takes no number above 1023.
+HIGH = 1500
+FILES = 100
+
+
+@contextlib.contextmanager
+def limited_to(files: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        pytest.skip(f"{hard} files may be open here, and this needs {files}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def pipes() -> Iterator[tuple[int, int, int, int]]:
+    """Two ends to read from, and then the two to write to."""
+    (doorbell, ring), (handle, die) = os.pipe(), os.pipe()
+    yield doorbell, handle, ring, die
+    for each in (doorbell, handle, ring, die):
+        os.close(each)
+
+
+@pytest.mark.parametrize("by", ["doorbell", "death"])
+def test_numbers_above_1023_wake_the_agent(by: str, pipes: tuple[int, int, int, int]) -> None:
+    low_doorbell, low_handle, ring, die = pipes
+    began_s = time.monotonic()
+    with limited_to(HIGH + FILES), contextlib.ExitStack() as opened:
+        doorbell, handle = (
+            fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, HIGH) for each in (low_doorbell, low_handle)
+        )
+        opened.callback(os.close, doorbell)
+        opened.callback(os.close, handle)
+        os.write(ring if by == "doorbell" else die, b"!!")
+
+        wait(doorbell, [handle], tick_s=600.0)
+
+    assert time.monotonic() - began_s < 300.0
+    # Whoever has rung is heard once.
+    os.set_blocking(low_doorbell, False)
+    with pytest.raises(BlockingIOError):
+        os.read(low_doorbell, 1)
+
+
+@pytest.mark.parametrize("why", ["a file that is closed", "more of them than may be open"])
+def test_what_cannot_be_waited_for_leaves_the_clock(
+    why: str, pipes: tuple[int, int, int, int]
+) -> None:
+    doorbell, *handles = pipes
+    began_s = time.monotonic()
+
+    if why == "a file that is closed":
+        wait(doorbell, [HIGH], tick_s=0.05)
+    else:
+        with limited_to(1):
+            wait(doorbell, handles[:1], tick_s=0.05)
+
+    assert time.monotonic() - began_s >= 0.05
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "place").mkdir()
+    return Place(tmp_path / "place")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """That of a process which is gone."""
+    writer = JournalWriter(tmp_path, 128 * 1024, {"run": "r"})
+    copy = tmp_path / "copy"
+    shutil.copy(writer.path, copy)
+    writer.close()
+    return copy
+
+
+@pytest.fixture
+def processes(tmp_path: Path, place: Place) -> Iterator[Processes]:
+    ledger = Ledger()
+    made = Processes(place, ledger, "n", Desk(ledger, 60.0, tmp_path))
+    yield made
+    made.take()
+    made.commit(made.marks())
+    made.release(lambda: None)
+    made.take()
+    assert not made.marks()
+
+
+@contextlib.contextmanager
+def one_file_left() -> Iterator[None]:
+    """As where many scrape at once."""
+    others = []
+    with limited_to(FILES):
+        with contextlib.suppress(OSError):
+            while True:
+                others.append(os.dup(0))
+        os.close(others.pop())
+        try:
+            yield
+        finally:
+            for each in others:
+                os.close(each)
+
+
+def test_a_journal_for_which_no_file_was_left_is_read_later(
+    place: Place, journal: Path, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (shutil.copy(journal, place.directory / f"{n}.journal") for n in (1, 2))
+
+    with one_file_left():
+        processes.look()
+        processes.look()
+
+        assert list(processes.marks()) == [first]
+        assert processes.unreadable() == [f"{second}: Too many open files"]
+        said = processes.remark()
+    assert f"the agent may have {FILES} files open. Raise that limit" in said
+    assert [each.message for each in caplog.records] == [said]
+    processes.look()
+    assert list(processes.marks()) == [first, second]
+    assert (processes.unreadable(), processes.remark()) == ([], "")
+
+
+def test_many_processes_leave_files_for_what_else_the_agent_does(
+    place: Place, journal: Path, processes: Processes
+) -> None:
+    # Two for each process; 32 are for others.
+    room = (FILES - 32) // 2
+    for number in range(room + 2):
+        shutil.copy(journal, place.directory / f"{number}.journal")
+
+    with limited_to(FILES):
+        processes.look()
+
+        assert len(processes.marks()) == room
+        assert processes.remark().startswith("2 of the journals wait")
+    processes.look()
+    assert len(processes.marks()) == room + 2
+
+
+def test_what_is_no_journal_is_said_once_and_until_it_is_gone(
+    place: Place, journal: Path, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, link = place.directory / "1.journal", place.directory / "2.journal"
+    bad.write_bytes(b"no")
+    link.symlink_to(journal)
+
+    processes.look()
+    processes.look()
+
+    told = [f"{bad} is not a journal", f"{link}: Too many levels of symbolic links"]
+    assert processes.unreadable() == told
+    assert [each.message.partition(";")[0] for each in caplog.records] == told
+    assert processes.remark() == ""
+    bad.unlink()
+    os.replace(shutil.copy(journal, place.directory / "whole"), link)
+    processes.look()
+    assert (list(processes.marks()), processes.unreadable()) == ([link], [])
