@@ -257,9 +257,18 @@ def test_names_set_for_another_tracker_are_read_last(env: dict[str, str]) -> Non
 
 
 def test_names_are_one_line_of_valid_text_of_bounded_length() -> None:
-    me = who({}, group=" a\nb\x00c\u2028d\udcff ", job_type="", name="x" * 5000)
+    # The last one is how Python reads bytes that the encoding of its locale does not have.
+    me = who(
+        {},
+        group=" a\nb\x00c\u2028d\udcff ",
+        job_type="",
+        name="x" * 5000,
+        project="e\ud800",
+        description="l\udcc3\udca4uf",
+    )
 
     assert (me.group, me.job_type, me.name) == ("a b c d\ufffd", "train", "x" * 200)
+    assert (me.project, me.description) == ("e\ufffd", "l\u00e4uf")
 
 
 BAD = {
@@ -519,13 +528,14 @@ def test_a_lone_process_that_turns_out_to_be_one_of_many_takes_the_common_run() 
 def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> None:
     env: dict[str, str] = {}
 
-    hand_down("the-run: one", env)
+    hand_down("the-run: 100% \u5b9e", env)
 
+    assert env[identity.INHERITED_RUN].isascii()
     child = who(env, proc, in_spawned_child=True)
     rank = who(BY_HAND | env, proc)
     script = who(env, proc)
     same = who(env, proc, pid=os.getpid())
-    assert (child.run, rank.run) == ("the-run: one", "the-run: one")
+    assert (child.run, rank.run) == ("the-run: 100% \u5b9e", "the-run: 100% \u5b9e")
     assert (script.run, same.run) == ("made-here", "made-here")
 
 

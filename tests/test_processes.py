@@ -416,7 +416,7 @@ assert agent_link.ensure_agent(Place(Path({directory!r})))
 def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
     given: list[str], expected: list[str], place: Here, tmp_path: Path
 ) -> None:
-    said, interpreter = tmp_path / "said", tmp_path / "interpreter"
+    said, interpreter = tmp_path / "said", tmp_path / "python"
     interpreter.write_text(INTERPRETER.format(said=said))
     interpreter.chmod(0o700)
     root = str(Path(agent_link.__file__).parents[1])
@@ -426,6 +426,100 @@ def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
 
     until(said.exists, "the interpreter")
     assert [*expected, "-c", "import", "sys;"] == said.read_text().split()[: len(expected) + 3]
+
+
+@pytest.mark.parametrize(
+    ("executable", "frozen", "starts"),
+    [
+        ("/opt/conda/envs/a/bin/python", False, True),
+        ("/venv/bin/Python3.13t", False, True),
+        ("/usr/bin/pypy3", False, True),
+        ("/opt/graalpy-24/bin/graalpy", False, True),
+        ("{tmp}/link", False, True),
+        ("/opt/python/trainer", False, False),
+        ("/opt/dist/python3", True, False),
+        ("", False, False),
+    ],
+)
+def test_a_program_that_is_no_python_is_not_started_once_more_as_an_agent(
+    executable: str,
+    frozen: bool,
+    starts: bool,
+    place: Here,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "link").symlink_to("/nowhere/python3")
+    monkeypatch.setattr(sys, "executable", executable.format(tmp=tmp_path))
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
+
+    assert agent_link.ensure_agent(place) == starts
+
+    assert place.agent_log.exists() == starts
+    assert ["run `otel-ddp agent` on this node and set" in each for each in caplog.messages] == (
+        [] if starts else [True]
+    )
+
+
+# A training whose executable begins it anew, whatever it is asked to run, and looks like a Python.
+ANEW = """#!/bin/sh
+exec {python} {script}
+"""
+TRAINS = """
+import sys, time
+from pathlib import Path
+sys.path.append({root!r})
+from otel_ddp import agent_link
+from otel_ddp.journal.place import Place
+place, said = Place(Path({directory!r})), Path({said!r})
+earlier = said.read_text().splitlines() if said.exists() else []
+if len(earlier) < 3:
+    place.hold_starts(-1)
+    sys.executable = {executable!r}
+    started = agent_link.ensure_agent(place) if len(earlier) < 2 else "again"
+    held_s = place.start_not_before() - time.monotonic()
+    with said.open("a") as file:
+        file.write(f"{{started}} {{not started and held_s > 30}}\\n")
+"""
+
+
+def test_a_training_that_was_started_for_an_agent_starts_none_and_has_none_started(
+    place: Here, tmp_path: Path
+) -> None:
+    said, script, executable = (tmp_path / each for each in ("said", "script.py", "python"))
+    executable.write_text(ANEW.format(python=sys.executable, script=script))
+    executable.chmod(0o700)
+    script.write_text(
+        TRAINS.format(
+            root=str(Path(agent_link.__file__).parents[1]),
+            directory=str(place.directory),
+            said=str(said),
+            executable=str(executable),
+        )
+    )
+
+    subprocess.run([sys.executable, script], check=True, timeout=PATIENCE_S)
+    until(lambda: len(said.read_text().splitlines()) > 1, "the training, once more")
+
+    assert sorted(said.read_text().splitlines()) == ["False True", "True False"]
+    assert "runs this program, whatever it is asked" in place.agent_log.read_text()
+
+
+def test_names_that_the_locale_has_no_letters_for_are_recorded_as_they_are(
+    place: Here, tmp_path: Path
+) -> None:
+    code = (
+        "import os, otel_ddp\notel_ddp.init(run='\\u5b9e\\u9a8c').finish()\n"
+        "assert os.environ['OTEL_DDP_INHERITED_RUN'].isascii()"
+    )
+    c = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    status, _, err = run(code, tmp_path, **c, OTEL_DDP_GROUP="l\u00e4uf")
+
+    assert (status, err) == (0, "")
+    who = place.only().identity
+    assert (who["run"], who["group"]) == ("\u5b9e\u9a8c", "l\u00e4uf")
 
 
 def _spoil(place: Here, how: str) -> None:

@@ -37,7 +37,8 @@ KNOWS = {
     "agent_terms": "",
     "diagnosis": "catalog",
     "agent": "agent_terms catalog containment diagnosis errors journal settings survey __init__",
-    "cli": "agent catalog demo diagnosis errors journal settings survey versions __init__",
+    "cli": "agent catalog demo diagnosis errors identity journal settings strategies survey "
+    "versions __init__",
     "demo": "__init__",
     "__init__": "errors identity instrumentation run session",
     "__main__": "cli",

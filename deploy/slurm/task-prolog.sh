@@ -11,11 +11,21 @@
 set -u
 
 # The site's own, a shell file: COLLECTOR=https://collector.example.org:4318 and SHARED_NODES=yes
+# Read in a shell of its own: a task whose prolog fails is not started, and what is wrong with this
+# file shall cost nothing but what stands below the mistake. What it prints is for Slurm, too.
 site=${1:-/etc/otel-ddp/slurm.sh}
-COLLECTOR=
-SHARED_NODES=no
-# shellcheck source=/dev/null
-[[ -r $site ]] && . "$site"
+exec 3>&1
+{
+    read -r COLLECTOR
+    read -r SHARED_NODES
+} < <(
+    COLLECTOR=
+    SHARED_NODES=no
+    trap 'printf "%s\n" "${COLLECTOR-}" "${SHARED_NODES-}"' EXIT
+    set +u
+    # shellcheck source=/dev/null
+    [[ -r $site ]] && . "$site" >&3
+)
 
 # give NAME VALUE [OTHER_NAME...]: nothing where one of the names is set already.
 give() {

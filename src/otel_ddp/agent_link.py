@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,12 @@ START_GRACE_S = 5.0
 LOOK_EVERY_NS = 4_000_000_000
 HAND_OVER_S = 0.25
 
+# CPython, PyPy and GraalPy, in whatever version, and the interpreters of conda and of venvs.
+_PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
+# What we start as an agent has this among its variables, and so has whatever that starts in turn.
+# No name of the settings: nobody is to set it, and nobody is to be told that it is unknown.
+_MARK = "_OTEL_DDP_IS_AGENT"
+_MARKED_HOLD_S = 60.0
 
 # Whatever these names are by now, opening them neither follows, waits nor is inherited.
 _CAREFULLY = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -27,6 +34,12 @@ _CAREFULLY = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 @containment.contained(default=False)
 def ensure_agent(place: Place) -> bool:
     """Start the node's agent unless one lives or is being started; True if one was started."""
+    if _MARK in os.environ:
+        # What was taken for a Python was the training itself, which now runs twice: never again
+        # as long as this one lives, neither from here nor from where it was started.
+        place.hold_starts(_MARKED_HOLD_S)
+        _refuse(f"{sys.executable} runs this program, whatever it is asked")
+        return False
     if place.agent_lives():
         return False
     try:
@@ -56,8 +69,8 @@ def _start_once(place: Place) -> bool:
 
 
 def _start(place: Place) -> bool:
-    if not sys.executable:
-        containment.say_once("agent", "sys.executable is unset, so no node agent can be started.")
+    if why := _no_python():
+        _refuse(why)
         return False
     root = str(Path(__file__).parents[1])
     # Appended, not prepended: our parent directory must not shadow anything of the agent's.
@@ -89,6 +102,30 @@ def _start(place: Place) -> bool:
     return True
 
 
+def _no_python() -> str:
+    """Why this program's executable would not run an agent; empty where it would."""
+    path = sys.executable
+    if not path:
+        return "sys.executable is unset"
+    # As PyInstaller, cx_Freeze and their like set it: the executable is the training, and would
+    # begin once more, whatever it is asked to run.
+    if getattr(sys, "frozen", False):
+        return f"{path} is a frozen program"
+    # It may be a link with a name of its own.
+    if not any(_PYTHON.search(os.path.basename(each)) for each in (path, os.path.realpath(path))):
+        return f"{path} is no Python"
+    return ""
+
+
+def _refuse(why: str) -> None:
+    containment.say_once(
+        "agent",
+        "%s, so no node agent can be started from here: run `otel-ddp agent` on this node and set "
+        "OTEL_DDP_AGENT=external.",
+        why,
+    )
+
+
 def _flags() -> list[str]:
     """What keeps strange modules out of the training process keeps them out of the agent, too."""
     flags = sys.flags
@@ -100,7 +137,8 @@ def _environment() -> dict[str, str]:
     # What profilers and launchers preload into a training process is not meant for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
     given = agent_terms.given(os.environ)
-    return {key: value for key, value in given.items() if key not in left_out}
+    kept = {key: value for key, value in given.items() if key not in left_out}
+    return {**kept, _MARK: "1"}
 
 
 def hand_over(

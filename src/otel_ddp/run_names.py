@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -73,7 +74,10 @@ def launched_by(here: launchers.Here, told: launchers.Told) -> str:
 
 def hand_down(run: str, env: MutableMapping[str, str] = os.environ) -> None:
     """Let ranks that are started from here join the run, where no launcher names one."""
-    env[INHERITED_RUN] = f"{os.getpid()}:{run}"
+    from urllib.parse import quote
+
+    # Letters that the encoding of this process's locale lacks cannot be put into a variable.
+    env[INHERITED_RUN] = f"{os.getpid()}:{quote(run)}"
 
 
 def make() -> str:
@@ -93,6 +97,9 @@ def clean(text: str) -> str:
 
     # Cut before as well: nobody's novel is walked through letter by letter.
     some = text.strip()[: 4 * _MOST_CHARACTERS]
+    # A variable in UTF-8, read under a locale of another encoding: `läuf` under LC_ALL=C.
+    with contextlib.suppress(UnicodeEncodeError):
+        some = some.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(map(keep, some)).strip()[:_MOST_CHARACTERS].rstrip()
 
 
@@ -107,6 +114,8 @@ def _derived(*parts: str) -> str:
 
 def _inherited(here: Here, told: Told, world: int | None) -> str:
     """The run of an ancestor, for a process that is a rank of it."""
+    from urllib.parse import unquote
+
     ancestor, _, run = here.env.get(INHERITED_RUN, "").partition(":")
     if ancestor == str(here.pid):
         return ""
@@ -115,5 +124,5 @@ def _inherited(here: Here, told: Told, world: int | None) -> str:
     placed = told.launcher != "spawn" and world != 1
     # ...or a child of multiprocessing, unless its parent is such a trial and opened no run.
     if placed or (here.spawned and not launchers.parent_was_given(here, INHERITED_RUN)):
-        return clean(run)
+        return clean(unquote(run))
     return ""

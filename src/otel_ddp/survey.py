@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from otel_ddp import catalog
@@ -16,38 +18,40 @@ _PHASES = {code: word for word, code in catalog.PHASES.items()}
 _SILENT_S = 20.0
 _OVER = ("finished", "failed", "killed")
 ENDED = tuple(catalog.STATES[word] for word in _OVER)
+# By then an agent is up, and who took the place of another has it for itself.
+_LONG_NS = 10_000_000_000
+_LAST_BYTES = 4096
 
 
-def survey(places: list[Place]) -> dict[str, Any]:
+def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
     """Everything that `otel-ddp status` says, as JSON."""
+    now_ns = time.time_ns() if now_ns is None else now_ns
     agents: list[dict[str, Any]] = []
     processes: list[dict[str, Any]] = []
     unreadable: list[str] = []
     verdicts: list[dict[str, Any]] = []
+    unserved: list[dict[str, Any]] = []
+    doubled: list[dict[str, Any]] = []
     for place in places:
         agent = _agent(place)
+        alive = agent["alive"]
         verdicts += agent.pop("verdicts")
-        if agent["alive"] or agent.get("pid"):
+        if alive or agent.get("pid"):
             agents.append(agent)
         nodes = agent.pop("nodes")
         # Their journals are gone, or about to go; only the agent still knows of them.
         ended = agent.pop("ended")
         processes += ended
         known = {each.get("journal") for each in ended}
-        for path in place.journals():
-            if path.name in known:
-                continue
-            try:
-                reader = JournalReader(path)
-            except Unreadable as why:
-                unreadable.append(str(why))
-                continue
-            try:
-                described = _process(reader)
-            finally:
-                reader.close()
-            described["node"] = nodes.get(path.name) or described["node"]
-            processes.append(described)
+        here = list(_processes(place, known, unreadable))
+        for each in here:
+            each["node"] = nodes.get(each["journal"]) or each["node"]
+        processes += here
+        long_here = [each for each in here if _long_here(each, now_ns)]
+        doubled += _doubled(long_here)
+        if long_here and not alive:
+            where = {"directory": str(place.directory), "agent_log": _last_line(place)}
+            unserved.append({**where, "processes": len(long_here)})
     # The agent goes on about a run that is over: its ranks are gone, so one or none is left.
     going = [each.get("run") for each in processes if each.get("state") not in _OVER]
     for agent in agents:
@@ -59,7 +63,55 @@ def survey(places: list[Place]) -> dict[str, Any]:
         "processes": processes,
         "verdicts": verdicts,
         "unreadable": unreadable,
+        "unserved": unserved,
+        "doubled": doubled,
     }
+
+
+def _processes(
+    place: Place, known: Collection[Any], unreadable: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Those of which there are journals, but for the ones that are known."""
+    for path in place.journals():
+        if path.name in known:
+            continue
+        try:
+            reader = JournalReader(path)
+        except Unreadable as why:
+            unreadable.append(str(why))
+            continue
+        try:
+            yield _process(reader)
+        finally:
+            reader.close()
+
+
+def _long_here(process: Mapping[str, Any], now_ns: int) -> bool:
+    return process["state"] not in _OVER and now_ns - process["started_ns"] > _LONG_NS
+
+
+def _last_line(place: Place) -> str:
+    """The last thing that an agent of this place said, or that was said of it."""
+    try:
+        with place.agent_log.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LAST_BYTES))
+            lines = log.read(_LAST_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next(filter(None, map(str.strip, reversed(lines))), "")
+
+
+def _doubled(living: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The ranks that several processes say they are: only one of them is seen in the metrics."""
+    seats: dict[str, list[dict[str, Any]]] = {}
+    for each in living:
+        if each["settled"] and each["rank"] is not None:
+            seat = repr([each[name] for name in ("run", "group", "job_type", "node", "rank")])
+            seats.setdefault(seat, []).append(each)
+    for one, *others in seats.values():
+        if others:
+            pids = [each["pid"] for each in (one, *others)]
+            yield {"run": one["run"], "rank": one["rank"], "pids": pids}
 
 
 def _agent(place: Place) -> dict[str, Any]:
@@ -69,6 +121,7 @@ def _agent(place: Place) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         said, silent_s = {}, 0.0
     said = said if isinstance(said, dict) else {}
+    # Told by the kernel, as it is numbered here; its own word is of where it runs.
     pid = place.agent_pid()
     alive = pid is not None
     if alive and not said:
@@ -84,6 +137,7 @@ def _agent(place: Place) -> dict[str, Any]:
     return {
         **said,
         "alive": alive,
+        "pid_here": pid,
         "directory": str(place.directory),
         "nodes": nodes if isinstance(nodes, dict) else {},
         "ended": [each for each in ended if _whole(each)] if isinstance(ended, list) else [],
@@ -140,6 +194,7 @@ def describe(
         "group": who.get("group"),
         "job_type": who.get("job_type"),
         "node": who.get("node") or who.get("host"),
+        "host": who.get("host"),
         "rank": who.get("global_rank"),
         "local_rank": who.get("local_rank"),
         "world_size": who.get("world_size"),

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import otel_ddp
 from conftest import Here
 from node import Node, finished
 from nvml_boards import Boards, a100_mig, h100, standin_library
@@ -27,6 +28,7 @@ from otel_ddp import __version__, settings
 from otel_ddp.agent.otlp.outcome import Outcome
 from otel_ddp.cli import doctor, main
 from otel_ddp.cli.doctor import Finding, Scene, examine, installation, port
+from otel_ddp.errors import ConfigError
 from otlp_receiver import Receiver
 
 # Its package has the check itself under this name.
@@ -204,6 +206,26 @@ def test_a_setting_that_means_nothing_is_said_and_the_others_hold() -> None:
     assert told[0].sentence.startswith("OTEL_DDP_AGENT must be one of auto, external, off")
     assert told[1].sentence.startswith("OTEL_DDP_STALL_TIMEOUT_S must be a number of seconds")
     assert scene.conf.journal_bytes == 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OTEL_DDP_STRATEGY": "foo"}, "strategy must be"),
+        ({"OTEL_DDP_STRATEGY": "1.5"}, "strategy must be"),
+        ({"OTEL_DDP_RANK": "abc"}, "OTEL_DDP_RANK must be"),
+        ({"OTEL_DDP_WORLD_SIZE": "0"}, "OTEL_DDP_WORLD_SIZE must be"),
+        ({"RANK": "7", "WORLD_SIZE": "4"}, "The global rank must be below the world size"),
+    ],
+)
+def test_what_stops_a_training_at_its_start_is_found_before(
+    variables: dict[str, str], words: str
+) -> None:
+    os.environ.update(variables)
+
+    assert the(found(doctor.variables), "fail").startswith(words)
+    with pytest.raises(ConfigError, match=words):
+        otel_ddp.init()
 
 
 def test_a_standard_variable_that_is_passed_over_is_said_among_the_findings(
@@ -390,6 +412,7 @@ def test_a_directory_that_others_can_enter_is_refused_with_the_cure(place: Here)
     told = found(doctor.journals)
 
     assert f"(mode 0777): chmod 700 {place.directory}" in the(told, "fail")
+    assert the(told, "fail").endswith("name another directory in OTEL_DDP_DIR")
 
 
 def test_a_directory_of_our_own_making_that_is_open_will_be_closed(tmp_path: Path) -> None:
@@ -422,6 +445,7 @@ def test_a_file_or_a_link_where_the_directory_should_be_is_refused(tmp_path: Pat
     for name in ("file", "link"):
         told = found(doctor.journals, directory=str(tmp_path / name))
         assert "is no directory" in the(told, "fail")
+        assert the(told, "fail").endswith("name another directory with --dir")
     told = found(doctor.journals, directory=str(tmp_path / "file" / "below"))
     assert "cannot be written to (Not a directory)" in the(told, "fail")
 
@@ -471,7 +495,36 @@ def test_ranks_that_the_agent_cannot_see_are_named() -> None:
     told = list(examine(scene_with({"unseen": ["0", "3"]}), [doctor.processes]))
 
     assert the(told, "warn").startswith("the agent cannot see the process of rank 0, 3, so ")
+    assert the(told, "warn").endswith(
+        "it runs in another container; let them share process ids (shareProcessNamespace, hostPID, "
+        "--pid=host)"
+    )
     assert levels(list(examine(scene_with({"unseen": []}), [doctor.processes])))[0] == "ok"
+
+
+def test_a_directory_that_several_nodes_share_is_told_of() -> None:
+    scene = scene_with({"unseen": ["1"]})
+    scene.host = "node-0"
+    scene.survey["processes"] = [
+        {"host": host, "state": state}
+        for host, state in (("node-0", "running"), ("node-1", "running"), ("node-2", "killed"))
+    ]
+
+    told = the(list(examine(scene, [doctor.processes])), "warn")
+
+    assert (
+        f"of several hosts (node-0, node-1) write to {scene.place}. Where these are nodes" in told
+    )
+    assert "OTEL_DDP_DIR must name a directory that each node has for itself" in told
+
+
+def test_two_processes_on_one_seat_are_told_of() -> None:
+    scene = scene_with({})
+    scene.survey["doubled"] = [{"run": "sweep", "rank": 0, "pids": [7, 8]}]
+
+    told = the(list(examine(scene, [doctor.processes])), "warn")
+
+    assert told.startswith("pids 7 and 8 each say that they are rank 0 of run sweep")
 
 
 def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
@@ -487,13 +540,16 @@ def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
     assert "does not answer (no answer in time)" in the(told, "fail")
 
 
-def test_an_agent_of_another_version_and_its_remark_are_warnings() -> None:
-    scene = scene_with({"version": "9.9", "remark": "port 9464 is taken"})
+@pytest.mark.parametrize(
+    ("here", "how"), [(7, "with `kill 7`"), (8, "where it runs"), (0, "where it runs")]
+)
+def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how: str) -> None:
+    scene = scene_with({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
 
     told = list(examine(scene, [doctor.agent]))
 
     assert levels(told) == ["warn", "warn"]
-    assert f"is of version 9.9, this is {__version__}" in told[0].sentence
+    assert f"is of version 9.9, this is {__version__}: end it {how}, and" in told[0].sentence
     assert told[1].sentence == "port 9464 is taken"
 
 
@@ -545,6 +601,17 @@ def test_where_no_agent_runs_it_is_said_who_starts_one(
     os.environ["OTEL_DDP_AGENT"] = mode
 
     assert words in the(found(doctor.agent), level)
+
+
+@pytest.mark.parametrize(("mode", "level"), [("auto", "fail"), ("external", "warn")])
+def test_an_agent_that_did_not_come_up_fails(mode: str, level: str) -> None:
+    os.environ["OTEL_DDP_AGENT"] = mode
+    scene = scene_with()
+    scene.survey["unserved"] = [{"directory": "/a", "agent_log": "no", "processes": 1}]
+
+    told = the(list(examine(scene, [doctor.agent])), level)
+
+    assert told.startswith("a process runs, but no agent came up") == (level == "fail")
 
 
 def test_a_port_that_is_taken_is_a_warning_and_a_strange_address_a_failure(place: Here) -> None:

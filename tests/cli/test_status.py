@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,12 +136,14 @@ def test_of_a_run_that_nobody_can_judge_the_reason_is_told_and_is_no_alarm() -> 
 @pytest.mark.parametrize("over", [True, False])
 def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool) -> None:
     trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
-    with an_agent(place, f"{trains}; run.finish()" if over else trains):
+    with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
         place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": {"mine": "why"}}))
 
         (agent,) = survey([place])["agents"]
 
     assert agent["insufficient"] == ({} if over else {"mine": "why"})
+    # What it calls itself may be a number of another PID namespace.
+    assert (agent["pid"], agent["pid_here"]) == (7, pid)
 
 
 def test_what_an_agent_lacked_that_is_gone_is_not_told(place: Here, tmp_path: Path) -> None:
@@ -151,6 +154,93 @@ def test_what_an_agent_lacked_that_is_gone_is_not_told(place: Here, tmp_path: Pa
         (agent,) = survey([place])["agents"]
 
     assert (agent["alive"], agent["insufficient"]) == (False, {})
+
+
+TRAINS = "import otel_ddp; run = otel_ddp.init()"
+
+
+@pytest.mark.parametrize(
+    ("code", "served", "seconds", "expected"),
+    [
+        (TRAINS, False, 11, 1),
+        (TRAINS, False, 5, None),
+        (TRAINS, True, 11, None),
+        (f"{TRAINS}; run.finish()", False, 11, None),
+    ],
+)
+def test_a_process_that_has_waited_in_vain_for_its_agent_is_told_with_the_agents_last_words(
+    code: str, served: bool, seconds: int, expected: int | None, place: Here, tmp_path: Path
+) -> None:
+    place.agent_log.write_bytes(b"earlier\n" + b"x" * 9000 + b"\nno such library\n\n")
+    with an_agent(place if served else Here(tmp_path), code):
+        found = survey([place], time.time_ns() + seconds * 10**9)["unserved"]
+
+    where = {"directory": str(place.directory), "agent_log": "no such library"}
+    assert found == ([] if expected is None else [{**where, "processes": expected}])
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("no such library", "/a b/agent.log ends with: no such library"),
+        ("", "what the training prints at its start may say why"),
+    ],
+)
+def test_where_no_agent_came_up_that_is_said_and_why(said: str, why: str) -> None:
+    found = {"unserved": [{"directory": "/a b", "agent_log": said, "processes": 2}]}
+
+    assert list(lines(found, NOW_NS)) == [
+        "agent     2 processes run, but no agent came up (which is right after "
+        f"OTEL_DDP_AGENT=off); {why}; try `otel-ddp agent --dir '/a b'`",
+        "no runs",
+    ]
+    assert "no agent came up" not in str(list(lines(found, NOW_NS, agent="external")))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "other", "twice"),
+    [
+        (11, {}, True),
+        (5, {}, False),
+        (11, {"OTEL_DDP_RANK": "1", "OTEL_DDP_WORLD_SIZE": "2"}, False),
+        (11, {"OTEL_DDP_RUN": "another"}, False),
+        (11, {"OTEL_DDP_GROUP": "another"}, False),
+    ],
+)
+def test_two_living_processes_that_say_they_are_the_same_rank_are_told_of(
+    seconds: int,
+    other: dict[str, str],
+    twice: bool,
+    place: Here,
+    tmp_path: Path,
+) -> None:
+    os.environ["OTEL_DDP_RUN"] = "sweep"
+    others = f"import os; os.environ.update({other!r}); {TRAINS}"
+    with an_agent(place, TRAINS) as one, an_agent(Here(tmp_path), others) as two:
+        found = survey([place], time.time_ns() + seconds * 10**9)
+
+    told = [line for line in lines(found, time.time_ns()) if line.startswith("  ! ")]
+    first, second = (each["pid"] for each in found["processes"])
+    assert {first, second} == {one, two}
+    assert (
+        told
+        == [
+            f"  ! pids {first} and {second} each say that they are rank 0 of run sweep, and the "
+            "metrics show one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
+        ]
+        * twice
+    )
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_troubles_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
+    found = {
+        "unserved": [dict.fromkeys(("directory", "agent_log", "processes"), odd), odd],
+        "doubled": [dict.fromkeys(("run", "rank", "pids"), odd), odd],
+        "processes": [process(run=odd)],
+    }
+
+    assert len(list(lines(found, NOW_NS))) > 3
 
 
 HOLD = """

@@ -188,3 +188,26 @@ def test_the_example_job_starts_as_many_processes_as_it_has_gpus() -> None:
     # Since Slurm 22.05 srun does not take it over from sbatch: all ranks would share one core.
     assert '--cpus-per-task="$SLURM_CPUS_PER_TASK"' in text
     assert re.search(r"--rdzv-id=\S*\$SLURM_JOB_ID", text)
+
+
+@pytest.mark.parametrize(
+    "mistake", ["set -e\nfalse", "set -u\n: $NOBODY_SET_THIS", ": $NOBODY_SET_THIS", "exit 3"]
+)
+def test_a_mistake_in_the_sites_file_costs_no_task_its_start(mistake: str, tmp_path: Path) -> None:
+    site = tmp_path / "site.sh"
+    site.write_text(f"COLLECTOR=https://c:4318\n{mistake}\n")
+
+    said = subprocess.run(
+        [SLURM / "task-prolog.sh", site],
+        env={"PATH": os.environ["PATH"], **JOB},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert said.stdout.splitlines() == [
+        "export OTEL_EXPORTER_OTLP_ENDPOINT=https://c:4318",
+        "export OTEL_DDP_GROUP=llama",
+        "export OTEL_DDP_PROJECT=nlp",
+        "export OTEL_DDP_NAME=llama 4711",
+    ]

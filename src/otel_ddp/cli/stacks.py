@@ -115,7 +115,8 @@ def _stacks(threads: list[Any]) -> Iterator[str]:
     for thread in threads:
         if not isinstance(thread, Mapping):
             continue
-        yield f"  thread {_clean(thread.get('name')) or '?'}"
+        trains = thread.get("trains") is True and thread.get("main") is not True
+        yield f"  thread {_clean(thread.get('name')) or '?'}" + ", which trains" * trains
         for frame in frames(dict(thread)):
             yield f"    {_clean(frame.function)} ({_clean(frame.file)}:{frame.line})"
 

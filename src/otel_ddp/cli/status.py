@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ _LONGEST_CELL = 1000
 # A driver keeps something of each board for itself.
 _IDLE_SHARE = 0.05
 _WIDEST_GPU_CELL = 60
-_OVER = ("finished", "failed", "killed")
+OVER = ("finished", "failed", "killed")
 # What to say where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
@@ -82,8 +83,10 @@ def lines(
         yield f"export    {cell(each.get('export'), 'unknown')}"
         if remark := cell(each.get("remark")):
             yield f"note      {remark}"
-    if not alive:
+    in_vain = list(unserved(found)) if agent == "auto" else []
+    if not alive and not in_vain:
         yield f"agent     {NO_AGENT[agent]}"
+    yield from (f"agent     {sentence}" for sentence in in_vain)
     yield from (f"note      {cell(why)}" for why in found.get("unreadable") or ())
     runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     # A run stands where its first process does: in order of start.
@@ -100,6 +103,7 @@ def lines(
         yield ", ".join((f"run {name}", *filter(None, told)))
         yield _columns(_HEADS)
         yield from (_columns(_row(each, now_ns)) for each in sorted(ranks, key=_place))
+        yield from (f"  ! {sentence}" for sentence in doubled(found, name))
         for verdict in mappings(found.get("verdicts")):
             who = verdict.get("who")
             if isinstance(who, Mapping) and cell(who.get("run"), "?") == name:
@@ -108,6 +112,34 @@ def lines(
             yield from _not_judged(each, name)
     for each in alive:
         yield from _devices(each)
+
+
+def unserved(found: Mapping[str, Any]) -> Iterable[str]:
+    """Each place whose processes have waited in vain for their agent, in one sentence."""
+    for each in mappings(found.get("unserved")):
+        count, where = _whole(each.get("processes")) or 0, cell(each.get("directory"), "?")
+        who = f"{count} processes run" if count > 1 else "a process runs"
+        if said := cell(each.get("agent_log")):
+            why = f"{where}/agent.log ends with: {said}"
+        else:
+            why = "what the training prints at its start may say why"
+        yield (
+            f"{who}, but no agent came up (which is right after OTEL_DDP_AGENT=off); {why}; try "
+            f"`otel-ddp agent --dir {shlex.quote(where)}`"
+        )
+
+
+def doubled(found: Mapping[str, Any], run: str = "") -> Iterable[str]:
+    """Each rank that several living processes say they are, in one sentence."""
+    for each in mappings(found.get("doubled")):
+        name, said = cell(each.get("run"), "?"), each.get("pids")
+        pids = [cell(pid, "?") for pid in said] if isinstance(said, list) else []
+        if run in ("", name):
+            yield (
+                f"pids {' and '.join(pids)} each say that they are rank "
+                f"{cell(each.get('rank'), '?')} of run {name}, and the metrics show one of them: "
+                "give each launch an OTEL_DDP_RUN of its own, or leave it out"
+            )
 
 
 def _not_judged(agent: Mapping[str, Any], run: str) -> Iterable[str]:
@@ -137,7 +169,7 @@ def _row(each: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
         notes.append("gone without a word")
     if lost:
         notes.append(f"{lost} records lost")
-    if not each.get("settled", True) and state not in _OVER:
+    if not each.get("settled", True) and state not in OVER:
         notes.append("waits for its process group")
     return (
         cell(each.get("rank"), "?"),

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from otel_ddp import __version__
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
-from otel_ddp.cli.status import NO_AGENT, cell
+from otel_ddp.cli.status import NO_AGENT, cell, unserved
 
 _LONGEST_ANSWER = 64 * 1024 * 1024
 
@@ -25,16 +25,22 @@ def agent(scene: Scene) -> Findings:
         if version == __version__:
             yield Finding("ok", "agent", f"pid {pid}, version {version}; OTLP: {export}")
         else:
+            # A number of another PID namespace is a stranger's here.
+            ours = each.get("pid") == each.get("pid_here")
+            how = f"with `kill {pid}`" if ours else "where it runs"
             sentence = (
-                f"pid {pid} is of version {version}, this is {__version__}: end it with "
-                f"`kill {pid}`, and the training starts another one"
+                f"pid {pid} is of version {version}, this is {__version__}: end it {how}, and the "
+                "training starts another one"
             )
             yield Finding("warn", "agent", sentence)
         if remark := cell(each.get("remark")):
             yield Finding("warn", "agent", remark)
-    if scene.agents:
-        return
     conf = scene.conf.agent
+    in_vain = list(unserved(scene.survey)) if conf == "auto" else []
+    for sentence in in_vain:
+        yield Finding("fail", "agent", sentence)
+    if scene.agents or in_vain:
+        return
     yield Finding("ok" if conf == "auto" else "warn", "agent", NO_AGENT[conf])
 
 

@@ -7,10 +7,13 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
+from collections.abc import Iterator
 
-from otel_ddp import __version__, settings
+from otel_ddp import __version__, identity, settings
 from otel_ddp.cli.doctor.asking import ask
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.errors import ConfigError
+from otel_ddp.strategies import Choice
 from otel_ddp.versions import too_old
 
 _PACKAGES = {
@@ -90,8 +93,20 @@ def torch(scene: Scene) -> Findings:
         yield Finding("ok", "torch", told)
 
 
+def _refused_by_init(scene: Scene) -> Iterator[str]:
+    """What each variable means by itself, and still stops a training that starts from here."""
+    for step in (
+        lambda: Choice(scene.conf.strategy),
+        lambda: identity.resolve(env=scene.env, proc=scene.proc),
+    ):
+        try:
+            step()
+        except ConfigError as error:  # noqa: PERF203
+            yield str(error)
+
+
 def variables(scene: Scene) -> Findings:
-    for sentence in scene.wrong:
+    for sentence in (*scene.wrong, *_refused_by_init(scene)):
         yield Finding("fail", "variables", sentence)
     for sentence in settings.unknown(scene.env):
         yield Finding("warn", "variables", sentence)

@@ -13,7 +13,7 @@ from typing import Any
 from otel_ddp.agent import postmortem
 from otel_ddp.agent.outlet import spool_directory
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene, nearest_that_is, problem
-from otel_ddp.cli.status import NO_DRIVER, cell, labels, mappings, user
+from otel_ddp.cli.status import NO_DRIVER, OVER, cell, doubled, labels, mappings, user
 from otel_ddp.journal.place import Place, on_memory
 
 _RANKS = 8
@@ -90,7 +90,7 @@ def _used(gpu: Mapping[str, Any], several_runs: bool) -> str:
 def journals(scene: Scene) -> Findings:
     path, named = scene.place, bool(scene.conf.directory)
     if why := problem(path, named):
-        sentence = f"{path} {why}; name another directory in OTEL_DDP_DIR"
+        sentence = f"{path} {why}; name another directory {scene.named_by}"
         yield Finding("fail", "journals", sentence)
         return
     there = path.is_dir()
@@ -105,7 +105,7 @@ def journals(scene: Scene) -> Findings:
     else:
         sentence = (
             f"{told}, but lies on a disk, for which a process may have to wait: mount a tmpfs on "
-            "/dev/shm, or name a directory of one in OTEL_DDP_DIR"
+            f"/dev/shm, or name a directory of one {scene.named_by}"
         )
         yield Finding("warn", "journals", sentence)
     yield _room(path, scene.conf.journal_bytes)
@@ -141,6 +141,8 @@ def directories(scene: Scene) -> Findings:
 
 
 def processes(scene: Scene) -> Findings:
+    for sentence in doubled(scene.survey):
+        yield Finding("warn", "processes", sentence)
     unseen = [
         cell(rank, "?")
         for each in scene.agents
@@ -148,11 +150,23 @@ def processes(scene: Scene) -> Findings:
         for rank in each["unseen"]
     ]
     if unseen:
+        living = (
+            each for each in mappings(scene.survey["processes"]) if each.get("state") not in OVER
+        )
+        hosts = sorted({scene.host, *(cell(each.get("host")) for each in living)} - {""})
+        share = "let them share process ids (shareProcessNamespace, hostPID, --pid=host)"
         sentence = (
             f"the agent cannot see the process of rank {', '.join(unseen)}, so there are no "
-            "process_* series of it: it runs in another container; let them share process ids "
-            "(shareProcessNamespace, hostPID, --pid=host)"
+            "process_* series of it: "
         )
+        if len(hosts) == 1:
+            sentence += f"it runs in another container; {share}"
+        else:
+            sentence += (
+                f"processes of several hosts ({', '.join(hosts)}) write to {scene.place}. Where "
+                "these are nodes, OTEL_DDP_DIR must name a directory that each node has for "
+                f"itself, such as one in /dev/shm; where they are containers of one, {share}"
+            )
         yield Finding("warn", "processes", sentence)
     elif _readable(scene.proc / "1"):
         yield Finding("ok", "processes", f"{scene.proc} shows the processes of all users")

@@ -45,6 +45,8 @@ class Scene:
         answer_s: float = 5.0,
     ) -> None:
         self._directory = directory
+        self.named_by = "with --dir" if directory else "in OTEL_DDP_DIR"
+        self.host = os.uname().nodename
         self.env = env
         self.proc = proc
         self.dev = dev
