@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,6 +175,22 @@ def test_a_signal_whose_backend_is_down_holds_up_no_other(
     assert delivery.snapshot().state.startswith("traces: connection refused by http://c since")
 
 
+def test_what_is_behind_is_not_settled_before_what_was_handed_in_first(
+    delivery: Delivery,
+) -> None:
+    settled: list[str] = []
+    delivery.submit(requests("span", signal="traces"), lambda: settled.append("first"))
+    delivery.submit(requests("a"), lambda: settled.append("second"))
+
+    # Marks of the second say that the first was read, too: after a kill it would be lost.
+    delivery.step(["metrics"])
+    early = list(settled)
+    delivery.step(["traces"])
+
+    assert early == []
+    assert settled == ["first", "second"]
+
+
 # --------------------------------------------------------------------------- patience
 
 
@@ -273,6 +291,35 @@ def test_a_torn_file_is_counted_and_the_next_goes_out(
     assert delivery.snapshot().dropped_points == {"corrupt": 7}
 
 
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Nothing can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_cannot_be_read_now_is_sent_later(
+    delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
+) -> None:
+    spool.append("metrics", b"whole", 7)
+
+    with no_descriptors():
+        delivery.step()
+        due_s = delivery.step()
+    during = delivery.snapshot()
+    clock.now += 100
+    settle_all(delivery)
+
+    assert due_s == pytest.approx(1.0)
+    assert "cannot be read: Too many open files since" in during.state
+    assert transport.arrived == [b"whole"]
+    assert delivery.snapshot().dropped_points == {}
+
+
 # --------------------------------------------------------------------------- no disk
 
 
@@ -346,6 +393,21 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     clock.now += 100
     settle_all(delivery)
     assert transport.arrived == [b"c", b"d", b"e"]
+
+
+def test_what_neither_network_nor_disk_takes_holds_up_nobody_elses_settling(
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
+) -> None:
+    delivery = Delivery(transport, no_disk, clock)
+    settled: list[str] = []
+    transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
+    delivery.submit(requests("span", signal="traces"), lambda: settled.append("first"))
+    settle_all(delivery)
+
+    delivery.submit(requests("a"), lambda: settled.append("second"))
+    settle_all(delivery)
+
+    assert settled == ["second"]
 
 
 @pytest.fixture
@@ -690,6 +752,24 @@ def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
     facts = delivery.snapshot()
     assert facts.dropped_points == {}
     assert (facts.delivered, facts.spool_bytes) == (30, 0)
+
+
+def test_traces_that_are_never_answered_hold_up_no_metrics(spool: Spool) -> None:
+    with Receiver() as receiver:
+        receiver.set_mode("hang", "traces")
+        endpoint = receiver.start_http()
+        transport = Transport(settings.read({}, endpoint=endpoint, timeout_s=60.0), {})
+        delivery = Delivery(transport, spool)
+        delivery.start()
+        delivery.submit([Request("traces", b"", 1)])
+        assert receiver.wait_for(lambda r: r.hanging == 1)
+
+        delivery.submit([Request("metrics", body(1), 1)])
+
+        assert receiver.wait_for(lambda r: len(r.points()) == 1)
+        assert receiver.hanging == 1
+    delivery.stop(60)
+    transport.close()
 
 
 def test_a_real_collector_that_hangs_holds_up_no_take_over(spool: Spool) -> None:

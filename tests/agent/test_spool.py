@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from otel_ddp.agent.outlet import spool_directory
 from otel_ddp.agent.spool import BLOCK, Spool
+from otel_ddp.journal.place import Place
 
 PLENTY = 1024 * BLOCK
+
+HOLD = """
+import sys; from pathlib import Path; from otel_ddp.agent.spool import Spool
+spool = Spool(Path(sys.argv[1]), 2**30)
+spool.append("metrics", b"theirs", 1)
+print("there", flush=True)
+sys.stdin.read()
+"""
 
 
 def drain(spool: Spool) -> list[bytes | None]:
@@ -20,6 +31,11 @@ def drain(spool: Spool) -> list[bytes | None]:
         bodies.append(entry.read())
         spool.remove(entry)
     return bodies
+
+
+def names(directory: Path) -> list[str]:
+    """What lies there, the lock aside."""
+    return [path.name for path in directory.iterdir() if path.name != "lock"]
 
 
 @pytest.fixture
@@ -41,7 +57,7 @@ def test_requests_come_back_in_the_order_in_which_they_went_in(directory: Path) 
     assert (of_traces.signal, of_traces.points) == ("traces", 20)
     assert drain(spool) == [b"one", b"two", b"three"]
     assert (spool.entries, spool.size_bytes) == (0, 0)
-    assert list(directory.iterdir()) == []
+    assert names(directory) == []
 
 
 def test_a_restart_finds_everything_in_order_and_goes_on_behind_it(directory: Path) -> None:
@@ -79,7 +95,7 @@ def test_a_kill_leaves_whole_requests_only(directory: Path) -> None:
 
     assert len(bodies) > 50
     assert bodies == [b"%d," % number * 20000 for number in range(len(bodies))]
-    assert list(directory.iterdir()) == []
+    assert names(directory) == []
 
 
 def test_a_request_that_was_being_written_when_the_process_died_is_cleared_away(
@@ -92,7 +108,42 @@ def test_a_request_that_was_being_written_when_the_process_died_is_cleared_away(
     spool = Spool(directory, PLENTY)
 
     assert drain(spool) == [b"whole"]
-    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+    assert names(directory) == ["notes.txt"]
+
+
+def test_a_directory_that_a_living_agent_uses_is_left_alone(directory: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        being_written = directory / ".00000000000000000002-metrics-7.z"
+        being_written.write_bytes(b"ha")
+
+        spool = Spool(directory, PLENTY)
+        taken = spool.append("metrics", b"ours", 1)
+        theirs = sorted(names(directory))
+        other.stdin.close()
+        other.wait()
+
+    assert taken is not None
+    assert taken.path.parent == directory.with_name("spool-2")
+    assert theirs == [being_written.name, "00000000000000000001-metrics-1.z"]
+    assert drain(spool) == [b"ours"]
+    # Its agent is dead: the next one finds what it left.
+    assert drain(Spool(directory, PLENTY)) == [b"theirs"]
+
+
+def test_nodes_and_places_that_share_a_disk_have_spools_of_their_own() -> None:
+    here, there = Place(Path("/dev/shm/otel_ddp-0")), Place(Path("/dev/shm/otel_ddp-1"))
+
+    found = [spool_directory("/disk", place, node) for place in (here, there) for node in "ab"]
+
+    assert len(set(found)) == 4
+    assert {path.parent for path in found} == {Path("/disk")}
+    # The next agent of a node finds it again.
+    assert spool_directory("/disk", Place(Path("/dev/shm/otel_ddp-0")), "a") == found[0]
+    assert spool_directory("/disk", here) == spool_directory("/disk", here, socket.gethostname())
 
 
 def test_the_oldest_goes_first_when_there_is_no_room(directory: Path) -> None:
@@ -157,6 +208,23 @@ def test_a_torn_file_is_found_out(directory: Path, content: bytes | None) -> Non
 
     assert spool.dropped_points == {"corrupt": 7}
     assert spool.oldest() is None
+
+
+def test_what_cannot_be_looked_at_now_is_there_later(directory: Path) -> None:
+    spool = Spool(directory, PLENTY)
+    spool.append("metrics", b"whole", 7)
+    away = directory.rename(directory.with_name("away"))
+    directory.symlink_to(directory)
+
+    entry = spool.oldest()
+    assert entry is not None
+    with pytest.raises(OSError, match="symbolic links"):
+        entry.read()
+    directory.unlink()
+    away.rename(directory)
+
+    assert drain(spool) == [b"whole"]
+    assert spool.dropped_points == {}
 
 
 def test_files_that_somebody_else_removed_are_counted(directory: Path) -> None:
@@ -321,6 +389,30 @@ def test_what_lay_there_before_a_directory_could_be_read_is_neither_lost_nor_ove
     assert drain(spool) == [b"early", b"late"]
 
 
+def test_a_file_that_could_not_be_looked_at_once_is_neither_lost_nor_overwritten(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Spool(directory, PLENTY)
+    before.append("metrics", b"one", 1)
+    before.append("metrics", b"two", 1)
+    look = os.stat
+
+    def broken(path: str, **arguments: object) -> os.stat_result:
+        if "0002-" in str(path):
+            raise OSError(5, "Input/output error")
+        return look(path, **arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", broken)
+        spool = Spool(directory, PLENTY)
+        said = spool.problem
+
+    assert said == f"{directory}: Input/output error"
+    assert spool.append("metrics", b"three", 1)
+    assert spool.size_bytes == 3 * BLOCK
+    assert drain(spool) == [b"one", b"two", b"three"]
+
+
 def test_a_full_disk_is_no_exception_and_leaves_no_half_file(
     directory: Path,
 ) -> None:
@@ -335,7 +427,7 @@ def test_a_full_disk_is_no_exception_and_leaves_no_half_file(
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))\n"
         "assert spool.append('metrics', os.urandom(5000), 1) is None\n"
         "assert spool.problem\n"
-        "assert len(os.listdir(sys.argv[1])) == 1, os.listdir(sys.argv[1])\n"
+        "assert len(os.listdir(sys.argv[1])) == 2, os.listdir(sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))\n"
         "assert spool.append('metrics', os.urandom(5000), 1)\n"
         "assert spool.problem is None and spool.entries == 2 and not spool.dropped_points\n"

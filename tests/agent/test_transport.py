@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import subprocess
 import threading
@@ -12,8 +13,11 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from requests import Session
+from requests.adapters import HTTPAdapter
 
 from otel_ddp import settings
+from otel_ddp.agent.otlp import punctual
 from otel_ddp.agent.otlp.encode import (
     LogRecord,
     Span,
@@ -657,6 +661,104 @@ def test_odd_replies_are_survived(connect: Connect, reply: bytes, kind: str) -> 
         transport.close()
 
     assert outcome.kind == kind
+
+
+class Drip:
+    """Answers with a beginning, then with one small piece after the other."""
+
+    PIECES = 1000
+
+    def __init__(self, begin: bytes, piece: bytes) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._begin, self._piece = begin, piece
+        self.left_by_the_client = False
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Drip:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        connection, _ = self._socket.accept()
+        with connection:
+            seen = b""
+            while not seen.endswith(BODY["metrics"]):
+                seen += connection.recv(65536)
+            try:
+                connection.sendall(self._begin)
+                for _ in range(self.PIECES):
+                    # Nothing more is sent to us: what can be read now is that the client has gone.
+                    if select.select([connection], [], [], 0.01)[0]:
+                        self.left_by_the_client = True
+                        return
+                    connection.sendall(self._piece)
+            except OSError:
+                self.left_by_the_client = True
+
+
+HEADERS = b" X\r\nContent-Type: text/plain\r\nContent-Length: 4000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece", "timeout_s", "kind", "proxy"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX-A: ", b"x", 0.1, "retry", False),
+        (b"HTTP/1.1 200 OK\r\nX-A: ", b"x", 0.1, "retry", True),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.1, "retry", False),
+        # The status is known, and it is what counts: there is time for that.
+        (b"HTTP/1.1 200" + HEADERS, b"x", 0.5, "delivered", False),
+        (b"HTTP/1.1 400" + HEADERS, b"x", 0.5, "refused", False),
+    ],
+    ids=["header", "proxy", "continue", "200", "400"],
+)
+def test_an_answer_that_drips_is_given_up_at_the_timeout(
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: bytes,
+    piece: bytes,
+    timeout_s: float,
+    kind: str,
+    proxy: bool,
+) -> None:
+    with Drip(begin, piece) as server:
+        if proxy:
+            monkeypatch.setenv("http_proxy", server.endpoint)
+        transport = connect("http://c.invalid" if proxy else server.endpoint, timeout_s=timeout_s)
+        outcome = transport.send("metrics", BODY["metrics"])
+
+    assert server.left_by_the_client
+    assert outcome.kind == kind
+    if kind == "retry":
+        assert outcome.why.endswith("within 0.1 s")
+
+
+def test_a_collector_that_stops_to_read_is_given_up_at_the_timeout(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        transport = connect(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.1)
+
+        # More than the kernel keeps for somebody who does not even accept.
+        outcome = transport.send("metrics", bytes(32 * 1024 * 1024))
+
+    assert outcome.kind == "retry"
+    assert outcome.why.endswith("within 0.1 s")
+
+
+def test_a_sessions_own_way_to_send_is_left_as_it_is() -> None:
+    class Own(HTTPAdapter):
+        """As a credential provider may have one."""
+
+    own, session = Own(), Session()
+    session.mount("https://", own)
+
+    punctual.make(session)
+
+    assert session.get_adapter("https://c") is own
+    assert type(session.get_adapter("http://c")) is not HTTPAdapter
 
 
 # --------------------------------------------------------------------------- probe

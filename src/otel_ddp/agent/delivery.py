@@ -1,8 +1,9 @@
 """Brings requests to the collector in order, without ever holding up who hands them in.
 
-Each signal has a lane of its own, because each may have an endpoint of its own: a trace backend
-that is down holds up no metrics. In a lane everything on disk is older than everything in memory,
-and only the oldest request is ever under way, so a lane's requests arrive in their order.
+Each signal has a lane and a thread of its own, because each may have an endpoint of its own: a
+trace backend that is down, or does not answer, holds up no metrics. In a lane everything on disk is
+older than everything in memory, and only the oldest request is ever under way, so a lane's requests
+arrive in their order.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class Request:
     is how series stand: the next export tells that anew, so it goes first where room is short."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Batch:
     waiting: int
     settled: Callable[[], None] | None
+    stuck: bool = False
+    """Neither the collector nor the disk takes a part of it: those behind do not wait for it."""
 
 
 @dataclass(eq=False)
@@ -67,10 +70,12 @@ class _Lane:
     queue: deque[_Item] = field(default_factory=deque)
     failures: int = 0
     not_before: float = 0.0
+    busy: bool = False
+    in_flight: _Item | None = None
 
 
 class Delivery:
-    """Sends on a thread of its own; see the module for the order."""
+    """Sends on threads of its own; see the module for the order."""
 
     def __init__(
         self,
@@ -94,14 +99,13 @@ class Delivery:
         # network and never while a caller's `settled` runs.
         self._changed = threading.Condition()
         self._lanes = {signal: _Lane(signal) for signal in SIGNALS}
-        self._turn = 0
-        self._in_flight: _Item | None = None
-        self._busy = False
         self._memory_bytes = 0
         self._numbers = itertools.count()
-        self._done: list[_Batch] = []
+        self._batches: list[_Batch] = []
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        # Held while a `settled` runs, so that they run one by one and in their order.
+        self._settling = threading.RLock()
 
         self._report = Report(
             lambda: transport.destination,
@@ -115,8 +119,11 @@ class Delivery:
 
     def start(self) -> None:
         """Begin to send, with what an earlier process left on disk."""
-        self._thread = threading.Thread(target=self._run, name="otel-ddp-delivery", daemon=True)
-        self._thread.start()
+        for signal in SIGNALS:
+            name = f"otel-ddp-{signal}"
+            thread = threading.Thread(target=self._run, args=(signal,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def stop(self, timeout_s: float) -> bool:
         """Put what waits on disk and end; False where something could not be kept.
@@ -127,8 +134,9 @@ class Delivery:
             self._stopping = True
             self._changed.notify_all()
         kept = self.take_over()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
         # What came back undelivered from its last attempt.
         return self.take_over() and kept
 
@@ -139,10 +147,12 @@ class Delivery:
     ) -> None:
         """Hand requests in; `settled` is called once none of them depends on this process.
 
-        That is: each was delivered, was dropped and counted, or lies on disk.
+        That is: each was delivered, was dropped and counted, or lies on disk; and so was all that
+        was handed in before, unless nothing takes that.
         """
         batch = _Batch(len(requests), settled)
         with self._changed:
+            self._batches.append(batch)
             for request in requests:
                 lane = self._lanes[request.signal]
                 lane.queue.append(_Item(next(self._numbers), request, batch))
@@ -152,8 +162,6 @@ class Delivery:
                 if lane.queue and (lane.failures or self._spool.oldest(lane.signal)):
                     self._put_aside(lane)
             self._bound_memory()
-            if not requests:
-                self._done.append(batch)
             self._changed.notify_all()
         self._call_settled()
 
@@ -182,69 +190,70 @@ class Delivery:
             return self._changed.wait_for(self._idle, timeout_s)
 
     def _idle(self) -> bool:
-        return not self._busy and not any(
-            lane.queue or (not lane.failures and self._spool.oldest(lane.signal))
+        return not any(
+            lane.busy or lane.queue or (not lane.failures and self._spool.oldest(lane.signal))
             for lane in self._lanes.values()
         )
 
-    # ------------------------------------------------------------------ the thread
+    # ------------------------------------------------------------------ the threads
 
-    def _run(self) -> None:
+    def _run(self, signal: Signal) -> None:
+        mine = (signal,)
         while True:
-            wait_s = self.step()
+            wait_s = self.step(mine)
             with self._changed:
                 if self._stopping:
                     return
                 # Asked again under the lock: something may have been handed in meanwhile.
-                if wait_s != 0.0 and self._next_lane() is None:
-                    self._changed.wait(self._until_due())
+                if wait_s != 0.0 and self._next_lane(mine) is None:
+                    self._changed.wait(self._until_due(mine))
 
-    def step(self) -> float | None:
-        """Send one request if one is due; the seconds until the next is, None where none waits."""
+    def step(self, signals: Sequence[Signal] = SIGNALS) -> float | None:
+        """Send one request of these signals if one is due; the seconds until one is, or None."""
         with self._changed:
-            lane = None if self._stopping else self._next_lane()
+            lane = None if self._stopping else self._next_lane(signals)
             if lane is None:
-                return self._until_due()
+                return self._until_due(signals)
             item = self._head(lane)
-            self._busy = True
-            self._in_flight = item
-        if item is None:
-            outcome = None
-        else:
-            outcome = self._send(item.request)
+            lane.busy = True
+            lane.in_flight = item
+        outcome = None if item is None else self._send(item.request)
         with self._changed:
-            self._busy = False
-            self._in_flight = None
+            lane.busy = False
+            lane.in_flight = None
             if item is not None and outcome is not None:
                 self._came_back(lane, item, outcome)
             self._changed.notify_all()
         self._call_settled()
         return 0.0
 
-    def _next_lane(self) -> _Lane | None:
+    def _next_lane(self, signals: Sequence[Signal]) -> _Lane | None:
         now = self._clock()
-        for offset in range(len(SIGNALS)):
-            turn = (self._turn + offset) % len(SIGNALS)
-            lane = self._lanes[SIGNALS[turn]]
-            if lane.not_before <= now and (lane.queue or self._spool.oldest(lane.signal)):
-                self._turn = turn + 1
+        for lane in self._waiting_lanes(signals):
+            if lane.not_before <= now:
                 return lane
         return None
 
-    def _until_due(self) -> float | None:
-        waiting = [
-            lane.not_before
-            for lane in self._lanes.values()
-            if lane.queue or self._spool.oldest(lane.signal)
-        ]
-        return max(min(waiting) - self._clock(), 0.0) if waiting else None
+    def _until_due(self, signals: Sequence[Signal]) -> float | None:
+        moments = [lane.not_before for lane in self._waiting_lanes(signals)]
+        return max(min(moments) - self._clock(), 0.0) if moments else None
+
+    def _waiting_lanes(self, signals: Sequence[Signal]) -> Iterator[_Lane]:
+        lanes = (self._lanes[signal] for signal in signals)
+        return (lane for lane in lanes if lane.queue or self._spool.oldest(lane.signal))
 
     def _head(self, lane: _Lane) -> _Item | None:
         """The oldest request of a lane, from disk or from memory."""
         entry = self._spool.oldest(lane.signal)
         if entry is None:
             return lane.queue[0] if lane.queue else None
-        body = entry.read()
+        try:
+            body = entry.read()
+        except OSError as error:
+            # Too many open files, a file server that is away: it is as good later as it was.
+            why = f"{entry.path} cannot be read: {error.strerror or error}"
+            self._put_off(lane, entry.points, Outcome("retry", why))
+            return None
         if body is None:
             self._spool.remove(entry, "corrupt")
             return None
@@ -257,14 +266,9 @@ class Delivery:
 
     def _came_back(self, lane: _Lane, item: _Item, outcome: Outcome) -> None:
         if outcome.kind == "retry":
-            lane.failures += 1
-            lane.not_before = self._clock() + self._patience_s(lane.failures, outcome)
             if item.entry is not None:
                 self._spool.release(item.entry)
-            self._put_aside(lane)
-            self._bound_memory()
-            # Now it is known where it waits.
-            self._report.note(lane.signal, item.request.points, outcome)
+            self._put_off(lane, item.request.points, outcome)
             return
         self._report.note(lane.signal, item.request.points, outcome)
         # It answers, so there is nothing to wait for before the next request.
@@ -275,6 +279,14 @@ class Delivery:
             lane.queue.popleft()
             self._memory_bytes -= len(item.request.body)
             self._settle(item)
+
+    def _put_off(self, lane: _Lane, points: int, outcome: Outcome) -> None:
+        lane.failures += 1
+        lane.not_before = self._clock() + self._patience_s(lane.failures, outcome)
+        self._put_aside(lane)
+        self._bound_memory()
+        # Now it is known where it waits.
+        self._report.note(lane.signal, points, outcome)
 
     def _patience_s(self, failures: int, outcome: Outcome) -> float:
         least, most = self._backoff_s
@@ -287,7 +299,7 @@ class Delivery:
 
     def _to_disk(self, lane: _Lane) -> bool:
         """Everything of a lane, oldest first; stops at the first that the disk does not take."""
-        flying = self._in_flight
+        flying = lane.in_flight
         while lane.queue:
             item = lane.queue[0]
             if item.entry is None:
@@ -309,6 +321,8 @@ class Delivery:
         """The collector is away: what waits goes to disk, or, where that takes nothing, stays."""
         if self._to_disk(lane):
             return
+        for item in lane.queue:
+            item.batch.stuck = True
         # Of how series stand only the newest is worth the memory. What is lost is resolution, and
         # the last state of a series that ended meanwhile: so it is counted.
         standing = list(self._waiting(lane, lasting=False))
@@ -339,7 +353,7 @@ class Delivery:
 
     def _waiting(self, lane: _Lane, lasting: bool) -> Iterator[_Item]:
         """What lies in memory and is not under way, oldest first."""
-        flying = self._in_flight
+        flying = lane.in_flight
         return (i for i in lane.queue if i.request.lasting is lasting and i is not flying)
 
     def _drop(self, lane: _Lane, item: _Item, why: str) -> None:
@@ -350,18 +364,23 @@ class Delivery:
 
     def _settle(self, item: _Item) -> None:
         item.batch.waiting -= 1
-        if item.batch.waiting == 0:
-            self._done.append(item.batch)
 
     def _call_settled(self) -> None:
         """Without the lock: who is called may hand in the next batch."""
-        while True:
-            with self._changed:
-                if not self._done:
-                    return
-                settled = self._done.pop(0).settled
-            if settled is not None:
-                _call(settled)
+        with self._settling:
+            while (batch := self._next_settled()) is not None:
+                if batch.settled is not None:
+                    _call(batch.settled)
+
+    def _next_settled(self) -> _Batch | None:
+        with self._changed:
+            for batch in self._batches:
+                if not batch.waiting:
+                    self._batches.remove(batch)
+                    return batch
+                if not batch.stuck:
+                    return None
+        return None
 
     # ------------------------------------------------------------------ what people see
 

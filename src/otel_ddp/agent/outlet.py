@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from hashlib import blake2s
@@ -81,7 +82,8 @@ class Outlet:
         from otel_ddp.agent.spool import Spool
 
         self._renderer = Renderer(resource.describe(self._node, self._host))
-        spool = Spool(spool_directory(conf.spool_directory, self._place), conf.spool_bytes)
+        directory = spool_directory(conf.spool_directory, self._place, self._node)
+        spool = Spool(directory, conf.spool_bytes)
         self._delivery = Delivery(transport.Transport(conf), spool)
         self._delivery.start()
         self._ledger.keep_history = True
@@ -136,8 +138,13 @@ class Outlet:
         return "no collector is configured and none answers on loopback: scrape only"
 
 
-def spool_directory(named: str, place: Place) -> Path:
-    """Where this agent's spool lies: agents of different places never share one."""
+def spool_directory(named: str, place: Place, node: str = "") -> Path:
+    """Where this agent's spool lies: agents of different nodes or places never share one.
+
+    Found again by the next agent, after a reboot too: so by what the node is called, and by
+    nothing that is new with each start. Who is called alike is told apart by the spool's lock.
+    """
     base = Path(named) if named else Path("/var/tmp") / f"otel_ddp-{os.geteuid()}"
-    digest = blake2s(str(place.directory).encode(), digest_size=4).hexdigest()
+    who = f"{node or socket.gethostname()}\0{place.directory}"
+    digest = blake2s(os.fsencode(who), digest_size=4).hexdigest()
     return base / f"spool-{digest}"

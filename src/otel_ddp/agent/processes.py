@@ -149,7 +149,7 @@ class Processes:
     def commit(self, marks: Marks) -> None:
         """What was read up to here is in safe hands.
 
-        Called by the delivery's thread as well; batches settle in order, so marks only grow.
+        Called by the delivery's threads as well; batches settle in order, so marks only grow.
         """
         for path, mark in marks.items():
             intake = self._intakes.get(path)

@@ -10,11 +10,16 @@ The second is dropped before the first: how series stand is told again anyway.
 A file is written under a name that starts with a dot and then renamed, so a kill leaves either the
 whole request or none of it. There is no fsync: what survives is a killed process, not a power
 cut; a file that a power cut tore is found out by its checksum, and counted.
+
+A lock on the file `lock` keeps a directory for one agent. Who finds it held uses the next of the
+same name, `-2` and so on. Where a file system has no locks, the name alone keeps agents apart.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import re
 import stat
@@ -36,6 +41,10 @@ Loss = Literal["spool_full", "spool_error", "corrupt"]
 _NAME = re.compile(r"(\d{20})-(metrics|traces|logs)-(\d+)(-standing)?\.z")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK = "lock"
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# Agents of one name and place, all alive: so many are a file system whose locks cannot be had.
+_MOST_OF_A_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,11 @@ class Entry:
     """Whether it holds what nobody sends again."""
 
     def read(self) -> bytes | None:
-        """The request, None where the file is not what was written."""
+        """The request, None where the file is not what was written; OSError: not now."""
+        packed = self.path.read_bytes()
         try:
-            return zlib.decompress(self.path.read_bytes())
-        except (OSError, zlib.error):
+            return zlib.decompress(packed)
+        except zlib.error:
             return None
 
 
@@ -63,6 +73,10 @@ class Spool:
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory = directory
+        """Where it lies; from the first request on it stays there."""
+        self._named = directory
+        self._held: int | None = None
+        """The lock on the directory."""
         self.limit_bytes = limit_bytes
         self.problem: str | None = None
         """Why nothing can be written at the moment; None while all is well."""
@@ -116,8 +130,7 @@ class Spool:
                 return None
             entry: Entry | None = None
             with self._owning_up():
-                self._make()
-                with self._opened() as directory:
+                with self._opened(make=True) as directory:
                     self._load(directory)
                     self._make_room(directory, cost)
                     number = self._next
@@ -133,7 +146,7 @@ class Spool:
         """The request that waits longest, of one signal or of all."""
         with self._lock:
             while (entry := self._first(SIGNALS if signal is None else (signal,))) is not None:
-                if os.path.lexists(entry.path):
+                if not _gone(entry.path):
                     return entry
                 # Somebody cleaned up behind our back.
                 self._forget(entry)
@@ -164,30 +177,32 @@ class Spool:
     def _load(self, directory: int) -> None:
         """What an earlier process left; done once, as soon as the directory can be read."""
         if not self._loaded:
-            for name in sorted(os.listdir(directory)):
-                self._found(directory, name)
+            # All or nothing: a number that is not seen would be given a second time.
+            for entry in [self._found(directory, name) for name in sorted(os.listdir(directory))]:
+                if entry is not None:
+                    self._remember(entry)
             self._next = max((max(of, default=0) for of in self._entries.values()), default=0) + 1
             self._loaded = True
 
-    def _found(self, directory: int, name: str) -> None:
+    def _found(self, directory: int, name: str) -> Entry | None:
         if name.startswith(".") and name.endswith(".z"):
             # Begun by a process that was killed; the request is still in its journal.
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=directory)
-            return
+            return None
         match = _NAME.fullmatch(name)
         if match is None:
-            return
+            return None
         try:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except OSError:
-            return  # somebody cleans up at this moment
+        except FileNotFoundError:
+            return None  # somebody cleans up at this moment
         if not stat.S_ISREG(found.st_mode):
-            return
+            return None
         number, points = int(match[1]), int(match[3])
         signal: Signal = match[2]  # type: ignore[assignment]
         cost, lasting = _on_disk(found.st_size), match[4] is None
-        self._remember(Entry(self.directory / name, number, signal, points, cost, lasting))
+        return Entry(self.directory / name, number, signal, points, cost, lasting)
 
     @contextlib.contextmanager
     def _owning_up(self) -> Iterator[None]:
@@ -213,19 +228,53 @@ class Spool:
                 os.chmod(path, 0o700)  # whatever the umask took away
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        """The directory, certainly ours; FileNotFoundError where there is none."""
+    def _opened(self, make: bool = False) -> Iterator[int]:
+        """The directory, certainly ours alone; FileNotFoundError where there is none."""
         # Opened anew each time: it may have been cleaned away, or swapped, since the last.
         with contextlib.ExitStack() as stack:
-            path, above = self.directory, None
-            if path.parent.name == f"otel_ddp-{os.geteuid()}":
-                # Made by us where everybody may write: somebody may have been faster.
-                above = _private(path.parent, None, "the directory above it ")
-                stack.callback(os.close, above)
-                path = Path(path.name)
-            descriptor = _private(path, above)
-            stack.callback(os.close, descriptor)
-            yield descriptor
+            for number in range(2, _MOST_OF_A_NAME + 2):
+                if make:
+                    self._make()
+                descriptor = self._open(stack)
+                if self._is_held(descriptor):
+                    yield descriptor
+                    return
+                if self._loaded:
+                    break
+                self.directory = self._named.with_name(f"{self._named.name}-{number}")
+            raise BlockingIOError(errno.EAGAIN, "another agent uses it")
+
+    def _open(self, stack: contextlib.ExitStack) -> int:
+        path, above = self.directory, None
+        if path.parent.name == f"otel_ddp-{os.geteuid()}":
+            # Made by us where everybody may write: somebody may have been faster.
+            above = _private(path.parent, None, "the directory above it ")
+            stack.callback(os.close, above)
+            path = Path(path.name)
+        descriptor = _private(path, above)
+        stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _is_held(self, directory: int) -> bool:
+        """Whether the lock on this directory is ours; it is taken if nobody has it."""
+        # Compared without opening it: closing any descriptor of it would give the lock back.
+        if self._held is not None:
+            with contextlib.suppress(FileNotFoundError):
+                there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
+                if os.path.samestat(there, os.fstat(self._held)):
+                    return True
+        descriptor = os.open(_LOCK, _LOCK_FILE, 0o600, dir_fd=directory)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                os.close(descriptor)
+                return False
+            # Any other error: there are no locks here.
+        if self._held is not None:
+            os.close(self._held)
+        self._held = descriptor
+        return True
 
     def _make_room(self, directory: int, cost: int) -> None:
         while self._size_bytes + cost > self.limit_bytes:
@@ -275,6 +324,17 @@ def _private(path: Path, above: int | None, who: str = "") -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _gone(path: Path) -> bool:
+    """Whether a file is certainly not there: what cannot be looked at now may be later."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _on_disk(length: int) -> int:

@@ -32,6 +32,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.metrics.export import MetricsData
 from requests.structures import CaseInsensitiveDict
 
+from otel_ddp.agent.otlp import punctual
 from otel_ddp.agent.otlp.outcome import Outcome, Signal, accepted, said, shown
 
 # A reply is a few bytes. Whoever sends more is not a collector, or not a friendly one.
@@ -66,7 +67,9 @@ class Settled(requests.RequestException):
 class Courier(requests.Session):
     """The session of one exporter: sends our bytes instead of the exporter's empty ones.
 
-    `wire` does the sending, so that a credential provider's session can stand there.
+    `wire` does the sending, so that a credential provider's session can stand there. However it
+    is answered, an attempt ends with its timeout (looking up a name aside, which nothing bounds,
+    and a name with several silent addresses, each of which is given it).
     """
 
     def __init__(self, signal: Signal, wire: requests.Session, timeout_s: float) -> None:
@@ -74,6 +77,7 @@ class Courier(requests.Session):
         # Only what the exporter puts here shall count; the wire brings its own defaults.
         self.headers.clear()
         self.wire = wire
+        punctual.make(wire)
         self.body = b""
         self.outcome: Outcome | None = None
         self._signal = signal
@@ -95,6 +99,7 @@ class Courier(requests.Session):
             "allow_redirects": False,
             "stream": True,
         }
+        before = punctual.DEADLINE.set(deadline)
         try:
             response = self._post(method, url, call, deadline)
             with response:
@@ -104,6 +109,8 @@ class Courier(requests.Session):
             # certificate that cannot be loaded or a header that cannot be written.
             self.outcome = Outcome("retry", explain(error, url, self._timeout_s))
             raise Settled(self.outcome.why) from None
+        finally:
+            punctual.DEADLINE.reset(before)
         if self.outcome.kind != "delivered":
             raise Settled(self.outcome.why)
         return response
@@ -222,7 +229,7 @@ def explain(error: BaseException, url: str, timeout_s: float) -> str:
             return f"the host name of {where} does not resolve"
     if isinstance(error, requests.exceptions.ProxyError):
         return f"the proxy on the way to {where} failed"
-    if isinstance(error, requests.Timeout):
+    if any(isinstance(cause, (requests.Timeout, TimeoutError)) for cause in chain):
         return f"no answer from {where} within {timeout_s:g} s"
     if any(isinstance(cause, ConnectionError) for cause in chain):
         return f"connection closed by {where}"

@@ -38,7 +38,7 @@ class Line(Protocol):
 class Transport:
     """Sends, for each signal by the protocol and to the address that its variables name.
 
-    Nothing is raised: whatever is wrong is an Outcome. One thread sends at a time.
+    Nothing is raised: whatever is wrong is an Outcome. One thread sends at a time for each signal.
     """
 
     def __init__(self, settings: Settings, env: Mapping[str, str] | None = None) -> None:

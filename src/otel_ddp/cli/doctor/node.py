@@ -125,7 +125,11 @@ def _room(path: Path, journal_bytes: int) -> Finding:
 def directories(scene: Scene) -> Findings:
     conf = scene.conf
     for subject, variable, path in (
-        ("spool", "OTEL_DDP_SPOOL_DIR", spool_directory(conf.spool_directory, Place(scene.place))),
+        (
+            "spool",
+            "OTEL_DDP_SPOOL_DIR",
+            spool_directory(conf.spool_directory, Place(scene.place), conf.node),
+        ),
         (
             "post-mortem",
             "OTEL_DDP_POSTMORTEM_DIR",
