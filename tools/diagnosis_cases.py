@@ -80,8 +80,11 @@ def who(rank: int) -> Who:
     )
 
 
-def simulated(case: Case) -> Iterator[list[Step]]:
-    """The same step of each rank, again and again."""
+def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
+    """The same step of each rank, again and again.
+
+    *own*: the user's own all-reduce after forward, in phase `other`.
+    """
     chance = random.Random(repr(case))
     profile = PROFILES[case.profile]
     total = sum(profile.values()) + COMMUNICATION
@@ -130,14 +133,22 @@ def simulated(case: Case) -> Iterator[list[Step]]:
             ends[rank] + round(MS * (sum(need.values()) - need["optimizer"]))
             for rank, need in enumerate(needs)
         ]
+        inside_ns = [0] * case.ranks
+        if own:
+            entered = [at - round(MS * needs[rank]["backward"]) for rank, at in enumerate(arrivals)]
+            inside_ns = [max(entered) + MS - at for at in entered]
+            arrivals = [at + inside_ns[rank] for rank, at in enumerate(arrivals)]
         synced = max(arrivals) + COMMUNICATION * MS
         steps = []
         for rank, need in enumerate(needs):
-            words = [word for word in BEFORE_OPTIMIZER if word in need]
-            spans_ns = [round(MS * need[word]) for word in words]
+            parts = [word for word in BEFORE_OPTIMIZER if word in need]
+            spans_ns = [round(MS * need[word]) for word in parts]
+            if own:
+                parts.insert(-1, "other")
+                spans_ns.insert(-1, inside_ns[rank])
             spans_ns.append(synced - ends[rank] - sum(spans_ns))
             spans_ns.append(round(MS * need["optimizer"]))
-            codes = bytes([PHASES[word] for word in (*words, "comm_wait", "optimizer")])
+            codes = bytes([PHASES[word] for word in (*parts, "comm_wait", "optimizer")])
             until = synced + spans_ns[-1]
             steps.append(
                 Step(
@@ -156,11 +167,13 @@ def simulated(case: Case) -> Iterator[list[Step]]:
         yield steps
 
 
-def replayed(case: Case) -> Found:
+def replayed(case: Case, own: bool = False) -> Found:
     """What the detector says of it."""
     detector = Stragglers(case.ranks)
+    if own:
+        detector.own_collectives(who(0), ("other",))
     found = Found({}, set())
-    for steps in simulated(case):
+    for steps in simulated(case, own):
         for rank, step in enumerate(steps):
             for run in alike([step]):
                 detector.feed(who(rank), facts_of(run))
@@ -216,6 +229,11 @@ def one_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
     return every_case[::every]
 
 
+def late_elsewhere(cases: list[Case]) -> list[Case]:
+    """Those in which nobody is late in phase `other`."""
+    return [case for case in cases if case.phase != "other"]
+
+
 def two_late(every: int = 1) -> list[Case]:
     """Two ranks late in the same phase."""
     chance = random.Random(SEED)
@@ -262,9 +280,9 @@ class Line(NamedTuple):
     """Steps: the median, 95 of 100, the slowest."""
 
     @classmethod
-    def of(cls, title: str, cases: list[Case]) -> Line:
+    def of(cls, title: str, cases: list[Case], own: bool = False) -> Line:
         """Run them."""
-        found = [(case, replayed(case)) for case in cases]
+        found = [(case, replayed(case, own)) for case in cases]
         named = [each for each in found if right_rank(*each)]
         after = sorted(step for _, each in named for _, _, step in each.named.values()) or [0]
         return cls(
@@ -285,9 +303,9 @@ class Line(NamedTuple):
         )
 
 
-def false_verdicts(steps: int, ranks: tuple[int, ...] = (2, 3, 4, 8)) -> int:
+def false_verdicts(steps: int, ranks: tuple[int, ...] = (2, 3, 4, 8), own: bool = False) -> int:
     """Verdicts in so many balanced steps."""
-    return sum(len(replayed(case).kinds) for case in balanced(steps, ranks))
+    return sum(len(replayed(case, own).kinds) for case in balanced(steps, ranks))
 
 
 def markdown() -> str:
@@ -297,6 +315,11 @@ def markdown() -> str:
         for excess in (0.1, 0.15, 0.2, 0.25, 0.35, 0.5)
     ]
     lines += [
+        Line.of(
+            "one rank 25 % late, with an all-reduce of your own in `other`",
+            late_elsewhere(one_late((0.25,), every=2)),
+            own=True,
+        ),
         Line.of("two ranks late, 25 or 40 %, of 4 to 8", two_late()),
         Line.of("all 20 or 50 % slower together: nobody named", all_late()),
     ]

@@ -197,6 +197,20 @@ def test_a_straggler_is_told_once_when_it_is_found_and_once_when_it_is_over(benc
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
 
 
+@pytest.mark.parametrize("own", [[], ["backward"], ["no phase", 7], "backward"])
+def test_what_a_process_says_of_its_own_collectives_reaches_the_detectors(
+    own: object, bench: Bench
+) -> None:
+    bench.join(0, 1)
+    bench.ranks[0].writer.document(layout.FACTS, {"own_collectives": own})
+    bench.train(150, late_ms=30)
+
+    # A phase in which the user's own program waits for others is not compared.
+    excess = bench.series(catalog.TRAINING_STRAGGLER_EXCESS)
+    assert (("1", "backward") in excess) is (own != ["backward"])
+    assert bench.open() == (["straggler"] if own != ["backward"] else [])
+
+
 def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
     bench.join(0, 1)
     for rank, clock in zip(bench.ranks, (1980e6, 1200e6), strict=True):
@@ -208,6 +222,29 @@ def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
     (verdict,) = [each for each in bench.desk.verdicts() if each["kind"] == "straggler"]
     assert verdict["sentence"].endswith("Its GPU 7 runs at 1200 MHz, those of the others at 1980.")
     assert verdict["evidence"]["gpu"]["sm_clock_hz"] == 1200e6
+
+
+@pytest.mark.parametrize(("left", "ended"), [(1, "rank 0"), (0, "the run")])
+def test_what_ends_with_a_rank_is_not_told_as_if_it_were_cured(
+    bench: Bench, caplog: pytest.LogCaptureFixture, left: int, ended: str
+) -> None:
+    bench.join(0, 1)
+    bench.train(150, late_ms=30)
+    bench.told()
+    for rank in bench.ranks[: 2 - left]:
+        rank.writer.state(STATES["finished"], 1)
+    with caplog.at_level("INFO", "otel_ddp.agent"):
+        bench.take()
+    bodies = [
+        each.content["body"]
+        for _, _, documents in bench.desk.documents()
+        for each in documents
+        if each.kind == EVENT and each.content["attributes"]["verdict"] == "straggler"
+    ]
+
+    (body,) = bodies
+    assert body.startswith(f"no longer, as {ended} ended: rank 1 (node-1) keeps the others")
+    assert body in caplog.messages
 
 
 def test_the_series_say_by_how_much_who_is_late(bench: Bench) -> None:
@@ -396,6 +433,40 @@ def test_a_stall_is_told_and_is_over_when_somebody_moves(
     assert said["verdict"]["kind"] == "stall"
     assert of("stall", bench.told()) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
+
+
+@pytest.mark.parametrize(("cause", "verb"), [("dead", "died"), ("finished", "finished")])
+def test_who_has_ended_is_named_to_those_that_wait_though_its_journal_is_gone(
+    bench: Bench, cause: str, verb: str
+) -> None:
+    bench.join(0, 1)
+    bench.train(25)
+    bench.ranks[0].stand("comm_wait")
+    if cause == "finished":
+        bench.ranks[1].writer.state(STATES["finished"], time.time_ns() // 1000)
+    else:
+        bench.ranks[1].alive = False
+    bench.take()
+    bench.ranks.pop()
+    for _ in range(13):
+        bench.take(later_s=5)
+
+    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "stall"]
+    assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == (cause, ["1"])
+    assert f"rank 1 {verb} before it" in found["sentence"]
+
+    # A process that is new, or a whole step: then they go on without it.
+    if cause == "dead":
+        bench.join(2)
+        bench.ranks[1].stand("comm_wait")
+    else:
+        bench.ranks[0].at_ns += 3600 * 1000 * MS
+        bench.ranks[0].step(forward=10.0)
+        bench.ranks[0].step(forward=10.0)
+    for _ in range(60):
+        bench.take(later_s=12)
+    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "stall"]
+    assert found["evidence"]["cause"] == ("backend" if cause == "dead" else "elsewhere")
 
 
 def test_how_far_collectives_are_is_shown_while_it_is_known(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -46,14 +48,13 @@ for line in sys.stdin:
 """
 
 TRAIN = """
-import ctypes, os, time
+import ctypes, os, threading, time
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from otel_ddp.torch import witness
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -61,7 +62,6 @@ other = dist.new_group([0, 1])
 model = DistributedDataParallel(nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 run = otel_ddp.instrument(model)
-witness.start(run._recorder.writer.path)
 
 
 def batches():
@@ -74,13 +74,20 @@ def batches():
 
 
 def hang_in_data():
-    if how == "data":
+    if how in ("data", "thread"):
         time.sleep(1000)
+    if how == "leaves":
+        threading.Thread(target=uploads, name="uploader").start()
+        raise ValueError("a bad sample")
     if how == "gil":
         ctypes.PyDLL(None).sleep(1000)
     if how == "busy":
         while True:
             pass
+
+
+def uploads():
+    time.sleep(1000)
 
 
 def user_collectives(number):
@@ -95,20 +102,29 @@ def user_collectives(number):
         dist.barrier(group=other)
 
 
-for number, batch in enumerate(otel_ddp.data(batches())):
-    model(batch).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if number < 4 or how in ("skips", "differs"):
-        user_collectives(number)
-    if how == "runs":
-        time.sleep(0.01)
-    if number == 4 and how == "moves":
-        # Without a sign that any hook sees.
-        with run.phase("evaluation of mine"):
-            while True:
-                dist.all_reduce(torch.ones(1), group=other)
-                time.sleep(0.01)
+def train():
+    for number, batch in enumerate(otel_ddp.data(batches())):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number < 4 or how in ("skips", "differs"):
+            user_collectives(number)
+        if how == "runs":
+            time.sleep(0.01)
+        if number == 4 and how == "moves":
+            # Without a sign that any hook sees.
+            with run.phase("evaluation of mine"):
+                while True:
+                    dist.all_reduce(torch.ones(1), group=other)
+                    time.sleep(0.01)
+
+
+if how == "thread":
+    trains = threading.Thread(target=train)
+    trains.start()
+    trains.join()
+else:
+    train()
 """
 
 
@@ -241,6 +257,24 @@ def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str],
         assert job.look() == []
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("thread", "(hang_in_data) and sleeps"),
+        ("leaves", "has left its program after step 4, at its end or by an exception, and waits "),
+    ],
+)
+def test_a_main_thread_that_only_waits_for_another_one_is_not_what_is_told(
+    hang: Callable[[str], Job], how: str, said: str
+) -> None:
+    verdict = hang(how).verdict()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
+    assert said in verdict.sentence
+    if how == "leaves":
+        assert re.search(r"its thread uploader at train\.py:\d+ \(uploads\)", verdict.sentence)
+
+
 def test_a_rank_that_computes_on_and_on_is_told_from_one_that_sleeps(
     hang: Callable[[str], Job],
 ) -> None:
@@ -341,6 +375,32 @@ def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path)
     assert first == Kernel("S", False, None)
     assert second == Kernel("D", False, 100 / os.sysconf("SC_CLK_TCK") / 2, "", 1)
     assert third == Kernel("D", True, 0.0, "", 0)
+
+
+@pytest.mark.parametrize(("main", "seen"), [(7, "D"), (1, "S")])
+def test_the_kernel_is_asked_about_the_thread_that_trains(
+    tmp_path: Path, main: int, seen: str
+) -> None:
+    for thread, state in (("7", "S"), ("8", "D")):
+        folder = tmp_path / "7" / "task" / thread
+        folder.mkdir(parents=True)
+        for path in (folder / "stat", tmp_path / "7" / "stat"):
+            path.write_text(f"7 (a) {state} {'0 ' * 10}0 0 {'0 ' * 6}99 0 0\n")
+    journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR)
+    try:
+        probe = Probe(journal, 7, 99, proc=tmp_path)
+        probe.ask("where", 1)
+        threads = [{"main": True, "id": main}, {"trains": True, "id": 8}]
+        (tmp_path / "x.answer").write_text(json.dumps({"question": 99, "threads": threads}))
+        kernel = probe.look(2).kernel
+    finally:
+        os.close(reader)
+
+    # In a PID namespace of its own the numbers of its threads are not ours.
+    assert kernel is not None
+    assert kernel.state == seen
 
 
 def test_nobody_there_is_told_from_nobody_answering(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -32,25 +32,41 @@ def who(rank: int) -> Who:
 
 
 class Run:
-    def __init__(self) -> None:
+    def __init__(self, *counts_from: int, at_once: int = 1) -> None:
         self.bounds = Bounds()
         self.number = 0
+        self.now_ns = NOW
+        # What each rank adds to its numbers; and how many steps of one are read before the next.
+        self.counts_from = counts_from
+        self.at_once = at_once
 
     def steps(self, steps: int, *ranks: Mapping[str, int]) -> list[Change]:
         """Milliseconds of each phase, of each rank."""
+        return self.turns([ranks] * steps)
+
+    def turns(self, turns: Sequence[Sequence[Mapping[str, int]]]) -> list[Change]:
+        """The same, of each step by itself."""
         changes: list[Change] = []
-        for _ in range(steps):
-            self.number += 1
-            for rank, ms in enumerate(ranks):
-                phases_ns = tuple(MS * ms.get(word, 0) for word in WORK_PHASES)
-                unusual_ns = {word: MS * ms[word] for word in UNUSUAL_PHASES if word in ms}
-                facts = StepFacts(
-                    *(self.number, NOW, MS * sum(ms.values()), MS * ms.get("comm_wait", 0)),
-                    *(phases_ns, unusual_ns, False, 0),
-                )
-                self.bounds.feed(who(rank), [facts])
+        for start in range(0, len(turns), self.at_once):
+            told: dict[int, list[StepFacts]] = {}
+            for ranks in turns[start : start + self.at_once]:
+                self.number += 1
+                self.now_ns += MS * sum(ranks[0].values())
+                for rank, ms in enumerate(ranks):
+                    told.setdefault(rank, []).append(self.facts(rank, ms))
+            for rank, facts in told.items():
+                self.bounds.feed(who(rank), facts)
             changes += self.bounds.look()
         return changes
+
+    def facts(self, rank: int, ms: Mapping[str, int]) -> StepFacts:
+        number = self.number + (self.counts_from[rank] if self.counts_from else 0)
+        phases_ns = tuple(MS * ms.get(word, 0) for word in WORK_PHASES)
+        unusual_ns = {word: MS * ms[word] for word in UNUSUAL_PHASES if word in ms}
+        return StepFacts(
+            *(number, self.now_ns, MS * sum(ms.values()), MS * ms.get("comm_wait", 0)),
+            *(phases_ns, unusual_ns, False, 0),
+        )
 
 
 def phases(changes: list[Change]) -> list[tuple[str, bool]]:
@@ -99,6 +115,76 @@ def test_one_rank_that_waits_for_data_is_no_bound() -> None:
     changes = run.steps(500, late, waiting, waiting)
     assert phases(changes) == [("compute", True)]
     assert changes[0].verdict.evidence["shares"]["late_ranks"] == pytest.approx(60 / 160, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("counts_from", "at_once"),
+    [((), 1), ((0, 5000), 1), ((), 300)],
+    ids=["step by step", "ranks that count differently", "one rank after the other"],
+)
+def test_waiting_for_one_another_in_turn_is_no_communication(
+    counts_from: tuple[int, ...], at_once: int
+) -> None:
+    run = Run(*counts_from, at_once=at_once)
+    longer, waiting = {**COMPUTE, "forward": 125}, {**COMPUTE, "comm_wait": 105}
+    changes = run.turns([(longer, waiting), (waiting, longer)] * 600)
+
+    assert phases(changes) == [("late_in_turn", True)]
+    shares = changes[0].verdict.evidence["shares"]
+    assert shares["late_in_turn"] == pytest.approx(0.25, abs=0.01)
+    assert shares["comm_wait"] == pytest.approx(5 / 200, abs=0.001)
+    assert shares["late_ranks"] == pytest.approx(0, abs=0.01)
+    assert "25 % of the step is waiting for ranks that are late in turn" in (
+        changes[0].verdict.sentence
+    )
+
+
+@pytest.mark.parametrize(("world", "elsewhere"), [(0, True), (4, True), (2, False)])
+def test_ranks_on_other_nodes_are_blamed_where_there_are_any(world: int, elsewhere: bool) -> None:
+    run = Run()
+    run.bounds.world_size(world)
+    ms = {**COMPUTE, "comm_wait": 65}
+    (change,) = run.steps(500, ms, ms)
+
+    assert ("on another node" in change.verdict.sentence) is elsewhere
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: str) -> None:
+    run = Run()
+    ms = {**COMPUTE, "other": 60}
+    if when == "before":
+        run.bounds.own_collectives(who(1), ("other",))
+    changes = run.steps(500, ms, ms)
+    if when == "after":
+        assert ".item()" in changes[0].verdict.sentence
+        run.bounds.own_collectives(who(1), ("other",))
+        changes = run.bounds.look()
+        assert run.bounds.look() == []
+
+    assert phases(changes) == [("other", True)]
+    sentence = changes[0].verdict.sentence
+    assert ".item()" not in sentence
+    assert sentence.endswith("or waiting for other ranks in collectives of your own.")
+
+
+def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound() -> None:
+    run = Run()
+    run.bounds.own_collectives(who(1), ("other",))
+    late, waiting = {**COMPUTE, "forward": 75}, {**COMPUTE, "other": 55}
+
+    assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
+
+
+def test_collectives_of_the_users_own_in_other_phases_are_said_where_they_count() -> None:
+    run = Run()
+    run.bounds.own_collectives(who(0), ("data",))
+
+    assert "of your own" not in run.steps(500, COMPUTE)[0].verdict.sentence
+    run.bounds.own_collectives(who(0), ("data", "other"))
+    assert run.bounds.look() == []
+    (change,) = run.steps(500, {**COMPUTE, "data": 60})
+    assert change.verdict.sentence.endswith("you have collectives of your own in data.")
 
 
 def test_the_first_steps_are_left_out() -> None:

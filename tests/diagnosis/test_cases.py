@@ -44,6 +44,17 @@ def test_one_late_rank(
     assert sum(step <= 120 for step in steps) >= soon * len(steps)
 
 
+def test_one_late_rank_that_is_waited_for_in_collectives_of_the_users_own(
+    tool: ModuleType,
+) -> None:
+    cases = tool.late_elsewhere(tool.one_late((0.25, 0.5), every=12))
+    found = [(case, tool.replayed(case, own=True)) for case in cases]
+
+    assert len(cases) >= 14
+    assert all(tool.right_rank(*each) for each in found)
+    assert all(tool.right_phase(*each) for each in found)
+
+
 def test_two_late_ranks_are_both_named(tool: ModuleType) -> None:
     found = [(case, tool.replayed(case)) for case in tool.two_late(every=11)]
 
@@ -59,10 +70,11 @@ def test_nobody_is_named_when_all_are_late(tool: ModuleType) -> None:
 def test_nothing_is_said_of_balanced_steps(tool: ModuleType) -> None:
     # Chance has the freest hand where there are few; more ranks take longer, and are in the table.
     assert tool.false_verdicts(100_000, ranks=(2, 3)) == 0
+    assert tool.false_verdicts(10_000, ranks=(2, 3), own=True) == 0
 
 
 def test_the_table_is_on_the_page() -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     table = page.partition("<!-- cases: begin -->")[2].partition("<!-- cases: end -->")[0]
 
-    assert table.count("| one rank ") == 6
+    assert table.count("| one rank ") == 7

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from otel_ddp.catalog import STALL_REASONS
-from otel_ddp.diagnosis.evidence import Collective, Evidence, Frame, Group, Kernel, Position
+from otel_ddp.diagnosis.evidence import (
+    Collective,
+    Evidence,
+    Frame,
+    Group,
+    Kernel,
+    Position,
+    Thread,
+)
 from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
 
@@ -175,7 +183,9 @@ def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phas
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for _ in range(100):
-        job.stalls.learn(who(0), BEGAN, [1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND})
+        job.stalls.learn(
+            job.now_ns, who(0), BEGAN, [1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND}
+        )
     limits = {}
     for phase in ("forward", "data", "comm_wait"):
         job.put(0, phase)
@@ -190,7 +200,7 @@ def test_one_step_in_a_hundred_does_not_raise_the_limit() -> None:
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for number in range(200):
-        job.stalls.learn(who(0), BEGAN, [100.0 if number == 99 else 1.0], {})
+        job.stalls.learn(job.now_ns, who(0), BEGAN, [100.0 if number == 99 else 1.0], {})
     job.tick()
 
     assert job.stalls.limits == {who(0): 10.0}
@@ -219,7 +229,7 @@ def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
 
     job.put(0, "data")
     job.tick()
-    job.stalls.learn(who(0), BEGAN, [100.0], {"data": 100 * SECOND})
+    job.stalls.learn(job.now_ns, who(0), BEGAN, [100.0], {"data": 100 * SECOND})
     job.tick()
 
     assert job.stalls.limits == {who(0): 60.0}
@@ -233,6 +243,41 @@ def test_when_the_agent_itself_could_not_run_nobody_is_accused() -> None:
     assert job.stalls_after(10.0)
 
 
+@pytest.mark.parametrize("told_first", [True, False])
+def test_what_the_agent_could_not_look_at_is_not_learnt(told_first: bool) -> None:
+    job = Job(ranks=1)
+    job.run(20)
+    went_on_ns = job.now_ns + 600 * SECOND
+    steps = went_on_ns, who(0), job.now_ns, [600.0], {"data": 600 * SECOND}
+    if told_first:
+        job.stalls.learn(*steps)
+    job.put(0, "data")
+    job.tick(600.0)
+    if not told_first:
+        job.stalls.learn(*steps)
+    job.put(0, "data")
+    job.tick()
+    assert job.stalls.limits == {who(0): 60.0}
+
+    # What comes after it is.
+    job.stalls.learn(job.now_ns, who(0), job.now_ns, [1.0], {"data": 50 * SECOND})
+    job.tick()
+    assert job.stalls.limits == {who(0): 150.0}
+
+
+def test_a_process_knows_nothing_of_the_one_that_had_its_name() -> None:
+    job = Job(ranks=1)
+    job.tick()
+    job.stalls.learn(job.now_ns, who(0), BEGAN, [1.0], {"data": 500 * SECOND})
+    job.put(0, "data", alive=False, state="killed")
+    job.tick()
+    job.put(0, "data", step=None)
+    job.tick()
+
+    # Before the first step it has ten times as long.
+    assert job.stalls.limits == {who(0): 600.0}
+
+
 # -- whom the evidence names
 
 DATA = (
@@ -240,6 +285,10 @@ DATA = (
     Frame("/home/me/train.py", 31, "load"),
 )
 WAITS = (Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 3000, "barrier"),)
+
+
+# Python at the end of a program: it looks after threads that are left.
+LEFT = (Frame("/usr/lib/python3.13/threading.py", 1540, "_shutdown"),)
 
 
 def numbers(*enqueued: int) -> dict[str, Any]:
@@ -333,6 +382,8 @@ def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
         ),
         (("comm_wait", "data"), (numbers(9), {"silent_s": 30.0}), "gil", ["1"]),
         (("comm_wait", "data"), (numbers(9), {"silent_s": 1.0}), "not_reached", ["1"]),
+        # Whoever has raised in a collective does not wait in it any more.
+        (("comm_wait", "comm_wait"), ({}, {"stack": LEFT}), "not_reached", ["1"]),
     ],
 )
 def test_the_table(
@@ -395,17 +446,70 @@ def test_a_sentence_says_who_where_and_what_to_look_at() -> None:
     assert (verdict.phase, verdict.step, verdict.since_ns) == ("data", 7, BEGAN)
 
 
+OURS = "/home/me/otel-ddp/src/otel_ddp/"
+
+
+@pytest.mark.parametrize(
+    ("phase", "known", "said"),
+    [
+        # Neither torch's lines nor ours are what anybody looks for.
+        (
+            "data",
+            {"stack": (Frame(f"{OURS}torch/data_hooks.py", 56, "next_batch"), *DATA)},
+            "rank 1 is in data after step 7 at train.py:31 (load); rank 0 waits for it. "
+            "Look at its data loader and at what that reads from.",
+        ),
+        (
+            "other",
+            {"stack": DATA},
+            "rank 1 is in other after step 7 at train.py:31 (load); rank 0 waits for it. Look at "
+            "its stack: `otel-ddp stacks`. If that is an evaluation or a checkpoint, say so: "
+            'phase("eval") and phase("checkpoint") may take longer.',
+        ),
+        (
+            "other",
+            {"stack": LEFT, "helpers": (Thread("uploads", DATA), Thread("Thread-2", ()))},
+            "rank 1 has left its program after step 7, at its end or by an exception, and waits "
+            "for its threads uploads at train.py:31 (load), Thread-2; rank 0 waits for it. Its "
+            "output says why it left. Make threads that nobody has to wait for daemons.",
+        ),
+    ],
+)
+def test_what_is_said_of_who_holds_the_others_up(
+    phase: str, known: dict[str, Any], said: str
+) -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, phase)
+    job.answers[1] = {"package": OURS, **known}
+    _, verdict = job.stalls_after()
+
+    assert verdict.sentence.partition(": ")[2] == said
+
+
 @pytest.mark.parametrize(
     ("more", "cause"),
     [({"state": "finished"}, "finished"), ({"state": "running"}, "dead")],
 )
 def test_who_is_gone_is_named_to_those_that_wait(more: dict[str, Any], cause: str) -> None:
-    job = Job()
+    job = Job(world=2)
     job.put(0, "comm_wait")
     job.put(1, alive=False, **more)
-    _, verdict = job.stalls_after()
+    took_s, verdict = job.stalls_after()
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, ["1"])
+    assert 60 <= took_s <= 62
+
+
+@pytest.mark.parametrize(("state", "limit_s"), [("finished", 600.0), ("killed", 60.0)])
+def test_what_comes_after_a_training_may_take_long(state: str, limit_s: float) -> None:
+    job = Job()
+    job.put(0, "other")
+    job.put(1, alive=False, state=state)
+    took_s, verdict = job.stalls_after()
+
+    assert limit_s <= took_s <= limit_s + 2
+    assert (verdict.evidence["cause"], verdict.evidence["limit_s"]) == ("long_phase", limit_s)
 
 
 def test_who_waits_for_another_node_waits_longer_before_it_is_told() -> None:

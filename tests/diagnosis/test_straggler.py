@@ -422,11 +422,28 @@ def test_the_loss_is_the_excess_times_those_who_wait() -> None:
 
 def test_two_late_ranks_share_one_waiting() -> None:
     node = Node(4)
-    node.steps(1020, {1: {"data": 0.03}, 2: {"backward": 0.03}})
+    changes = node.steps(130, {1: {"data": 0.03}, 2: {"backward": 0.02}})
 
-    assert sum(each.lost_s for each in node.report().ranks) == pytest.approx(
-        1000 * 0.03 * 3, rel=0.1
+    # Named at once; ten more steps have been added by now.
+    assert [each.verdict.evidence["lost_per_s"] for each in changes] == pytest.approx(
+        [0.03 / 0.13 * 3 * 3 / 5, 0.03 / 0.13 * 3 * 2 / 5], rel=0.05
     )
+    lost_s = [each.lost_s for each in node.report().ranks]
+    assert lost_s == pytest.approx([0, 110 * 0.03 * 3 * 3 / 5, 110 * 0.03 * 3 * 2 / 5, 0], rel=0.05)
+
+
+def test_a_second_late_rank_is_not_charged_for_what_the_first_has_been() -> None:
+    node = Node(4)
+    node.steps(80, {1: {"data": 0.03}})
+    changes = node.steps(940, {1: {"data": 0.03}, 2: {"backward": 0.03}})
+
+    assert sorted(told(changes)) == [
+        ("straggler", "1", "data", True),
+        ("straggler", "2", "backward", True),
+    ]
+    assert changes[0].verdict.step != changes[1].verdict.step
+    lost_s = sum(each.lost_s for each in node.report().ranks)
+    assert lost_s == pytest.approx(1000 * 0.03 * 3, rel=0.03)
 
 
 def test_what_it_has_cost_stays_when_it_is_over_and_when_it_is_gone() -> None:
@@ -523,6 +540,79 @@ def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
     node.detector.waits_known(who(0), False)
 
     assert told(node.detector.look()) == [("straggler", "1", "backward", False)]
+
+
+@pytest.mark.parametrize("waiting", [(0,), (0, 1, 3)], ids=["gather", "all-reduce"])
+def test_who_waits_in_a_collective_of_the_users_own_is_not_late(waiting: tuple[int, ...]) -> None:
+    node = Node()
+    # Of one rank it is enough: where one has them, all have.
+    node.detector.own_collectives(who(1), ("other",))
+    changes = node.steps(200, {2: {"forward": 0.02}, **{key: {"other": 0.02} for key in waiting}})
+
+    assert told(changes) == [("straggler", "2", "forward", True)]
+    evidence = changes[0].verdict.evidence
+    assert evidence["lost_per_s"] == pytest.approx(0.02 / 0.12 * 3, rel=0.05)
+    assert evidence["not_compared"] == ["other"]
+    assert evidence["work_s"] == pytest.approx(0.11, rel=0.02)
+    assert "other" not in evidence["excess_by_phase"]
+    report = node.report()
+    assert "other" not in report.ranks[0].excess
+    assert report.work_median_s == pytest.approx(0.09, rel=0.02)
+    assert report.insufficient == ""
+
+
+@pytest.mark.parametrize(
+    ("phases", "why"),
+    [
+        (("other",), "collectives of your own in `other`: whoever is late there cannot be told"),
+        (
+            ("other", "data"),
+            "collectives of your own in `data`, `other`: whoever is late there cannot be told",
+        ),
+        ((), ""),
+        (("optimizer of a later version",), ""),
+    ],
+)
+def test_where_a_late_rank_could_not_be_seen_it_is_said(phases: tuple[str, ...], why: str) -> None:
+    node = Node()
+    node.detector.own_collectives(who(0), phases)
+
+    assert node.steps(200, {key: {"other": 0.03} for key in node.ranks}) == []
+    assert node.report().insufficient == (f"insufficient data: {why}" if why else "")
+
+
+def test_little_time_in_such_phases_hides_nobody() -> None:
+    node = Node()
+    node.detector.own_collectives(who(0), ("other",))
+    node.steps(200, {key: {"other": -0.001} for key in node.ranks})
+
+    assert node.report().insufficient == ""
+
+
+def test_a_verdict_falls_when_collectives_of_the_users_own_turn_up() -> None:
+    node = Node()
+    late = {0: {"other": 0.03}}
+    node.steps(200, late)
+    node.detector.own_collectives(who(2), ("other",))
+
+    assert told(node.detector.look()) == [("straggler", "0", "other", False)]
+    assert "0 of the first 90 steps" in node.report().insufficient
+    assert node.steps(200, late) == []
+    # The other ranks say the same, and what was seen stays.
+    node.detector.own_collectives(who(3), ("other",))
+    assert "whoever is late there" in node.report().insufficient
+    # Both may leave, and whoever comes under their names may have none.
+    node.detector.forget(who(2))
+    node.detector.forget(who(3))
+    assert told(node.steps(200, late)) == [("straggler", "0", "other", True)]
+
+
+def test_where_nothing_is_left_to_compare_nobody_is_named() -> None:
+    node = Node()
+    node.detector.own_collectives(who(0), WORK_PHASES)
+
+    assert node.steps(200, {1: {"backward": 0.03}}) == []
+    assert "whoever is late there" in node.report().insufficient
 
 
 def test_a_silent_rank_is_said_to_be_silent() -> None:

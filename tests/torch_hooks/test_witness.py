@@ -30,7 +30,7 @@ from otel_ddp.torch import witness
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "1-00000000.journal"
-    witness.start(path)
+    witness.start(path, int)
     yield path
     witness.stop()
 
@@ -77,6 +77,37 @@ def test_it_says_what_every_thread_is_at_the_main_one_first(journal: Path) -> No
     assert "helper_waits" in [function for _, _, function in found["frames"]]
     # Of itself it does not speak.
     assert all(each["name"] != "otel-ddp-witness" for each in said["threads"])
+
+
+def test_it_says_which_thread_trains_and_which_the_end_of_the_program_waits_for(
+    tmp_path: Path,
+) -> None:
+    journal, training = tmp_path / "1-00000000.journal", 0
+    witness.start(journal, lambda: training)
+    held = threading.Event()
+    helpers = {
+        name: threading.Thread(target=held.wait, name=name, daemon=name == "daemon")
+        for name in ("uploads", "trains", "daemon")
+    }
+    for each in helpers.values():
+        each.start()
+    try:
+        ask(journal, "1 where\n")
+        before = answer(journal, 1)["threads"]
+        training = helpers["trains"].ident or 0
+        ask(journal, "2 where\n")
+        said = answer(journal, 2)
+    finally:
+        witness.stop()
+        held.set()
+        for each in helpers.values():
+            each.join()
+
+    assert not any(each["trains"] for each in before)
+    assert [each["name"] for each in said["threads"][:2]] == ["MainThread", "trains"]
+    assert [each["name"] for each in said["threads"] if each["trains"]] == ["trains"]
+    assert [each["name"] for each in said["threads"] if each["daemon"]] == ["daemon"]
+    assert witness.__file__.startswith(said["package"])
 
 
 def test_its_files_are_for_this_user_alone_and_go_with_it(journal: Path) -> None:
@@ -217,7 +248,7 @@ def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) 
 
 
 def test_a_descriptor_that_somebody_has_closed_is_not_missed(tmp_path: Path) -> None:
-    witness.start(tmp_path / "1-00000000.journal")
+    witness.start(tmp_path / "1-00000000.journal", int)
     parked = witness._witness
     assert parked is not None
     os.close(parked._fd)
@@ -251,7 +282,7 @@ def test_a_handlers_time_limit_is_no_trouble_with_files(
 
 
 def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
-    witness.start(tmp_path / "missing" / "1-0.journal")
+    witness.start(tmp_path / "missing" / "1-0.journal", int)
 
     assert witness._witness is None
     assert containment.swallowed == {}
@@ -260,8 +291,8 @@ def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
 def test_a_second_start_beside_another_journal_leaves_the_first(
     journal: Path, tmp_path: Path
 ) -> None:
-    witness.start(journal)
-    witness.start(tmp_path / "2-00000000.journal")
+    witness.start(journal, int)
+    witness.start(tmp_path / "2-00000000.journal", int)
 
     assert [each.name for each in tmp_path.iterdir()] == ["2-00000000.ask"]
 
@@ -393,7 +424,7 @@ BEGIN = """
 import atexit, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 journal = Path(sys.argv[1])
-witness.start(journal)
+witness.start(journal, int)
 """
 
 
@@ -483,7 +514,7 @@ if os.fork() == 0:
     sys.exit(0)
 print(os.read(tells[0], 1000).decode())
 witness.stop()
-witness.start(journal)
+witness.start(journal, int)
 os.write(ends[1], b"!")
 os.wait()
 print(journal.with_suffix(".ask").exists())
@@ -526,7 +557,7 @@ def test_whoever_joins_all_threads_does_not_wait_for_ours(journal: Path) -> None
 
 def test_what_is_blocked_in_the_main_thread_is_as_before(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    witness.start(tmp_path / "1-00000000.journal")
+    witness.start(tmp_path / "1-00000000.journal", int)
     try:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
     finally:

@@ -122,17 +122,21 @@ class Desk:
         room = self._rooms.get(run)
         if room is None:
             room = self._rooms[run] = Room(run, self._floor_s, self._causes)
+        room.goes_on(intake.reader.created_ns)
         room.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
         world = intake.who.get("world_size")
         if isinstance(world, int):
             room.stragglers.world_size(world)
             room.arrivals.world_size(world)
+            room.bounds.world_size(world)
         room.hear_of_waits(seat.who, intake)
+        room.hear_of_own_collectives(seat.who, intake)
         if steps := intake.fresh_steps():
             room.report_is_old = True
+            room.goes_on(steps[-1].began_ns)
             _listen(room.arrivals, seat.who, intake, steps)
             runs = alike(steps)
-            _learn(room.stalls, seat.who, runs)
+            _learn(room.stalls, self._origin_ns + self._clock(), seat.who, runs)
             facts = [each for stretch in runs for each in facts_of(stretch)]
             _feed(room.stragglers, seat.who, facts)
             _feed(room.bounds, seat.who, facts)
@@ -146,7 +150,7 @@ class Desk:
     # -- looking
 
     def _look(self, room: Room, intakes: list[Intake], now_ns: int) -> None:
-        room.moved = None
+        room.moved, room.leaving = None, []
         looks: tuple[Callable[[], list[Change]], ...] = (
             lambda: self._deaths(room, intakes, now_ns),
             lambda: self._stalls(room, intakes, now_ns),
@@ -161,15 +165,18 @@ class Desk:
             self._teller.tell(room, change, intakes, now_ns)
 
     def _stalls(self, room: Room, intakes: list[Intake], now_ns: int) -> list[Change]:
-        positions = []
+        # Those who have ended first: who lives may have the name of one of them.
+        positions = [position for position, _ in room.ended.values()]
         evidence: dict[Who, Evidence] = {}
         for intake in intakes:
+            if intake.ended_at is not None:
+                continue
             seat = self._seats[intake]
             position = self._position(intake, seat)
             if position is not None:
                 positions.append(position)
             # It costs a file a thread: only where there is a suspicion.
-            if seat.who in room.stalls.suspects and intake.ended_at is None:
+            if seat.who in room.stalls.suspects:
                 evidence[seat.who] = seat.probe.look(now_ns)
         room.heard = {who: each.groups for who, each in evidence.items() if each.groups}
         changes = room.stalls.look(now_ns, positions, evidence)
@@ -221,8 +228,12 @@ class Desk:
                 self._causes.forget(intake.pid, intake.reader.start_ticks)
                 continue
             room.leave(seat.who)
-            found.append(room.endings.take(intake, seat.who, now_ns))
+            room.leaving.append(seat.who)
+            gone = room.endings.take(intake, seat.who, now_ns)
+            found.append(gone)
             room.last[seat.who] = said(intake)
+            if (position := self._position(intake, seat)) is not None:
+                room.ended[seat.who] = position, gone.gone_ns
         found += room.endings.reconsidered(now_ns)
         return changes + (room.deaths.gone(found, at_work) if found else [])
 
@@ -273,7 +284,7 @@ class Desk:
 
 
 @containment.contained()
-def _learn(stalls: Stalls, who: Who, runs: Sequence[Run]) -> None:
+def _learn(stalls: Stalls, now_ns: int, who: Who, runs: Sequence[Run]) -> None:
     longest_ns: dict[str, int] = {}
     for run in runs:
         for code, span_ns in run.longest_ns().items():
@@ -281,7 +292,7 @@ def _learn(stalls: Stalls, who: Who, runs: Sequence[Run]) -> None:
             longest_ns[phase] = max(span_ns, longest_ns.get(phase, 0))
     steps = [step for run in runs for step in run.steps]
     steps_s = [(step.ended_ns - step.began_ns) / 1e9 for step in steps]
-    stalls.learn(who, steps[0].began_ns, steps_s, longest_ns)
+    stalls.learn(now_ns, who, steps[0].began_ns, steps_s, longest_ns)
 
 
 @containment.contained()

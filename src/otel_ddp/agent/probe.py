@@ -8,7 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.diagnosis.evidence import Collective, Evidence, Frame, Group, Kernel, Question
+from otel_ddp.diagnosis.evidence import (
+    Collective,
+    Evidence,
+    Frame,
+    Group,
+    Kernel,
+    Question,
+    Thread,
+)
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 
 # As the witness has them: beside the journal.
@@ -32,6 +40,8 @@ class Probe:
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._process = proc / str(pid)
+        # The thread that is looked at: the first one, until it is known which one trains.
+        self._task = str(pid)
         self._start_ticks = start_ticks
         self._number = 0
         # Of the question that is open: when it was put.
@@ -79,14 +89,32 @@ class Probe:
             return
         self._asked_ns = None
         self.answer = said
+        threads = _members(said, "threads")
+        main = _first(threads, "main")
+        trains = _first(threads, "trains") or main
+        self._look_at(main.get("id"), trains.get("id"))
         self._heard = Evidence(
             heard=True,
             kind="what" if said.get("kind") == "what" else "where",
             answered_ns=now_ns,
             groups=tuple(_groups(said)),
             collectives=tuple(_collectives(said)),
-            stack=_main_stack(said),
+            stack=frames(trains),
+            helpers=tuple(
+                Thread(str(each.get("name")), frames(each))
+                for each in threads
+                if each.get("daemon") is False and each is not trains and each is not main
+            ),
+            package=str(said.get("package") or ""),
         )
+
+    def _look_at(self, main: Any, trains: Any) -> None:
+        """Which thread the kernel is asked about."""
+        # Where it sees other numbers than we do, its threads cannot be found by them.
+        ours = str(main) == self._process.name and _whole(trains) is not None
+        task = str(trains) if ours else self._process.name
+        if task != self._task:
+            self._task, self._before = task, None
 
     # -- the kernel
 
@@ -102,15 +130,14 @@ class Probe:
         elif before is not None and now_ns - before[0] < _OFTEN_NS:
             return self._last
         # The process's own state and time are those of its first thread and of all together.
-        main = _status(self._process / "task" / self._process.name / "stat")
-        state = status[0] if main is None else main[0]
+        own = _status(self._process / "task" / self._task / "stat")
+        state = status[0] if own is None else own[0]
         ticks = self._thread_ticks()
         self._before = now_ns, ticks, state
         busy, busy_threads = None, 0
         if before is not None:
-            first = self._process.name
             grown = {each: ticks[each] - before[1].get(each, ticks[each]) for each in ticks}
-            busy = grown.pop(first, 0) / _TICKS / ((now_ns - before[0]) / 1e9)
+            busy = grown.pop(self._task, 0) / _TICKS / ((now_ns - before[0]) / 1e9)
             busy_threads = sum(each > 0 for each in grown.values())
         lasting = before is not None and before[2] == state
         self._last = Kernel(state, lasting, busy, self._waits_in(), busy_threads)
@@ -183,11 +210,9 @@ def _collectives(said: dict[str, Any]) -> list[Collective]:
     ]
 
 
-def _main_stack(said: dict[str, Any]) -> tuple[Frame, ...]:
-    for each in _members(said, "threads"):
-        if each.get("main") is True:
-            return frames(each)
-    return ()
+def _first(threads: list[dict[str, Any]], mark: str) -> dict[str, Any]:
+    """The thread that has this mark; nothing if there is none."""
+    return next((each for each in threads if each.get(mark) is True), {})
 
 
 def frames(thread: dict[str, Any]) -> tuple[Frame, ...]:

@@ -16,7 +16,7 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.creep import Creep
 from otel_ddp.diagnosis.death import Deaths
-from otel_ddp.diagnosis.evidence import Group
+from otel_ddp.diagnosis.evidence import Group, Position
 from otel_ddp.diagnosis.hardware import Gpu
 from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall import Stalls
@@ -45,12 +45,18 @@ class Room:
         self.named: set[tuple[Who, str]] = set()
         # Of processes whose journals may be gone by now.
         self.last: dict[Who, Said] = {}
+        # Where they stood, and when they ended: others may wait for them.
+        self.ended: dict[Who, tuple[Position, int]] = {}
+        # Who was found to have ended in this look.
+        self.leaving: list[Who] = []
         self.node: Labels = ()
         self.postmortem: dict[tuple[str, Who], Path | None] = {}
         self.gpus: dict[tuple[str, Who], Sequence[Gpu]] = {}
         self.moved: tuple[Kind, Path | None] | None = None
         # Ranks whose waits are known or not, as they were told.
         self.waits: dict[Who, bool] = {}
+        # In which phases a rank has collectives of the user's own, where that was told.
+        self.own: dict[Who, tuple[str, ...]] = {}
         # How the ranks compare, as last worked out, and whether there were steps since.
         self.report: Report | None = None
         self.report_is_old = True
@@ -73,11 +79,28 @@ class Room:
             self.arrivals.waits_known(who, known)
             self.bounds.waits_known(who, known)
 
+    def goes_on(self, since_ns: int) -> None:
+        """A process, or a step, has begun at this time: without those who had ended by then."""
+        self.ended = {who: each for who, each in self.ended.items() if each[1] >= since_ns}
+
+    def hear_of_own_collectives(self, who: Who, intake: Intake) -> None:
+        """In which phases this process waits for others by what the user has written."""
+        said = intake.reader.facts.get("own_collectives")
+        if not isinstance(said, list):
+            return
+        phases = tuple(each for each in said if isinstance(each, str))
+        if self.own.get(who) != phases:
+            self.own[who] = phases
+            self.report_is_old = True
+            self.stragglers.own_collectives(who, phases)
+            self.bounds.own_collectives(who, phases)
+
     def leave(self, who: Who) -> None:
         """This process is gone, or has another name by now."""
         self.report_is_old = True
         # Whoever comes under this name after it may be of another kind, or has to say it again.
         self.waits.pop(who, None)
+        self.own.pop(who, None)
         for detector in (self.stragglers, self.arrivals, self.bounds, self.creep):
             _forget(detector.forget, who)
 

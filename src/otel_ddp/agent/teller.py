@@ -59,12 +59,15 @@ class Teller:
                 # Of a death the last word counts, whomever it is about.
                 about = "" if verdict.kind == "death" else str(verdict.who)
                 self._told[room.run, verdict.kind, about] = verdict.sentence
-            log.log(logging.WARNING if _warns(change) else logging.INFO, "%s", _sentence(change))
-            self._record(change, intakes, now_ns)
+            said_of_it = _sentence(change, _ended(room, change, intakes))
+            log.log(logging.WARNING if _warns(change) else logging.INFO, "%s", said_of_it)
+            self._record(change, said_of_it, intakes, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
             self._write_down(room, verdict, intakes)
 
-    def _record(self, change: Change, intakes: Sequence[Intake], now_ns: int) -> None:
+    def _record(
+        self, change: Change, said_of_it: str, intakes: Sequence[Intake], now_ns: int
+    ) -> None:
         """A log record, and a span from when it began until now with the same as its event."""
         if not self._ledger.keep_history:
             return
@@ -97,7 +100,7 @@ class Teller:
             **common,
             "time": now_ns,
             "span": span_id,
-            "body": _sentence(change),
+            "body": said_of_it,
             "severity": "WARN" if _warns(change) else "INFO",
         }
         documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
@@ -141,9 +144,25 @@ def plain(verdict: Verdict) -> dict[str, Any]:
     return {**verdict._asdict(), "who": dict(verdict.who), "evidence": dict(verdict.evidence)}
 
 
-def _sentence(change: Change) -> str:
+def _sentence(change: Change, ended: str) -> str:
     sentence = change.verdict.sentence
-    return sentence if change.opened else f"no longer: {sentence}"
+    if change.opened:
+        return sentence
+    return f"no longer, as {ended} ended: {sentence}" if ended else f"no longer: {sentence}"
+
+
+def _ended(room: Room, change: Change, intakes: Sequence[Intake]) -> str:
+    """Whose end it was that ended this as well: nothing was cured by that."""
+    if not room.leaving or change.verdict.kind == "death":
+        return ""
+    if all(each.ended_at is not None for each in intakes):
+        return "the run"
+    numbers = sorted((dict(who).get("rank", "?") for who in room.leaving), key=_by_number)
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+
+
+def _by_number(rank: str) -> tuple[int, str]:
+    return len(rank), rank
 
 
 def _warns(change: Change) -> bool:

@@ -122,22 +122,9 @@ class Alignment:
     def _renumber(self) -> None:
         """Where ranks count differently, as when rank 0 alone logs, the clock says what is what."""
         first, *others = (self._ranks[who] for who in self.ranks)
-        numbers = [each.number for each in first.trail]
-        times = [each.ended_ns for each in first.trail]
-        half_a_step = middle([after - before for before, after in pairwise(times)]) / 2
         for rank in others:
-            found: Counter[int] = Counter()
-            for facts in rank.trail:
-                number, ended_ns = facts.number, facts.ended_ns
-                after = bisect_left(times, ended_ns)
-                near = min(
-                    (i for i in (after - 1, after) if 0 <= i < len(times)),
-                    key=lambda i: abs(times[i] - ended_ns),
-                )
-                if abs(times[near] - ended_ns) <= half_a_step:
-                    found[numbers[near] - number] += 1
-            shift = found.most_common(1)[0][0] if found else rank.shift
-            if shift != rank.shift:
+            shift = shift_by_clock(first.trail, rank.trail)
+            if shift is not None and shift != rank.shift:
                 rank.shift = shift
                 self._waiting.clear()
 
@@ -156,6 +143,26 @@ class Alignment:
         if self._in_common < 0.5:
             return "most steps are not told by all ranks"
         return ""
+
+
+def shift_by_clock(first: Sequence[StepFacts], steps: Sequence[StepFacts]) -> int | None:
+    """What is to be added to a rank's numbers to have those of the first one, if that is known."""
+    numbers = [each.number for each in first]
+    times = [each.ended_ns for each in first]
+    if steps[-1].ended_ns < times[0] or times[-1] < steps[0].ended_ns:
+        return None
+    half_a_step = middle([after - before for before, after in pairwise(times)]) / 2
+    found: Counter[int] = Counter()
+    for facts in steps:
+        number, ended_ns = facts.number, facts.ended_ns
+        after = bisect_left(times, ended_ns)
+        near = min(
+            (i for i in (after - 1, after) if 0 <= i < len(times)),
+            key=lambda i: abs(times[i] - ended_ns),
+        )
+        if abs(times[near] - ended_ns) <= half_a_step:
+            found[numbers[near] - number] += 1
+    return found.most_common(1)[0][0] if found else None
 
 
 def _order(who: Who) -> tuple[int, str]:

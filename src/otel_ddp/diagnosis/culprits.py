@@ -12,6 +12,8 @@ from otel_ddp.diagnosis.verdict import Who
 _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 # Where these have another size on one rank than on the others, they do not belong together.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
+# Of the threads that somebody waits for at his end, so many are named.
+_MOST_THREADS, _LONGEST_NAME = 3, 60
 # Of a core. What sleeps takes nothing; what computes may have to share it with others.
 _SHARE_BUSY = 0.1
 
@@ -157,7 +159,7 @@ def _behind(places: Mapping[Who, Position], known: Mapping[Who, Evidence]) -> Fi
     look = (
         "Each waits in a process group for another one: look at the order of their collectives."
         if cause == "crossed"
-        else _advice(places[culprits[0]])
+        else _advice(places[culprits[0]], known[culprits[0]], others_wait=True)
     )
     return _findings(cause, culprits, places, said, look)
 
@@ -170,7 +172,8 @@ def _not_waiting(places: Mapping[Who, Position], known: Mapping[Who, Evidence]) 
     waits = _who_waits(places, culprits)
     said = [_where(places[who], known[who]) for who in culprits] + waits
     cause = "not_reached" if waits else "long_phase"
-    return _findings(cause, culprits, places, said, _advice(places[culprits[0]]))
+    look = _advice(places[culprits[0]], known[culprits[0]], others_wait=bool(waits))
+    return _findings(cause, culprits, places, said, look)
 
 
 def _who_waits(places: Mapping[Who, Position], culprits: list[Who]) -> list[str]:
@@ -203,6 +206,8 @@ def _left_alone(places: Mapping[Who, Position], found: Mapping[Who, Position]) -
 
 def _waiting(position: Position, known: Evidence) -> bool:
     """Whether a rank waits for others, by what the journal or its own stack says."""
+    if _has_left(known):
+        return False
     if position.phase == "comm_wait":
         return True
     inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
@@ -232,8 +237,13 @@ def _findings(
 
 def _where(position: Position, known: Evidence) -> str:
     """What a rank is at, in words."""
+    if _has_left(known):
+        return (
+            f"rank {position.rank} has left its program{_after(position)}, at its end or by an "
+            f"exception, and waits for {_left_behind(known)}"
+        )
     said = f"rank {position.rank} is {_at(position)}"
-    if (frame := _own_line(known.stack)) is not None:
+    if (frame := _own_line(known.stack, known.package)) is not None:
         said += f" at {frame}"
     if doing := _doing(known.kernel):
         said += f" and {doing}"
@@ -241,8 +251,33 @@ def _where(position: Position, known: Evidence) -> str:
 
 
 def _at(position: Position) -> str:
-    step = "" if position.step is None else f" after step {position.step}"
-    return f"in {position.name or position.phase}{step}"
+    return f"in {position.name or position.phase}{_after(position)}"
+
+
+def _after(position: Position) -> str:
+    return "" if position.step is None else f" after step {position.step}"
+
+
+def _has_left(known: Evidence) -> bool:
+    """Whether nothing of the program is left but threads that Python waits for at its end."""
+    outermost = known.stack[-1] if known.stack else None
+    return (
+        outermost is not None
+        and outermost.function == "_shutdown"
+        and outermost.file.endswith("/threading.py")
+    )
+
+
+def _left_behind(known: Evidence) -> str:
+    """The threads that the end of a program waits for, each with its line."""
+    said = []
+    for thread in known.helpers[:_MOST_THREADS]:
+        frame = _own_line(thread.stack, known.package)
+        said.append(thread.name[:_LONGEST_NAME] + ("" if frame is None else f" at {frame}"))
+    if len(known.helpers) > _MOST_THREADS:
+        said.append("...")
+    many = "s" * (len(known.helpers) > 1)
+    return f"its thread{many} {', '.join(said)}" if said else "its other threads"
 
 
 def _doing(kernel: Kernel | None) -> str:
@@ -251,10 +286,14 @@ def _doing(kernel: Kernel | None) -> str:
     return "computes" if kernel.busy > _SHARE_BUSY else "sleeps"
 
 
-def _own_line(stack: tuple[Frame, ...]) -> Frame | None:
-    """The innermost line that is neither a package's nor Python's; else the innermost."""
+def _own_line(stack: tuple[Frame, ...], package: str) -> Frame | None:
+    """The innermost line that is neither a package's, ours among them, nor Python's.
+
+    Else the innermost of all.
+    """
+    others = ("/site-packages/", "/lib/python", "<frozen", *((package,) if package else ()))
     for frame in stack:
-        if not any(part in frame.file for part in ("/site-packages/", "/lib/python", "<frozen")):
+        if not any(part in frame.file for part in others):
             return frame
     return stack[0] if stack else None
 
@@ -268,8 +307,16 @@ _ADVICE = {
 }
 
 
-def _advice(position: Position) -> str:
-    return _ADVICE.get(position.phase, "Look at its stack: `otel-ddp stacks`.")
+def _advice(position: Position, known: Evidence, *, others_wait: bool) -> str:
+    if _has_left(known):
+        return "Its output says why it left. Make threads that nobody has to wait for daemons."
+    advice = _ADVICE.get(position.phase, "Look at its stack: `otel-ddp stacks`.")
+    if position.phase == "other" and others_wait:
+        advice += (
+            ' If that is an evaluation or a checkpoint, say so: phase("eval") and '
+            'phase("checkpoint") may take longer.'
+        )
+    return advice
 
 
 def _ranks(places: Mapping[Who, Position], chosen: list[Who]) -> str:

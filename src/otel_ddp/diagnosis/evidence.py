@@ -20,6 +20,13 @@ class Frame(NamedTuple):
         return f"{self.file.rpartition('/')[2]}:{self.line} ({self.function})"
 
 
+class Thread(NamedTuple):
+    """A thread of Python's, the innermost frame first."""
+
+    name: str
+    stack: tuple[Frame, ...]
+
+
 class Group(NamedTuple):
     """How far a rank has come with the collectives of a process group."""
 
@@ -53,11 +60,14 @@ class Kernel(NamedTuple):
     """What the kernel says of a process, without its help."""
 
     state: str
-    """Of its main thread: R runs, S sleeps, D waits for a device, T is stopped, Z is dead."""
+    """Of the thread that trains, where it is known, else the main one.
+
+    R runs, S sleeps, D waits for a device, T is stopped, Z is dead.
+    """
     lasting: bool
     """Whether it was the same the last time."""
     busy: float | None
-    """The main thread's share of a core since the last time."""
+    """That thread's share of a core since the last time."""
     waits_in: str = ""
     """The kernel's function that it sleeps in, where we may read that."""
     busy_threads: int = 0
@@ -76,7 +86,11 @@ class Evidence(NamedTuple):
     groups: tuple[Group, ...] = ()
     collectives: tuple[Collective, ...] = ()
     stack: tuple[Frame, ...] = ()
-    """Of the main thread, the innermost first."""
+    """Of the thread that trains, where it is known, else the main one; the innermost first."""
+    helpers: tuple[Thread, ...] = ()
+    """Other threads that the end of the program waits for."""
+    package: str = ""
+    """The folder of our own package, as the process has it."""
     kernel: Kernel | None = None
 
 

@@ -51,6 +51,10 @@ class Rank:
         """Models are loaded, kernels are chosen and compiled until the first step is over."""
         return self.position is not None and self.position.step is None and not self.seen_steps
 
+    def succeeded_by(self, position: Position) -> bool:
+        """Whether this is of another process, which got the name of one that has ended."""
+        return position.alive and self.position is not None and not self.position.alive
+
     def move(self, position: Position, now_ns: int) -> None:
         """Take in where it is now."""
         before = self.position

@@ -32,6 +32,8 @@ class Stalls:
         self._asked: dict[Who, tuple[Question, int]] = {}
         self._looked_ns = 0
         self._over_since_ns = 0
+        # What is waited for before it is told, where that is longer than all limits.
+        self._patience_s = 0.0
         self._open: Verdict | None = None
         self._cause = ""
         self.limits: dict[Who, float] = {}
@@ -44,12 +46,20 @@ class Stalls:
         """Whom to ask now, and what. Asked once: a later look asks for something else."""
 
     def learn(
-        self, who: Who, began_ns: int, steps_s: Sequence[float], longest_ns: Mapping[str, int]
+        self,
+        now_ns: int,
+        who: Who,
+        began_ns: int,
+        steps_s: Sequence[float],
+        longest_ns: Mapping[str, int],
     ) -> None:
         """Steps of a rank, from when on they were, with the longest stretch of each phase."""
         rank = self._ranks.get(who)
         if rank is None:
             rank = self._ranks[who] = Rank()
+        if self._paused(now_ns):
+            # What is told first after a pause is of it, and comes before the next look.
+            rank.not_learnt_before_ns = now_ns
         if began_ns < rank.not_learnt_before_ns:
             return
         rank.learn(steps_s)
@@ -63,13 +73,16 @@ class Stalls:
         """Where everybody is now, and what is known of them: what has changed by that."""
         found = {each.who: each for each in positions}
         floor_s = self._floor_s
-        spent_ns = now_ns - (self._looked_ns or now_ns)
+        paused, spent_ns = self._paused(now_ns), now_ns - self._looked_ns
         self._looked_ns = now_ns
         evidence = dict(evidence)
         for who, position in found.items():
-            rank = self._ranks.setdefault(who, Rank())
-            if spent_ns > max(_PAUSE_S, floor_s / 4) * 1e9:
+            rank = self._ranks.get(who)
+            if rank is None or rank.succeeded_by(position):
+                rank = self._ranks[who] = Rank()
+            if paused:
                 rank.pause(spent_ns)
+                rank.not_learnt_before_ns = now_ns
             # A phase that was merely long is learnt; what was stopped says nothing about it.
             if self._open is not None and self._cause not in _MERELY_LONG:
                 rank.not_learnt_before_ns = now_ns
@@ -98,9 +111,10 @@ class Stalls:
         self.reasons = {
             who: reason(found[who], evidence.get(who, Evidence()), floor_s) for who in living
         }
-        # Who waits for somebody elsewhere cannot know how long that one may take.
-        if over and self._open is None and self._elsewhere(living, found, evidence):
-            over = all(ages[who] >= LONG * floor_s for who in living)
+        if over and self._open is None:
+            patient = self._has_patience(living, found, evidence)
+            self._patience_s = LONG * floor_s if patient else 0.0
+            over = all(age_s >= self._patience_s for age_s in ages.values())
         self.stalled = dict.fromkeys(living, over or self._open is not None)
         if not over:
             self._over_since_ns = 0
@@ -109,6 +123,11 @@ class Stalls:
         if self._open is None and not self._heard(living, evidence, now_ns):
             return []
         return self._tell(now_ns, living, found, evidence)
+
+    def _paused(self, now_ns: int) -> bool:
+        """Whether nobody has looked for so long that maybe nobody could run."""
+        spent_ns = now_ns - (self._looked_ns or now_ns)
+        return spent_ns > max(_PAUSE_S, self._floor_s / 4) * 1e9
 
     @property
     def suspects(self) -> frozenset[Who]:
@@ -143,17 +162,24 @@ class Stalls:
 
     # -- judging
 
-    def _elsewhere(
+    def _has_patience(
         self,
         living: Mapping[Who, Rank],
         found: Mapping[Who, Position],
         evidence: Mapping[Who, Evidence],
     ) -> bool:
-        """Whether all wait for ranks that are not on this node, as far as is known."""
-        worlds = [each.world for each in found.values() if each.world]
-        if not worlds or max(worlds) <= len(found):
+        """Whether this may well take longer, and nobody here can know how long.
+
+        All wait for ranks on other nodes; or all others have finished, and this is what comes
+        after a training.
+        """
+        ended = [each for who, each in found.items() if who not in living]
+        finished = bool(ended) and all(each.state == "finished" for each in ended)
+        world = max((each.world or 0 for each in found.values()), default=0)
+        if world <= len(found) and not finished:
             return False
-        return judge(living, found, evidence, self._floor_s).cause == "elsewhere"
+        cause = judge(living, found, evidence, self._floor_s).cause
+        return cause == "elsewhere" or (finished and cause == "long_phase")
 
     # -- telling
 
@@ -173,7 +199,7 @@ class Stalls:
             return []
         since_ns = max(rank.moved_ns for rank in living.values())
         still_s = (now_ns - since_ns) / 1e9
-        limit_s = max(self.limits.values())
+        limit_s = max(*self.limits.values(), self._patience_s)
         sentence = (
             f"nobody moves since {still_s:.0f} s (limit {limit_s:.0f} s): {judged.why}. "
             f"{judged.look}"

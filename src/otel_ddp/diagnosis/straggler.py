@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
+from operator import sub
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.alignment import Alignment, Row
@@ -73,7 +74,10 @@ class RankNow(NamedTuple):
     """`straggler` or `imbalance` while there is a verdict on it."""
     phase: str
     excess: Mapping[str, float]
-    """More time than the others need, as shares of the median step, by phase, and `all`."""
+    """More time than the others need, as shares of the median step, by phase, and `all`.
+
+    Phases with collectives of the user's own are not in it.
+    """
     lost_s: float
     """What the other ranks of the job have waited for it while there were verdicts on it."""
 
@@ -109,6 +113,9 @@ class Stragglers:
         self._hint = hint
         self._alignment = Alignment()
         self._waits_unknown: set[Who] = set()
+        self._own_of: dict[Who, Collection[str]] = {}
+        # Places in WORK_PHASES: what is waited there for others cannot be told from work.
+        self._own: tuple[int, ...] = ()
         self._rows: deque[Row] = deque(maxlen=LENGTHS[-1])
         # Per row and rank: local work less the median of the others'; the row's median step.
         self._excesses_ns: deque[list[float]] = deque(maxlen=LENGTHS[-1])
@@ -136,6 +143,20 @@ class Stragglers:
             # Their work was not measured, whatever it seemed to say.
             self._close_all()
 
+    def own_collectives(self, who: Who, phases: Collection[str]) -> None:
+        """In which phases the rank has collectives of the user's own: where one has, all have."""
+        self._own_of[who] = phases
+        self._find_own()
+
+    def _find_own(self) -> None:
+        phases = set().union(*self._own_of.values())
+        own = tuple(at for at, word in enumerate(WORK_PHASES) if word in phases)
+        if own != self._own:
+            self._own = own
+            self._start_again()
+            # Some of what was taken for work may have been waiting.
+            self._close_all()
+
     def feed(self, who: Who, steps: Sequence[StepFacts]) -> None:
         """More steps of a rank, in the order in which it made them."""
         if self._alignment.join(who):
@@ -155,7 +176,10 @@ class Stragglers:
         self._changes += regression.feed(facts, step_ns, bool(self._cases))
         if len(facts) < 2 or self._waits_unknown:
             return
-        excesses = _excesses([each.took_ns - each.wait_ns for each in facts])
+        work_ns = [each.took_ns - each.wait_ns for each in facts]
+        for at in self._own:
+            work_ns = [ns - each.phases_ns[at] for ns, each in zip(work_ns, facts, strict=True)]
+        excesses = _excesses(work_ns)
         self._rows.append(row)
         self._excesses_ns.append(excesses)
         self._columns.clear()
@@ -179,6 +203,8 @@ class Stragglers:
         self._waits_unknown.discard(who)
         self._close(who)
         self._start_again()
+        self._own_of.pop(who, None)
+        self._find_own()
         if len(self._alignment.ranks) < 2:
             self._close_all()
         if not self._alignment.ranks and self._regression:
@@ -195,7 +221,7 @@ class Stragglers:
         ranks = self._alignment.ranks
         # Asked for every second, and a third of the steps says the same.
         rows = _last(self._rows, LENGTHS[0])[::3]
-        table = _Table(rows) if rows else None
+        table = _Table(rows, self._own) if rows else None
         step_s = self._step_s(LENGTHS[0]) if rows else 0.0
         told = []
         for i, who in enumerate(ranks):
@@ -216,10 +242,10 @@ class Stragglers:
             tuple(told),
             max(table.work_s) if table else None,
             middle(table.work_s) if table else None,
-            self._insufficient(),
+            self._insufficient(table, step_s),
         )
 
-    def _insufficient(self) -> str:
+    def _insufficient(self, table: _Table | None, step_s: float) -> str:
         why = self._alignment.trouble()
         if not why and self._waits_unknown:
             named = ", ".join(dict(who).get("rank", "?") for who in sorted(self._waits_unknown))
@@ -228,6 +254,10 @@ class Stragglers:
             why = "most steps compile, save, evaluate, are skipped, or collect garbage"
         if not why and len(self._rows) < LENGTHS[0]:
             why = f"{len(self._rows)} of the first {LENGTHS[0]} steps to compare"
+        # Whoever is late there by so much has so much there, and so have those who wait for it.
+        if not why and table and not self._cases and table.own_s > _least(step_s * 1e9) / 1e9:
+            words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._own)
+            why = f"collectives of your own in {words}: whoever is late there cannot be told"
         return why and f"insufficient data: {why}"
 
     def _start_again(self) -> None:
@@ -252,20 +282,27 @@ class Stragglers:
 
         def table(length: int) -> _Table:
             if length not in tables:
-                tables[length] = _Table(_last(self._rows, length))
+                tables[length] = _Table(_last(self._rows, length), self._own)
             return tables[length]
 
-        for i, who in enumerate(self._alignment.ranks):
+        opening: dict[int, int] = {}
+        ranks = self._alignment.ranks
+        for i, who in enumerate(ranks):
             case = self._cases.get(who)
             if case is None:
                 for length in self._often_above(i):
                     if self._stands_out(i, length) and table(length).is_among_the_last(i):
-                        self._open(i, who, length, table(length))
+                        opening[i] = length
                         break
-            elif not self._is_gone(i, case.length):
-                self._go_on(i, who, case, table)
-            else:
+            elif self._is_gone(i, case.length):
                 self._close(who)
+        # What each of them costs depends on who else is late: all are found by now.
+        named = [i for i, who in enumerate(ranks) if who in self._cases]
+        late = [*named, *opening]
+        for i in named:
+            self._go_on(i, ranks[i], self._cases[ranks[i]], late, table)
+        for i, length in opening.items():
+            self._open(i, ranks[i], length, late, named, table(length))
 
     def _often_above(self, i: int) -> list[int]:
         """Over which lengths it may stand out: nearly always none, and this is cheap to see."""
@@ -279,7 +316,7 @@ class Stragglers:
     def _stands_out(self, i: int, length: int) -> bool:
         excess = self._column(i, length)
         step_ns = middle(_last(self._steps_ns, length))
-        if middle(excess) <= max(_EXCESS * step_ns, _EXCESS_NS):
+        if middle(excess) <= _least(step_ns):
             return False
         window = length // _WINDOWS
         each = [middle(excess[start : start + window]) for start in range(0, length, window)]
@@ -297,14 +334,26 @@ class Stragglers:
             for start in range(0, length, window)
         )
 
-    def _open(self, i: int, who: Who, length: int, table: _Table) -> None:
-        verdict = self._verdict(i, who, length, table, table.reading(i, self._excess_s(i, length)))
+    def _open(
+        self, i: int, who: Who, length: int, late: list[int], named: list[int], table: _Table
+    ) -> None:
+        """*named*: those of the late ones who were named before, and have been charged."""
+        reading = table.reading(i, self._excess_s(i, length))
+        verdict = self._verdict(i, who, length, late, table, reading)
         self._cases[who] = _Case(verdict, length)
         self._changes.append(Change(verdict, True))
-        self._lose(i, who, length, length)
+        charged_s = max([self._excess_s(j, length) for j in named], default=0.0)
+        left_s = max(self._latest_s(late, length) - max(charged_s, 0.0), 0.0)
+        opening = [j for j in late if j not in named]
+        before = length - _STRIDE
+        self._lose(who, self._part(i, opening, length) * left_s, before)
+        self._lose(who, self._share_s(i, late, length), _STRIDE)
 
-    def _go_on(self, i: int, who: Who, case: _Case, table: Callable[[int], _Table]) -> None:
-        self._lose(i, who, min(case.length, len(self._rows)), _STRIDE)
+    def _go_on(
+        self, i: int, who: Who, case: _Case, late: list[int], table: Callable[[int], _Table]
+    ) -> None:
+        if length := min(case.length, len(self._rows)):
+            self._lose(who, self._share_s(i, late, length), _STRIDE)
         case.steps += _STRIDE
         if case.steps < _LOOK_STEPS or len(self._rows) < case.length:
             return
@@ -325,7 +374,7 @@ class Stragglers:
         since_ns = case.verdict.since_ns
         if reading[0] != case.verdict.kind:
             self._changes.append(Change(case.verdict, False))
-        verdict = self._verdict(i, who, case.length, seen, reading)
+        verdict = self._verdict(i, who, case.length, late, seen, reading)
         case.verdict = verdict._replace(since_ns=since_ns)
         case.other_reading, case.looks = None, 0
         self._changes.append(Change(case.verdict, True))
@@ -342,31 +391,37 @@ class Stragglers:
     def _step_s(self, length: int) -> float:
         return middle(_last(self._steps_ns, length)) / 1e9
 
-    def _share_s(self, i: int, length: int) -> float:
+    def _share_s(self, i: int, late: list[int], length: int) -> float:
         """Its part in the waiting, where several are late: the others wait for the latest only."""
-        late = {
-            j: max(self._excess_s(j, length), 0.0)
-            for j, who in enumerate(self._alignment.ranks)
-            if j == i or who in self._cases
-        }
-        total = sum(late.values())
-        return max(late.values()) * late[i] / total if total else 0.0
+        return self._part(i, late, length) * self._latest_s(late, length)
 
-    def _lose(self, i: int, who: Who, length: int, steps: int) -> None:
-        if length:
-            lost_s = self._share_s(i, length) * steps * (self._ranks_of_job() - 1)
-            self._lost[who] = self._lost.get(who, 0.0) + lost_s
+    def _part(self, i: int, late: list[int], length: int) -> float:
+        total = sum(max(self._excess_s(j, length), 0.0) for j in late)
+        return max(self._excess_s(i, length), 0.0) / total if total else 0.0
+
+    def _latest_s(self, late: list[int], length: int) -> float:
+        return max([0.0, *(self._excess_s(j, length) for j in late)])
+
+    def _lose(self, who: Who, each_s: float, steps: int) -> None:
+        lost_s = each_s * steps * (self._ranks_of_job() - 1)
+        self._lost[who] = self._lost.get(who, 0.0) + lost_s
 
     def _ranks_of_job(self) -> int:
         return max(self._world_size, len(self._alignment.ranks))
 
     def _verdict(
-        self, i: int, who: Who, length: int, table: _Table, reading: tuple[Kind, str]
+        self,
+        i: int,
+        who: Who,
+        length: int,
+        late: list[int],
+        table: _Table,
+        reading: tuple[Kind, str],
     ) -> Verdict:
         kind, phase = reading
         excess_s = self._excess_s(i, length)
         step_s = self._step_s(length)
-        rate = self._share_s(i, length) / step_s * (self._ranks_of_job() - 1)
+        rate = self._share_s(i, late, length) / step_s * (self._ranks_of_job() - 1)
         above = _above(self._column(i, length)) / length
         by_phase = table.excess_by_phase(i)
         evidence: dict[str, Any] = {
@@ -379,6 +434,8 @@ class Stragglers:
             "steps_above_others": round(above, 3),
             "lost_per_s": round(rate, 4),
         }
+        if self._own:
+            evidence["not_compared"] = [WORK_PHASES[at] for at in self._own]
         size = f"{percent(excess_s / step_s)} of a step of {span(step_s)}"
         if kind == "imbalance":
             more = table.more_to_do(i)
@@ -394,7 +451,7 @@ class Stragglers:
                     f"its work takes {span(excess_s)} longer than on the others, in no phase alone"
                 )
             elif phase == "compute":
-                inner = sum(by_phase[word] for word in _COMPUTE)
+                inner = sum(by_phase.get(word, 0.0) for word in _COMPUTE)
                 what = f"{_WORDED[phase]} take {span(inner)} longer than on the others"
             else:
                 what = f"{_WORDED.get(phase, phase)} takes {span(inner)} longer than on the others"
@@ -414,14 +471,25 @@ class Stragglers:
 class _Table:
     """What the ranks needed over some steps, as medians, in seconds."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], own: tuple[int, ...]) -> None:
+        """*own*: places of the phases that are left out."""
         by_rank = list(zip(*[row.facts for row in rows], strict=True))
-        self.work_s = [middle([each.work_ns for each in steps]) / 1e9 for steps in by_rank]
+        self.work_s: list[float] = []
+        self.own_s = 0.0
+        """In the phases that are left out, of the rank that has the most there."""
         self._phases_s: dict[str, list[float]] = {word: [] for word in WORK_PHASES}
         for steps in by_rank:
-            columns = zip(*[each.phases_ns for each in steps], strict=True)
+            work_ns = [each.work_ns for each in steps]
+            columns = list(zip(*[each.phases_ns for each in steps], strict=True))
             for needed_s, column in zip(self._phases_s.values(), columns, strict=True):
                 needed_s.append(middle(column) / 1e9)
+            if own:
+                own_ns = list(map(sum, zip(*[columns[at] for at in own], strict=True)))
+                self.own_s = max(self.own_s, middle(own_ns) / 1e9)
+                work_ns = list(map(sub, work_ns, own_ns))
+            self.work_s.append(middle(work_ns) / 1e9)
+        for at in own:
+            del self._phases_s[WORK_PHASES[at]]
         self._excesses_s = {word: _excesses(each) for word, each in self._phases_s.items()}
         self._amount = [sum([each.work for each in steps]) for steps in by_rank]
         self._took_s = middle([each.took_ns for each in by_rank[0]]) / 1e9
@@ -432,7 +500,7 @@ class _Table:
         return self.work_s[i] - others[len(others) // 2] > _EXCESS_IN_EACH * self._took_s
 
     def excess_by_phase(self, i: int) -> dict[str, float]:
-        """Seconds more than the others, in each phase of work."""
+        """Seconds more than the others, in each phase of work that is compared."""
         return {word: excesses_s[i] for word, excesses_s in self._excesses_s.items()}
 
     def more_to_do(self, i: int) -> float:
@@ -446,21 +514,26 @@ class _Table:
         others = {word: middle(_others(needed, i)) for word, needed in self._phases_s.items()}
         phase = max(excess, key=lambda word: excess[word])
         if excess[phase] < _MOST_OF * excess_s:
-            together = sum(excess[word] for word in _COMPUTE)
+            together = sum(excess.get(word, 0.0) for word in _COMPUTE)
             phase = "compute" if together >= _MOST_OF * excess_s else "mixed"
         elif phase in ("forward", "backward"):
             # A slow device is slow in both, and backward is most of it.
             its, rest = ("forward", "backward") if phase == "forward" else ("backward", "forward")
-            if others[its] and others[rest]:
+            if others[its] and others.get(rest):
                 here, there = excess[its] / others[its], excess[rest] / others[rest]
                 if there >= here / 2:
                     phase = "compute"
-        compute_s = sum(others[word] for word in ("forward", "backward"))
+        compute_s = sum(others.get(word, 0.0) for word in ("forward", "backward"))
         if phase in ("forward", "backward", "compute"):
             explained_s = self.more_to_do(i) * compute_s
             if explained_s >= _MOST_OF * excess_s:
                 return "imbalance", phase
         return "straggler", phase
+
+
+def _least(step_ns: float) -> float:
+    """The excess that somebody is named for, in nanoseconds."""
+    return max(_EXCESS * step_ns, _EXCESS_NS)
 
 
 def _above(excesses: Sequence[float]) -> int:

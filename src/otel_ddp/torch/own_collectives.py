@@ -37,6 +37,7 @@ class OwnCollectives:
         self._looks = 0
         self._seen: Counter[str] = Counter()
         self._here: set[str] = set()
+        self._own: set[str] = set()
         self._of_ddp: set[int] = set()
         self._numbers: dict[int, int] = {}
 
@@ -55,10 +56,18 @@ class OwnCollectives:
                 self._here.add(phase)
 
     def end(self) -> list[str]:
-        """The phases of which that is true in most steps that were looked at."""
+        """The phases of which that is true in most steps that were looked at.
+
+        Once told it holds until it is true of few: whoever is told begins anew with each change.
+        """
         self._looks += 1
         self._seen.update(self._here)
-        return sorted(phase for phase, times in self._seen.items() if 2 * times > self._looks)
+        for phase, times in self._seen.items():
+            if 2 * times > self._looks:
+                self._own.add(phase)
+            elif 4 * times < self._looks:
+                self._own.discard(phase)
+        return sorted(self._own)
 
 
 def _numbers() -> dict[int, int]:

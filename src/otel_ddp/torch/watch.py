@@ -45,7 +45,7 @@ def watch(model: nn.Module, standing: Standing, **wishes: Any) -> None:
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
         collection_hooks.attach(stepper)
-    witness.start(standing.recorder.writer.path)
+    witness.start(standing.recorder.writer.path, lambda: standing.thread)
     readings.hear(Wishes(**wishes))
     optimizer_hooks.expect(wishes["optimizer"])
     # Hooks go last: from here on a step may begin at any moment.

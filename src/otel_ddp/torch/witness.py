@@ -31,6 +31,8 @@ _MOST_GROUPS = 256
 # Of each process group: more than two ranks can differ by while one of them waits for the other.
 _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
+# Lines of these files are not what anybody looks for.
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _END_S = 0.5
 # Arrivals at collectives are told only where that stops training for less than this share of the
 # time: torch writes down the whole ring of its recorder, and holds the interpreter's lock. Before
@@ -48,8 +50,10 @@ _FAULTS = {
 class _Witness:
     """One fifo, and one thread that is parked in a read of it."""
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, training: Callable[[], int]) -> None:
+        """*training*: the thread that trains, as the hooks have noted it; 0 while none has."""
         self.journal = journal
+        self._training = training
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._over = False
@@ -135,7 +139,8 @@ class _Witness:
         answer: dict[str, Any] = {
             "question": max(numbers),
             "kind": "what" if everything else "where",
-            "threads": _threads(threading.get_ident()),
+            "package": _PACKAGE,
+            "threads": _threads(threading.get_ident(), self._training()),
             "groups": _groups(),
         }
         if everything:
@@ -166,14 +171,14 @@ _witness: _Witness | None = None
 
 
 @containment.contained()
-def start(journal_path: Path) -> None:
+def start(journal_path: Path, training: Callable[[], int]) -> None:
     """Be ready to answer questions beside this journal, and no other."""
     global _witness
     if _witness is not None and _witness.journal != journal_path:
         stop()
     if _witness is None:
         try:
-            _witness = _Witness(journal_path)
+            _witness = _Witness(journal_path, training)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
             containment.pass_on()
             containment.log.info("Nobody can ask this process where it hangs: %s", error)
@@ -191,7 +196,7 @@ def stop() -> None:
 # -- what the threads do
 
 
-def _threads(own: int) -> list[dict[str, Any]]:
+def _threads(own: int, trains: int) -> list[dict[str, Any]]:
     """The stacks of all threads but our own, the main one first; no frame is held on to."""
     known = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
@@ -199,13 +204,16 @@ def _threads(own: int) -> list[dict[str, Any]]:
     # Our own would hold all the others, itself included, until the garbage is collected.
     frames.pop(own, None)
     found = []
-    for ident in sorted(frames, key=lambda each: each != main)[:_MOST_THREADS]:
+    first = sorted(frames, key=lambda each: (each != main, each != trains))
+    for ident in first[:_MOST_THREADS]:
         thread = known.get(ident)
         found.append(
             {
                 "name": "" if thread is None else thread.name[:_LONGEST_TEXT],
                 "id": None if thread is None else thread.native_id,
                 "main": ident == main,
+                "trains": ident == trains,
+                "daemon": None if thread is None else thread.daemon,
                 "frames": _stack(frames[ident]),
             }
         )

@@ -1,0 +1,39 @@
+"""When it is said that a program has collectives of its own in a phase, and when no longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_ddp.torch import own_collectives
+from otel_ddp.torch.own_collectives import OwnCollectives
+
+
+def test_what_is_told_of_a_phase_does_not_change_from_look_to_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = 0
+    monkeypatch.setattr(own_collectives, "_numbers", lambda: {1: counted})
+    found = OwnCollectives()
+
+    def looked(*, busy: bool) -> list[str]:
+        nonlocal counted
+        found.begin([])
+        counted += busy
+        found.passed("other")
+        return found.end()
+
+    # Every other step, then none any more.
+    assert [looked(busy=not number % 2) for number in range(6)] == [["other"]] * 6
+    assert [looked(busy=False) for _ in range(6)] == [["other"]] * 6
+    assert looked(busy=False) == []
+
+
+def test_one_step_of_many_is_not_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = 0
+    monkeypatch.setattr(own_collectives, "_numbers", lambda: {1: counted})
+    found = OwnCollectives()
+    for busy in (False, False, True, False):
+        found.begin([])
+        counted += busy
+        found.passed("data")
+        assert found.end() == []
