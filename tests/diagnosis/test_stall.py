@@ -431,6 +431,52 @@ def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> No
     assert set(expected.values()) == set(STALL_REASONS)
 
 
+@pytest.mark.parametrize(("phase", "limit_s"), [("other", 600), ("data", 60)])
+def test_a_program_that_goes_on_where_no_hook_sees_it_may_take_long(
+    phase: str, limit_s: float
+) -> None:
+    # An evaluation of the module inside of DDP, say: another line each time it is asked.
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, phase)
+    told: list[float] = []
+    while not told:
+        job.answers[1] = {"stack": (Frame("/home/u/train.py", int(job.now_s), "evaluate"),)}
+        told = [job.now_s for change in job.tick() if change.opened]
+
+    assert limit_s <= told[0] <= limit_s + 2
+    # Until the limit, where no hook tells of progress, again and again.
+    asked = [rank for at_s, rank, question in job.asked if question == "where" and at_s < 60]
+    assert (asked.count(0), asked.count(1)) == (1, 4 if phase == "other" else 1)
+
+
+def test_who_went_on_and_stands_now_is_told_when_its_time_is_over() -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, "other")
+    while job.now_s < 55:
+        job.answers[1] = {"stack": (Frame("/home/u/train.py", int(job.now_s), "evaluate"),)}
+        job.tick()
+    job.put(1, "forward", step=8)
+    took_s, _ = job.stalls_after()
+
+    assert 60 <= took_s <= 62
+
+
+@pytest.mark.parametrize("known", [{"kernel": Kernel("T", True, 0.0)}, {"silent_s": 30.0}])
+def test_who_went_on_and_cannot_any_more_is_told_at_once(known: dict[str, Any]) -> None:
+    job = Job()
+    job.put(0, "comm_wait")
+    job.put(1, "other")
+    while job.now_s < 45:
+        job.answers[1] = {"stack": (Frame("/home/u/train.py", int(job.now_s), "evaluate"),)}
+        job.tick()
+    job.answers[1] = known
+    took_s, _ = job.stalls_after()
+
+    assert 15 <= took_s <= 17
+
+
 def test_a_sentence_says_who_where_and_what_to_look_at() -> None:
     job = Job(ranks=0)
     job.put(0, "comm_wait")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from otel_ddp.diagnosis.evidence import Position
+from otel_ddp.diagnosis.evidence import Frame, Position
 
 # 10 times the step that 99 of 100 are shorter than; 3 times the longest stretch of a phase.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
@@ -15,7 +15,7 @@ LONG = 10.0
 # As many steps as p99 is taken of, and how often it is.
 _REMEMBERED, _COUNT_EVERY = 1000, 50
 # What is logged tells of progress where no hook does.
-_UNHOOKED = frozenset({"other", "eval", "checkpoint"})
+UNHOOKED = frozenset({"other", "eval", "checkpoint"})
 
 
 class Rank:
@@ -30,6 +30,9 @@ class Rank:
         self.longest_step_s = self.p99_s = 0.0
         self.longest_s: dict[str, float] = {}
         self.numbers: tuple[tuple[str, int | None], ...] = ()
+        self.stack: tuple[Frame, ...] = ()
+        # Whether its program was seen to go on though no hook saw it: an evaluation, say.
+        self.wanders = False
         self.not_learnt_before_ns = 0
 
     def limit_s(self, floor_s: float) -> float:
@@ -67,8 +70,8 @@ class Rank:
             self.stretch(before.phase, self.entered_ns, self.looked_ns)
             # By the clock of whoever looks: the one of the process may have been set since.
             self.entered_ns = self.moved_ns = now_ns
-            self.numbers = ()
-        elif position.phase in _UNHOOKED and position.written != before.written:
+            self.numbers, self.stack, self.wanders = (), (), False
+        elif position.phase in UNHOOKED and position.written != before.written:
             self.moved_ns = now_ns
         self.looked_ns = now_ns
 
@@ -96,6 +99,13 @@ class Rank:
             ordered = sorted(self.steps)
             self.p99_s = ordered[int(0.99 * (len(ordered) - 1))]
         return self.p99_s
+
+    def stands_at(self, stack: tuple[Frame, ...]) -> None:
+        """Where its program is; another place than the last time, where no hook tells of it."""
+        assert self.position is not None
+        if stack and self.position.phase in UNHOOKED:
+            self.wanders |= bool(self.stack) and self.stack != stack
+            self.stack = stack
 
     def age_s(self, now_ns: int) -> float:
         """For how long it has stood still."""

@@ -7,13 +7,15 @@ from typing import Any
 
 from otel_ddp.diagnosis.culprits import judge, reason
 from otel_ddp.diagnosis.evidence import Evidence, Position, Question
-from otel_ddp.diagnosis.patience import LONG, Rank
+from otel_ddp.diagnosis.patience import LONG, UNHOOKED, Rank
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
 
 # The verdict waits for the last answers, but not longer than this.
 _HEARING_NS = 1_500_000_000
 # How often they are asked again while nobody moves, in floors.
 _AGAIN = 1.0
+# Where no hook tells of progress the place in the program may: so many times until the limit.
+_WHERE_AGAIN = 1 / 8
 # Whoever did not look for so long was maybe not the only one who could not run.
 _PAUSE_S = 5.0
 # A phase that was merely long: what it took is learnt.
@@ -137,11 +139,15 @@ class Stalls:
     # -- asking
 
     def _ask(self, living: Mapping[Who, Rank], question: Question, now_ns: int) -> None:
-        again_ns = int(max(2.0, _AGAIN * self._floor_s) * 1e9)
+        share, least_s = (_WHERE_AGAIN, 0.5) if question == "where" else (_AGAIN, 2.0)
+        again_ns = int(max(least_s, share * self._floor_s) * 1e9)
         self.questions = {}
         for who in living:
             kind, asked_ns = self._asked.get(who, ("", 0))
-            later = question == "what" and now_ns - asked_ns >= again_ns
+            later = now_ns - asked_ns >= again_ns
+            if question == "where":
+                place = living[who].position
+                later &= place is not None and place.phase in UNHOOKED
             if kind != question or later:
                 self.questions[who] = question
                 self._asked[who] = question, now_ns
@@ -171,15 +177,18 @@ class Stalls:
         """Whether this may well take longer, and nobody here can know how long.
 
         All wait for ranks on other nodes; or all others have finished, and this is what comes
-        after a training.
+        after a training; or whom they wait for goes on in his program.
         """
         ended = [each for who, each in found.items() if who not in living]
         finished = bool(ended) and all(each.state == "finished" for each in ended)
         world = max((each.world or 0 for each in found.values()), default=0)
-        if world <= len(found) and not finished:
+        wandering = {found[who].rank for who, rank in living.items() if rank.wanders}
+        if world <= len(found) and not finished and not wandering:
             return False
-        cause = judge(living, found, evidence, self._floor_s).cause
-        return cause == "elsewhere" or (finished and cause == "long_phase")
+        judged = judge(living, found, evidence, self._floor_s)
+        if judged.cause in _MERELY_LONG and wandering.issuperset(judged.culprits):
+            return True
+        return judged.cause == "elsewhere" or (finished and judged.cause == "long_phase")
 
     # -- telling
 
@@ -239,6 +248,7 @@ def _fresh(rank: Rank, known: Evidence) -> Evidence:
             rank.moved_ns = known.answered_ns
         rank.numbers = numbers
     if known.heard and known.answered_ns > rank.moved_ns:
+        rank.stands_at(known.stack)
         return known
     return Evidence(silent_s=known.silent_s, kernel=known.kernel)
 
