@@ -58,6 +58,7 @@ PROMETHEUS_NAMES = {
     "training.straggler.lost_time": "training_straggler_lost_time_seconds_total",
     "training.node.work.max": "training_node_work_max_seconds",
     "training.node.work.median": "training_node_work_median_seconds",
+    "training.own_collectives": "training_own_collectives",
     "training.stall.reason": "training_stall_reason",
     "training.collective.enqueued": "training_collective_enqueued",
     "training.collective.completed": "training_collective_completed",

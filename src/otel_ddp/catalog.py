@@ -455,6 +455,14 @@ TRAINING_NODE_WORK_MEDIAN = _diagnosis.metric(
     "Median work time per step over the ranks on the node, waiting for other ranks left out.",
     labels="node",
 )
+TRAINING_OWN_COLLECTIVES = _diagnosis.metric(
+    "training.own_collectives",
+    _G,
+    "",
+    "1 for a phase in which the program waits for other ranks in collectives of its own, so that "
+    "ranks are not compared by it.",
+    "phase",
+)
 TRAINING_STALL_REASON = _diagnosis.metric(
     "training.stall.reason",
     _G,

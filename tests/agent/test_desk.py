@@ -205,6 +205,8 @@ def test_what_a_process_says_of_its_own_collectives_reaches_the_detectors(
     bench.ranks[0].writer.document(layout.FACTS, {"own_collectives": own})
     bench.train(150, late_ms=30)
 
+    shown = bench.series(catalog.TRAINING_OWN_COLLECTIVES)
+    assert shown == ({("0", "backward"): 1.0} if own == ["backward"] else {})
     # A phase in which the user's own program waits for others is not compared.
     excess = bench.series(catalog.TRAINING_STRAGGLER_EXCESS)
     assert (("1", "backward") in excess) is (own != ["backward"])

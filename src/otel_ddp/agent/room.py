@@ -88,7 +88,7 @@ class Room:
         said = intake.reader.facts.get("own_collectives")
         if not isinstance(said, list):
             return
-        phases = tuple(each for each in said if isinstance(each, str))
+        phases = tuple(e for e in said if isinstance(e, str) and e in catalog.PHASES)
         if self.own.get(who) != phases:
             self.own[who] = phases
             self.report_is_old = True

@@ -19,6 +19,7 @@ class VerdictSeries:
         """Bring the series of this run up to date."""
         room.showing = set()
         self._stand_speed(room, now_ns)
+        self._stand_own_collectives(room, now_ns)
         self._stand_stalls(room, now_ns)
         for metric, labels in room.shown - room.showing:
             self._ledger.forget(self._ledger.series(metric, labels))
@@ -50,6 +51,13 @@ class VerdictSeries:
             self._show(
                 room, catalog.TRAINING_NODE_WORK_MEDIAN, room.node, report.work_median_s, now_ns
             )
+
+    @containment.contained()
+    def _stand_own_collectives(self, room: Room, now_ns: int) -> None:
+        for who, phases in room.own.items():
+            for phase in phases:
+                metric = catalog.TRAINING_OWN_COLLECTIVES
+                self._show(room, metric, who, 1.0, now_ns, ("phase", phase))
 
     @containment.contained()
     def _stand_stalls(self, room: Room, now_ns: int) -> None:
