@@ -248,10 +248,12 @@ def _worst() -> Panel:
     clock = metric("gpu.clock.frequency", RANKS_OF_RUN, 'gpu_clock_domain="sm"')
     held = metric("gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
     data = recorded("rank_phase:training_phase_time:per_step2m", RANKS_OF_RUN, 'phase="data"')
+    own = f"max by ({by}, phase) ({metric('training.own_collectives', RANKS_OF_RUN)})"
     return listing(
         Text(
             "Ranks with most work",
-            "The slowest ranks at the end of this time, with their hardware.",
+            "The slowest ranks at the end of this time, with their hardware. Not compared: so many "
+            "phases, in which the program waits for others in collectives of its own.",
             "A low clock or a high temperature: the GPU. Much waiting for data: disk or loader. "
             "Neither: the work itself is unequal.",
         ),
@@ -262,6 +264,7 @@ def _worst() -> Panel:
         rows(of_them(core), "core"),
         rows(of_them(clock), "clock"),
         rows(of_them(held), "held"),
+        rows(f"count by ({by}) ({own} == 1) and on ({by}) {worst}", "own"),
         columns=[
             Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
             Column("node"),
@@ -279,6 +282,7 @@ def _worst() -> Panel:
             Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
             Column("Value #clock", "SM clock", "hertz"),
             Column("Value #held", "Held back", words=HELD_BACK_WORDS),
+            Column("Value #own", "Not compared"),
         ],
         sort=("Work per step", True),
     )
