@@ -474,7 +474,7 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
         for at in range(0, steps, rate // 4):
             for rank in range(ranks):
                 runs = alike(told[rank][at : at + rate // 4])
-                _learn(stalls, who(rank), runs)
+                _learn(stalls, 1_000_000_000 * at // rate, who(rank), runs)
                 facts = [each for run in runs for each in facts_of(run)]
                 stragglers.feed(who(rank), facts)
                 bounds.feed(who(rank), facts)
