@@ -450,13 +450,19 @@ def test_a_program_that_goes_on_where_no_hook_sees_it_may_take_long(
     assert (asked.count(0), asked.count(1)) == (1, 4 if phase == "other" else 1)
 
 
-def test_who_went_on_and_stands_now_is_told_when_its_time_is_over() -> None:
+def gone_on_for(seconds: float) -> Job:
+    """One rank waits; the other one is somewhere else in its program each time it is asked."""
     job = Job()
     job.put(0, "comm_wait")
     job.put(1, "other")
-    while job.now_s < 55:
+    while job.now_s < seconds:
         job.answers[1] = {"stack": (Frame("/home/u/train.py", int(job.now_s), "evaluate"),)}
         job.tick()
+    return job
+
+
+def test_who_went_on_and_stands_now_is_told_when_its_time_is_over() -> None:
+    job = gone_on_for(55)
     job.put(1, "forward", step=8)
     took_s, _ = job.stalls_after()
 
@@ -465,12 +471,7 @@ def test_who_went_on_and_stands_now_is_told_when_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("known", [{"kernel": Kernel("T", True, 0.0)}, {"silent_s": 30.0}])
 def test_who_went_on_and_cannot_any_more_is_told_at_once(known: dict[str, Any]) -> None:
-    job = Job()
-    job.put(0, "comm_wait")
-    job.put(1, "other")
-    while job.now_s < 45:
-        job.answers[1] = {"stack": (Frame("/home/u/train.py", int(job.now_s), "evaluate"),)}
-        job.tick()
+    job = gone_on_for(45)
     job.answers[1] = known
     took_s, _ = job.stalls_after()
 

@@ -16,6 +16,12 @@ from stack.trainings import Training, assert_all_there, wait_for
 OUTAGE_S = 20.0
 # An agent that has tried in vain for so long tries again within 24 s.
 PATIENCE_S = 40.0
+# What an agent tells of a process and its workers counts from its own first look on.
+OF_ONE_AGENT = (
+    "process_disk_io_bytes_total",
+    "process_children_disk_io_bytes_total",
+    "process_children_cpu_time_seconds_total",
+)
 
 
 class Launch:
@@ -75,14 +81,6 @@ def launch(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_nothing_that_was_logged_is_lost_and_nothing_is_there_twice(launch: Launch) -> None:
     assert_all_there(launch.prometheus, [launch.training])
-
-
-# What an agent tells of a process and its workers counts from its own first look on.
-OF_ONE_AGENT = (
-    "process_disk_io_bytes_total",
-    "process_children_disk_io_bytes_total",
-    "process_children_cpu_time_seconds_total",
-)
 
 
 def test_counters_never_go_back(launch: Launch) -> None:
