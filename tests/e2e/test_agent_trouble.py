@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +49,19 @@ def _held_port() -> Iterator[int]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    """The agent writes nothing meanwhile, as it would into a folder that is being emptied."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        threads = Path(f"/proc/{pid}/task").glob("*/status")
+        for status in list(threads):
+            until(lambda status=status: "State:\tT" in status.read_text(), "the stop")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -> None:
@@ -99,7 +113,8 @@ def test_an_agent_whose_place_was_removed_leaves_and_does_not_bring_it_back() ->
         node.run(TRAIN)
         pid = int(node.agent()["pid"])
 
-        shutil.rmtree(node.place.directory)
+        with _stopped(pid):
+            shutil.rmtree(node.place.directory)
 
         until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to leave")
         assert not node.place.directory.exists()
