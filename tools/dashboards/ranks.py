@@ -132,7 +132,7 @@ def _now() -> list[Panel]:
         stat(
             Text(
                 "Missing",
-                "Ranks of the world that are neither heard of within a minute nor finished. "
+                f"Ranks of the world that are neither heard of within {ALIVE_S} s nor finished. "
                 "Only ranks that are exported are heard of (OTEL_DDP_STRATEGY).",
                 "What ended ranks is listed on Run; a whole node: see Pipeline.",
             ),

@@ -439,6 +439,8 @@ def _events() -> list[Panel]:
     held_s = metric(held, RUN, RANK_0, part="sum")
     saves = metric(held, RUN, RANK_0, part="count")
     lengths = metric("training.step.duration", RUN, RANK_0, part="bucket")
+    # A bound of 1 is "1" where it was pushed and "1.0" where it was scraped.
+    of_length = f'label_replace(rate({lengths}{_RATE}), "le", "$1", "le", "(.*)[.]0")'
     parameters = f"max by (trainable) ({metric('training.parameters', RUN)})"
     return [
         lines(
@@ -458,7 +460,7 @@ def _events() -> list[Panel]:
                 "How the steps of rank 0 are spread over lengths.",
                 "A second band: something that every so many steps has more to do.",
             ),
-            over_time(f"sum by (le) (rate({lengths}{_RATE}))", "{{le}}"),
+            over_time(f"sum by (le) (max by ({BY_RANK}, le) ({of_length}))", "{{le}}"),
             unit="s",
             size=(8, 7),
         ),

@@ -52,9 +52,16 @@ def build() -> str:
     )
 
 
-def _alive(state: str) -> str:
+def _running() -> str:
     beat = metric("training.heartbeat.timestamp", RUNS)
-    return f"{state} and on ({BY_RANK}) (time() - {beat} < {ALIVE_S})"
+    heard = f"and on ({BY_RANK}) (time() - {beat} < {ALIVE_S})"
+    return f"{metric('training.state', RUNS)} == 1 {heard}"
+
+
+def _stalled() -> str:
+    # Of ranks that are not exported there is no heartbeat.
+    stalled = metric("training.stalled", RUNS)
+    return f"{stalled} == 1 and time() - timestamp({stalled}) < {ALIVE_S}"
 
 
 def _count(ranks: str) -> str:
@@ -66,17 +73,16 @@ def _integral(recorded_name: str) -> str:
 
 
 def _now() -> list[Panel]:
-    running = _alive(f"{metric('training.state', RUNS)} == 1")
     worst = recorded("run:training_state:max", RUNS)
     joules = f"{_integral('run:hw_power:sum')} * {RULES_EVERY_S}"
     return [
         stat(
             Text(
                 "Running",
-                "Runs of which a rank says that it runs, and was heard of within a minute.",
+                f"Runs of which a rank says that it runs, and was heard of within {ALIVE_S} s.",
                 "Fewer than you have started: the table below says how the others ended.",
             ),
-            now(_count(running)),
+            now(_count(_running())),
         ),
         stat(
             Text(
@@ -84,7 +90,7 @@ def _now() -> list[Panel]:
                 "Runs of which a rank has made no progress for longer than its own limit.",
                 "Open Ranks for that run: it says who is waited for.",
             ),
-            now(_count(_alive(f"{metric('training.stalled', RUNS)} == 1"))),
+            now(_count(_stalled())),
             levels=ABOVE_0_IS_BAD,
         ),
         stat(
@@ -111,7 +117,7 @@ def _now() -> list[Panel]:
                 "Ranks that run now: mostly a GPU each.",
                 "Compare with what you pay for.",
             ),
-            now(f"count(max by ({BY_RANK}) ({running})) or vector(0)"),
+            now(f"count(max by ({BY_RANK}) ({_running()})) or vector(0)"),
         ),
         stat(
             Text(
@@ -180,7 +186,7 @@ def _table() -> Panel:
             f"{by_run('max', _last(worst))} or {by_run('max', _last(state))}",
             "state",
         ),
-        rows(by_run("max", _alive(f"{metric('training.stalled', RUNS)} == 1")), "stalled"),
+        rows(by_run("max", _stalled()), "stalled"),
         rows(by_run("max", _last(metric("training.step", RUNS, RANK_0))), "step"),
         rows(by_run("avg", _last(value)), "last"),
         rows(by_run("min", f"min_over_time({value}[$__range])"), "lowest"),

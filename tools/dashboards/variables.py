@@ -91,7 +91,9 @@ def _runs_newest_first(whose: str = 'group=~"$group",job_type=~"$job_type"') -> 
     return f"query_result(sort_desc(max by (run) (last_over_time({began}[$__range]))))"
 
 
-_RUN_OF_RESULT = '/run="([^"]+)"/'
+# Grafana shows results as {run="..."} and escapes nothing there: a name may have quotes in it. It
+# puts them into queries rightly with its toggle prometheusSpecialCharsInLabelValues only.
+_RUN_OF_RESULT = r'/run="(.+)"\}/'
 
 
 def runs() -> build.QueryVariable:
