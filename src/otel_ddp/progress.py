@@ -330,6 +330,8 @@ class Standing:
     def tell_in_time(self) -> None:
         """Tell if it is time, or if there is much to tell: also where no step ever ends."""
         if len(self._story) > _MOST_WORDS or _clock() >= self._tell_at:
+            # Who only evaluates is at work as well.
+            self.running()
             self.tell()
 
     def tell(self) -> None:

@@ -31,7 +31,9 @@ class _Written(NamedTuple):
 
     shape: Shape
     length: int
-    floats: bool
+    floats: bool = False
+    trains: bool = False
+    """Whether any of them is one of training's, whose step is where the process stands."""
 
 
 class Recorder(GuardedJournal):
@@ -46,6 +48,8 @@ class Recorder(GuardedJournal):
         self._shapes: dict[tuple[Any, ...], _Written] = {}
         self._by_ids: dict[tuple[int, ...], _Written] = {}
         self._shaped_names = 0
+        # The last step when a lower one was logged, and that one.
+        self._lower = (-1, -1)
         self._names: dict[tuple[str, str], int] = {}
         # Names of our own making; one that the user logs as well is the user's from then on.
         self._offered: set[int] = set()
@@ -63,7 +67,7 @@ class Recorder(GuardedJournal):
             if type(metrics) not in _PLAIN_MAPPINGS:
                 return self._log_slowly(metrics, step, epoch, split, now)
             key = (split, *metrics)
-            shape, length, floats = self._shapes[key]
+            shape, length, floats, trains = self._shapes[key]
             numbers = metrics.values()
             # fsum, not sum: NumPy's scalars warn about an overflow or an infinity among them.
             if floats:
@@ -93,8 +97,8 @@ class Recorder(GuardedJournal):
                     if self._afterwards is not None:
                         self._catch_up()
             # fmt: on
-            if step is not None:
-                self.step = step
+            if step is not None and trains:
+                self.step = step if step >= self.step else self._after_lower(step)
         # Names seen for the first time, above all; whatever it is, the slow way is contained.
         except containment.ANYTHING:
             containment.pass_on()
@@ -119,10 +123,12 @@ class Recorder(GuardedJournal):
         clean_step, clean_epoch, word = self._whole(step), self._epoch(epoch), self._split(split)
         ids: list[int] = []
         numbers: list[float] = []
+        trains = False
         for name, value in pairs:
             known = self._name(name, word)
             if not known:
                 continue
+            trains |= self._named[known][1] == "train"
             if values.is_device_tensor(value):
                 self._fly(known, value, clean_step, clean_epoch, now)
                 continue
@@ -134,11 +140,23 @@ class Recorder(GuardedJournal):
                 continue
             ids.append(known)
         self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
-        if clean_step is not None:
-            self.step = clean_step
-        self._remember(metrics, pairs, split, ids)
+        if clean_step is not None and trains:
+            higher = clean_step >= self.step
+            self.step = clean_step if higher else self._after_lower(clean_step)
+        self._remember(metrics, pairs, split, ids, trains)
         if now > self.look_at:
             self.look_around(now)
+
+    def _after_lower(self, step: int) -> int:
+        """Where training stands when a lower step than its last is logged.
+
+        It went back, if two of them follow each other; a single one counts epochs, say.
+        """
+        last, lower = self._lower
+        if last == self.step and step > lower:
+            return step
+        self._lower = self.step, step
+        return self.step
 
     def _write(
         self,
@@ -174,7 +192,7 @@ class Recorder(GuardedJournal):
         if written is None:
             self._make_room()
             self._shaped_names += len(ids)
-            written = self._by_ids[ids] = _Written(Shape(ids), len(ids), False)
+            written = self._by_ids[ids] = _Written(Shape(ids), len(ids))
         # fmt: off
         self.writer.scalars(
             written.shape, now, NO_STEP if step is None else step,
@@ -191,7 +209,12 @@ class Recorder(GuardedJournal):
             self._shaped_names = 0
 
     def _remember(
-        self, metrics: Any, pairs: Sequence[tuple[Any, Any]], split: Any, ids: Sequence[int]
+        self,
+        metrics: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        split: Any,
+        ids: Sequence[int],
+        trains: bool,
     ) -> None:
         # Only what the quick way would write in just the same way.
         if type(metrics) not in _PLAIN_MAPPINGS or not (split is None or type(split) is str):
@@ -209,7 +232,7 @@ class Recorder(GuardedJournal):
         self._by_ids[tuple(ids)] = written
         key = (split, *(name for name, _ in pairs))
         floats = all(isinstance(value, float) for _, value in pairs)
-        self._shapes[key] = written._replace(floats=floats)
+        self._shapes[key] = written._replace(floats=floats, trains=trains)
         # NumPy's scalars come by the million; struct reads them as it reads a float.
         for _, value in pairs:
             kind = type(value)

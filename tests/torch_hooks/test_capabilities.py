@@ -1,13 +1,29 @@
-"""Whether arrivals at collectives can be told, and what is missing where they cannot."""
+"""What is said not to be measured: the page about it, and what is known of arrivals when."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
 
+import otel_ddp
+from conftest import Here
 from otel_ddp.torch import capabilities
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def test_the_page_tells_of_every_reason_what_to_do() -> None:
+    table = PAGE.read_text().partition("| reason |")[2].partition("\n\n")[0]
+    firsts = "".join(row.split("|")[1] for row in table.splitlines()[2:])
+
+    assert sorted(re.findall("`(.+?)`", firsts)) == sorted(filter(None, capabilities.REASONS))
 
 
 @pytest.fixture
@@ -38,6 +54,30 @@ def test_a_recorder_that_is_missing_off_or_empty_is_told_with_the_way_to_it(
     assert capabilities._arrivals() == "no_recorder"
     (sentence,) = capabilities.sentences({"arrivals": "no_recorder"})
     assert "TORCH_FR_BUFFER_SIZE" in sentence
+
+
+def test_of_arrivals_nothing_is_said_before_the_first_collective(
+    group: None, place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: b"{}")
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+
+    def said_after(steps: int) -> str | None:
+        for _ in range(steps):
+            model(torch.ones(8, 4)).sum().backward()
+            optimizer.step()
+        capability = place.only().facts["capability"]
+        assert capability["comm_wait"] == "no_ddp"
+        return capability.get("arrivals")
+
+    # More than a loop takes to show what it is made of.
+    assert said_after(30) is None
+    torch.distributed.all_reduce(torch.ones(1))
+    assert said_after(1) == "no_recorder"
 
 
 def test_hosts_that_go_on_while_their_devices_wait_are_not_compared(

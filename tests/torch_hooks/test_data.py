@@ -7,6 +7,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -169,6 +170,52 @@ def test_what_a_loader_does_before_its_first_batch_is_data(place: Here) -> None:
     journal = place.only()
     assert journal.total(catalog.TRAINING_STEPS) == 2
     assert journal.total(catalog.TRAINING_PHASE_TIME, phase="data", clock="host") >= PAUSE_S
+
+
+def train_in_a_pool(model: nn.Module, loader: Any) -> None:
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+
+    with ThreadPoolExecutor(1) as pool:
+        for batch in loader:
+            pool.submit(step, batch).result()
+
+
+def fetched_ahead(wrap: Callable[[Any], Any]) -> Callable[[nn.Module, Any], None]:
+    def trained(model: nn.Module, loader: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            batches = pool.submit(list, loader).result()
+        train(model, wrap(batches))
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("trained", "reason"),
+    [
+        (train, ""),
+        # The first batch comes before anybody knows which thread trains.
+        (train_in_a_pool, "other_thread"),
+        (fetched_ahead(iter), "other_thread"),
+        (fetched_ahead(otel_ddp.data), ""),
+    ],
+    ids=["one thread", "trained in a pool", "fetched ahead", "fetched ahead, wrapped"],
+)
+def test_batches_that_another_thread_loads_are_not_said_to_be_measured(
+    place: Here, trained: Callable[[nn.Module, Any], None], reason: str
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    trained(model, DataLoader(INPUT, batch_size=2))  # type: ignore[arg-type]
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert journal.total(catalog.TRAINING_STEPS) == 4
+    assert journal.facts["capability"]["data"] == reason
 
 
 def test_a_loader_that_cannot_be_iterated_says_so_itself() -> None:

@@ -140,6 +140,28 @@ def test_nothing_of_the_users_is_called_to_look_at_an_output() -> None:
     assert workload((strange, 1), {}) == (2, 0)
 
 
+BOXES = [torch.zeros(2)] * 100
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: {"loss": x, "boxes": BOXES, "masks": BOXES},
+        lambda x: {"boxes": BOXES, "loss": x},
+        lambda x: (BOXES, {"losses": [x]}),
+        lambda x: [x, *BOXES],
+        lambda x: HostileObject(loss=x, boxes=BOXES),
+    ],
+    ids=["dict", "dict, last", "deeper", "list", "object"],
+)
+def test_a_loss_is_found_beside_more_than_is_looked_at(wrap: Callable[[Any], Any]) -> None:
+    loss = torch.ones((), requires_grad=True) * 1
+
+    (found,) = differentiable(wrap(loss))
+
+    assert found is loss
+
+
 Named = namedtuple("Named", ["loss", "logits"])
 
 

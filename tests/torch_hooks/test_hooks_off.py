@@ -44,6 +44,24 @@ def hooks(module: nn.Module) -> int:
     return sum(len(getattr(module, kind)) for kind in (*kinds, *more))
 
 
+def test_a_wrapper_left_in_evaluation_mode_trains_as_its_model_does(
+    place: Here, alone: None
+) -> None:
+    """As who sets the modes of the model alone leaves it."""
+    inner = nn.Linear(4, 1)
+    model = DistributedDataParallel(inner)
+    model.eval()
+    inner.train()
+    otel_ddp.instrument(model)
+
+    train(model, 3)
+    otel_ddp.finish()
+
+    journal = place.only()
+    assert journal.total(catalog.TRAINING_MICRO_BATCHES) == 3
+    assert journal.total(catalog.TRAINING_SAMPLES) == 24
+
+
 def test_a_module_wrapped_time_and_again_has_one_hook_of_ours(place: Here, alone: None) -> None:
     inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     for _ in range(5):

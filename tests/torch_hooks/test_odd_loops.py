@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -279,15 +281,103 @@ def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, plac
     assert totals(place)["training.steps"] == 3
 
 
-def test_each_model_that_comes_may_have_an_optimizer_of_its_own(
+def test_what_a_closure_does_beside_the_optimizer_is_not_the_optimizers(
     run: otel_ddp.Run, place: Place
 ) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    seen: list[str] = []
+
+    class Twice(SGD):
+        def step(self, closure: Any = None) -> Any:
+            closure()
+            seen.append(phase())
+            closure()
+            seen.append(phase())
+            return super().step()
+
+    def phase() -> str:
+        return Journal(place.journals()[0]).phase
+
+    def closure() -> None:
+        seen.append(phase())
+        optimizer.zero_grad()
+        output = model(INPUT)
+        seen.append(phase())
+        output.sum().backward()
+
+    optimizer = Twice(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.step(closure)
+        seen.append(phase())
+
+    # Before its forward, after it, and after backward; twice, and after the step.
+    assert seen == ["other", "other", "optimizer", "optimizer", "other", "optimizer", "other"] * 2
+    assert totals(place)["training.steps"] == 2
+    # Gradients are there: it has work of its own to do before it calls a closure.
+    model(INPUT).sum().backward()
+    SGD(model.parameters(), lr=0.1).step(lambda: seen.append(phase()) or 0.0)
+    assert seen[-1] == "optimizer"
+
+
+@pytest.mark.parametrize(("same", "given"), [(False, False), (True, False), (True, True)])
+def test_each_time_a_model_is_given_it_may_have_an_optimizer_of_its_own(
+    run: otel_ddp.Run, place: Place, same: bool, given: bool
+) -> None:
     kept = []
+    model = nn.Linear(4, 1)
     for _ in range(3):
-        model = nn.Linear(4, 1)
-        otel_ddp.instrument(model)
+        model = model if same else nn.Linear(4, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
+        otel_ddp.instrument(model, optimizer=optimizer if given else None)
         kept.append((model, optimizer))  # of a fold whose best state is still needed
         train(model, optimizer)
 
     assert totals(place)["training.steps"] == 9
+
+
+def norms(place: Here) -> dict[int | None, float]:
+    journal = place.only()
+    return {
+        call.step: value
+        for call in journal.calls
+        for number, value in call.values
+        if journal.names[number].text == "grad_norm"
+    }
+
+
+@pytest.mark.parametrize(
+    "step", [lambda optimizer, each: optimizer.step(each), lambda o, each: o.step(closure=each)]
+)
+def test_gradients_that_a_closure_brings_are_those_of_its_step(place: Here, step: Any) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def closure(factor: float) -> torch.Tensor:
+        loss = factor * model(INPUT).sum()
+        optimizer.zero_grad()  # of the step before, as lightning does it
+        loss.backward()
+        return loss
+
+    for number in (1, 2, 3):
+        step(optimizer, partial(closure, float(number)))
+    otel_ddp.finish()
+
+    assert norms(place) == pytest.approx({2: 16 * 5**0.5, 3: 24 * 5**0.5})
+
+
+def test_where_none_is_passed_on_for_a_closure_gradients_are_there_before(place: Here) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda which, *_: which.zero_grad())
+
+    for passed in ((), (None,), (None,)):
+        model(INPUT).sum().backward()
+        optimizer.step(*passed)
+    otel_ddp.finish()
+
+    assert norms(place) == pytest.approx({2: 8 * 5**0.5, 3: 8 * 5**0.5})

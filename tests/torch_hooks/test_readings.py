@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim import SGD
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 import otel_ddp
 from conftest import Here
+from otel_ddp import catalog
 from otel_ddp.torch import watch
 from otel_ddp.torch.gradient_norm import square_norm
 from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.workload import shares_its_batch, workload
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -83,6 +89,25 @@ def written(place: Here) -> dict[str, dict[int, float]]:
         for number, value in call.values:
             found.setdefault(journal.names[number].text, {})[call.step] = value
     return found
+
+
+def test_a_loss_that_is_divided_by_what_others_did_as_well_is_none(place: Here) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+
+    class Divided(nn.Linear):
+        def forward(self, batch: torch.Tensor, num_items_in_batch: int | None = None) -> Any:
+            return {"loss": super().forward(batch).sum() / (num_items_in_batch or len(batch))}
+
+    model = Divided(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+    for items in (64, 64, None, None):
+        model(torch.ones(8, 4), num_items_in_batch=items)["loss"].backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    # Asked for after each step, and taken from the next forward.
+    assert written(place)["loss"].keys() == {3, 4}
 
 
 def test_what_is_read_is_that_of_its_step(place: Here) -> None:
@@ -244,7 +269,274 @@ def test_what_a_model_calls_compiled_is_not_counted_either(place: Here) -> None:
     otel_ddp.finish()
 
     assert flops(place) == {}
-    assert place.only().facts["capability"]["flops"] == "uncountable"
+    assert place.only().facts["capability"]["flops"] == "compiled"
+
+
+class Resized:
+    """Small images, then large ones, and small ones again."""
+
+    def __init__(self) -> None:
+        pool = nn.AdaptiveAvgPool2d(1)
+        self.model = nn.Sequential(nn.Conv2d(3, 4, 3), pool, nn.Flatten(), nn.Linear(4, 1))
+
+    def batch(self, step: int) -> torch.Tensor:
+        return torch.rand(2, 3, *(2 * [24 if 4 < step < 10 else 8]))
+
+
+class Unfrozen(Resized):
+    """The last layer alone, then all of them, and the last one again."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(), nn.Linear(16, 1))
+        self.model[0].requires_grad_(False)
+
+    def batch(self, step: int) -> torch.Tensor:
+        self.model[0].requires_grad_(4 < step < 10)
+        return torch.rand(8, 4)
+
+
+class UnfrozenWords(Unfrozen):
+    """The same, compiled: an estimate from tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Sequential(nn.Embedding(16, 4), *self.model).requires_grad_(True)
+        layers.compile(backend="eager", dynamic=False)
+        self.layers, self.model = layers, nn.Sequential(layers)
+
+    def batch(self, step: int) -> torch.Tensor:
+        self.layers[1].requires_grad_(4 < step < 10)
+        return WORDS
+
+
+def learn_in_stages(learner: Any, steps: int) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    optimizer = SGD(learner.model.parameters(), lr=0.1)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        learner.model(learner.batch(step)).sum().backward()
+        optimizer.step()
+    return [*learner.model.state_dict().values(), torch.rand(3)]
+
+
+@pytest.mark.parametrize("kind", [Resized, Unfrozen])
+def test_flops_are_counted_again_once_samples_or_what_is_trained_are_others(
+    place: Here, kind: Any
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    torch.manual_seed(4)
+    with FlopCounterMode(display=False) as counter:
+        bare = learn_in_stages(kind(), 12)
+    torch.manual_seed(4)
+    learner = kind()
+    otel_ddp.instrument(learner.model)
+
+    watched = learn_in_stages(learner, 12)
+    otel_ddp.finish()
+
+    assert flops(place) == {"counted": counter.get_total_flops()}
+    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+def test_the_estimate_follows_what_is_trained(place: Here) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    learner = UnfrozenWords()
+    otel_ddp.instrument(learner.model)
+
+    learn_in_stages(learner, 10)
+    otel_ddp.finish()
+
+    below, above = 4 * 16 + 16, 16 + 1
+    stages = 5 * (2 * below + 6 * above) + 5 * 6 * (below + above)
+    assert flops(place) == {"6pt": WORDS.numel() * stages}
+
+
+class Looked(nn.Linear):
+    """Knows in which of its forwards its operations were counted."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.forwards = 0
+        self.counted: list[int] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        if _get_current_dispatch_mode_stack():
+            self.counted.append(self.forwards)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("every", "shapes", "counted"),
+    [
+        (0, 40, [2]),
+        (4, 1, [2]),
+        # Looked at after each fourth step; a shape that was counted before is known.
+        (4, 2, [2, 5]),
+        # With each look another one: the first, the second, the fourth, the eighth.
+        (1, 1000, [2, 3, 4, 6, 10, 18, 34]),
+    ],
+)
+def test_shapes_that_vary_are_counted_ever_more_rarely(
+    place: Here, every: int, shapes: int, counted: list[int]
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = str(every)
+    model = Looked()
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    for step in range(40):
+        # Batches of other sizes are nothing new.
+        model(torch.ones(1 + step % 3, 1 + step % shapes, 4)).sum().backward()
+        optimizer.step()
+
+    assert model.counted == counted
+
+
+def test_a_forward_that_raises_while_it_is_counted_again_is_made_up_for(place: Here) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "2"
+
+    class Flat(nn.Flatten):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            assert inputs.dim() == 2
+            return super().forward(inputs)
+
+    model = nn.Sequential(nn.Linear(4, 16), Flat(), nn.Linear(16, 1))
+    each = counted(model, INPUT)
+    otel_ddp.instrument(model)
+
+    learn(model, INPUT, 2)
+    with pytest.raises(AssertionError):
+        model(torch.ones(8, 2, 4))
+    learn(model, INPUT, 3)
+    otel_ddp.finish()
+
+    # What it was given counts, as that of any forward does.
+    assert flops(place) == {"counted": pytest.approx(6 * each)}
+
+
+EDGES = torch.ones(2, 300, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ((INPUT, torch.ones(8, 20, dtype=torch.long)), {}, (8, 0)),
+        ((EDGES, INPUT), {}, (8, 0)),
+        ((), {"x": INPUT, "edge_index": EDGES}, (8, 0)),
+        (({"x": INPUT, "labels": WORDS},), {}, (8, 0)),
+        ((WORDS, WORDS), {}, (2, 10)),
+        ((WORDS, torch.ones(2)), {"tokens": WORDS[:1]}, (1, 5)),
+        ((), {"mask": INPUT, "input_ids": WORDS}, (2, 10)),
+        ((), {"input_ids": WORDS.flatten(), "cu_seqlens": torch.ones(3).int()}, (0, 10)),
+        ((WORDS.flatten(),), {}, (10, 0)),
+    ],
+)
+def test_whole_numbers_beside_fractions_are_tokens_by_name_alone(
+    args: Any, kwargs: Any, expected: tuple[int, int]
+) -> None:
+    assert workload(args, kwargs) == expected
+
+
+def test_packed_sequences_have_tokens_and_no_samples(place: Here) -> None:
+    class Packed(nn.Embedding):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(input_ids)
+
+    model = Packed(16, 4)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        model(input_ids=WORDS.flatten()).sum().backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert place.only().total(catalog.TRAINING_TOKENS) == 50
+    assert place.only().facts["capability"]["samples"] == "packed"
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def split(model: nn.Module, mesh: Any) -> nn.Module:
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    return parallel.parallelize_module(model, mesh, {"0": columns, "2": rows})
+
+
+def sharded(model: nn.Module, mesh: Any) -> nn.Module:
+    return pytest.importorskip("torch.distributed.fsdp").fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.usefixtures("four_ranks")
+@pytest.mark.parametrize(
+    ("shape", "wrap", "shared"),
+    [
+        ((4,), lambda model, mesh: model, False),
+        ((4,), lambda model, mesh: DistributedDataParallel(model), False),
+        ((4,), sharded, False),
+        ((2, 2), sharded, False),
+        ((4,), split, True),
+        ((4,), lambda model, mesh: nn.Sequential(sharded(mlp(), mesh), split(model, mesh)), True),
+        ((2, 2), lambda model, mesh: sharded(split(model, mesh["b"]), mesh["a"]), True),
+        ((4, 1), lambda model, mesh: sharded(split(model, mesh["b"]), mesh["a"]), False),
+    ],
+    ids=["plain", "DDP", "FSDP", "HSDP", "TP", "both beside", "both", "TP of one rank"],
+)
+def test_who_shares_a_batch_is_known_from_how_parameters_are_laid_out(
+    shape: tuple[int, ...], wrap: Any, shared: bool
+) -> None:
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")[: len(shape)])
+
+    assert shares_its_batch(wrap(mlp(), mesh)) is shared
+
+
+@pytest.mark.usefixtures("four_ranks")
+@pytest.mark.parametrize("given", [None, 100.0])
+def test_ranks_that_share_a_batch_tell_no_samples_of_their_own(
+    place: Here, given: float | None
+) -> None:
+    model = nn.Sequential(nn.Embedding(16, 4), split(mlp(), init_device_mesh("cpu", (4,))))
+    otel_ddp.instrument(model, flops_per_sample=given)
+    optimizer = SGD(model.parameters(), lr=0.1, foreach=False)
+    for _ in range(5):
+        model(WORDS).sum().backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    silent = [catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS]
+    assert [journal.total(each) for each in silent] == [0, 0]
+    # What the user says of it is believed.
+    assert flops(place) == ({} if given is None else {"given": 5 * 2 * 100.0})
+    found = {what for what, why in journal.facts["capability"].items() if why == "shared_batch"}
+    assert found == {"samples", "tokens", *(("flops",) if given is None else ())}
+
+
+def test_stages_of_a_pipeline_tell_no_samples_of_their_own(place: Here) -> None:
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = mlp()
+        otel_ddp.instrument(model)
+        stage = pipelining.PipelineStage(model, 0, 1, torch.device("cpu"))
+        schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=lambda output, _: output.sum())
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            schedule.step(INPUT, target=torch.ones(8, 1))
+            optimizer.step()
+        otel_ddp.finish()
+    finally:
+        dist.destroy_process_group()
+
+    journal = place.only()
+    assert journal.total(catalog.TRAINING_MICRO_BATCHES) >= 8
+    assert (journal.total(catalog.TRAINING_SAMPLES), flops(place)) == (0, {})
+    assert journal.facts["capability"]["samples"] == "shared_batch"
 
 
 def test_flops_that_are_given_are_believed(place: Here) -> None:

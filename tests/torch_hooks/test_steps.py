@@ -106,11 +106,14 @@ def test_evaluation_is_recognised_by_grad_mode_and_by_eval_mode(
     model = Slow()
     otel_ddp.instrument(model)
 
+    before = Journal(place.journals()[0]).state
     with torch.no_grad():
         model(INPUT)
+    evaluated = Journal(place.journals()[0]).state
     model.eval()
     model(INPUT)
 
+    assert (before, evaluated) == ("starting", "running")
     assert phase(place, "eval") >= 2 * PAUSE_S
     assert phase(place, "forward") == 0.0
 
@@ -152,6 +155,7 @@ def test_the_user_may_name_the_optimizer_that_ends_a_step(run: otel_ddp.Run, pla
     model = nn.Linear(4, 1)
     often, seldom = SGD([model.weight], lr=0.1), SGD([model.bias], lr=0.1)
     otel_ddp.instrument(model, step_optimizer=seldom)
+    otel_ddp.instrument(model)  # once more, which takes nothing back
 
     for step in range(6):
         model(INPUT).sum().backward()
@@ -166,9 +170,15 @@ def test_an_optimizer_of_another_model_is_none_of_ours(run: otel_ddp.Run, place:
     model, stranger = nn.Linear(4, 1), nn.Linear(4, 1)
     otel_ddp.instrument(model)
 
-    train(stranger, SGD(stranger.parameters(), lr=0.1))
+    optimizer = SGD(stranger.parameters(), lr=0.1)
+    train(stranger, optimizer)
+    before = totals(place)
+    # Until it is given the model's parameters, as those of a frozen part in the end.
+    optimizer.add_param_group({"params": model.parameters()})
+    train(model, optimizer, 2)
 
-    assert "training.steps" not in totals(place)
+    assert "training.steps" not in before
+    assert totals(place)["training.steps"] == 2
 
 
 def test_lbfgs_evaluates_inside_its_step(run: otel_ddp.Run, place: Place) -> None:
@@ -468,6 +478,37 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
     # Logged between two steps it is the number of the one before, logged within one it is its own.
     assert after == 1003
     assert Journal(place.journals()[0]).progress.step == 2000
+
+
+@pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)])
+@pytest.mark.parametrize(
+    ("logged", "shown"),
+    [
+        # What is evaluated may be logged by epoch.
+        (["loss 100", "acc 3 val", "acc 4 val", "acc 5 val"], [1, 101, 102, 103, 104]),
+        (["loss 100", "val/acc 3", "val/acc 4", "val/acc 5"], [1, 101, 102, 103, 104]),
+        # So may what nobody calls an evaluation, as long as training is logged in between.
+        (["loss 100", "acc 3", "f1 3", "loss 103", "acc 4"], [1, 101, 102, 103, 104, 105]),
+        # Back to a checkpoint.
+        (["loss 100", "loss 50", "loss 51", "loss 52"], [1, 101, 102, 52, 53]),
+        (["loss 100", "loss 50", "loss 20", "loss 21"], [1, 101, 102, 103, 22]),
+    ],
+)
+def test_a_lower_number_is_that_of_the_step_if_training_goes_on_from_there(
+    run: otel_ddp.Run, place: Place, value: Any, logged: list[str], shown: list[int]
+) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    seen = []
+    for call in (*logged, ""):
+        train(model, optimizer, 1)
+        seen.append(Journal(place.journals()[0]).progress.step)
+        if call:
+            name, step, split = [*call.split(), None][:3]
+            run.log({name: value}, step=int(step or 0), split=split)
+
+    assert seen == shown
 
 
 def test_each_step_tells_what_it_worked_on(run: otel_ddp.Run, place: Place) -> None:

@@ -14,6 +14,7 @@ import torch
 
 # Now: what it counts with is replaced by a test, and a late import would keep the replacement.
 import torch._dynamo.backends.common
+import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -53,6 +54,7 @@ class Style(NamedTuple):
 
 EVERYTHING = ("optimizer", "forward", "backward", "comm_wait", "data", "samples", "flops")
 UNCOUNTED = {"flops": "uncountable"}
+COMPILED = {"flops": "compiled"}
 NOTHING: dict[str, Any] = {"steps": 0, "micro_batches": 0, "samples": 0, "phases": ""}
 UNSEEN = dict.fromkeys(("forward", "backward", "comm_wait", "samples", "flops"), "not_called")
 
@@ -219,6 +221,23 @@ def several_optimizers() -> Any:
     return model
 
 
+def unheard_closure() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+
+    for batch in batches():
+
+        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model.forward(batch).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return model
+
+
 def lbfgs() -> Any:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
@@ -332,6 +351,18 @@ def compiled_autograd() -> Any:
         for batch in batches():
             loss(batch)
             optimizer.step()
+    return model
+
+
+def compiled_backward() -> Any:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    optimizer = sgd(model)
+    for batch in batches():
+        loss = model(batch).sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+        optimizer.step()
     return model
 
 
@@ -582,6 +613,14 @@ ALONE = [
     Style("an optimizer whose step calls the step of its base", inherited_step),
     # Each step evaluates twice.
     Style("LBFGS", lbfgs, micro_batches=6, samples=48),
+    Style(
+        "a closure in which no model is heard",
+        unheard_closure,
+        micro_batches=0,
+        samples=0,
+        phases="data",
+        missing={**UNSEEN, "optimizer": "closure"},
+    ),
     Style("optimizer in backward", in_backward, phases="data forward backward comm_wait"),
     Style("a model that is no module", callable_, **NOTHING),
     Style("checkpointing", checkpointed(reentrant=False)),
@@ -590,7 +629,7 @@ ALONE = [
         "compiled, then watched",
         compiled_before,
         phases="data forward backward comm_wait optimizer compile",
-        missing=UNCOUNTED,
+        missing=COMPILED,
     ),
     Style(
         "compiled, then watched, words",
@@ -600,18 +639,19 @@ ALONE = [
         phases="data forward backward comm_wait optimizer compile",
     ),
     Style(
+        # The first step compiles it; from the second on what is called is heard.
         "watched, then compiled",
         compiled_after,
-        micro_batches=0,
-        samples=0,
-        phases="data optimizer compile",
-        missing=UNSEEN,
+        micro_batches=2,
+        samples=16,
+        phases="data forward backward comm_wait optimizer compile",
+        missing=COMPILED,
     ),
     Style(
         "compiled in place, then watched",
         compiled_in_place(before=True),
         phases="data forward backward comm_wait optimizer compile",
-        missing=UNCOUNTED,
+        missing=COMPILED,
     ),
     Style(
         # What the first step compiled has no hooks in it; from the second on they are outside.
@@ -620,7 +660,7 @@ ALONE = [
         micro_batches=2,
         samples=16,
         phases="data forward backward comm_wait optimizer compile",
-        missing=UNCOUNTED,
+        missing=COMPILED,
     ),
     Style(
         "whole step compiled",
@@ -639,17 +679,29 @@ ALONE = [
         missing=UNSEEN,
     ),
     Style(
+        # Traced once: some of backward is seen then.
+        "compiled backward",
+        compiled_backward,
+        micro_batches=0,
+        phases="data forward backward optimizer compile",
+        missing={
+            "backward": "compiled_backward",
+            "comm_wait": "compiled_backward",
+            **COMPILED,
+        },
+    ),
+    Style(
         "compiled optimizer",
         compiled_optimizer,
         phases="data forward backward comm_wait optimizer compile",
         # Whatever is compiled by then may be called by the model.
-        missing=UNCOUNTED,
+        missing=COMPILED,
     ),
     Style(
         "compiled optimizer, in one piece",
         compiled_whole_optimizer,
         phases="data forward backward comm_wait compile",
-        missing={"optimizer": "compiled_step", **UNCOUNTED},
+        missing={"optimizer": "compiled_step", **COMPILED},
     ),
     Style("output of a class", custom_output),
     Style(
@@ -711,6 +763,14 @@ def watched_before_all() -> Any:
     inner = normed()
     otel_ddp.instrument(inner)
     model = wrapped(inner)
+    train(model, sgd(model))
+    return model
+
+
+def compiled_around_all() -> Any:
+    inner = nn.Linear(4, 1)
+    otel_ddp.instrument(inner)
+    model = torch.compile(wrapped(inner), backend="aot_eager")
     train(model, sgd(model))
     return model
 
@@ -838,7 +898,15 @@ ON_RANKS = [
         "DDP, compiled",
         ddp_compiled,
         phases="data forward backward comm_wait optimizer compile",
-        missing=UNCOUNTED,
+        missing=COMPILED,
+    ),
+    Style(
+        "DDP, watched before it was wrapped and compiled",
+        compiled_around_all,
+        micro_batches=2,
+        samples=16,
+        phases="data forward backward comm_wait optimizer compile",
+        missing=COMPILED,
     ),
     Style(
         "DDP, scaler, an infinity",

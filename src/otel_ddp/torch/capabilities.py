@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import containment
-from otel_ddp.torch import held
+from otel_ddp.torch import held, own_collectives
 from otel_ddp.torch.model_hooks import differentiable
 from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.stepper import Stepper
@@ -27,10 +27,14 @@ REASONS: Mapping[str, str] = {
     "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
     "last, or what is called is a method of it",
     "compiled_step": "the optimizer's step is compiled: steps are counted, its time is in none",
+    "closure": "it is given a closure in which no backward is heard: its time is in none",
     "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
+    "compiled_backward": "backward is compiled, and calls no hooks",
     "no_optimizer": "no optimizer of torch's steps the parameters of this model, nor one "
     "that it wraps",
     "no_loader": "no DataLoader of torch's is used: wrap yours in otel_ddp.data()",
+    "other_thread": "batches are loaded in another thread than the one that trains: wrap what that "
+    "one takes them from in otel_ddp.data()",
     "shapes_unknown": "the model's inputs hold no tensor that we find",
     "fsdp": "FSDP waits inside forward and backward",
     "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
@@ -41,7 +45,13 @@ REASONS: Mapping[str, str] = {
     "no_recorder": "torch's flight recorder is empty: PyTorch 2.13 or newer fills it unless "
     "TORCH_FR_BUFFER_SIZE=0",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
+    "packed": "sequences that are packed into one dimension are counted as tokens alone",
+    "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "
+    "a sum over ranks would be a multiple of the truth; for FLOPs, pass this rank's share as "
+    "instrument(flops_per_sample=...)",
     "uncountable": "the model's operations could not be counted, and it is given no tokens",
+    "compiled": "torch.compile was used in this process, and counting would make it compile once "
+    "more: pass instrument(flops_per_sample=...)",
     "device_unknown": "this device has no events that could be asked without waiting for it",
     "device_failed": "the device's clock failed",
 }
@@ -55,14 +65,15 @@ def look(
     seen, backward = stepper.forwards > 0, stepper.backwards > 0
     found["optimizer"] = _optimizer(stepper)
     found["forward"] = "" if seen else "not_called"
-    found["backward"] = "" if backward else "outputs_unknown" if seen else "not_called"
+    found["backward"] = "" if backward else _unheard() if seen else "not_called"
     found["comm_wait"] = (
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
-    if backward and found["comm_wait"] and (reason := _arrivals()):
-        # What would tell waits from work where hooks do not.
+    # What would tell waits from work where hooks do not.
+    heard = found["comm_wait"] and backward and not own_collectives.none_yet()
+    if heard and (reason := _arrivals()):
         found["arrivals"] = reason
-    found["data"] = "" if stepper.loads else "no_loader"
+    found["data"] = _data(stepper)
     work = stepper.standing.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if stepper.standing.flops else "uncountable" if seen else "not_called"
@@ -76,7 +87,23 @@ def look(
 def _optimizer(stepper: Stepper) -> str:
     if not stepper.steps:
         return "no_optimizer"
+    if stepper.unheard_closures:
+        return "closure"
     return "compiled_step" if stepper.steps_in_graph else ""
+
+
+def _unheard() -> str:
+    # Compiled autograd takes the hooks into its graph, where they can do nothing.
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    compiled = counters.get("compiled_autograd", {}).get("captures", 0)
+    return "compiled_backward" if compiled else "outputs_unknown"
+
+
+def _data(stepper: Stepper) -> str:
+    # Others may load for what they do beside the training, whose own loads are then measured.
+    if stepper.loads_elsewhere and stepper.loads < stepper.steps:
+        return "other_thread"
+    return "" if stepper.loads else "no_loader"
 
 
 def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:

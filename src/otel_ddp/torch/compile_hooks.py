@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from otel_ddp import containment
+from otel_ddp.torch import model_hooks
 from otel_ddp.torch.stepper import Stepper
 
 _stepper: Stepper | None = None
@@ -45,6 +46,7 @@ def _began(*args: Any) -> None:
         return
     try:
         stepper.compile_began(threading.get_ident())
+        model_hooks.follow_compiled(stepper)
     except containment.ANYTHING:
         stepper.failed("before compiling")
 

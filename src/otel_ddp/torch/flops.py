@@ -120,9 +120,14 @@ def countable(module: nn.Module) -> bool:
         return False
     # Dynamo guards what it has compiled against the modes that are active: it would compile once
     # more. Not only models are compiled, but also functions that a model calls.
-    if _frames_compiled():
+    if anything_compiled():
         return False
     return not _modes_active() and not any(_opaque(each) for each in module.modules())
+
+
+def anything_compiled() -> bool:
+    """Whether Dynamo has been at work in this process, on whatever."""
+    return _frames_compiled() > 0
 
 
 def by_parameters(module: nn.Module, tokens: float) -> float:

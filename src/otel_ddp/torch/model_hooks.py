@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -16,17 +19,20 @@ from otel_ddp import containment
 from otel_ddp.torch import held
 from otel_ddp.torch.stepper import Ear, Stepper
 
-_MOST_OUTPUTS = 64
+_MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 # What a tensor's own register_hook calls.
 _REGISTER = "_register_hook_dict"
 _Tensor = torch.Tensor
+# What calls a module, and the class of what torch.compile gives for one.
+_CALL_MODULE = nn.Module._wrapped_call_impl.__code__
+_COMPILED = "OptimizedModule"
 
 
 class _Watched:
     """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
 
     __slots__ = (
-        *("by_samples", "flops_per_unit", "forwards", "model", "samples"),
+        *("by_samples", "divided_loss", "flops_per_unit", "forwards", "is_ddp", "model", "samples"),
         *("stepper", "syncs_buffers", "tokens", "trains_in_eval"),
     )
 
@@ -37,6 +43,11 @@ class _Watched:
         self.stepper = stepper
         # Whether it may give every rank the same buffers before a forward.
         self.syncs_buffers = False
+        # DDP does as the model inside of it does, and whoever sets only that one's mode leaves its
+        # own as it was.
+        self.is_ddp = isinstance(model, DistributedDataParallel)
+        # Whether it was told what to divide its loss by: by the items of all ranks and batches.
+        self.divided_loss = False
         # Whether it trains in evaluation mode, as one does that keeps its statistics.
         self.trains_in_eval = False
         # Of forward and backward, for a token, or for a sample where there are none: None as long
@@ -122,6 +133,31 @@ def follow(watched: _Watched) -> None:
         # The same work, of which one forward has been seen or more.
         around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit
         around.by_samples = watched.by_samples
+
+
+def follow_compiled(stepper: Stepper) -> None:
+    """Watch what torch.compile has put around a watched model, which is being compiled just now.
+
+    No hook inside of it is called any more. Whoever listens is told of it only where a step has
+    begun before the model is called: by a loader.
+    """
+    around: Any = None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _CALL_MODULE:
+            module = frame.f_locals.get("self")
+            if type(module).__name__ == _COMPILED and _wraps_a_watched(module):
+                around = module
+        frame = frame.f_back
+    if around is not None:
+        attach(around, stepper)
+
+
+def _wraps_a_watched(compiled: Any) -> bool:
+    inner = compiled._orig_mod
+    while inner is not None and id(inner) not in _watched:
+        inner = inner.module if isinstance(inner, DistributedDataParallel) else None
+    return inner is not None
 
 
 def watch_compiled() -> None:
@@ -225,20 +261,19 @@ def _listen(tensor: torch.Tensor, node: Any, ear: Ear) -> None:
 def differentiable(output: Any) -> Iterator[torch.Tensor]:
     """The tensors of an output that backward may start from, whatever they are wrapped in."""
     left = [output]
-    seen = 0
-    while left and seen < _MOST_OUTPUTS:
-        value = left.pop()
-        seen += 1
+    # It grows meanwhile: what is on top, where a loss mostly is, comes before what is further down.
+    for value in islice(left, _MOST_OUTPUTS):
         kind = type(value)
         if issubclass(kind, _Tensor):
-            if held.of_tensor(value, "requires_grad"):
+            # One of torch's own is asked at once: a call less for each.
+            if value.requires_grad if kind is _Tensor else held.of_tensor(value, "requires_grad"):
                 yield value
         elif issubclass(kind, dict):
-            left.extend(dict.values(value))
+            left.extend(islice(dict.values(value), _MOST_OF_ONE))
         elif issubclass(kind, list):
-            left.extend(list.__iter__(value))
+            left.extend(islice(list.__iter__(value), _MOST_OF_ONE))
         elif issubclass(kind, tuple):
-            left.extend(tuple.__iter__(value))
+            left.extend(islice(tuple.__iter__(value), _MOST_OF_ONE))
         elif value is output or held.maps(kind):
             # A class of the user's: one level of its attributes.
-            left.extend(held.attributes(value).values())
+            left.extend(islice(held.attributes(value).values(), _MOST_OF_ONE))

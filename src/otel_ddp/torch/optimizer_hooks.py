@@ -24,8 +24,10 @@ _DEEPEST = 8
 _handles: list[Any] = []
 _stepper: Stepper | None = None
 _in_graph = InGraph()
-# By id, with what forgets it when the optimizer goes: whether it is one of ours.
-_known: dict[int, tuple[bool, Any]] = {}
+# By id: whether it is one of ours, else how many parameters it has; and what forgets it when it
+# goes.
+_known: dict[int, tuple[bool, int, Any]] = {}
+_UNKNOWN = (False, -1, None)
 
 
 def attach(stepper: Stepper) -> None:
@@ -74,6 +76,15 @@ def detach() -> None:
     _known.clear()
 
 
+def _ours_by_now(optimizer: Optimizer, size: int) -> bool:
+    """Whether one that was none of ours has become one: it may be given more parameters."""
+    return _size(optimizer) != size and _owned(optimizer)
+
+
+def _size(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
 def _owned(optimizer: Optimizer) -> bool:
     # Asked at its first step, not before: sharding replaces a model's parameters.
     mine = {id(p) for module in model_hooks.watched() for p in module.parameters()}
@@ -84,7 +95,8 @@ def _owned(optimizer: Optimizer) -> bool:
 
 def _keep(optimizer: Optimizer, owned: bool) -> None:
     key = id(optimizer)
-    _known[key] = (owned, ref(optimizer, partial(_known.pop, key)))
+    size = 0 if owned else _size(optimizer)
+    _known[key] = (owned, size, ref(optimizer, partial(_known.pop, key)))
 
 
 def _whole(optimizer: Optimizer) -> bool:
@@ -95,6 +107,10 @@ def _whole(optimizer: Optimizer) -> bool:
     return not type(optimizer).__module__.startswith("torch.")
 
 
+def _is_given_some(args: Any, kwargs: Any) -> bool:
+    return any(each is not None for each in (*args, *(kwargs or {}).values()))
+
+
 def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     if is_compiling() and _whole(optimizer):
         return
@@ -102,10 +118,11 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
     if stepper is None or not stepper.alive:
         return
     try:
-        known = _known.get(id(optimizer))
-        if known[0] if known is not None else _owned(optimizer):
-            # What `step` is given beside its optimizer is a closure.
-            stepper.optimizer_began(optimizer, len(args) > 1 or bool(kwargs))
+        known = _known.get(id(optimizer), _UNKNOWN)
+        if known[0] or _ours_by_now(optimizer, known[1]):
+            # What `step` is given beside its optimizer is a closure, or None by what wraps it.
+            given = len(args) > 1 or bool(kwargs)
+            stepper.optimizer_began(optimizer, given and _is_given_some(args[1:], kwargs))
     except containment.ANYTHING:
         stepper.failed("before the optimizer")
 
@@ -119,8 +136,8 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
-        known = _known.get(id(optimizer))
-        if known[0] if known is not None else _owned(optimizer):
+        known = _known.get(id(optimizer), _UNKNOWN)
+        if known[0] or _ours_by_now(optimizer, known[1]):
             stepper.optimizer_ended(optimizer)
     except containment.ANYTHING:
         stepper.failed("after the optimizer")

@@ -70,6 +70,12 @@ class OwnCollectives:
         return sorted(self._own)
 
 
+def none_yet() -> bool:
+    """Whether there are process groups, and none was asked for a collective so far."""
+    numbers = _numbers()
+    return bool(numbers) and not any(numbers.values())
+
+
 def _numbers() -> dict[int, int]:
     if not is_up():
         return {}

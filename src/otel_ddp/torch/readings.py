@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
@@ -18,8 +18,9 @@ from otel_ddp.torch.allocator import Allocator
 from otel_ddp.torch.boards import boards
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.gradient_norm import SquareNorm, square_norm
-from otel_ddp.torch.own_collectives import OwnCollectives, turns
+from otel_ddp.torch.own_collectives import OwnCollectives, none_yet, turns
 from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.workload import Shapes, note, shares_its_batch
 
 _MEMORY_EVERY_S = 5.0
 # The first forward may build what is built lazily, or compile.
@@ -45,6 +46,31 @@ class Wishes(NamedTuple):
     """Whether this rank tells people what is not measured."""
 
 
+# What a model's FLOPs rest on: which parameters are trained, and the shapes of a sample.
+_Basis: TypeAlias = tuple[bytes, "Shapes | None"]
+
+
+class _Work:
+    """What is known of how much one model computes."""
+
+    __slots__ = ("basis", "each", "figures", "looks", "method", "shared", "wanted", "watched")
+
+    def __init__(self, watched: Any) -> None:
+        self.watched = watched  # held, so that no other one has its id
+        self.shared = False  # whether other ranks work on the same samples
+        self.wanted = True  # whether its next forward is looked at
+        self.method = ""
+        self.each: float | None = None
+        self.basis: _Basis = (b"", None)
+        self.figures: dict[_Basis, float] = {}
+        self.looks = 0
+
+    @property
+    def may_count(self) -> bool:
+        # Shapes that are others at every look are counted ever more rarely.
+        return len(self.figures) <= self.looks.bit_length()
+
+
 class Readings:
     """One a process, beside the stepper. All of it runs on the training thread."""
 
@@ -57,10 +83,13 @@ class Readings:
         self._loss: Any = None
         self._loss_after = 0  # steps before the one that the loss is of
         self._counter = flops.ForwardCounter()
+        self._works: dict[int, _Work] = {}
+        self._uncounted = ""
         self._reentrant = False
         self._counts = False
         self._known: dict[str, str] = {}
         self._said = False
+        self._early = False  # for what the first collective shows
         self._device: torch.device | None = None
         self._clock: DeviceClock | None = None
         self._allocator: Allocator | None = None
@@ -113,26 +142,83 @@ class Readings:
     # -- in a step
 
     def forward_began(self, watched: Any, module: nn.Module) -> None:
-        """A training forward of a model whose FLOPs are not known yet."""
+        """A training forward of a model whose FLOPs are not known yet, or may be others by now."""
         if self._counter.active:
             self._counter.stop()  # an interruption called no hook
+        if (work := self._works.get(id(watched))) is None:
+            work = self._works[id(watched)] = _Work(watched)
+        shapes, note.shapes = note.shapes, None
+        work.shared = work.shared or shares_its_batch(module)
+        if work.shared:
+            self._leave_out(watched, work)
+        elif work.each is not None:
+            self._look_again(watched, module, work, shapes)
+        else:
+            self._look_first(watched, module, work, shapes)
+        note.wanted = any(each.wanted for each in self._works.values())
+
+    def _leave_out(self, watched: Any, work: _Work) -> None:
+        """Each of the ranks would tell all of the batch: none does, but for a figure given."""
+        watched.forwards += 1
+        work.wanted = False
+        self._standing.samples -= watched.samples
+        self._standing.tokens -= watched.tokens
+        if self._wishes.flops_per_sample is not None:
+            self._standing.flops_method = "given"
+            self._standing.flops += float(self._wishes.flops_per_sample) * watched.samples
+
+    def _look_first(
+        self, watched: Any, module: nn.Module, work: _Work, shapes: Shapes | None
+    ) -> None:
         watched.forwards += 1
         if watched.forwards != _COUNTED_FORWARD:
             return
+        work.wanted = False
         if self._wishes.flops_per_sample is not None:
             self._settle(watched, module, float(self._wishes.flops_per_sample), "given", "")
         elif flops.countable(module):
+            work.basis = (_trained(module), shapes)
             self._counter.start()
         else:
             self._estimate(watched, module)
+
+    def _look_again(
+        self, watched: Any, module: nn.Module, work: _Work, shapes: Shapes | None
+    ) -> None:
+        """What the figure rests on may have changed since."""
+        work.wanted = False
+        work.looks += 1
+        if work.method == "6pt":
+            work.each = flops.by_parameters(module, 1)
+        else:
+            basis = (_trained(module), shapes)
+            if basis in work.figures:
+                work.each = work.figures[basis]
+            elif work.may_count and flops.countable(module):
+                work.basis = basis
+                self._counter.start()
+        if not self._counter.active:
+            self._go_on(watched, work)
+
+    def _go_on(self, watched: Any, work: _Work) -> None:
+        watched.flops_per_unit = work.each
+        self._standing.flops += (work.each or 0.0) * (watched.tokens or watched.samples)
 
     def forward_ended(self, watched: Any, module: nn.Module, output: Any) -> None:
         """The same forward is over."""
         if self._counter.active:
             counted = self._counter.stop()
             units = watched.tokens or watched.samples
-            if output is None:
+            work = self._works[id(watched)]
+            if work.each is not None:
+                if output is not None:
+                    # What cannot be counted any more stays as it was, as far as anybody knows.
+                    work.each = counted.total / units if counted and units else work.each
+                    work.figures[work.basis] = work.each
+                self._go_on(watched, work)
+            elif output is None:
                 watched.forwards -= 1  # it raised in the middle: the next one is counted
+                work.wanted = note.wanted = True
             elif counted is None:
                 self._estimate(watched, module)
             elif units:
@@ -142,7 +228,8 @@ class Readings:
         model_hooks.follow(watched)
         if self._stepper.wants_loss:
             self._stepper.wants_loss = False
-            self._loss, self._loss_after = _loss_of(output), self._stepper.steps
+            self._loss = None if watched.divided_loss else _loss_of(output)
+            self._loss_after = self._stepper.steps
 
     def _estimate(self, watched: Any, module: nn.Module) -> None:
         self._stepper.float16 |= _dtype_of(module) == "float16"
@@ -150,6 +237,7 @@ class Readings:
             self._settle(watched, module, flops.by_parameters(module, 1), "6pt", "")
         else:
             watched.flops_per_unit = 0.0
+            self._uncounted = "compiled" if flops.anything_compiled() else "uncountable"
 
     def _settle(
         self, watched: Any, module: nn.Module, each: float, method: str, dtype: str
@@ -157,6 +245,10 @@ class Readings:
         watched.flops_per_unit = each
         watched.by_samples = method == "given"
         self._standing.flops_method = method
+        if method != "given":
+            work = self._works[id(watched)]
+            work.method, work.each = method, each
+            work.figures[work.basis] = each
         units = watched.samples if watched.by_samples else watched.tokens or watched.samples
         # Those before were like this one, as far as anybody knows.
         self._standing.flops += each * units * watched.forwards
@@ -177,12 +269,23 @@ class Readings:
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """A step that is looked at closely is about to change the weights."""
+        self._doubt_flops()
         self._norm = None
         # Gradients that a fused optimizer scales back by itself are not what they seem.
         if getattr(optimizer, "grad_scale", None) is None and not _capturing(self._device):
             self._norm = square_norm(
                 p.grad for group in optimizer.param_groups for p in group["params"]
             )
+
+    def _doubt_flops(self) -> None:
+        for key, work in list(self._works.items()):
+            if work.watched.model() is None:
+                del self._works[key]
+            elif work.each is not None:
+                # The next forward comes by here.
+                work.watched.flops_per_unit = None
+                work.wanted = True
+        note.wanted = any(each.wanted for each in self._works.values())
 
     # -- a step in which collectives are counted
 
@@ -220,7 +323,9 @@ class Readings:
         self._offer()
         self._read_memory()
         stepper.wants_loss = True
-        if stepper.steps >= _STEPS_TO_KNOW and (stepper.steps <= _STEPS_TO_WATCH or not self._said):
+        watching = stepper.steps <= _STEPS_TO_WATCH or not self._said
+        # That one may come late: local SGD, averaging by hand.
+        if (stepper.steps >= _STEPS_TO_KNOW and watching) or (self._early and not none_yet()):
             self.look()
 
     def _offer(self) -> None:
@@ -276,10 +381,12 @@ class Readings:
         found = capabilities.look(
             model_hooks.watched(), stepper, capabilities.world_size(), self._reentrant
         )
+        self._look_at_work(found)
         if self._device is not None:
             failed = self._clock is not None and self._clock.failed
             word = "device_unknown" if self._clock is None else "device_failed" if failed else ""
             found["device_clock"] = word
+        self._early = bool(found["comm_wait"]) and none_yet()
         if found != self._known:
             self._known = found
             self._standing.recorder.facts({"capability": found})
@@ -289,12 +396,25 @@ class Readings:
             if missing and self._wishes.speaks:
                 containment.log.warning("Not measured in this run: %s.", missing)
 
+    def _look_at_work(self, found: dict[str, str]) -> None:
+        standing = self._standing
+        if found["flops"] == "uncountable" and self._uncounted:
+            found["flops"] = self._uncounted
+        if found["samples"] == "shapes_unknown" and standing.tokens:
+            found["samples"] = "packed"
+        if any(work.shared for work in self._works.values()):
+            found["samples"] = found["tokens"] = "shared_batch"
+            if self._wishes.flops_per_sample is None:
+                found["flops"] = "shared_batch"
+
     def leave_to_parent(self) -> None:
         """In a forked child: nothing of ours stays with its thread, and nothing is told."""
+        note.wanted = False
         self._counter.close()
 
     def close(self) -> None:
         """The hooks come off: say what was never said, and hold nothing."""
+        note.wanted = False
         self._counter.close()
         if not self._said and (self._stepper.forwards or self._stepper.steps):
             self.look()
@@ -305,6 +425,10 @@ class Readings:
 
 def _nobody() -> None:
     pass
+
+
+def _trained(module: nn.Module) -> bytes:
+    return bytes(each.requires_grad for each in module.parameters())
 
 
 def _learning_rate(optimizer: Any) -> Any:

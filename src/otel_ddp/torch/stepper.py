@@ -42,6 +42,9 @@ _HOOKS = {
     "data_ended": "_data_ended",
 }
 _OURS = "otel_ddp"
+# How Hugging Face's Trainer tells a model by what all of a step's losses are divided, those of
+# other ranks and batches too.
+_DIVISOR = "num_items_in_batch"
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
 _MAIN = threading.main_thread().ident or 0
@@ -160,6 +163,7 @@ class Stepper:
         self._stepped_in_backward = False
         self._optimizing: int | None = None  # the optimizer whose step is open, by its id
         self._evaluating = False  # whether that step was given a closure, which calls the model
+        self._backwards_before = -1  # how many there were when a closure was given
         # The thread of the last forward; `standing` knows that of the last one that trained. What
         # others do to the models while one of these is at work is no part of the step.
         self._holder = 0
@@ -202,6 +206,7 @@ class Stepper:
         self._aside_s = 0.0
         # What was seen at all. Capabilities are read off it.
         self.forwards = self.backwards = self.steps = self.steps_in_graph = self.loads = 0
+        self.loads_elsewhere = self.unheard_closures = False
         self.float16 = False
         self._queue_callback = Variable._execution_engine.queue_callback
         self._ear, self._doubtful_ear = Ear(), Ear()
@@ -239,7 +244,9 @@ class Stepper:
         kwargs: dict[str, Any] | None,
     ) -> None:
         """A watched model is called."""
-        training = (module.training or watched.trains_in_eval) and _is_grad_enabled()
+        training = (
+            module.training or watched.trains_in_eval or (watched.is_ddp and module.module.training)
+        ) and _is_grad_enabled()
         if (thread := _get_ident()) != self._holder and self._elsewhere(thread, training):
             return
         if self._session:
@@ -259,8 +266,11 @@ class Stepper:
         self._doubted = None
         if thread != standing.thread:
             standing.thread = thread
-        # A forward inside an optimizer's step (LBFGS) begins no other one.
-        if (not standing.in_step or self._unstepped) and not self._evaluating:
+        # A forward inside an optimizer's step begins no other one: its closure has called us, once
+        # more perhaps (LBFGS).
+        if self._evaluating:
+            standing.leave(self._optimizer)
+        elif not standing.in_step or self._unstepped:
             self._begin_step()
         phase = self._forward
         self._open.append(phase)
@@ -275,6 +285,8 @@ class Stepper:
             samples = tokens = 0  # traced: sizes are tensors, of no number
         standing.samples += samples
         standing.tokens += tokens
+        if self.wants_loss:
+            watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
         if (each := watched.flops_per_unit) is None:
             watched.samples, watched.tokens = samples, tokens
             self._aside("on_forward", watched, module)
@@ -375,6 +387,8 @@ class Stepper:
             self.standing.micro_batches += 1
             self._unstepped += 1
             self.backwards += 1
+            if self._evaluating:
+                self.standing.enter(self._optimizer)
             if self._unstepped % _OFTEN == 0:
                 self.standing.tell_in_time()
             if self.backwards == _LONGEST_ACCUMULATION and not self.steps:
@@ -404,7 +418,7 @@ class Stepper:
         self._step_optimizer = known
 
     def another_model(self) -> None:
-        """A model has come that may have an optimizer of its own, and the last one may be over."""
+        """A model has come, or come again: it may have another optimizer than the last one."""
         if not self._named:
             self._step_optimizer = {}
 
@@ -428,17 +442,22 @@ class Stepper:
             self._begin_step()
         self._optimizing = id(optimizer)
         self._evaluating = evaluating
-        phase = self._optimizer
-        self._open.append(phase)
-        self._words[PHASE_WORD] = word = phase.base + _clock()
-        self._write(word)
-        if (device := self.standing.device_clock) is not None:
-            device.mark(phase.code)
+        if evaluating and not self._unstepped:
+            # Its closure has the loop's own work in it, up to the end of backward.
+            self._backwards_before = self.backwards
+        else:
+            self._backwards_before = -1
+            phase = self._optimizer
+            self._open.append(phase)
+            self._words[PHASE_WORD] = word = phase.base + _clock()
+            self._write(word)
+            if (device := self.standing.device_clock) is not None:
+                device.mark(phase.code)
         # The first one seen closes the step; another one (a GAN's second) is part of the next
         # step, which has just as much of it.
         if not self._step_optimizer:
             self.ends_steps(optimizer)
-        if self._closely and id(optimizer) in self._step_optimizer:
+        if self._closely and not evaluating and id(optimizer) in self._step_optimizer:
             self._aside("before_optimizer", optimizer)
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -450,6 +469,11 @@ class Stepper:
             return
         if self._optimizing != id(optimizer):
             return
+        # A closure has brought the gradients in the middle of the step.
+        if self._closely and self._evaluating and id(optimizer) in self._step_optimizer:
+            self._aside("before_optimizer", optimizer)
+        if self._backwards_before == self.backwards:
+            self.unheard_closures = True
         self._optimizing = None
         self._evaluating = False
         if id(optimizer) not in self._step_optimizer:
@@ -471,6 +495,7 @@ class Stepper:
         """Somebody asks a loader for the next batch."""
         thread = _get_ident()
         if self._others(self.standing.thread or _MAIN, thread):
+            self.loads_elsewhere = True
             return  # somebody fetches ahead: nobody waits for that
         if thread != self._holder and self._at_work(thread):
             return

@@ -49,8 +49,8 @@ def watch(model: nn.Module, standing: Standing, **wishes: Any) -> None:
     readings.hear(Wishes(**wishes))
     optimizer_hooks.expect(wishes["optimizer"])
     # Hooks go last: from here on a step may begin at any moment.
-    if model_hooks.attach(model, stepper):
-        stepper.another_model()
+    model_hooks.attach(model, stepper)
+    stepper.another_model()
     model_hooks.watch_compiled()
 
 
