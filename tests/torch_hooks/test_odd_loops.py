@@ -314,6 +314,16 @@ def test_what_a_closure_does_beside_the_optimizer_is_not_the_optimizers(
     # Before its forward, after it, and after backward; twice, and after the step.
     assert seen == ["other", "other", "optimizer", "optimizer", "other", "optimizer", "other"] * 2
     assert totals(place)["training.steps"] == 2
+
+    # One that ends no step, whose closure has two backwards: none of its time is left open.
+    def two_backwards() -> float:
+        output = model(INPUT).sum()
+        output.backward(retain_graph=True)
+        output.backward()
+        return 0.0
+
+    SGD(model.parameters(), lr=0.1).step(two_backwards)
+    assert phase() == "other"
     # Gradients are there: it has work of its own to do before it calls a closure.
     model(INPUT).sum().backward()
     SGD(model.parameters(), lr=0.1).step(lambda: seen.append(phase()) or 0.0)

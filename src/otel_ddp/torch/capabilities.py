@@ -87,7 +87,7 @@ def look(
 def _optimizer(stepper: Stepper) -> str:
     if not stepper.steps:
         return "no_optimizer"
-    if stepper.unheard_closures:
+    if stepper.closures and not stepper.backwards:
         return "closure"
     return "compiled_step" if stepper.steps_in_graph else ""
 

@@ -163,7 +163,6 @@ class Stepper:
         self._stepped_in_backward = False
         self._optimizing: int | None = None  # the optimizer whose step is open, by its id
         self._evaluating = False  # whether that step was given a closure, which calls the model
-        self._backwards_before = -1  # how many there were when a closure was given
         # The thread of the last forward; `standing` knows that of the last one that trained. What
         # others do to the models while one of these is at work is no part of the step.
         self._holder = 0
@@ -206,7 +205,7 @@ class Stepper:
         self._aside_s = 0.0
         # What was seen at all. Capabilities are read off it.
         self.forwards = self.backwards = self.steps = self.steps_in_graph = self.loads = 0
-        self.loads_elsewhere = self.unheard_closures = False
+        self.loads_elsewhere = self.closures = False
         self.float16 = False
         self._queue_callback = Variable._execution_engine.queue_callback
         self._ear, self._doubtful_ear = Ear(), Ear()
@@ -387,7 +386,7 @@ class Stepper:
             self.standing.micro_batches += 1
             self._unstepped += 1
             self.backwards += 1
-            if self._evaluating:
+            if self._evaluating and self._optimizer not in self._open:
                 self.standing.enter(self._optimizer)
             if self._unstepped % _OFTEN == 0:
                 self.standing.tell_in_time()
@@ -444,9 +443,8 @@ class Stepper:
         self._evaluating = evaluating
         if evaluating and not self._unstepped:
             # Its closure has the loop's own work in it, up to the end of backward.
-            self._backwards_before = self.backwards
+            self.closures = True
         else:
-            self._backwards_before = -1
             phase = self._optimizer
             self._open.append(phase)
             self._words[PHASE_WORD] = word = phase.base + _clock()
@@ -472,8 +470,6 @@ class Stepper:
         # A closure has brought the gradients in the middle of the step.
         if self._closely and self._evaluating and id(optimizer) in self._step_optimizer:
             self._aside("before_optimizer", optimizer)
-        if self._backwards_before == self.backwards:
-            self.unheard_closures = True
         self._optimizing = None
         self._evaluating = False
         if id(optimizer) not in self._step_optimizer:
