@@ -31,7 +31,10 @@ class GuardedJournal:
 
     def __init__(self, writer: JournalWriter, conf: Settings) -> None:
         self.writer = writer
-        self.step = -1
+        # The last step of training that was logged, or counted for values without a step: of these
+        # there were so many, less one.
+        self.step = self.own_steps = -1
+        # Whether hooks count the steps.
         self.steps_counted = False
         # From when on the next look around is due; at once, where a signal handler was refused.
         self.look_at = 0

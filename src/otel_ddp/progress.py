@@ -118,11 +118,14 @@ class Standing:
         self.retries = 0
         self.stepping = False
         self.in_step = False
+        # Whether a model was called in this step: waiting for a batch may be the end of an epoch.
+        self.working = False
         # How many steps there were, the same on all ranks; and under which number the user logs
         # the last of them, which may be another one and is known to those who log alone.
         self.count = self.number = 0
         self.thread = 0  # the one that trains
         self._logged = self._logged_before = recorder.step
+        recorder.step_of_hooks = self.step_of_values
         # The other clock, where there is one: told of each change on the training thread.
         self.device_clock: DeviceClock | None = None
         self._on_device: dict[int, float] = {}
@@ -258,7 +261,11 @@ class Standing:
         self.in_step = True
         self._logged_before = self.recorder.step
         if not self.stepping:
-            self.stepping = self.recorder.steps_counted = True
+            recorder = self.recorder
+            if recorder.step == recorder.own_steps:
+                # Nobody has logged a step yet: what was counted instead gives way to ours.
+                recorder.step = self._logged = self._logged_before = -1
+            self.stepping = recorder.steps_counted = True
             if not self.thread:
                 self.thread = threading.get_ident()
             self._story.append(_BEGAN + _clock() - self._origin)
@@ -271,6 +278,18 @@ class Standing:
             return self.number + 1
         # What was logged within a step is said of it, what was logged after one, of that one.
         return logged if self.in_step and logged != self._logged_before else logged + 1
+
+    def step_of_values(self, trains: bool) -> int:
+        """To which step a value belongs that is logged now without one."""
+        if trains and self.working:
+            return self.under_way()
+        logged = self.recorder.step
+        return self.number if logged == self._logged else logged
+
+    def goes_on_from(self, done: int) -> None:
+        """So many steps were made before this process began, and nobody has logged a number."""
+        if not self.count and self.recorder.step < 0:
+            self.number = done
 
     def step_finished(self, skipped: bool = False, phase: Phase | None = None) -> bool:
         """The optimizer has done its step, or left it out; whether it is time to tell.
@@ -316,7 +335,7 @@ class Standing:
         if phase is None:
             story.append(word)
         self._words[_STEP_WORD] = number + 1
-        self.in_step = False
+        self.in_step = self.working = False
         if self.device_clock is not None:
             self.device_clock.step_finished()
         return now >= self._tell_at or len(story) > _MOST_WORDS

@@ -22,6 +22,9 @@ _MOST_SHAPED_NAMES = 200_000
 _LARGEST_STEP = 2**63
 _AS_FLOAT = float.conjugate
 _PLAIN_TYPES: set[type] = {float, int, bool}
+# A value of one of these names is also the epoch of all that is logged with it. Hugging Face's
+# Trainer logs the second one.
+_EPOCHS = frozenset({"epoch", "train/epoch"})
 # Nothing of the user's runs when one of these is walked through.
 _PLAIN_MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict})
 
@@ -31,9 +34,6 @@ class _Written(NamedTuple):
 
     shape: Shape
     length: int
-    floats: bool = False
-    trains: bool = False
-    """Whether any of them is one of training's, whose step is where the process stands."""
 
 
 class Recorder(GuardedJournal):
@@ -45,11 +45,17 @@ class Recorder(GuardedJournal):
         # Called every few seconds of logging, with the time; and once, at the first value.
         self.look_around: Callable[[int], None] = lambda now: None
         self.first_value: Callable[[int], None] = lambda now: None
-        self._shapes: dict[tuple[Any, ...], _Written] = {}
+        # Where hooks count the steps: to which of them a value belongs that is logged now, one of
+        # training's or another one.
+        self.step_of_hooks: Callable[[bool], int] = lambda trains: NO_STEP
+        # Plain tuples: each call takes one apart, and a subclass takes longer.
+        self._shapes: dict[tuple[Any, ...], tuple[Shape, int, bool, bool, str]] = {}
         self._by_ids: dict[tuple[int, ...], _Written] = {}
         self._shaped_names = 0
         # The last step when a lower one was logged, and that one.
         self._lower = (-1, -1)
+        # The step of what is logged of an evaluation while nothing trains.
+        self._evaluations = -1
         self._names: dict[tuple[str, str], int] = {}
         # Names of our own making; one that the user logs as well is the user's from then on.
         self._offered: set[int] = set()
@@ -67,7 +73,7 @@ class Recorder(GuardedJournal):
             if type(metrics) not in _PLAIN_MAPPINGS:
                 return self._log_slowly(metrics, step, epoch, split, now)
             key = (split, *metrics)
-            shape, length, floats, trains = self._shapes[key]
+            shape, length, floats, trains, name = self._shapes[key]
             numbers = metrics.values()
             # fsum, not sum: NumPy's scalars warn about an overflow or an infinity among them.
             if floats:
@@ -77,12 +83,14 @@ class Recorder(GuardedJournal):
                 total = fsum(numbers)
             else:
                 return self._log_slowly(metrics, step, epoch, split, now)
-            if (
-                total - total != 0.0
-                or (step is not None and (type(step) is not int or step < 0))
-                or (epoch is not None and (type(epoch) not in (int, float) or epoch - epoch != 0))
-            ):
+            if total - total != 0.0 or (step is not None and (type(step) is not int or step < 0)):
                 return self._log_slowly(metrics, step, epoch, split, now)
+            if epoch is None:
+                at = metrics[name] if name else _NO_EPOCH
+            elif type(epoch) not in (int, float) or epoch - epoch != 0:
+                return self._log_slowly(metrics, step, epoch, split, now)
+            else:
+                at = epoch
             # fmt: off
             with self.lock:
                 if self._inside:
@@ -90,8 +98,8 @@ class Recorder(GuardedJournal):
                 self._inside = True
                 try:
                     self._scalars(
-                        shape, now, NO_STEP if step is None else step,
-                        _NO_EPOCH if epoch is None else epoch, numbers, length)
+                        shape, now, self._next_step(trains) if step is None else step,
+                        at, numbers, length)
                 finally:
                     self._inside = False
                     if self._afterwards is not None:
@@ -120,17 +128,20 @@ class Recorder(GuardedJournal):
         if not _collect(metrics, pairs):
             kind = type(metrics).__name__
             self.refuse("value", "log", f"log could not read all of the {kind} it was given")
-        clean_step, clean_epoch, word = self._whole(step), self._epoch(epoch), self._split(split)
+        clean_epoch, word = self._epoch(epoch), self._split(split)
+        known = [(self._name(name, word), name, value) for name, value in pairs]
+        known = [each for each in known if each[0]]
+        trains = any(self._named[number][1] == "train" for number, _, _ in known)
+        if epoch is None:
+            clean_epoch = _epoch_among(known)
+        said = clean_step = self._whole(step)
+        if step is None and known:
+            clean_step = self._next_step(trains)
         ids: list[int] = []
         numbers: list[float] = []
-        trains = False
-        for name, value in pairs:
-            known = self._name(name, word)
-            if not known:
-                continue
-            trains |= self._named[known][1] == "train"
+        for number, name, value in known:
             if values.is_device_tensor(value):
-                self._fly(known, value, clean_step, clean_epoch, now)
+                self._fly(number, value, clean_step, clean_epoch, now)
                 continue
             try:
                 numbers.append(values.number(value))
@@ -138,14 +149,30 @@ class Recorder(GuardedJournal):
                 shown = values.shown(name)
                 self.refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
                 continue
-            ids.append(known)
+            ids.append(number)
         self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
-        if clean_step is not None and trains:
-            higher = clean_step >= self.step
-            self.step = clean_step if higher else self._after_lower(clean_step)
+        if said is not None and trains:
+            self.step = said if said >= self.step else self._after_lower(said)
         self._remember(metrics, pairs, split, ids, trains)
         if now > self.look_at:
             self.look_around(now)
+
+    def _next_step(self, trains: bool) -> int:
+        """The step of a value without one: that of the hooks, or each such call is a step."""
+        if self.steps_counted:
+            return self.step_of_hooks(trains)
+        if trains:
+            self.step += 1
+            self.own_steps += 1
+        elif self.step < 0:
+            self._evaluations += 1
+            return self._evaluations
+        return self.step
+
+    def current_step(self) -> int | None:
+        """The step of what happens now."""
+        step = self.step_of_hooks(True) if self.steps_counted else self.step
+        return step if step >= 0 else None
 
     def _after_lower(self, step: int) -> int:
         """Where training stands when a lower step than its last is logged.
@@ -232,7 +259,8 @@ class Recorder(GuardedJournal):
         self._by_ids[tuple(ids)] = written
         key = (split, *(name for name, _ in pairs))
         floats = all(isinstance(value, float) for _, value in pairs)
-        self._shapes[key] = written._replace(floats=floats, trains=trains)
+        epoch = next((name for name, _ in pairs if name.lower() in _EPOCHS), "")
+        self._shapes[key] = (written.shape, written.length, floats, trains, epoch)
         # NumPy's scalars come by the million; struct reads them as it reads a float.
         for _, value in pairs:
             kind = type(value)
@@ -389,6 +417,16 @@ def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
         return True
 
     return containment.attempt(walk, False)
+
+
+def _epoch_among(known: Sequence[tuple[int, Any, Any]]) -> float | None:
+    """The epoch, where one of these names and values is it."""
+    for _, name, value in known:
+        if isinstance(name, str) and name.lower() in _EPOCHS:
+            # What is no number is refused as a value, once.
+            number = containment.attempt(partial(values.number, value), None)
+            return number if number is not None and number - number == 0.0 else None
+    return None
 
 
 def _whole_number(value: Any) -> int:

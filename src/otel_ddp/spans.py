@@ -77,7 +77,7 @@ def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -
     content = {
         "name": clean,
         "time": time.time_ns(),
-        "step": recorder.step if recorder.step >= 0 else None,
+        "step": recorder.current_step(),
         "span": span_id,
         "trace": trace,
         "attributes": values.attributes(attributes),

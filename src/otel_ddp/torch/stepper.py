@@ -94,6 +94,20 @@ def _infinities(found: Any) -> bool:
     return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
 
 
+def _steps_made(optimizer: torch.optim.Optimizer) -> int:
+    """How many steps an optimizer's own state counts, those before a checkpoint too; 1 at least.
+
+    Adam and its like count. A count on a device is not asked for: that would wait for the device.
+    """
+    counts = [state["step"] for state in optimizer.state.values() if "step" in state][:1]
+    for count in counts:
+        if isinstance(count, int) or (
+            type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1
+        ):
+            return max(1, int(count))
+    return 1
+
+
 def _nothing(*args: Any) -> None:
     pass
 
@@ -261,7 +275,7 @@ class Stepper:
             self._training = False
             standing.enter(self._eval)
             return
-        self._training = True
+        self._training = standing.working = True
         self._doubted = None
         if thread != standing.thread:
             standing.thread = thread
@@ -480,10 +494,16 @@ class Stepper:
         if id(optimizer) not in self._step_optimizer:
             self.standing.leave(self._optimizer)
             return
+        if not self.standing.count:
+            self._aside("_go_on", optimizer)
         if self.scaling is not None:
             self._stepped_round = self.scaling()
         found = getattr(optimizer, "found_inf", None)
         self._finish_step(found is not None and _infinities(found), self._optimizer)
+
+    def _go_on(self, optimizer: torch.optim.Optimizer) -> None:
+        """The first step is over: a run that was resumed has made others before."""
+        self.standing.goes_on_from(_steps_made(optimizer) - 1)
 
     # -- data
 

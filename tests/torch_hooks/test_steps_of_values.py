@@ -1,0 +1,143 @@
+"""Which step a value belongs to where hooks count the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+import otel_ddp
+from conftest import Here, Journal
+from loops import INPUT
+
+
+@pytest.fixture
+def run(place: Here) -> Iterator[otel_ddp.Run]:
+    opened = otel_ddp.init()
+    yield opened
+    opened.finish()
+
+
+def test_a_value_has_the_step_that_it_was_logged_in_or_after(
+    run: otel_ddp.Run, place: Here
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(INPUT), batch_size=len(INPUT) // 2)
+    otel_ddp.instrument(model)
+
+    for _ in range(3):
+        run.log({"layers": 1})
+    for _ in range(2):
+        for (batch,) in loader:
+            loss = model(batch).sum()
+            run.log({"in forward": loss})
+            loss.backward()
+            run.log({"before": loss})
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log({"after": loss})
+        # The loader was asked once more by now.
+        run.log({"of the epoch": 1.0})
+        with torch.no_grad():
+            run.log({"val_loss": model(INPUT).sum()})
+    run.event("done")
+
+    seen = logged(place.only())
+    assert seen["in forward"] == seen["before"] == seen["after"] == [1, 2, 3, 4]
+    assert seen["of the epoch"] == seen["val_loss"] == [2, 4]
+    # Nothing had been trained yet.
+    assert seen["layers"] == [0, 1, 2]
+    assert place.only().events["done"]["step"] == 4
+
+
+def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(
+    run: otel_ddp.Run, place: Here
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+
+    for micro_batch in range(6):
+        loss = model(INPUT).sum()
+        loss.backward()
+        run.log({"loss": loss})
+        if micro_batch % 2:
+            optimizer.step()
+
+    assert logged(place.only())["loss"] == [1, 1, 2, 2, 3, 3]
+
+
+def test_values_follow_the_numbers_that_the_user_logs_besides(
+    run: otel_ddp.Run, place: Here
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+
+    for step in range(1000, 1003):
+        model(INPUT).sum().backward()
+        optimizer.step()
+        run.log({"loss": 0.5}, step=step)
+        run.log({"rate": 0.5})
+        run.log({"val_loss": 0.5})
+
+    seen = logged(place.only())
+    assert seen["loss"] == seen["rate"] == seen["val_loss"] == [1000, 1001, 1002]
+
+
+def resumed(model: nn.Module, state: dict[str, Any] | None) -> AdamW:
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    if state is not None:
+        optimizer.load_state_dict(state)
+    return optimizer
+
+
+def trained(run: otel_ddp.Run, model: nn.Module, optimizer: Optimizer, count: int) -> None:
+    otel_ddp.instrument(model)
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(INPUT).sum().backward()
+        optimizer.step()
+        run.log({"loss": 0.5})
+
+
+def test_a_resumed_run_goes_on_from_what_its_optimizer_has_counted(place: Here) -> None:
+    model = nn.Linear(4, 1)
+    state = None
+    for _ in range(2):
+        optimizer = resumed(model, state)
+        with otel_ddp.init(run="resumed") as run:
+            trained(run, model, optimizer, 3)
+        state = optimizer.state_dict()
+
+    first, second = sorted(place.read(), key=lambda each: each.calls[0].time_ns)
+    assert logged(first)["loss"] == [1, 2, 3]
+    assert logged(second)["loss"] == [4, 5, 6]
+    assert second.progress.step == 6
+
+
+def test_a_resumed_run_goes_on_from_the_step_that_the_user_names(
+    run: otel_ddp.Run, place: Here
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = resumed(model, None)
+    trained(run, model, optimizer, 2)
+    run.log({"resumed": 1.0}, step=500)
+    trained(run, model, optimizer, 2)
+
+    assert logged(place.only())["loss"] == [1, 2, 501, 502]
+
+
+def logged(journal: Journal) -> dict[str, list[int | None]]:
+    """The steps of each name that was logged."""
+    steps: dict[str, list[int | None]] = {}
+    for call in journal.calls:
+        for number, _ in call.values:
+            steps.setdefault(journal.names[number].text, []).append(call.step)
+    return steps
