@@ -15,6 +15,7 @@ KNOWS = {
     "catalog": "",
     "containment": "",
     "settings": "errors run_names",
+    "system": "",
     "launchers": "errors",
     "run_names": "launchers",
     "identity": "errors launchers run_names",
@@ -29,7 +30,7 @@ KNOWS = {
     "spans": "journal recorder values",
     "agent_link": "agent_terms containment journal",
     "run": "agent_link agent_terms catalog containment errors identity journal progress recorder "
-    "revision run_names session settings spans strategies torch versions values",
+    "revision run_names session settings spans strategies system torch versions values",
     "session": "containment run strategies",
     "instrumentation": "run session strategies torch",
     "torch": "catalog containment identity journal progress",
@@ -38,7 +39,7 @@ KNOWS = {
     "diagnosis": "catalog",
     "agent": "agent_terms catalog containment diagnosis errors journal settings survey __init__",
     "cli": "agent catalog demo diagnosis errors identity journal settings strategies survey "
-    "versions __init__",
+    "system versions __init__",
     "demo": "__init__",
     "__init__": "errors identity instrumentation run session",
     "__main__": "cli",

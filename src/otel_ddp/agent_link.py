@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shlex
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 from otel_ddp import agent_terms, containment
+from otel_ddp.journal import locks
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 
@@ -26,9 +26,6 @@ _PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
 # No name of the settings: nobody is to set it, and nobody is to be told that it is unknown.
 _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
-
-# Whatever these names are by now, opening them neither follows, waits nor is inherited.
-_CAREFULLY = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @containment.contained(default=False)
@@ -53,10 +50,10 @@ def ensure_agent(place: Place) -> bool:
 
 
 def _start_once(place: Place) -> bool:
-    fd = os.open(place.start_lock, os.O_RDWR | _CAREFULLY, 0o600)
+    fd = _open(place.start_lock, os.O_RDWR)
     try:
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.take(fd)
         except OSError:
             containment.pass_on()
             return False  # another rank is at it
@@ -66,6 +63,12 @@ def _start_once(place: Place) -> bool:
         return _start(place)
     finally:
         os.close(fd)
+
+
+def _open(path: Path, flags: int) -> int:
+    # Whatever this name is by now, opening it neither follows, waits nor is inherited.
+    carefully = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags | carefully, 0o600)
 
 
 def _start(place: Place) -> bool:
@@ -83,7 +86,7 @@ def _start(place: Place) -> bool:
     # directory is given up so that no local json.py is imported and no file system kept busy.
     script = f"cd / && {command} &"
     # Opened here rather than by the shell, which would complain on the training's terminal.
-    log = os.open(place.agent_log, os.O_WRONLY | os.O_APPEND | _CAREFULLY, 0o600)
+    log = _open(place.agent_log, os.O_WRONLY | os.O_APPEND)
     try:
         # Closing descriptors is not tidiness: torch's FileStore holds a flock on one that is
         # inherited through exec, and an agent that kept it would hold the other ranks up for ever.

@@ -116,7 +116,7 @@ def resolve(
     here = launchers.Here(
         env=env,
         proc=proc,
-        host=os.uname().nodename if host is None else host,
+        host=_host_name() if host is None else host,
         pid=os.getpid() if pid is None else pid,
         spawned=parent is not None if in_spawned_child is None else in_spawned_child,
         parent=parent or 0,
@@ -178,6 +178,15 @@ def resolve(
         launched_by=run_names.launched_by(here, told),
     )
     return identity if process_group is None else settle(identity, process_group, env=env)
+
+
+def _host_name() -> str:
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    # Windows. Imported here: no training process needs it elsewhere.
+    import socket
+
+    return socket.gethostname()
 
 
 def settle(

@@ -12,7 +12,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from otel_ddp import agent_link, agent_terms, containment, identity, run_names, settings, values
+from otel_ddp import (
+    agent_link,
+    agent_terms,
+    containment,
+    identity,
+    run_names,
+    settings,
+    system,
+    values,
+)
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import Identity
 from otel_ddp.journal import layout, place
@@ -85,6 +94,16 @@ class Run:
         who = self._identity = identity.resolve(**asked)
         if conf.disabled:
             self._settled = True
+            return
+        if lacking := system.missing():
+            self._settled = True
+            if not who.local_rank:
+                containment.say_once(
+                    "system",
+                    "Nothing is recorded here: this system lacks %s, which Linux has. Your script "
+                    "goes on as it is, and every call of otel_ddp does nothing.",
+                    lacking,
+                )
             return
         who = self._identity = self._ask_group(who)
         self._exported = self._choice.exports(who)

@@ -217,4 +217,6 @@ def _after_fork() -> None:
             run.fall_silent()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+# Where there is none, nothing is recorded either, and this module is imported all the same.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from otel_ddp import __version__
+from otel_ddp import __version__, system
 
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
@@ -22,6 +22,14 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] and given[0] in _COMMANDS and (lacking := system.missing()):
+        # Before the command is imported, which may need one of these.
+        print(
+            f"otel-ddp {given[0]} needs Linux: this system lacks {lacking}, so nothing is recorded "
+            "here, and there is nothing to show.",
+            file=sys.stderr,
+        )
+        return 2
     try:
         asked = _parse(given)
         return int(asked.run(asked))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
-import struct
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal import layout
+from otel_ddp.journal import layout, locks
 
 _LONGEST_HOLD_S = 120.0
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 class Place:
@@ -131,9 +128,7 @@ def lock_holder(path: Path) -> int | None:
     except OSError as error:
         return 0 if error.errno in _PASSING else None
     try:
-        answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        kind, _, _, _, pid = _FLOCK.unpack(answer)
-        return None if kind == fcntl.F_UNLCK else max(0, pid)
+        return locks.holder(fd)
     except OSError:
         return None
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -10,11 +9,9 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.journal import layout
+from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 
-# fcntl.fcntl wants a struct flock: type, whence, start, length, pid.
-_FLOCK = struct.Struct("hhqqi4x")
 # One reading takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
 # How many readings wait for bytes that are not (yet) what their position says they are.
@@ -408,12 +405,10 @@ class JournalReader:
 
     def writer_lives(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
-        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         try:
-            answer = fcntl.fcntl(self._fd, fcntl.F_GETLK, query)
+            return locks.holder(self._fd) is not None
         except (OSError, ValueError):
             return False
-        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def used(self) -> float:
         """Which part of the ring is unread, 0 to 1."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import mmap
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from otel_ddp.journal import layout
+from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
     MOST_VALUES,
@@ -89,7 +88,7 @@ class JournalWriter:
             os.posix_fallocate(self._fd, 0, size)
             self._map = mmap.mmap(self._fd, size)
             # The kernel drops this lock when we die, whatever kills us; no child inherits it.
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.take(self._fd)
             self._start(size, identity)
             # Read-only from here on for everyone who opens it: nobody truncates it by mistake.
             os.fchmod(self._fd, 0o400)

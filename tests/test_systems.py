@@ -1,0 +1,119 @@
+"""A script with our lines in it on a system that lacks what recording needs, in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Here
+from node import Node, until
+
+FCNTL = "import sys\nsys.modules['fcntl'] = None\n"
+FALLOCATE = "import os\ndel os.posix_fallocate\n"
+# What Windows lacks of it besides. The standard library is told that there is no fork at all.
+WINDOWS = """
+for name in ("fork", "register_at_fork", "uname", "geteuid", "mkfifo", "pread", "pwrite",
+             "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
+    delattr(os, name)
+"""
+# Not a patch: Python asks such a hook before it opens any file.
+PROC = """
+import sys
+def closed(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith("/proc"):
+        raise FileNotFoundError(2, "No such file or directory", arguments[0])
+sys.addaudithook(closed)
+"""
+TORCH = "import torch\n"
+
+SCRIPT = """
+import pickle
+import otel_ddp
+with otel_ddp.init(group="g", run="r", config={"lr": 0.1}) as run:
+    otel_ddp.log({"loss": 1.0}, step=1)
+    run.log({"loss": object()}, step="x")
+    with run.phase("eval"), otel_ddp.span("inner", shard=1), otel_ddp.phase("checkpoint"):
+        otel_ddp.event("now")
+    assert otel_ddp.config({"seed": 1}) == {"seed": 1}
+    assert list(otel_ddp.data([1, 2])) == [1, 2]
+    assert pickle.loads(pickle.dumps(run)) is run
+    assert (run.run, run.group, run.identity.global_rank) == ("r", "g", 0), run
+assert otel_ddp.current() is None
+"""
+MODEL = """
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+otel_ddp.instrument(model, optimizer=optimizer)
+for batch in otel_ddp.data(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)):
+    model(batch).sum().backward()
+    optimizer.step()
+otel_ddp.uninstrument()
+otel_ddp.finish()
+"""
+SAID = (
+    "Nothing is recorded here: this system lacks {}, which Linux has. Your script goes on as it "
+    "is, and every call of otel_ddp does nothing."
+)
+
+
+def python(*code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "\n".join(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "lacking"),
+    [
+        ((FCNTL, SCRIPT), "fcntl"),
+        ((FALLOCATE, SCRIPT), "os.posix_fallocate"),
+        (
+            (TORCH, FCNTL, FALLOCATE, WINDOWS, PROC, SCRIPT, MODEL),
+            "fcntl, os.posix_fallocate, os.register_at_fork, os.mkfifo, os.pread, os.geteuid",
+        ),
+    ],
+)
+def test_where_the_system_lacks_what_recording_needs_a_run_is_silent_and_says_so_once(
+    code: tuple[str, ...], lacking: str, place: Here
+) -> None:
+    done = python(*code)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.splitlines() == [SAID.format(lacking)]
+    assert list(place.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "agent"])
+def test_a_command_there_says_a_sentence(command: str) -> None:
+    cli = f"from otel_ddp.cli import main\nsys.exit(main([{command!r}]))"
+
+    done = python(FCNTL, FALLOCATE, WINDOWS, cli)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"otel-ddp {command} needs Linux: this system lacks fcntl, os.posix_fallocate, "
+        "os.register_at_fork, os.mkfifo, os.pread, os.geteuid, so nothing is recorded here, and "
+        "there is nothing to show."
+    ]
+
+
+def test_without_proc_a_run_is_recorded_and_served_as_everywhere(tmp_path: Path) -> None:
+    # The agent inherits the path, and with it what is run before anything else.
+    (tmp_path / "sitecustomize.py").write_text(PROC)
+    paths = [str(tmp_path), *filter(None, sys.path)]
+
+    with Node(PYTHONPATH=":".join(paths)) as node:
+        said = node.run(
+            "import os, otel_ddp\n"
+            "try: os.listdir('/proc')\n"
+            "except FileNotFoundError: print('no proc')\n"
+            "with otel_ddp.init(run='r') as run: run.log({'loss': 1.5}, step=1)\n"
+        )
+
+        value = until(lambda: node.value("training_scalar", name="loss"), "the value")
+        (process,) = node.processes()
+        state = (process["run"], process["rank"], process["state"])
+
+    assert (value, state, said) == (1.5, ("r", 0, "finished"), "no proc\n")
