@@ -149,7 +149,18 @@ PLACES = {
     ),
     "interactive step": (SLURM | {"SLURM_STEP_ID": "4294967290"}, ("lone", 0, 0, 1, 0, 1)),
     "srun --pty bash": (SLURM | {"SLURM_PTY_PORT": "39933"}, ("lone", 0, 0, 1, 0, 1)),
-    "a stray RANK": ({"RANK": "7"}, ("lone", 0, 0, 1, 0, 1)),
+    "RANK without WORLD_SIZE": ({"RANK": "7"}, ("environment", 7, None, None, None, None)),
+    "RANK 0 without WORLD_SIZE": ({"RANK": "0"}, ("environment", 0, None, None, None, None)),
+    "RANK and LOCAL_RANK without WORLD_SIZE": (
+        {"RANK": "7", "LOCAL_RANK": "1"},
+        ("environment", 7, 1, None, None, None),
+    ),
+    "RANK without WORLD_SIZE, in slurm": (SLURM | {"RANK": "7"}, ("slurm", 5, 1, 8, 1, 2)),
+    "RANK without WORLD_SIZE, one node": (
+        {"RANK": "1", "MASTER_ADDR": "127.0.0.1"},
+        ("environment", 1, 1, None, None, None),
+    ),
+    "a RANK of another program": ({"RANK": "captain"}, ("lone", 0, 0, 1, 0, 1)),
     "empty variables": (
         dict.fromkeys((*TORCHRUN, *SLURM, *OPENMPI), ""),
         ("lone", 0, 0, 1, 0, 1),
@@ -189,7 +200,7 @@ def test_the_launcher_tells_the_place_of_a_process(case: str) -> None:
             ("parents", "inherited", True),
         ),
         ({identity.INHERITED_RUN: "17:parents"}, ("made-here", "made", True)),
-        ({identity.INHERITED_RUN: "17:parents", "RANK": "1"}, ("made-here", "made", True)),
+        ({identity.INHERITED_RUN: "17:parents", "RANK": "1"}, ("parents", "inherited", True)),
         (
             {identity.INHERITED_RUN: "17:parents", "RANK": "0", "WORLD_SIZE": "1"},
             ("made-here", "made", True),

@@ -575,6 +575,32 @@ def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
         assert (run.identity.global_rank, run.identity.world_size) == (1, 2)
 
 
+def test_a_rank_of_an_unknown_number_is_said_until_a_process_group_tells_the_number(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "7")
+    dist = torch.distributed
+
+    otel_ddp.init(world_size=8).finish()
+    assert caplog.messages == []
+    with otel_ddp.init() as run:
+        before = run.identity
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            run.log({"loss": 1.0})
+        finally:
+            dist.destroy_process_group()
+        after = run.identity
+
+    assert (before.global_rank, before.world_size, before.settled) == (7, None, False)
+    assert (after.global_rank, after.world_size, after.settled) == (0, 1, True)
+    assert caplog.messages == [
+        "RANK is set and WORLD_SIZE is not: this process is recorded as rank 7 of an unknown "
+        "number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the run after "
+        "init_process_group. If this process is no rank, unset RANK."
+    ]
+
+
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [

@@ -219,6 +219,10 @@ def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
     for variables in (_PMIX, _PMI):
         if env.get(variables.global_rank):
             yield variables
+    # Last: a shell loop or a platform that counts and says no number of ranks. One that is no
+    # number at all is another program's.
+    if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
+        yield _ENVIRONMENT
 
 
 def _told_by(variables: _Variables, env: Mapping[str, str]) -> Told:

@@ -108,6 +108,14 @@ class Run:
         who = self._identity = self._ask_group(who)
         self._exported = self._choice.exports(who)
         self._settled = who.settled
+        if who.launcher == "environment" and who.world_size is None and not who.local_rank:
+            containment.say_once(
+                "world size",
+                "RANK is set and WORLD_SIZE is not: this process is recorded as rank %s of an "
+                "unknown number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the "
+                "run after init_process_group. If this process is no rank, unset RANK.",
+                who.label_rank,
+            )
         if conf.agent == "auto" and not who.local_rank:
             for doubt in settings.doubts(conf):
                 containment.say_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
