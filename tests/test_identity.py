@@ -246,6 +246,9 @@ def test_our_variables_name_everything() -> None:
             "SWANLAB_PROJ_NAME": "p",
             "SWANLAB_NAME": "n",
             "SWANLAB_DESCRIPTION": "d",
+            "SWANLAB_RUN_ID": "r",
+            "SWANLAB_TAGS": "b, a",
+            "WANDB_RUN_ID": "not read either",
             "WANDB_RUN_GROUP": "not read, SwanLab's is set",
         },
         {
@@ -254,17 +257,43 @@ def test_our_variables_name_everything() -> None:
             "WANDB_PROJECT": "p",
             "WANDB_NAME": "n",
             "WANDB_NOTES": "d",
+            "WANDB_RUN_ID": "r",
+            "WANDB_TAGS": "b,a,",
             "SWANLAB_GROUP": "",
         },
     ],
 )
 def test_names_set_for_another_tracker_are_read_last(env: dict[str, str]) -> None:
     there = who(env)
-    overruled = who(env | {"OTEL_DDP_GROUP": "ours"}, job_type="train")
+    ours = {"OTEL_DDP_GROUP": "ours", "OTEL_DDP_RUN": "mine", "OTEL_DDP_TAGS": "c"}
+    overruled = who(env | ours, job_type="train")
 
     values = (there.group, there.job_type, there.project, there.name, there.description)
     assert values == ("g", "eval", "p", "n", "d")
+    assert (there.run, there.run_from, there.settled, there.tags) == ("r", "given", True, "a,b")
     assert (overruled.group, overruled.job_type) == ("ours", "train")
+    assert (overruled.run, overruled.tags) == ("mine", "c")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["bf16", "baseline", "bf16"], "baseline,bf16"),
+        ({"a,b", " c\n"}, "a b,c"),
+        ("baseline, bf16", "baseline,bf16"),
+        ([], "from the variable"),
+        ("", "from the variable"),
+        (None, "from the variable"),
+        # Only whole ones, of bounded length together.
+        ([f"{number:03}{'x' * 97}" for number in range(50)], None),
+    ],
+)
+def test_tags_are_a_list_or_one_text(given: Any, expected: str | None) -> None:
+    found = who({"OTEL_DDP_TAGS": "from the variable"}, tags=given).tags
+
+    if expected is None:
+        expected = ",".join(f"{number:03}{'x' * 97}" for number in range(9))
+    assert expected == found
 
 
 def test_names_are_one_line_of_valid_text_of_bounded_length() -> None:
@@ -275,11 +304,11 @@ def test_names_are_one_line_of_valid_text_of_bounded_length() -> None:
         job_type="",
         name="x" * 5000,
         project="e\ud800",
-        description="l\udcc3\udca4uf",
+        description="l\udcc3\udca4uf" + 2000 * "x",
     )
 
     assert (me.group, me.job_type, me.name) == ("a b c d\ufffd", "train", "x" * 200)
-    assert (me.project, me.description) == ("e\ufffd", "l\u00e4uf")
+    assert (me.project, me.description) == ("e\ufffd", "l\u00e4uf" + 996 * "x")
 
 
 BAD = {
@@ -296,6 +325,8 @@ BAD = {
     "our nonsense": ({"OTEL_DDP_RANK": "1.5"}, {}, "OTEL_DDP_RANK must .*'1.5'"),
     "endless number": ({"OTEL_DDP_RANK": "9" * 5000}, {}, "OTEL_DDP_RANK must"),
     "group of no text": ({}, {"group": 7}, "group must be text, got 7"),
+    "tags of no text": ({}, {"tags": ["a", 7]}, r"tags must be texts, .*got \['a', 7\]"),
+    "tags of nothing": ({}, {"tags": 7}, "tags must be texts, .*got 7"),
     "run of no text": ({}, {"run": b"x"}, "run must be text, got b'x'"),
 }
 

@@ -492,9 +492,10 @@ def test_a_journal_that_finds_no_room_is_smaller_and_that_is_said(
 def test_what_a_second_call_says_differently_is_said_to_come_too_late(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = otel_ddp.init("main", group="g1", run="r")
+    told = {"tags": ["b", "a"], "description": 300 * "d"}
+    run = otel_ddp.init("main", group="g1", run="r", **told)
 
-    assert otel_ddp.init("main", group=" g1 ", config={"lr": 0.1}) is run
+    assert otel_ddp.init("main", group=" g1 ", config={"lr": 0.1}, **told) is run
     assert otel_ddp.init(parallel={"rank": 0, "world_size": 1}) is run
     assert caplog.messages == []
     assert otel_ddp.init("node", group="g2") is run

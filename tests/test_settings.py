@@ -14,7 +14,7 @@ from conftest import Here
 from otel_ddp import ConfigError, agent_link, identity, settings
 
 WRONG = {
-    "OTEL_DDP_AGENT": ("maybe", "must be one of auto, external, off"),
+    "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
     "OTEL_DDP_DIR": ("here", "must be a path that begins with / or ~"),
     "OTEL_METRIC_EXPORT_INTERVAL": ("abc", "must be a number of milliseconds above 0"),
     "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),
@@ -152,6 +152,49 @@ def test_sizes_are_understood_with_their_units(text: str, expected: int | None) 
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("TRUE", True), ("1", False)])
 def test_only_true_disables_as_the_specification_has_it(text: str, expected: bool) -> None:
     assert expected == settings.read({"OTEL_SDK_DISABLED": text}).disabled
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"WANDB_MODE": "offline"}, "offline"),
+        ({"SWANLAB_MODE": " Offline "}, "offline"),
+        ({"WANDB_MODE": "offline", "OTEL_DDP_AGENT": "auto"}, "auto"),
+        ({"WANDB_MODE": "offline", "OTEL_DDP_AGENT": "off"}, "off"),
+        ({"WANDB_MODE": "offline", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "auto"),
+        ({"SWANLAB_MODE": "offline", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://c"}, "auto"),
+        ({"WANDB_MODE": "offline", "OTEL_EXPORTER_OTLP_ENDPOINT": " "}, "offline"),
+        ({"WANDB_MODE": "online", "SWANLAB_MODE": "cloud"}, "auto"),
+        # Set to switch the other tracker off, by who moves here.
+        ({"WANDB_MODE": "disabled", "SWANLAB_MODE": "disabled", "WANDB_DISABLED": "true"}, "auto"),
+    ],
+)
+def test_an_offline_mode_of_another_tracker_holds_here_where_nothing_of_ours_says_otherwise(
+    env: dict[str, str], expected: str
+) -> None:
+    found = settings.read(env)
+
+    assert (found.agent, found.disabled) == (expected, False)
+
+
+def test_one_rank_of_a_node_says_whose_mode_keeps_it_from_sending(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("OTEL_DDP_AGENT")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(agent_link, "ensure_agent", lambda _: None)
+
+    otel_ddp.init(local_rank=1).finish()
+    assert caplog.messages == []
+    otel_ddp.init(local_rank=0).finish()
+    otel_ddp.init(local_rank=0).finish()
+
+    said = [each for each in caplog.messages if each.startswith("WANDB_MODE")]
+    assert said == [
+        "WANDB_MODE=offline is taken for OTEL_DDP_AGENT=offline: the node agent keeps what is "
+        "recorded, and sends nothing. Set OTEL_DDP_AGENT=auto, or name an endpoint in "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, to send it."
+    ]
 
 
 def _obstacle(kind: str, folder: Path) -> Path:
@@ -307,7 +350,8 @@ def test_the_page_tells_that_each_signal_can_be_switched_off() -> None:
 def test_the_page_names_every_variable_of_ours_that_the_source_reads() -> None:
     package = Path(settings.__file__).parent
     page = settings.markdown()
-    told = {name for each in (*settings.IDENTITY, *settings.EXPORT) for name in each.names}
+    rows = (*settings.IDENTITY, *settings.OTHERS, *settings.EXPORT)
+    told = {name for each in rows for name in each.names}
     told |= {name for row in settings.TABLE for name in row.variables}
 
     sources = [path.read_text() for path in package.rglob("*.py")]

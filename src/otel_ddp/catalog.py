@@ -202,7 +202,7 @@ TRAINING_RUN_INFO = _run.metric(
     "",
     "Always 1; its labels describe the run, with the scalars of its configuration as "
     "`config_<key>`, as far as the limit on their number goes.",
-    *("project", "name", "script", "world_size", "nodes", "backend"),
+    *("project", "name", "description", "tags", "script", "world_size", "nodes", "backend"),
     *("precision", "model", "strategy", "torch", "cuda", "git_sha"),
 )
 TRAINING_RUN_START_TIMESTAMP = _run.metric(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -16,13 +16,17 @@ from otel_ddp.run_names import INHERITED_RUN, hand_down
 # What names each text, where no argument does: our own variable, then those of other trackers.
 _VARIABLES = {
     "group": ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
-    "run": ("OTEL_DDP_RUN",),
+    "run": ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
     "job_type": ("OTEL_DDP_JOB_TYPE", "SWANLAB_JOB_TYPE", "WANDB_JOB_TYPE"),
     "project": ("OTEL_DDP_PROJECT", "SWANLAB_PROJ_NAME", "WANDB_PROJECT"),
     "name": ("OTEL_DDP_NAME", "SWANLAB_NAME", "SWANLAB_EXP_NAME", "WANDB_NAME"),
     "description": ("OTEL_DDP_DESCRIPTION", "SWANLAB_DESCRIPTION", "WANDB_NOTES"),
+    "tags": ("OTEL_DDP_TAGS", "SWANLAB_TAGS", "WANDB_TAGS"),
     "node": ("OTEL_DDP_NODE",),
 }
+# What is prose, and no name, may be longer; it has to find room in the smallest journal twice.
+_LONGEST = {"description": 1000}
+_LONGEST_TAGS = 1000
 
 
 class GroupFacts(NamedTuple):
@@ -44,6 +48,8 @@ class Identity:
     project: str = ""
     name: str = ""
     description: str = ""
+    tags: str = ""
+    """Sorted, with commas between them."""
     node: str = ""
     """What the user called this node; empty where nobody did."""
     host: str = ""
@@ -98,6 +104,7 @@ def resolve(
     project: str | None = None,
     name: str | None = None,
     description: str | None = None,
+    tags: str | Collection[str] | None = None,
     node: str | None = None,
     global_rank: int | None = None,
     local_rank: int | None = None,
@@ -160,6 +167,7 @@ def resolve(
         project=_text("project", project, env),
         name=_text("name", name, env),
         description=_text("description", description, env),
+        tags=_tags(tags, env),
         node=_text("node", node, env),
         host=run_names.clean(here.host),
         pid=here.pid,
@@ -292,7 +300,33 @@ def _text(name: str, argument: object, env: Mapping[str, str]) -> str:
         )
     # An empty argument counts as unset, as an empty variable does: os.environ.get("X", "").
     texts = (argument or "", *(env.get(variable, "") for variable in _VARIABLES[name]))
-    return next(filter(None, map(run_names.clean, texts)), "")
+    return next(filter(None, (normal(name, text) for text in texts)), "")
+
+
+def _tags(argument: object, env: Mapping[str, str]) -> str:
+    said = list(argument) if isinstance(argument, Collection) else [argument]
+    if argument is not None and not all(isinstance(each, str) for each in said):
+        raise ConfigError(
+            f"tags must be texts, ['baseline', 'bf16'] or 'baseline, bf16', got {argument!r}."
+        )
+    texts = (argument or (), *(env.get(variable, "") for variable in _VARIABLES["tags"]))
+    return next(filter(None, (normal("tags", each) for each in texts)), "")
+
+
+def normal(name: str, value: Any) -> Any:
+    """An argument or a variable as an identity holds it."""
+    if name == "tags":
+        tags = value.split(",") if isinstance(value, str) else value
+        joined = ""
+        for tag in sorted({run_names.clean(each.replace(",", " ")) for each in tags} - {""}):
+            longer = f"{joined},{tag}" if joined else tag
+            if len(longer) > _LONGEST_TAGS:
+                break
+            joined = longer
+        return joined
+    if isinstance(value, str):
+        return run_names.clean(value, _LONGEST.get(name, run_names.MOST_CHARACTERS))
+    return value
 
 
 def _number(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
 from otel_ddp.run import Run
@@ -23,6 +23,7 @@ def instrument(
     project: str | None = None,
     name: str | None = None,
     description: str | None = None,
+    tags: str | Collection[str] | None = None,
     config: Any = None,
     parallel: Mapping[str, Any] | None = None,
     optimizer: Any = None,
@@ -46,6 +47,7 @@ def instrument(
         project=project,
         name=name,
         description=description,
+        tags=tags,
         config=config,
         parallel=parallel,
     )

@@ -17,7 +17,6 @@ from otel_ddp import (
     agent_terms,
     containment,
     identity,
-    run_names,
     settings,
     system,
     values,
@@ -72,7 +71,7 @@ class Run:
                 known, asked = self._choice.text, Choice(value).text
             else:
                 known = getattr(who, name)
-                asked = run_names.clean(value) if isinstance(value, str) else value
+                asked = identity.normal(name, value)
             if asked != known:
                 containment.say_once(
                     f"again {name}",
@@ -122,6 +121,14 @@ class Run:
         if not who.local_rank:
             for sentence in settings.unknown():
                 containment.say_once(sentence, "%s", sentence)
+            if conf.agent == "offline" and (mode := settings.offline_by()):
+                containment.say_once(
+                    "mode",
+                    "%s=offline is taken for OTEL_DDP_AGENT=offline: the node agent keeps what is "
+                    "recorded, and sends nothing. Set OTEL_DDP_AGENT=auto, or name an endpoint in "
+                    "OTEL_EXPORTER_OTLP_ENDPOINT, to send it.",
+                    mode,
+                )
         places, remark = place.find(conf.directory)
         if remark:
             containment.say_once("place", "%s.", remark)

@@ -19,7 +19,7 @@ INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 # one they agree on: each of these may differ between nodes, or be the same for two launches.
 NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
 
-_MOST_CHARACTERS = 200
+MOST_CHARACTERS = 200
 
 
 class RunName(NamedTuple):
@@ -86,7 +86,7 @@ def make() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
-def clean(text: str) -> str:
+def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
     """As a label takes it: one line, valid Unicode, not endless."""
 
     def keep(character: str) -> str:
@@ -96,11 +96,11 @@ def clean(text: str) -> str:
         return " " if category in ("Cc", "Zl", "Zp") else character
 
     # Cut before as well: nobody's novel is walked through letter by letter.
-    some = text.strip()[: 4 * _MOST_CHARACTERS]
+    some = text.strip()[: 4 * longest]
     # A variable in UTF-8, read under a locale of another encoding: `läuf` under LC_ALL=C.
     with contextlib.suppress(UnicodeEncodeError):
         some = some.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return "".join(map(keep, some)).strip()[:_MOST_CHARACTERS].rstrip()
+    return "".join(map(keep, some)).strip()[:longest].rstrip()
 
 
 def _settled(run: str, source: str) -> RunName:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ def init(
     project: str | None = None,
     name: str | None = None,
     description: str | None = None,
+    tags: str | Collection[str] | None = None,
     node: str | None = None,
     global_rank: int | None = None,
     local_rank: int | None = None,
@@ -53,6 +54,7 @@ def init(
             "project": project,
             "name": name,
             "description": description,
+            "tags": tags,
             "node": node,
             "global_rank": global_rank,
             "local_rank": local_rank,

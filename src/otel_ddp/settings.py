@@ -21,6 +21,9 @@ _ADVICE = "Correct it, or unset it for the default."
 # What the official exporters take for a header.
 _HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
 
+# Of other trackers; `offline` means the same here.
+_MODES = ("SWANLAB_MODE", "WANDB_MODE")
+
 # What was warned of. Said here, since `containment` is a room that this one does not know.
 _said: set[str] = set()
 
@@ -191,7 +194,7 @@ TABLE: tuple[Setting, ...] = (
         "agent",
         ("OTEL_DDP_AGENT",),
         "auto",
-        _one_of("auto", "external", "off"),
+        _one_of("auto", "offline", "external", "off"),
         "Who runs the node agent: `auto` the first process of a run starts one; `external` the "
         "platform does; `off` nobody, the journals are only written.",
     ),
@@ -357,9 +360,25 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
                         raise
                     _say_default(row, str(error))
                 break
+        if row.name == "agent" and offline_by(env):
+            values["agent"] = "offline"
     if arguments:
         raise TypeError(f"unknown settings: {', '.join(arguments)}")
     return Settings(**values)
+
+
+def offline_by(env: Mapping[str, str] | None = None) -> str:
+    """The variable of another tracker by which nothing is sent; empty where there is none.
+
+    OTEL_DDP_AGENT wins, and so does an endpoint: to name one is to want to send.
+    """
+    env = os.environ if env is None else env
+    signals = ("", "METRICS_", "TRACES_", "LOGS_")
+    ours = ("OTEL_DDP_AGENT", *(f"OTEL_EXPORTER_OTLP_{each}ENDPOINT" for each in signals))
+    if any(env.get(name, "").strip() for name in ours):
+        return ""
+    modes = (name for name in _MODES if env.get(name, "").strip().lower() == "offline")
+    return next(modes, "")
 
 
 def names() -> set[str]:
@@ -450,8 +469,9 @@ IDENTITY: tuple[Variable, ...] = (
         "`group`: what ties several processes or runs of one experiment together.",
     ),
     Variable(
-        ("OTEL_DDP_RUN",),
-        "`run`: the name of this launch, the same on all its ranks. By default the launcher's.",
+        ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
+        "`run`: the name of this launch, the same on all its ranks. By default the launcher's. "
+        "A resumed run that has the same name again goes on as the same run.",
     ),
     Variable(
         ("OTEL_DDP_JOB_TYPE", "SWANLAB_JOB_TYPE", "WANDB_JOB_TYPE"),
@@ -467,12 +487,36 @@ IDENTITY: tuple[Variable, ...] = (
     ),
     Variable(
         ("OTEL_DDP_DESCRIPTION", "SWANLAB_DESCRIPTION", "WANDB_NOTES"),
-        "`description`: what the run is about; in its info.",
+        "`description`: what the run is about, in 1,000 characters at most; in its info.",
+    ),
+    Variable(
+        ("OTEL_DDP_TAGS", "SWANLAB_TAGS", "WANDB_TAGS"),
+        "`tags`: words with commas between them, in code a list as well; in its info, sorted.",
     ),
     Variable(("OTEL_DDP_RANK",), "`global_rank`, counted from 0."),
     Variable(("OTEL_DDP_LOCAL_RANK",), "`local_rank`: the number on its node."),
     Variable(("OTEL_DDP_WORLD_SIZE",), "`world_size`: how many ranks there are."),
     Variable(("OTEL_DDP_NODE_RANK",), "The number of this node among the run's."),
+)
+
+
+# Of other trackers, and not as good as one of ours; the rest of theirs is read with the identity.
+OTHERS: tuple[Variable, ...] = (
+    Variable(
+        _MODES,
+        "`offline`: as `OTEL_DDP_AGENT=offline`, unless that variable or an endpoint "
+        "(`OTEL_EXPORTER_OTLP_ENDPOINT`, or a signal's own) is set: to name one is to want to "
+        "send. One line says so. No other value has an effect.",
+    ),
+    Variable(
+        ("SWANLAB_MODE=disabled", "WANDB_MODE=disabled", "WANDB_DISABLED"),
+        "No effect: they are set to switch the other tracker off, often by who moves here. "
+        "`OTEL_SDK_DISABLED=true` switches us off.",
+    ),
+    Variable(
+        ("SWANLAB_RESUME", "WANDB_RESUME"),
+        "No effect, and none is needed: a run goes on where its name comes again.",
+    ),
 )
 
 
@@ -536,6 +580,11 @@ def markdown() -> str:
         "what torchrun, Slurm, MPI and their like set after them. `RANK` without `WORLD_SIZE` is a",
         "rank of an unknown number: its run waits for a process group, for a minute at most.",
         *_table(IDENTITY),
+        "",
+        "## Variables of other trackers",
+        "",
+        "Who comes from SwanLab or W&B may leave them set. Those that name something are above.",
+        *_table(OTHERS),
         "",
         "## Export",
         "",

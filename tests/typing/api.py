@@ -43,6 +43,8 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
 def open_runs() -> None:
     otel_ddp.init()
     otel_ddp.init(0.1, group="g", run="r", project="p", name="n", description="d", node="a")
+    otel_ddp.init(tags="a,b")
+    otel_ddp.instrument(torch.nn.Linear(1, 1), tags=["a", "b"])
     otel_ddp.init(strategy=choose, global_rank=0, local_rank=0, world_size=1, config={"lr": 0.1})
     with otel_ddp.init() as run:
         run.log({"loss": 0.5})
@@ -57,6 +59,7 @@ def wrong(run: Run) -> None:
     run.log({"loss": 0.5}, step="1")  # type: ignore[arg-type]
     run.log({"loss": 0.5}, stepp=1)  # type: ignore[call-arg]
     otel_ddp.init(group=1)  # type: ignore[arg-type]
+    otel_ddp.init(tags=[1])  # type: ignore[list-item]
     otel_ddp.init(grup="g")  # type: ignore[call-arg]
     otel_ddp.instrumment(None)  # type: ignore[attr-defined]
 

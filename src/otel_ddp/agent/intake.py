@@ -403,7 +403,7 @@ def rank_labels(who: dict[str, Any], node: str, pid: int) -> Labels:
 def run_info(who: dict[str, Any], facts: dict[str, Any], config: dict[str, Any]) -> Labels:
     """The attributes of the run's info: what is known of it, and its configuration, bounded."""
     found: dict[str, str] = {}
-    for key in ("project", "name", "description", "world_size", "nodes", "strategy"):
+    for key in ("project", "name", "description", "tags", "world_size", "nodes", "strategy"):
         found[key] = _word(who.get(key))
     for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha"):
         found[key] = _word(facts.get(key))

@@ -23,6 +23,7 @@ OVER = ("finished", "failed", "killed")
 # What to say where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
+    "offline": "none runs: a training process starts one",
     "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
     "off": "OTEL_DDP_AGENT=off: journals are written, and nobody exports what is in them",
 }
