@@ -134,7 +134,9 @@ def test_a_configuration_that_always_changes_leaves_room_for_names(
     run.log({f"n{number}": 1.0 for number in range(900)})
 
     assert len(place.only().values) == 900
-    assert caplog.messages == ["not all of the configuration found room (OTEL_DDP_JOURNAL_BYTES)."]
+    assert caplog.messages == [
+        "'text' of the configuration found no room (OTEL_DDP_JOURNAL_BYTES)."
+    ]
 
 
 def many(count: int, value: float = 1.0) -> dict[str, float]:
@@ -259,6 +261,52 @@ def test_of_a_configuration_too_large_the_first_part_is_kept(place: Here) -> Non
     kept = place.only().config
     assert 100 <= len(kept) < 500
     assert [f"key{number}" for number in range(len(kept))] == list(kept)
+
+
+CUT = (
+    "training_run_info shows 100 settings and 200 characters of each, so {} cannot be seen in full "
+    "there: labels are bounded. The log record otel_ddp.run.config and `otel-ddp status --json` "
+    "have all that is recorded, 1000 characters of each."
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"config": {f"key{number}": "x" * 200 for number in range(100)}}, None),
+        ({"description": "x" * 200, "tags": ["x" * 99, "y" * 100]}, None),
+        ({"config": {"prompt": "x" * 201}}, "'prompt'"),
+        ({"description": "x" * 201, "tags": ["x" * 100, "y" * 100]}, "'description', 'tags'"),
+        (
+            {"config": {"prompt": "x" * 201, **{f"key{number}": 1 for number in range(105)}}},
+            "'prompt', 'key99', 'key100' and 4 more",
+        ),
+        ({"config": {"prompt": "x" * 201}, "global_rank": 1, "world_size": 2}, None),
+    ],
+)
+def test_what_the_labels_of_the_runs_info_cut_is_said_once_by_rank_0(
+    given: dict[str, Any], said: str | None, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init(**given) as run:
+        run.config({"late": "x" * 201} if said else {"late": 1} if "global_rank" in given else {})
+
+    assert caplog.messages == ([] if said is None else [CUT.format(said)])
+
+
+def test_settings_that_find_no_room_at_all_are_named(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init(global_rank=1, world_size=2) as run:
+        run.config({f"key{number}": "x" * 1000 for number in range(80)})
+        run.config({"a": {f"key{number}": number for number in range(3000)}})
+
+    kept = sum(name.startswith("key") for name in place.only().config)
+    assert 40 <= kept < 80
+    assert caplog.messages == [
+        f"'key{kept}', 'key{kept + 1}', 'key{kept + 2}' and {80 - kept - 3} more of the "
+        "configuration found no room (OTEL_DDP_JOURNAL_BYTES).",
+        "of a configuration 2000 settings are recorded at most, so what follows is left out.",
+    ]
 
 
 @dataclasses.dataclass
@@ -494,6 +542,7 @@ def test_what_a_second_call_says_differently_is_said_to_come_too_late(
 ) -> None:
     told = {"tags": ["b", "a"], "description": 300 * "d"}
     run = otel_ddp.init("main", group="g1", run="r", **told)
+    caplog.clear()
 
     assert otel_ddp.init("main", group=" g1 ", config={"lr": 0.1}, **told) is run
     assert otel_ddp.init(parallel={"rank": 0, "world_size": 1}) is run

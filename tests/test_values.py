@@ -272,7 +272,7 @@ def test_a_configuration_that_contains_itself_ends() -> None:
     found = values.flat(config)
 
     assert found["lr"] == 0.1
-    assert len(found) <= 500
+    assert len(found) <= 2000
 
 
 def test_a_huge_configuration_is_bounded() -> None:
@@ -280,9 +280,9 @@ def test_a_huge_configuration_is_bounded() -> None:
 
     found = values.flat({f"key{i}" * 100: novel for i in range(10_000)})
 
-    assert len(found) == 500
+    assert len(found) == 2000
     assert max(map(len, found)) <= 200
-    assert {200} == {len(value) for value in found.values()}
+    assert {1000} == {len(value) for value in found.values()}
 
 
 class Broken(Mapping[str, Any]):

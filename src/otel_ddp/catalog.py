@@ -133,6 +133,15 @@ def _unit_word(unit: str, words: Mapping[str, str]) -> str:
     return re.sub(r"[^A-Za-z0-9:]+", "_", words.get(unit, unit)).strip("_")
 
 
+# What the labels of training.run.info hold of a run's configuration: Prometheus has no limit, but
+# stores that speak its language refuse a series with more labels or longer ones than they like.
+# 200 characters are 800 bytes at most, below the 1,024 of the strictest.
+MOST_CONFIG_LABELS = 100
+LONGEST_LABEL = 200
+# The log record of a run with all of it.
+RUN_CONFIG_EVENT = "otel_ddp.run.config"
+
+
 def prometheus_label(attribute: str) -> str:
     """Return the label name under which Prometheus knows an OpenTelemetry attribute."""
     # Prometheus' OTLP receiver keeps runs of underscores by default, unlike in metric names.

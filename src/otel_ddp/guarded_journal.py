@@ -129,17 +129,22 @@ class GuardedJournal:
             text = "what is known of this program found no room (OTEL_DDP_JOURNAL_BYTES)"
             self.refuse("value", "facts", text)
 
-    def config(self, content: Mapping[str, Any]) -> bool:
-        """Record what is new in a configuration; False if not all of it found room."""
+    def config(self, content: Mapping[str, Any]) -> list[str]:
+        """Record what is new in a configuration; the names of what found no room."""
         new = {
             key: value
             for key, value in content.items()
             if key not in self._config or self._config[key] != value
         }
-        whole = True
-        while new and not self._alone(partial(self._configure, new), False):
-            new, whole = dict(islice(new.items(), len(new) // 2)), False
-        return whole
+        part = new
+        while part and not self._alone(partial(self._configure, part), False):
+            part = dict(islice(part.items(), len(part) // 2))
+        return [key for key in new if key not in part]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The configuration as far as it is recorded, in the order in which it was said."""
+        return self._config
 
     def _configure(self, new: Mapping[str, Any]) -> bool:
         if not self.writer.document(layout.CONFIG, new):

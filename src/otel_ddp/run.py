@@ -7,14 +7,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
 from otel_ddp import (
     agent_link,
     agent_terms,
+    catalog,
     containment,
     identity,
     settings,
@@ -160,6 +162,7 @@ class Run:
         self._place.ring()
         if config is not None:
             self.config(config)
+        self._say_cut(recorder)
 
     def _told(self) -> dict[str, Any]:
         return {
@@ -314,11 +317,36 @@ class Run:
         if not content:
             kind = type(mapping).__name__
             recorder.refuse("value", "config", f"config expects a mapping, got {kind}")
-        elif not recorder.config(content):
-            recorder.refuse(
-                "value",
-                "config",
-                "not all of the configuration found room (OTEL_DDP_JOURNAL_BYTES)",
+        else:
+            if left_out := recorder.config(content):
+                text = f"{_few(left_out)} of the configuration found no room"
+                recorder.refuse("value", "config", f"{text} (OTEL_DDP_JOURNAL_BYTES)")
+            if len(content) == values.MOST_SETTINGS:
+                text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
+                recorder.refuse("value", "settings", f"{text}, so what follows is left out")
+            self._say_cut(recorder)
+
+    def _say_cut(self, recorder: Recorder) -> None:
+        """What of this run its info, whose labels are bounded, does not show in full."""
+        who, longest = self.identity, catalog.LONGEST_LABEL
+        if who.global_rank:
+            return  # the info is rank 0's
+        texts = {"description": who.description, "tags": who.tags}
+        shown = islice(recorder.settings.items(), catalog.MOST_CONFIG_LABELS)
+        cut = [
+            name
+            for name, value in (*texts.items(), *shown)
+            if isinstance(value, str) and len(value) > longest
+        ]
+        cut += islice(recorder.settings, catalog.MOST_CONFIG_LABELS, None)
+        if cut:
+            containment.say_once(
+                "labels",
+                "training_run_info shows %d settings and %d characters of each, so %s cannot be "
+                "seen in full there: labels are bounded. The log record %s and `otel-ddp status "
+                "--json` have all that is recorded, %d characters of each.",
+                *(catalog.MOST_CONFIG_LABELS, longest, _few(cut), catalog.RUN_CONFIG_EVENT),
+                values.LONGEST_SETTING,
             )
 
     @contextlib.contextmanager
@@ -571,10 +599,14 @@ class Run:
             agent_link.ensure_agent(self._place)
 
     def _count_failures(self, more: float = 1.0) -> None:
-        from otel_ddp import catalog
-
         if self._recorder is not None:
             self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of many names: 'a', 'b', 'c' and 4 more."""
+    first = ", ".join(values.shown(name) for name in names[:3])
+    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
 
 
 def _nothing() -> None:

@@ -161,7 +161,7 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     progress = reader.progress()
     state = judge(None if progress is None else progress.state, alive)
     seen_ns = time.time_ns() if alive else 0
-    return describe(reader, state, last_step, seen_ns)
+    return {**describe(reader, state, last_step, seen_ns), "config": reader.config}
 
 
 def judge(said: int | None, alive: bool) -> int:
@@ -193,6 +193,10 @@ def describe(
         "run": who.get("run"),
         "group": who.get("group"),
         "job_type": who.get("job_type"),
+        "project": who.get("project"),
+        "name": who.get("name"),
+        "description": who.get("description"),
+        "tags": who.get("tags"),
         "node": who.get("node") or who.get("host"),
         "host": who.get("host"),
         "rank": who.get("global_rank"),

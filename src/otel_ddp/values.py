@@ -25,6 +25,9 @@ _SPLITS = {
     "testing": "test",
 }
 _KNOWN_SPLITS = ("train", "val", "test")
+# Of a configuration. The journal has room for fewer of them where they are long, and says so.
+MOST_SETTINGS = 2000
+LONGEST_SETTING = 1000
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
 
@@ -140,7 +143,7 @@ def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) ->
     return clean
 
 
-def flat(given: Any, most: int = 500, longest: int = 200) -> dict[str, Any]:
+def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) -> dict[str, Any]:
     """A nested configuration as one level of dotted names, bounded in every direction."""
     found: dict[str, Any] = {}
     # A stack rather than recursion: a configuration may be deep, or contain itself.

@@ -338,6 +338,70 @@ def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
     assert bench.told(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
 
 
+def told_of_config(bench: Bench) -> list[dict[str, Any]]:
+    taken, bench.intake.documents = bench.intake.documents, []
+    return [each.content for each in taken]
+
+
+def test_the_whole_configuration_is_told_and_again_when_it_grows(tmp_path: Path) -> None:
+    long = "d" * 900
+    bench = Bench(tmp_path, {**TOLD, "description": long, "tags": "a,b"})
+    bench.writer.document(layout.CONFIG, {f"key{number}": number for number in range(150)})
+    texts = {"description": long, "tags": "a,b"}
+
+    bench.take()
+    first = told_of_config(bench)
+    bench.log({"loss": 1.0}, 1)
+    bench.take()
+    unchanged = told_of_config(bench)
+    bench.writer.document(layout.CONFIG, {"key0": None, "prompt": "x" * 300, "rank": "mine"})
+    bench.take()
+    second = told_of_config(bench)
+    bench.start_again()
+    bench.take()
+
+    assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 2
+    assert [each["body"] for each in first] == [
+        "configuration of run r, part 1 of 2",
+        "configuration of run r, part 2 of 2",
+    ]
+    assert [each["attributes"] for each in first] == [
+        {**texts, **{f"config.key{number}": number for number in range(100)}},
+        {**texts, **{f"config.key{number}": number for number in range(100, 150)}},
+    ]
+    assert unchanged == []
+    assert second[0]["attributes"]["config.key0"] == "None"
+    assert second[1]["attributes"]["config.prompt"] == "x" * 300
+    assert second[1]["attributes"]["config.rank"] == "mine"
+    # Whoever takes over cannot know what was sent.
+    again = told_of_config(bench)
+    assert [each["attributes"] for each in again] == [each["attributes"] for each in second]
+    info = next(
+        dict(s.labels)
+        for m, rows in bench.ledger.families()
+        for s in rows
+        if m is catalog.TRAINING_RUN_INFO
+    )
+    assert info["description"] == "d" * 199 + "…"
+    assert len([name for name in info if name.startswith("config_")]) == 99
+
+
+@pytest.mark.parametrize(
+    ("who", "config"),
+    [({"global_rank": 1}, {"lr": 0.1}), ({"exported": False}, {"lr": 0.1}), ({}, {})],
+)
+def test_no_configuration_is_told_of_other_ranks_of_silent_ones_or_where_there_is_none(
+    who: dict[str, Any], config: dict[str, Any], tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, {**TOLD, **who})
+    if config:
+        bench.writer.document(layout.CONFIG, config)
+
+    bench.take()
+
+    assert told_of_config(bench) == []
+
+
 @pytest.mark.parametrize(
     ("reason", "told"),
     [

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import catalog, containment, survey
 from otel_ddp.agent.ledger import MS, Buckets, Labels, Ledger, Series
+from otel_ddp.agent.run_info import ConfigRecords, info_labels
 from otel_ddp.agent.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.steps import Step, StepStream
 from otel_ddp.agent.times import ALL, Times
@@ -19,7 +20,6 @@ from otel_ddp.journal.reader import Document, JournalReader, Progress, Record, S
 
 # A process that waits for its process group keeps its provisional name off the wire this long.
 _UNSETTLED_S = 60.0
-_MOST_CONFIG = 60
 # What a class of exceptions looks like, and a reason of the user's own mostly does not.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
 
@@ -59,6 +59,7 @@ class Intake:
         self._known_identities = -1
         self._info_of: tuple[int, int] = (-1, -1)
         self._info: Series | None = None
+        self._config = ConfigRecords()
         self._entries: dict[int, _Entry] = {}
         self._restored = False
         self._times = Times(reader)
@@ -140,6 +141,8 @@ class Intake:
                 self._judge(self.reader.progress(), alive)
             elif self._sent:
                 self.documents.append(record)
+        if self._sent and self.who.get("global_rank") == 0:
+            self.documents += self._config.fresh(self.reader, now_ns)
         if self._late:
             self._keep_times(now_ns)
 
@@ -373,7 +376,7 @@ class Intake:
             self._info_of = version
             if self._info is not None:
                 self._ledger.forget(self._info)
-            labels = (*self.labels, *run_info(self.who, self.reader.facts, self.reader.config))
+            labels = (*self.labels, *info_labels(self.who, self.reader.facts, self.reader.config))
             self._info = self._ledger.series(
                 catalog.TRAINING_RUN_INFO, labels, self.reader.created_ns, self.project
             )
@@ -398,25 +401,3 @@ def rank_labels(who: dict[str, Any], node: str, pid: int) -> Labels:
         ("rank", f"p{pid}" if rank is None else str(rank)),
         ("local_rank", "" if local_rank is None else str(local_rank)),
     )
-
-
-def run_info(who: dict[str, Any], facts: dict[str, Any], config: dict[str, Any]) -> Labels:
-    """The attributes of the run's info: what is known of it, and its configuration, bounded."""
-    found: dict[str, str] = {}
-    for key in ("project", "name", "description", "tags", "world_size", "nodes", "strategy"):
-        found[key] = _word(who.get(key))
-    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha"):
-        found[key] = _word(facts.get(key))
-    for key, value in list(config.items())[:_MOST_CONFIG]:
-        # Two keys may become one label ("a.b", "a_b"): the first one keeps it.
-        name = catalog.prometheus_label(f"config_{key}")[:100]
-        found.setdefault(name, _word(value))
-    return tuple((key, value) for key, value in found.items() if value)
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)[:120]

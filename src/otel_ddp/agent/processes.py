@@ -29,6 +29,8 @@ Marks = dict[Path, Mark]
 
 _HIDDEN_S = 60.0
 _MOST_ENDED = 500
+# Of the last ones that ended: all of this is written anew every few seconds.
+_MOST_CONFIGS = 20
 # For who scrapes, for the collector, and for what is written: without them nothing leaves.
 _SPARE_FILES = 32
 
@@ -210,7 +212,7 @@ class Processes:
             self._committed.pop(path, None)
             self._handed.pop(path, None)
             ended_at = intake.ended_at or 0.0
-            described = intake.describe()
+            described = {**intake.describe(), "config": intake.reader.config}
             self._ended.append(Ended(intake.labels, intake.reader.created_ns, ended_at, described))
             intake.reader.close()
         if done:
@@ -298,7 +300,9 @@ class Processes:
 
     def ended(self) -> list[dict[str, Any]]:
         """What is said of the processes whose journals are gone."""
-        return [each.described for each in self._ended[-_MOST_ENDED:]]
+        told = [each.described for each in self._ended[-_MOST_ENDED:]]
+        older = [{**each, "config": {}} for each in told[:-_MOST_CONFIGS]]
+        return [*older, *told[-_MOST_CONFIGS:]]
 
     def described(self) -> list[dict[str, Any]]:
         """What is said of every process."""

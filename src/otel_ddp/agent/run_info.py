@@ -1,0 +1,82 @@
+"""What is said of a run as a whole: its info's labels, and its configuration as log records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from otel_ddp import catalog
+from otel_ddp.agent.ledger import Labels
+from otel_ddp.journal.layout import EVENT
+from otel_ddp.journal.reader import Document, JournalReader
+
+# A log record with more attributes than 128 is refused by Loki.
+_MOST_ATTRIBUTES = 100
+_TEXTS = ("project", "name", "description", "tags")
+
+
+def info_labels(
+    who: Mapping[str, Any], facts: Mapping[str, Any], config: Mapping[str, Any]
+) -> Labels:
+    """The labels of the run's info: what is known of it, and its configuration, bounded."""
+    found: dict[str, str] = {}
+    for key in (*_TEXTS, "world_size", "nodes", "strategy"):
+        found[key] = _word(who.get(key))
+    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha"):
+        found[key] = _word(facts.get(key))
+    for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
+        # Two keys may become one label ("a.b", "a_b"): the first one keeps it.
+        name = catalog.prometheus_label(f"config_{key}")[:100]
+        found.setdefault(name, _word(value))
+    return tuple((key, value) for key, value in found.items() if value)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    word, longest = str(value), catalog.LONGEST_LABEL
+    return word if len(word) <= longest else f"{word[: longest - 1]}…"
+
+
+class ConfigRecords:
+    """The whole configuration of a run, told when it is known and again when it grows."""
+
+    def __init__(self) -> None:
+        self._version = (-1, -1)
+        self._told: dict[str, Any] = {}
+
+    def fresh(self, reader: JournalReader, now_ns: int) -> Iterator[Document]:
+        """The records to send now; none where nothing is new. Those of one telling belong together.
+
+        An agent that takes over tells all of it once more.
+        """
+        version = (reader.identities, reader.definitions_read)
+        if version == self._version:
+            return
+        self._version = version
+        settings = {f"config.{key}": _attribute(value) for key, value in reader.config.items()}
+        texts = {key: text for key in _TEXTS if (text := reader.identity.get(key))}
+        told = {**settings, **texts}
+        if told == self._told or not (settings or texts.keys() & {"description", "tags"}):
+            return
+        self._told = told
+        keys = list(settings)
+        parts = max(1, -(-len(keys) // _MOST_ATTRIBUTES))
+        for part in range(parts):
+            some = keys[part * _MOST_ATTRIBUTES : (part + 1) * _MOST_ATTRIBUTES]
+            of = f", part {part + 1} of {parts}" if parts > 1 else ""
+            content = {
+                "name": catalog.RUN_CONFIG_EVENT,
+                "time": now_ns,
+                "body": f"configuration of run {reader.identity.get('run')}{of}",
+                "attributes": {**texts, **{key: settings[key] for key in some}},
+            }
+            yield Document(EVENT, content, reader.position)
+
+
+def _attribute(value: Any) -> Any:
+    # OTLP has no such value, and "not set" is a setting too.
+    return "None" if value is None else value
