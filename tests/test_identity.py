@@ -168,6 +168,38 @@ PLACES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, 1),
+        (TORCHRUN_ON_TWO_NODES, 2),
+        (OPENMPI, 4),
+        (SLURM, None),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, 8),
+        (POD, None),
+        (BY_HAND, None),
+        (TORCHRUN_ON_TWO_NODES | {"OTEL_DDP_WORLD_SIZE": "8"}, None),
+    ],
+)
+def test_how_many_ranks_are_on_this_node_is_known_where_the_launcher_says_so(
+    env: dict[str, str], expected: int | None
+) -> None:
+    assert expected == who(env).local_world_size
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"), [("127.0.0.1", 2), ("localhost", 2), ("alpha", None), ("", None)]
+)
+def test_all_ranks_of_a_rendezvous_that_no_other_machine_can_reach_are_here(
+    master: str, expected: int | None
+) -> None:
+    me = who({}, in_spawned_child=True)
+
+    up = settle(me, GroupFacts(1, 2, None, master), env={})
+
+    assert (me.local_world_size, up.local_world_size) == (None, expected)
+
+
 @pytest.mark.parametrize("case", PLACES)
 def test_the_launcher_tells_the_place_of_a_process(case: str) -> None:
     env, expected = PLACES[case]

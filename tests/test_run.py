@@ -625,6 +625,31 @@ def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
         assert (run.identity.global_rank, run.identity.world_size) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("who", "strategy", "said"),
+    [
+        ({"global_rank": 8, "local_rank": 0, "world_size": 16}, "main", True),
+        ({"global_rank": 9, "local_rank": 1, "world_size": 16}, "main", False),
+        ({"global_rank": 8, "local_rank": 0, "world_size": 16}, "node", False),
+        ({"global_rank": 0, "local_rank": 0, "world_size": 16}, "main", False),
+        ({"global_rank": 8, "world_size": 16}, "main", False),
+    ],
+)
+def test_that_main_is_no_rank_of_each_node_is_said_by_the_first_of_the_others(
+    who: dict[str, int], strategy: str, said: bool, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    otel_ddp.init(strategy, run="r", **who).finish()
+
+    assert (
+        caplog.messages
+        == [
+            "strategy 'main' exports rank 0 of the whole run: this is rank 8, the first of its "
+            "node, and its series stay here. strategy='node' exports the first of each."
+        ]
+        * said
+    )
+
+
 def test_a_rank_of_an_unknown_number_is_said_until_a_process_group_tells_the_number(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,6 +57,8 @@ class Identity:
     global_rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
+    local_world_size: int | None = None
+    """How many ranks the launcher started on this node; None where it does not say."""
     node_rank: int | None = None
     nodes: int | None = None
     launcher: str = "lone"
@@ -147,7 +149,7 @@ def resolve(
     world = told.world_size if given_world is None else given_world
     if told.launcher == "lone" and not rank and world in (None, 1):
         rank, world = 0, 1
-        told = told._replace(local_rank=0, node_rank=0, nodes=1)
+        told = told._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
     if process_group is None:
         _check_rank(rank, world, given, told.launcher if parallel is None else "parallel")
     else:
@@ -174,6 +176,7 @@ def resolve(
         global_rank=rank,
         local_rank=local,
         world_size=world,
+        local_world_size=told.local_world_size if world == told.world_size else None,
         node_rank=node_rank,
         nodes=told.nodes,
         launcher=told.launcher,
@@ -212,6 +215,10 @@ def settle(
     same_world = identity.world_size in (None, world)
     node_rank = identity.node_rank if same_world or "node_rank" in given else None
     nodes = identity.nodes if same_world else None
+    local_world = identity.local_world_size if same_world else None
+    if local_world is None and _is_loopback(facts.store_host or env.get("MASTER_ADDR", "")):
+        # No other machine can reach such an address: all ranks are here.
+        local_world = world
     launcher = identity.launcher
     if launcher == "lone" and world != 1:
         launcher = "torch.distributed"
@@ -234,6 +241,7 @@ def settle(
         global_rank=rank,
         local_rank=local,
         world_size=world,
+        local_world_size=local_world,
         node_rank=node_rank,
         nodes=nodes,
         launcher=launcher,
@@ -261,13 +269,18 @@ def _local_rank(
 
 
 def _is_here(master: str, host: str) -> bool:
-    name = master.strip().lower().strip("[]")
+    name = _name(master)
     own = host.lower()
-    return (
-        name in ("localhost", "::1", "localhost.localdomain")
-        or name.startswith("127.")
-        or (bool(name) and name in (own, own.partition(".")[0]))
-    )
+    return _is_loopback(master) or (bool(name) and name in (own, own.partition(".")[0]))
+
+
+def _is_loopback(master: str) -> bool:
+    name = _name(master)
+    return name in ("localhost", "::1", "localhost.localdomain") or name.startswith("127.")
+
+
+def _name(master: str) -> str:
+    return master.strip().lower().strip("[]")
 
 
 def _configured(told: launchers.Told, parallel: Mapping[str, Any] | None) -> launchers.Told:

@@ -32,6 +32,7 @@ class Told(NamedTuple):
     global_rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
+    local_world_size: int | None = None
     node_rank: int | None = None
     nodes: int | None = None
     markers: tuple[str, ...] = ()
@@ -234,8 +235,9 @@ def _told_by(variables: _Variables, env: Mapping[str, str]) -> Told:
     nodes = _first(env, variables.nodes, 1)
     if nodes is None and world and local_world and world % local_world == 0:
         nodes = world // local_world
-    if node_rank is None and nodes == 1:
-        node_rank = 0
+    if nodes == 1:
+        local_world = local_world or world
+        node_rank = node_rank or 0
     if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
         # --virtual-local-rank tells everyone 0, each with a GPU of its own to see.
         local = rank % local_world if world == local_world * nodes else 0
@@ -244,6 +246,7 @@ def _told_by(variables: _Variables, env: Mapping[str, str]) -> Told:
         global_rank=rank,
         world_size=world,
         local_rank=local,
+        local_world_size=local_world,
         node_rank=node_rank,
         nodes=nodes,
         markers=tuple(name for name in (variables.global_rank, variables.marker) if name),

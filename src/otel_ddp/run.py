@@ -175,6 +175,14 @@ class Run:
     def _announce(self) -> None:
         identity.hand_down(self.identity.run)
         self._say_unknown()
+        who = self.identity
+        if self._choice.text == "main" and who.local_rank == 0 and who.global_rank:
+            containment.say_once(
+                "main",
+                "strategy 'main' exports rank 0 of the whole run: this is rank %d, the first of "
+                "its node, and its series stay here. strategy='node' exports the first of each.",
+                who.global_rank,
+            )
 
     def _say_unknown(self) -> None:
         if self._exported is None:

@@ -30,12 +30,14 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
     processes: list[dict[str, Any]] = []
     unreadable: list[str] = []
     verdicts: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
     unserved: list[dict[str, Any]] = []
     doubled: list[dict[str, Any]] = []
     for place in places:
         agent = _agent(place)
         alive = agent["alive"]
         verdicts += agent.pop("verdicts")
+        notes += agent.pop("notes")
         if alive or agent.get("pid"):
             agents.append(agent)
         nodes = agent.pop("nodes")
@@ -62,6 +64,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         "agents": agents,
         "processes": processes,
         "verdicts": verdicts,
+        "notes": notes,
         "unreadable": unreadable,
         "unserved": unserved,
         "doubled": doubled,
@@ -131,6 +134,9 @@ def _agent(place: Place) -> dict[str, Any]:
     nodes, ended, verdicts = said.get("nodes"), said.get("ended"), said.get("verdicts")
     if not isinstance(verdicts, list) or not alive:
         verdicts = []  # nobody says any more whether they still hold
+    notes = said.get("notes")
+    if not isinstance(notes, list) or not alive:
+        notes = []
     insufficient = said.get("insufficient")
     if not isinstance(insufficient, dict) or not alive:
         insufficient = {}
@@ -143,6 +149,7 @@ def _agent(place: Place) -> dict[str, Any]:
         "ended": [each for each in ended if _whole(each)] if isinstance(ended, list) else [],
         "insufficient": insufficient,
         "verdicts": [each for each in verdicts if isinstance(each, dict)],
+        "notes": [each for each in notes if isinstance(each, dict)],
     }
 
 

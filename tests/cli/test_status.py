@@ -232,6 +232,24 @@ def test_two_living_processes_that_say_they_are_the_same_rank_are_told_of(
     )
 
 
+def test_what_the_agent_notes_of_a_run_stands_under_it_and_under_no_other(
+    place: Here, tmp_path: Path
+) -> None:
+    note = {"run": "mine", "group": "g", "sentence": "local rank 1 of node h records nothing"}
+    code = "import otel_ddp; run = otel_ddp.init(run={!r}, group='g')"
+    with an_agent(place, code.format("mine")), an_agent(Here(tmp_path), code.format("other")):
+        place.agent_file.write_text(json.dumps({"pid": 7, "notes": [note, "odd"]}))
+        found = survey([place])
+
+    told = list(lines(found, NOW_NS))
+    assert found["notes"] == [note]
+    assert told.count("  ! local rank 1 of node h records nothing") == 1
+    heading = next(at for at, line in enumerate(told) if line.startswith("run mine"))
+    assert told[heading + 3] == "  ! local rank 1 of node h records nothing"
+    # Of an agent that is gone nobody knows whether it still holds.
+    assert survey([place])["notes"] == []
+
+
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_troubles_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
     found = {

@@ -18,6 +18,7 @@ from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.nodes import NodeNames
 from otel_ddp.agent.sampling import Rank
+from otel_ddp.agent.silent_ranks import SilentRanks
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place, lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Unopened, Unreadable
@@ -52,6 +53,7 @@ class Processes:
         self.desk = desk
         self._ledger = ledger
         self._names = NodeNames(place.nodes_file, own_name, living=self._living)
+        self.silent = SilentRanks()
         self._intakes: dict[Path, Intake] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
@@ -185,6 +187,7 @@ class Processes:
             for intake in self._intakes.values():
                 self._stand_one(intake, now_ns, newest[intake.labels] == intake.reader.created_ns)
             self.desk.stand(now_ns)
+        self.silent.look(self._intakes.values(), now_ns)
 
     def _seats(self) -> Iterator[tuple[Labels, int]]:
         for intake in self._intakes.values():

@@ -256,6 +256,7 @@ class Agent:
             "verdicts": self.processes.desk.verdicts(),
             "told": self.processes.desk.told(),
             "insufficient": self.processes.desk.insufficient(),
+            "notes": self.processes.silent.notes(),
             **self.sampling.describe(),
         }
 

@@ -105,6 +105,7 @@ def lines(
         yield _columns(_HEADS)
         yield from (_columns(_row(each, now_ns)) for each in sorted(ranks, key=_place))
         yield from (f"  ! {sentence}" for sentence in doubled(found, name))
+        yield from (f"  ! {sentence}" for sentence in notes(found, name, group))
         for verdict in mappings(found.get("verdicts")):
             who = verdict.get("who")
             if isinstance(who, Mapping) and cell(who.get("run"), "?") == name:
@@ -141,6 +142,13 @@ def doubled(found: Mapping[str, Any], run: str = "") -> Iterable[str]:
                 f"{cell(each.get('rank'), '?')} of run {name}, and the metrics show one of them: "
                 "give each launch an OTEL_DDP_RUN of its own, or leave it out"
             )
+
+
+def notes(found: Mapping[str, Any], run: str, group: str) -> Iterable[str]:
+    """What the agent has to say of how this run is set up, each in one sentence."""
+    for each in mappings(found.get("notes")):
+        if (cell(each.get("run"), "?"), cell(each.get("group"))) == (run, group):
+            yield cell(each.get("sentence"), "?")
 
 
 def _not_judged(agent: Mapping[str, Any], run: str) -> Iterable[str]:

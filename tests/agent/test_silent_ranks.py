@@ -1,0 +1,165 @@
+"""Who of a node's ranks records nothing, told from the journals of those that do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.silent_ranks import SilentRanks
+from otel_ddp.catalog import STATES
+from otel_ddp.identity import Identity
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter
+
+MINUTE_NS = 61 * 10**9
+WHO = Identity(
+    group="g",
+    run="r",
+    host="h",
+    world_size=4,
+    local_world_size=2,
+    run_settled=True,
+    rank_settled=True,
+    launched_by="torchrun-1",
+).to_dict()
+
+
+class Node:
+    """Ranks that record, in journals of their own, and what is found of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.silent = SilentRanks()
+        self.writers: list[JournalWriter] = []
+        self.intakes: list[Intake] = []
+
+    def rank(self, number: int, state: str = "running", **more: Any) -> Intake:
+        told = {**WHO, "global_rank": number, "local_rank": number % 2, "settled": True}
+        told |= {"strategy": "all", "exported": True, **more}
+        writer = JournalWriter(self.folder, 128 * 1024, told)
+        writer.state(STATES[state], time.time_ns() // 1000)
+        intake = Intake(JournalReader(writer.path), Ledger(), lambda who: "h")
+        intake.take(time.time_ns(), alive=True)
+        self.writers.append(writer)
+        self.intakes.append(intake)
+        return intake
+
+    def gone(self, intake: Intake) -> None:
+        """It has ended, and its journal was taken away."""
+        intake.reader.close()
+        self.intakes.remove(intake)
+
+    def said(self, later_ns: int = MINUTE_NS) -> list[str]:
+        self.silent.look(self.intakes, time.time_ns() + later_ns)
+        assert all((each["run"], each["group"]) == ("r", "g") for each in self.silent.notes())
+        return [each["sentence"] for each in self.silent.notes()]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    for intake in node.intakes:
+        intake.reader.close()
+    for writer in node.writers:
+        writer.close()
+
+
+ONE = (
+    "local rank 1 of node h records nothing: call instrument on every rank, not on rank 0 alone; "
+    "strategy='main' exports rank 0 alone"
+)
+
+
+def test_a_rank_that_never_opened_a_run_is_missed_after_a_minute_and_logged_once(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.rank(0)
+
+    assert node.said(later_ns=0) == []
+    assert node.said() == [ONE]
+    assert node.said() == [ONE]
+    assert caplog.messages == [f"run r: {ONE}"]
+    node.rank(1, state="starting")
+    assert node.said() == []
+
+
+def test_several_are_told_in_one_sentence(node: Node) -> None:
+    node.rank(0, local_world_size=16)
+
+    (said,) = node.said()
+
+    assert said.startswith("local ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of node h record nothing: ")
+
+
+SILENT: dict[str, dict[str, Any]] = {
+    "not known how many there are": {"local_world_size": None},
+    "the only one": {"local_world_size": 1},
+    "not known which it is": {"local_rank": None},
+    "a process of nobody knows which launch": {"launched_by": ""},
+    "not settled": {"settled": False},
+    "nothing done yet": {"state": "starting"},
+    "ended": {"state": "finished"},
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_where_it_cannot_be_known_nothing_is_missed(case: str, node: Node) -> None:
+    node.rank(0, **SILENT[case])
+
+    assert node.said() == []
+
+
+def test_a_rank_that_ended_long_ago_did_record(node: Node) -> None:
+    node.rank(0)
+    other = node.rank(1)
+    assert node.said() == []
+
+    node.gone(other)
+
+    assert node.said() == []
+
+
+def test_a_rank_with_a_run_of_its_own_records(node: Node) -> None:
+    node.rank(0)
+    node.rank(1, run="another")
+
+    assert node.said() == []
+
+
+def test_an_agent_that_came_later_cannot_know(node: Node) -> None:
+    node.rank(0)
+    node.silent = SilentRanks(time.time_ns() + MINUTE_NS)
+
+    assert node.said() == []
+
+
+def test_what_another_launcher_started_is_another_matter(node: Node) -> None:
+    node.rank(0)
+    node.rank(1, launched_by="a shell", local_world_size=2, local_rank=1, strategy="main")
+
+    local_0, local_1 = sorted(node.said())
+
+    assert local_0.startswith("local rank 0 of node h records nothing")
+    assert local_1 == ONE
+
+
+def test_ranks_of_one_launch_with_different_strategies_are_told_at_once(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.rank(1)
+    node.rank(0, strategy="main")
+
+    expected = (
+        "ranks of one launch have different strategies (rank 0 'main', rank 1 'all'): say the same "
+        "on every rank, in the call or in OTEL_DDP_STRATEGY"
+    )
+    assert node.said(later_ns=0) == [expected]
+    assert node.said() == [expected]
+    assert caplog.messages == [f"run r: {expected}"]
