@@ -8,7 +8,6 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 from otel_ddp import catalog, containment, values
@@ -136,10 +135,15 @@ class GuardedJournal:
             for key, value in content.items()
             if key not in self._config or self._config[key] != value
         }
-        part = new
-        while part and not self._alone(partial(self._configure, part), False):
-            part = dict(islice(part.items(), len(part) // 2))
-        return [key for key in new if key not in part]
+        left, size = list(new), len(new)
+        # As many as there is room for, the first ones first.
+        while left and size:
+            part = {key: new[key] for key in left[:size]}
+            if self._alone(partial(self._configure, part), False):
+                del left[:size]
+            else:
+                size //= 2
+        return left
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -168,7 +168,7 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     progress = reader.progress()
     state = judge(None if progress is None else progress.state, alive)
     seen_ns = time.time_ns() if alive else 0
-    return {**describe(reader, state, last_step, seen_ns), "config": reader.config}
+    return {**describe(reader, state, last_step, seen_ns), **prose(reader)}
 
 
 def judge(said: int | None, alive: bool) -> int:
@@ -179,6 +179,11 @@ def judge(said: int | None, alive: bool) -> int:
     if state not in ENDED and not alive:
         return catalog.STATES["killed"]
     return state
+
+
+def prose(reader: JournalReader) -> dict[str, Any]:
+    """What may be long of what is said of a process."""
+    return {"description": reader.identity.get("description"), "config": reader.config}
 
 
 def describe(
@@ -202,7 +207,6 @@ def describe(
         "job_type": who.get("job_type"),
         "project": who.get("project"),
         "name": who.get("name"),
-        "description": who.get("description"),
         "tags": who.get("tags"),
         "node": who.get("node") or who.get("host"),
         "host": who.get("host"),

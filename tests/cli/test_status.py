@@ -352,12 +352,14 @@ def test_a_terminal_without_these_letters_gets_them_written_out(place: Here) -> 
 
 
 def test_the_same_for_programs(place: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    otel_ddp.init(run="mine").finish()
+    config = {f"key{number}": "x" * 500 for number in range(101)}
+    otel_ddp.init(run="mine", description="d" * 500, tags="b,a", config=config).finish()
 
     assert main(["status", "--json"]) == 0
 
     (found,) = json.loads(capsys.readouterr().out)["processes"]
     assert (found["run"], found["rank"], found["state"]) == ("mine", 0, "finished")
+    assert (found["description"], found["tags"], found["config"]) == ("d" * 500, "a,b", config)
 
 
 # --- GPUs

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import containment
+from otel_ddp import containment, survey
 from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
@@ -31,7 +31,7 @@ Marks = dict[Path, Mark]
 _HIDDEN_S = 60.0
 _MOST_ENDED = 500
 # Of the last ones that ended: all of this is written anew every few seconds.
-_MOST_CONFIGS = 20
+_MOST_PROSE = 20
 # For who scrapes, for the collector, and for what is written: without them nothing leaves.
 _SPARE_FILES = 32
 
@@ -215,7 +215,7 @@ class Processes:
             self._committed.pop(path, None)
             self._handed.pop(path, None)
             ended_at = intake.ended_at or 0.0
-            described = {**intake.describe(), "config": intake.reader.config}
+            described = {**intake.describe(), **survey.prose(intake.reader)}
             self._ended.append(Ended(intake.labels, intake.reader.created_ns, ended_at, described))
             intake.reader.close()
         if done:
@@ -304,8 +304,8 @@ class Processes:
     def ended(self) -> list[dict[str, Any]]:
         """What is said of the processes whose journals are gone."""
         told = [each.described for each in self._ended[-_MOST_ENDED:]]
-        older = [{**each, "config": {}} for each in told[:-_MOST_CONFIGS]]
-        return [*older, *told[-_MOST_CONFIGS:]]
+        older = [{**each, "description": "", "config": {}} for each in told[:-_MOST_PROSE]]
+        return [*older, *told[-_MOST_PROSE:]]
 
     def described(self) -> list[dict[str, Any]]:
         """What is said of every process."""
