@@ -494,6 +494,76 @@ def test_a_spawned_child_knows_the_rank_that_was_set_for_it(tmp_path: Path) -> N
     assert the_parents.run == its_own.run
 
 
+def test_the_child_of_a_torchrun_worker_joins_its_run_and_not_its_rank(tmp_path: Path) -> None:
+    proc = grow_proc(tmp_path, pids=())
+    add_process(proc, 3500, parent=LAUNCHER, env=TORCHRUN)
+    add_process(proc, PID, parent=3500)
+    opened = {identity.INHERITED_RUN: "3500:parents:g"}
+
+    child = who(TORCHRUN | opened, proc, in_spawned_child=True)
+
+    assert (child.run, child.group, child.launcher) == ("parents", "g", "spawn")
+    assert (child.global_rank, child.local_rank, child.settled) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("env", "group"),
+    [
+        ({identity.INHERITED_RUN: "3500:parents:g"}, "g"),
+        ({identity.INHERITED_RUN: "3500:parents:"}, "parents"),
+        # Of the task that this worker did before.
+        ({identity.INHERITED_RUN: f"{PID}:before:g"}, "g"),
+        ({identity.INHERITED_RUN: "3500:parents:g", "OTEL_DDP_GROUP": "mine"}, "mine"),
+        ({"OTEL_DDP_RUN": "all"}, "all"),
+        (TORCHRUN | {identity.INHERITED_RUN: "3500:parents:g"}, "g"),
+        (SLURM | {identity.INHERITED_RUN: "3500:parents:g"}, "g"),
+    ],
+)
+def test_a_task_of_a_pool_is_a_run_of_its_own_in_the_group_of_its_parent(
+    env: dict[str, str], group: str, proc: Path
+) -> None:
+    me = who(env, proc, in_spawned_child=True, in_task=True)
+
+    assert (me.run, me.group, me.launcher) == ("made-here", group, "pool")
+    assert (me.global_rank, me.local_rank, me.world_size, me.settled) == (0, 0, 1, True)
+
+
+def test_tasks_of_a_pool_without_any_name_share_a_group_that_no_other_pool_has(
+    tmp_path: Path,
+) -> None:
+    proc = grow_proc(tmp_path, pids=(PID, PID + 1))
+    add_process(proc, 3500, parent=1)
+    add_process(proc, PID + 2, parent=3500)
+
+    tasks = (who({}, proc, in_spawned_child=True, in_task=True, pid=PID + n) for n in range(3))
+    one, two, other = (each.group for each in tasks)
+
+    assert one == two != other
+    assert re.fullmatch("pool-[0-9a-f]{10}", one)
+
+
+def test_a_child_with_a_run_of_its_own_is_its_only_rank_until_a_process_group_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    proc = grow_proc(tmp_path, pids=())
+    add_process(proc, 3500, parent=LAUNCHER)
+    add_process(proc, PID, parent=3500)
+    opened = {identity.INHERITED_RUN: "3500:parents:g"}
+
+    own = who(opened, proc, in_spawned_child=True, run="own")
+    up = settle(own, GroupFacts(3, 4, None, "alpha"), env={})
+
+    assert (own.run, own.group, own.global_rank, own.local_rank) == ("own", "g", 0, 0)
+    assert (own.world_size, own.settled) == (1, False)
+    assert (up.global_rank, up.local_rank, up.world_size, up.settled) == (3, 3, 4, True)
+    for part in (
+        who(opened, proc, in_spawned_child=True, run="parents"),
+        who(opened, proc, in_spawned_child=True, run="own", joins=True),
+        who(opened | {"OTEL_DDP_RUN": "own"}, proc, in_spawned_child=True, run="own"),
+    ):
+        assert (part.global_rank, part.world_size) == (None, None)
+
+
 def test_children_spawned_by_slurm_tasks_share_the_step_and_not_the_tasks_rank() -> None:
     env = SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
 
@@ -602,7 +672,7 @@ def test_a_lone_process_that_turns_out_to_be_one_of_many_takes_the_common_run() 
 def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> None:
     env: dict[str, str] = {}
 
-    hand_down("the-run: 100% \u5b9e", env)
+    hand_down("the-run: 100% \u5b9e", "a:group", env)
 
     assert env[identity.INHERITED_RUN].isascii()
     child = who(env, proc, in_spawned_child=True)
@@ -610,6 +680,7 @@ def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> No
     script = who(env, proc)
     same = who(env, proc, pid=os.getpid())
     assert (child.run, rank.run) == ("the-run: 100% \u5b9e", "the-run: 100% \u5b9e")
+    assert (child.group, rank.group, script.group) == ("a:group", "a:group", "")
     assert (script.run, same.run) == ("made-here", "made-here")
 
 

@@ -102,32 +102,103 @@ def test_what_failed_at_a_prompt_hours_ago_did_not_end_the_process(
 
 FORK = """
 import os, sys, otel_ddp
-run = otel_ddp.init()
+run = otel_ddp.init(group="g", config={"lr": 0.1})
 run.log({"before": 1.0}, step=1)
 with run.phase("eval"):
     pid = os.fork()
     if pid == 0:
-        run.log({"child": 1.0}, step=2)
-        otel_ddp.log({"child": 1.0})
+        assert otel_ddp.current() is None, "not before its first use"
+        {use}
+        assert otel_ddp.current() is run
         with run.span("child"):
             run.event("child")
-        run.config({"child": 1})
         run.finish("failed", reason="child")
         assert otel_ddp.current() is None
         sys.exit(0)  # runs what the parent registered
     assert os.waitpid(pid, 0)[1] == 0
+    idle = os.fork()
+    if idle == 0:
+        sys.exit(0)
+    assert os.waitpid(idle, 0)[1] == 0
     run.log({"after": 2.0}, step=3)
 """
 
 
-def test_a_forked_child_is_silent_and_the_parent_goes_on(place: Here, tmp_path: Path) -> None:
-    quietly(FORK, tmp_path)
+@pytest.mark.parametrize("use", ["run.log", "otel_ddp.log"])
+def test_a_forked_child_joins_the_run_at_its_first_use_and_the_parent_goes_on(
+    use: str, place: Here, tmp_path: Path
+) -> None:
+    quietly(FORK.replace("{use}", use + "({'child': 1.0}, step=2)"), tmp_path)
 
-    journal = place.only()
-    assert journal.points == [("before", 1.0), ("after", 2.0)]
+    # Of the child that never used it there is nothing.
+    parent, child = sorted(place.read(), key=lambda each: "child" in each.values)
+    assert parent.points == [("before", 1.0), ("after", 2.0)]
+    assert (set(parent.spans), set(parent.events)) == ({"eval"}, set())
+    assert (parent.state, parent.config) == ("finished", {"lr": 0.1})
+    assert child.points == [("child", 1.0)]
     # The child leaves the phase it was forked in, too, and must not say so.
-    assert ({"eval"}, set(), {}) == (set(journal.spans), set(journal.events), journal.config)
-    assert (journal.state, journal.reason) == ("finished", "")
+    assert (set(child.spans), set(child.events), child.config) == ({"child"}, {"child"}, {})
+    assert (child.state, child.reason) == ("failed", "child")
+    mine, parents = ({k: each.identity[k] for k in ("run", "group")} for each in (child, parent))
+    assert mine == parents
+    assert child.identity["global_rank"] is None, "the parent's rank is not the child's"
+
+
+FORK_AFTER_ITS_END = """
+import os, sys, otel_ddp
+run = otel_ddp.init()
+run.finish()
+if os.fork() == 0:
+    run.log({"child": 1.0})
+    otel_ddp.log({"child": 1.0})
+    sys.exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+def test_a_forked_child_does_not_open_a_run_again_that_was_over(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(FORK_AFTER_ITS_END, tmp_path)
+
+    assert place.only().points == []
+
+
+FORK_WHILE_LOGGING = """
+import os, sys, threading, warnings, otel_ddp
+warnings.simplefilter("ignore")  # newer Pythons warn about a fork with threads
+run = otel_ddp.init()
+inside, go = threading.Event(), threading.Event()
+
+class Slow(dict):
+    def items(self):
+        inside.set()
+        go.wait()
+        return super().items()
+
+def hold():
+    with run._recorder.lock:
+        run.log(Slow(loss=1.0), step=1)
+
+thread = threading.Thread(target=hold)
+thread.start()
+inside.wait()
+pid = os.fork()
+if pid == 0:
+    run.log({"child": 1.0}, step=2)
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+go.set()
+thread.join()
+"""
+
+
+def test_a_child_forked_while_a_thread_logs_does_not_wait_for_that_thread(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(FORK_WHILE_LOGGING, tmp_path)
+
+    assert sorted(each.points for each in place.read()) == [[("child", 1.0)], [("loss", 1.0)]]
 
 
 FORK_WHILE_OPENING = """
@@ -195,6 +266,7 @@ def test_a_forked_child_that_opens_a_run_has_its_own_journal_and_end(
     assert {"train", "good", "bad", "leaving"} == set(journals)
     assert len({journal.pid for journal in journals.values()}) == 4
     assert len({journal.identity["run"] for journal in journals.values()}) == 1
+    assert {journal.identity["group"] for journal in journals.values()} == {"g"}
     assert {job: journal.state for job, journal in journals.items()} == {
         "train": "finished",
         "good": "finished",
@@ -289,6 +361,113 @@ def test_a_pickled_run_joins_the_launch_in_a_spawned_child_at_its_first_use(
         assert (journal.state, journal.config) == ("finished", {})
     assert {"parent", "init"} == {journal.identity["job_type"] for journal in children}
     assert parent.points == []
+
+
+# As the guide of another tracker has it, with `{start}` and `{end}` around it.
+SWEEP_IN_A_POOL = """
+import multiprocessing, os, sys, concurrent.futures, otel_ddp
+
+def do_work(n):
+    run = otel_ddp.init(config=dict(n=n))
+    assert otel_ddp.init() is run, "the same task"
+    run.log(dict(this=n * n, pid=os.getpid()))
+
+def do_named(n):
+    with otel_ddp.init(run=f"n-{n}", config=dict(n=n)) as run:
+        run.log(dict(this=n * n))
+
+def main(context, how):
+    # One worker takes several tasks, and several calls as one task.
+    if how == "executor":
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            list(pool.map(do_work, range(3)))
+        return
+    work = do_named if how == "named" else do_work
+    pool = context.Pool(1)
+    pool.map(work, range(3), chunksize=3 if how == "chunks" else 1)
+    pool.close()
+    pool.join()
+
+if __name__ == "__main__":
+    parent = otel_ddp.init(run="sweep", group="g") if sys.argv[2] == "parent" else None
+    main(multiprocessing.get_context("{fork}"), "{how}")
+"""
+
+
+@pytest.mark.parametrize("fork", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["tasks", "chunks", "executor", "named"])
+def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group(
+    fork: str, how: str, place: Here, tmp_path: Path
+) -> None:
+    with_parent = how in ("tasks", "named")
+    code = SWEEP_IN_A_POOL.replace("{fork}", fork).replace("{how}", how)
+    code = code.replace("sys.argv[2]", repr("parent" if with_parent else ""))
+
+    quietly(code, tmp_path)
+
+    runs = {each.identity["run"]: each for each in place.read()}
+    parent = runs.pop("sweep", None)
+    trials = sorted(runs.values(), key=lambda each: each.values["this"])
+    assert (len(trials), len(place.journals())) == (3, 3 + with_parent)
+    for n, trial in enumerate(trials):
+        assert (trial.config, trial.values["this"]) == ({"n": n}, n * n)
+        assert (trial.identity["global_rank"], trial.identity["world_size"]) == (0, 1)
+        assert trial.state == "finished"
+    (group,) = {each.identity["group"] for each in trials}
+    assert group == "g" if with_parent else group.startswith("pool-")
+    assert parent is None or (parent.points, parent.state) == ([], "finished")
+    if how == "named":
+        assert sorted(runs) == ["n-0", "n-1", "n-2"]
+    else:
+        assert len({each.values["pid"] for each in trials}) == 1
+
+
+TWO_RUNS = """
+import otel_ddp
+for number in range(2):
+    with otel_ddp.init(config={"number": number}) as run:
+        run.log({"loss": float(number)})
+"""
+
+
+def test_a_process_that_has_ended_a_run_may_open_another(place: Here, tmp_path: Path) -> None:
+    quietly(TWO_RUNS, tmp_path)
+
+    first, second = sorted(place.read(), key=lambda each: each.values["loss"])
+    assert first.identity["run"] != second.identity["run"]
+    assert [each.config["number"] for each in (first, second)] == [0, 1]
+    assert [each.state for each in (first, second)] == ["finished", "finished"]
+
+
+BESIDE = """
+import multiprocessing, otel_ddp
+
+def child():
+    own = otel_ddp.init(run="own")
+    run.log({"shared": 1.0})
+    own.log({"own": 1.0})
+    assert otel_ddp.current() is own
+
+if __name__ == "__main__":
+    run = otel_ddp.init(run="shared")
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+def test_a_child_with_a_run_of_its_own_may_use_its_parents_as_well(
+    place: Here, tmp_path: Path
+) -> None:
+    quietly(BESIDE, tmp_path)
+
+    found = [(each.identity["run"], each.points, each.state) for each in place.read()]
+    assert sorted(found) == [
+        ("own", [("own", 1.0)], "finished"),
+        ("shared", [], "finished"),
+        ("shared", [("shared", 1.0)], "finished"),
+    ]
 
 
 TORCH = """

@@ -17,6 +17,7 @@ KNOWS = {
     "settings": "errors run_names",
     "system": "",
     "launchers": "errors",
+    "pools": "launchers",
     "run_names": "launchers",
     "identity": "errors launchers run_names",
     "journal": "errors",
@@ -29,9 +30,10 @@ KNOWS = {
     "progress": "catalog guarded_journal journal recorder",
     "spans": "journal recorder values",
     "agent_link": "agent_terms containment journal",
-    "run": "agent_link agent_terms catalog containment errors identity journal progress recorder "
-    "revision run_names session settings spans strategies system torch versions values",
-    "session": "containment run strategies",
+    "run": "agent_link agent_terms catalog containment errors identity journal launchers pools "
+    "progress recorder revision run_names session settings spans strategies system torch versions "
+    "values",
+    "session": "containment pools run strategies",
     "instrumentation": "run session strategies torch",
     "torch": "catalog containment identity journal progress",
     "survey": "catalog journal",

@@ -112,6 +112,8 @@ def resolve(
     local_rank: int | None = None,
     world_size: int | None = None,
     parallel: Mapping[str, Any] | None = None,
+    joins: bool = False,
+    in_task: bool = False,
     env: Mapping[str, str] = os.environ,
     process_group: GroupFacts | None = None,
     proc: Path = Path("/proc"),
@@ -120,7 +122,11 @@ def resolve(
     host: str | None = None,
     pid: int | None = None,
 ) -> Identity:
-    """Find out who this process is; raises ConfigError for what cannot be."""
+    """Find out who this process is; raises ConfigError for what cannot be.
+
+    *joins*: *run* is one that another process has opened. *in_task*: this is the task of a pool, a
+    run of its own.
+    """
     parent = launchers.multiprocessing_parent()
     here = launchers.Here(
         env=env,
@@ -134,7 +140,8 @@ def resolve(
     given_local = _number("local_rank", local_rank, "OTEL_DDP_LOCAL_RANK", env)
     given_world = _number("world_size", world_size, "OTEL_DDP_WORLD_SIZE", env, least=1)
     given_node = _number("node_rank", None, "OTEL_DDP_NODE_RANK", env)
-    given_run = _text("run", run, env)
+    # A variable is the same for all tasks of a pool.
+    given_run = _text("run", run, {} if in_task else env)
     said = {
         "global_rank": given_rank,
         "local_rank": given_local,
@@ -144,10 +151,19 @@ def resolve(
     }
     given = frozenset(key for key, value in said.items() if value is not None)
 
-    told = _configured(launchers.read(here), parallel)
+    told = _configured(launchers.Told("pool") if in_task else launchers.read(here), parallel)
     rank = told.global_rank if given_rank is None else given_rank
     world = told.world_size if given_world is None else given_world
     if told.launcher == "lone" and not rank and world in (None, 1):
+        rank, world = 0, 1
+        told = told._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
+    parents = run_names.of_parent(here, told, world)
+    # A child of multiprocessing with a name of its own is no part of its parent's run.
+    named = told.launcher == "spawn" and bool(run) and not joins
+    named = named and given_run not in (parents.run, _text("run", None, env))
+    # Such a child may still turn out to be one of several, in a process group.
+    assumed = named and rank is None
+    if (in_task or named) and not rank and world in (None, 1):
         rank, world = 0, 1
         told = told._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
     if process_group is None:
@@ -162,8 +178,13 @@ def resolve(
         local = _local_rank(rank, world, node_rank, told.nodes, master, here.host)
 
     found = run_names.find(given_run, here, told, world, make_id or run_names.make)
+    group = _text("group", group, env)
+    if in_task:
+        group = group or run_names.group_of_tasks(here)
+    elif named or found.run == parents.run:
+        group = group or parents.group
     identity = Identity(
-        group=_text("group", group, env),
+        group=group,
         run=found.run,
         job_type=_text("job_type", job_type, env) or "train",
         project=_text("project", project, env),
@@ -181,7 +202,7 @@ def resolve(
         nodes=told.nodes,
         launcher=told.launcher,
         run_settled=found.settled,
-        rank_settled=rank is not None,
+        rank_settled=rank is not None and not assumed,
         restarts=launchers.restarts(env),
         given=given,
         run_from=found.source,

@@ -106,7 +106,7 @@ MPI = frozenset({"openmpi", "mvapich", "hydra", "pmix", "pmi"})
 def read(here: Here) -> Told:
     """What the innermost launcher tells; one around it fills gaps if it means the same process."""
     candidates = list(_candidates(here.env))
-    if here.spawned and candidates and candidates[0].launcher != "torchrun":
+    if here.spawned and candidates and not _is_torchruns_own(here, candidates[0]):
         return _spawned(here, candidates)
     if not candidates:
         return Told("spawn" if here.spawned else "lone")
@@ -122,6 +122,11 @@ def read(here: Here) -> Told:
             }
             told = told._replace(**gaps)
     return told
+
+
+def _is_torchruns_own(here: Here, innermost: _Variables) -> bool:
+    # torchrun may start its workers by multiprocessing, and a worker has children of its own.
+    return innermost.launcher == "torchrun" and not parent_was_given(here, "RANK")
 
 
 def restarts(env: Mapping[str, str]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from otel_ddp import (
     agent_link,
@@ -19,6 +19,8 @@ from otel_ddp import (
     catalog,
     containment,
     identity,
+    launchers,
+    pools,
     settings,
     system,
     values,
@@ -40,11 +42,25 @@ T = TypeVar("T")
 _END_S = 1.0
 
 
+class _Opened(NamedTuple):
+    """A span that was entered, and the phase where it is one."""
+
+    standing: Standing
+    span: OpenSpan
+    phase: Phase | None
+
+
 class Run:
     """One process's part of one launch. Get it from `otel_ddp.init` or `otel_ddp.instrument`."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], *, joins: bool = False, task: pools.Task | None = None
+    ) -> None:
+        """*joins*: another process has opened it. *task*: of a pool, whose run this is."""
         self._arguments = dict(arguments)
+        self._joins = joins
+        self._forked = False
+        self._task = task
         self._identity: Identity | None = None
         self._recorder: Recorder | None = None
         self._standing: Standing | None = None
@@ -52,14 +68,38 @@ class Run:
         self._ends = threading.RLock()
         self._ending: list[Callable[[], Any]] = []
         self._settled = False
-        # Until it is opened, a run that was unpickled in a child opens itself at its first use.
+        # Until it is opened, a run that came into a child by pickle or by fork opens itself at its
+        # first use.
         self._opened = False
 
     def told(self, arguments: Mapping[str, Any]) -> Run:
-        """This run, not opened yet, with what `init` was told on top of what it came with."""
-        self._arguments.update({k: v for k, v in arguments.items() if v is not None})
+        """This run, not opened yet, with what `init` was told on top of what it came with.
+
+        A forked child begins anew instead, as a spawned one does that has nothing but variables.
+        """
+        came_with, self._joins = ({}, False) if self._forked else (self._arguments, self._joins)
+        self._arguments = came_with | {k: v for k, v in arguments.items() if v is not None}
         self._identity = None
         return self
+
+    def is_over(self, task: pools.Task | None) -> bool:
+        """Whether this is the run of a task of a pool, and the worker does another one by now."""
+        return task is not None and self._task is not None and task.follows(self._task)
+
+    def brought_by_fork(self) -> bool:
+        """Let go of what is the parent's, in a forked child; whether this run can be joined there.
+
+        Not a word may be written to the parent's journal, which is mapped here as well. A thread of
+        the parent may have held a lock, and that thread is not here.
+        """
+        joinable = not self._opened or self._recorder is not None
+        if self._opened and joinable:
+            self._arguments, self._joins, self._forked = self._for_a_child(), True, True
+            self._identity, self._task = None, None
+        self._recorder = self._standing = self._place = None
+        self._ends, self._ending = threading.RLock(), []
+        self._opened, self._settled = not joinable, not joinable
+        return joinable
 
     # -- opening
 
@@ -92,7 +132,7 @@ class Run:
         strategy, config = asked.pop("strategy", None), asked.pop("config", None)
         conf = self._settings = settings.read()
         self._choice = Choice(conf.strategy if strategy is None else strategy)
-        who = self._identity = identity.resolve(**asked)
+        who = self._identity = self._resolve(asked)
         if conf.disabled:
             self._settled = True
             return
@@ -173,7 +213,7 @@ class Run:
         }
 
     def _announce(self) -> None:
-        identity.hand_down(self.identity.run)
+        identity.hand_down(self.identity.run, self.identity.group)
         self._say_unknown()
         who = self.identity
         if self._choice.text == "main" and who.local_rank == 0 and who.global_rank:
@@ -200,13 +240,10 @@ class Run:
             )
 
     def _ask_group(self, who: Identity) -> Identity:
-        # Whoever has not imported torch.distributed has no process group.
-        if "torch.distributed" not in sys.modules:
+        if not _group_is_up():
             return who
         from otel_ddp.torch import process_group
 
-        if not process_group.is_up():
-            return who
         facts = process_group.facts(who.proposal, agree=who.wants_agreement)
         if facts is None:
             return who
@@ -268,10 +305,18 @@ class Run:
     def identity(self) -> Identity:
         """Who this process is."""
         if self._identity is None:
-            self._identity = identity.resolve(
-                **{k: v for k, v in self._arguments.items() if k not in ("strategy", "config")}
-            )
+            said = {k: v for k, v in self._arguments.items() if k not in ("strategy", "config")}
+            self._identity = self._resolve(said)
         return self._identity
+
+    def _resolve(self, said: Mapping[str, Any]) -> Identity:
+        return identity.resolve(
+            **said,
+            joins=self._joins,
+            in_task=self._task is not None,
+            # Also one that os.fork has made has the variables of its parent, not a launcher's.
+            in_spawned_child=True if self._forked and self._joins else None,
+        )
 
     @property
     def group(self) -> str:
@@ -384,9 +429,7 @@ class Run:
         self._end(opened, attributes, "")
 
     @containment.contained()
-    def _begin(
-        self, name: Any, phase: bool = False, expect_s: Any = None
-    ) -> tuple[OpenSpan, Phase | None] | None:
+    def _begin(self, name: Any, phase: bool = False, expect_s: Any = None) -> _Opened | None:
         recorder, standing = self._ready(), self._standing
         if recorder is None or standing is None:
             return None
@@ -402,29 +445,25 @@ class Run:
         if standing.stepping:
             # All ranks count alike, whoever of them logs.
             trace, step = f"step/{standing.count + 1}", standing.under_way()
-            return OpenSpan(recorder, clean, trace, step), entered
+            return _Opened(standing, OpenSpan(recorder, clean, trace, step), entered)
         logged = recorder.step
         trace = f"step/{logged}" if logged >= 0 else f"name/{clean}"
-        return OpenSpan(recorder, clean, trace, logged if logged >= 0 else None), entered
+        span = OpenSpan(recorder, clean, trace, logged if logged >= 0 else None)
+        return _Opened(standing, span, entered)
 
     @containment.contained()
-    def _end(
-        self,
-        opened: tuple[OpenSpan, Phase | None] | None,
-        attributes: Mapping[str, Any],
-        error: str,
-    ) -> None:
+    def _end(self, opened: _Opened | None, attributes: Mapping[str, Any], error: str) -> None:
         if opened is None:
             return
-        span, entered = opened
-        took_s = span.leave()
+        took_s = opened.span.leave()
         recorder, standing = self._recorder, self._standing
-        if recorder is None or standing is None:
+        # A forked child leaves what its parent has entered, and that is the parent's to tell.
+        if recorder is None or standing is not opened.standing:
             return
         # The phase first: it must not stay open where the span cannot be written.
-        if entered is not None:
-            standing.end(entered, took_s)
-        span.record(recorder, took_s, attributes, error)
+        if opened.phase is not None:
+            standing.end(opened.phase, took_s)
+        opened.span.record(recorder, took_s, attributes, error)
 
     @containment.contained()
     def event(self, name: str, /, **attributes: Any) -> None:
@@ -555,7 +594,7 @@ class Run:
             agent_link.hand_over(where, recorder.writer)
 
     def fall_silent(self) -> None:
-        """Record nothing from here on; in a forked child the journal is the parent's."""
+        """Record nothing from here on."""
         self._opened = True
         self._recorder = self._standing = None
         self._settled = True
@@ -579,15 +618,15 @@ class Run:
         """Pickled into a child process, a run joins the same launch there at its first use."""
         from otel_ddp import session
 
-        arguments = {
-            key: value
-            for key, value in self._arguments.items()
-            # Ranks and configuration are the parent's; a function may not survive the journey.
-            if key not in ("config", "global_rank", "local_rank", "world_size", "parallel")
-            and not callable(value)
-        }
-        arguments.update(run=self.run, group=self.group)
-        return (session.attach, (arguments,))
+        arguments = self._for_a_child()
+        # A function may not survive the journey.
+        return (session.attach, ({k: v for k, v in arguments.items() if not callable(v)},))
+
+    def _for_a_child(self) -> dict[str, Any]:
+        """How a child joins this run: ranks and configuration are the parent's own."""
+        own = ("config", "global_rank", "local_rank", "world_size", "parallel")
+        arguments = {key: value for key, value in self._arguments.items() if key not in own}
+        return {**arguments, "run": self.run, "group": self.group}
 
     def __repr__(self) -> str:
         who = self.identity
@@ -680,19 +719,36 @@ def _wrapped(model: Any) -> Any:
     return parts["module"] if parts.keys() == {"module"} else None
 
 
+def own_task() -> pools.Task | None:
+    """The task of a pool that is a run of its own; none where a process group joins its workers."""
+    return None if _group_is_up() else pools.current_task()
+
+
+def _group_is_up() -> bool:
+    # Whoever has not imported torch.distributed has no process group.
+    if "torch.distributed" not in sys.modules:
+        return False
+    from otel_ddp.torch import process_group
+
+    return process_group.is_up()
+
+
 def _in_data_worker() -> bool:
     module = sys.modules.get("torch.utils.data")
     return module is not None and module.get_worker_info() is not None
 
 
 def _facts() -> dict[str, Any]:
-    """What the run's info says about this program."""
+    """What the run's info says about this program, and whose child it is."""
     script = sys.argv[0] if sys.argv else ""
     found: dict[str, Any] = {
         "script": os.path.basename(script),
         "git_sha": revision(script) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
     }
+    if parent := launchers.multiprocessing_parent():
+        found["parent"] = parent
+        found["pool"] = pools.in_worker()
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))

@@ -31,6 +31,14 @@ class RunName(NamedTuple):
     proposal: str
 
 
+class Names(NamedTuple):
+    """What another process handed down, and which one; empty where there is none."""
+
+    run: str = ""
+    group: str = ""
+    by: str = ""
+
+
 def find(
     given: str, here: Here, told: Told, world: int | None, make_id: Callable[[], str]
 ) -> RunName:
@@ -38,6 +46,8 @@ def find(
     env = here.env
     if given:
         return _settled(given, "given")
+    if told.launcher == "pool":
+        return _settled(make_id(), "made")
     elastic_id = clean(env.get("TORCHELASTIC_RUN_ID", ""))
     if told.launcher == "torchrun" and elastic_id not in ("", "none"):
         return _settled(elastic_id, "launcher")
@@ -46,8 +56,8 @@ def find(
     step = launchers.slurm_step(env)
     if step and told.launcher not in launchers.MPI and not own_torchruns:
         return _settled(clean(f"slurm-{step}"), "launcher")
-    if inherited := _inherited(here, told, world):
-        return _settled(inherited, "inherited")
+    if (parents := of_parent(here, told, world)).run:
+        return _settled(parents.run, "inherited")
     by_launcher = _derived(*launchers.launcher_process(here, told.markers))
     if told.launcher in ("torchrun", *launchers.MPI) and told.nodes == 1:
         return _settled(by_launcher, "launcher")
@@ -72,12 +82,20 @@ def launched_by(here: launchers.Here, told: launchers.Told) -> str:
     return _derived(*launchers.launcher_process(here, told.markers)).removeprefix("run-")
 
 
-def hand_down(run: str, env: MutableMapping[str, str] = os.environ) -> None:
+def group_of_tasks(here: Here) -> str:
+    """The group of the runs that the tasks of one pool make, where neither they nor their parent
+    name one: the parent's run, or else a word for the parent itself."""
+    parents = _handed_down(here)
+    named = parents.group or parents.run or clean(here.env.get("OTEL_DDP_RUN", ""))
+    return named or _derived(*launchers.launcher_process(here, ())).replace("run-", "pool-")
+
+
+def hand_down(run: str, group: str, env: MutableMapping[str, str] = os.environ) -> None:
     """Let ranks that are started from here join the run, where no launcher names one."""
     from urllib.parse import quote
 
     # Letters that the encoding of this process's locale lacks cannot be put into a variable.
-    env[INHERITED_RUN] = f"{os.getpid()}:{quote(run)}"
+    env[INHERITED_RUN] = f"{os.getpid()}:{quote(run)}:{quote(group)}"
 
 
 def make() -> str:
@@ -112,17 +130,25 @@ def _derived(*parts: str) -> str:
     return f"run-{hashlib.sha256(text).hexdigest()[:10]}"
 
 
-def _inherited(here: Here, told: Told, world: int | None) -> str:
-    """The run of an ancestor, for a process that is a rank of it."""
-    from urllib.parse import unquote
-
-    ancestor, _, run = here.env.get(INHERITED_RUN, "").partition(":")
-    if ancestor == str(here.pid):
-        return ""
+def of_parent(here: Here, told: Told, world: int | None) -> Names:
+    """The run and group of an ancestor, for a process that belongs to it."""
+    found = _handed_down(here)
+    if found.by == str(here.pid):
+        return Names()
     # Everything that is started from a process has its variables: a sweep's trials and a notebook's
     # scripts too, and those are runs of their own. A rank is whom a launcher placed among others...
     placed = told.launcher != "spawn" and world != 1
     # ...or a child of multiprocessing, unless its parent is such a trial and opened no run.
-    if placed or (here.spawned and not launchers.parent_was_given(here, INHERITED_RUN)):
-        return clean(unquote(run))
-    return ""
+    return found if placed or _parent_opened_one(here) else Names()
+
+
+def _parent_opened_one(here: Here) -> bool:
+    return here.spawned and not launchers.parent_was_given(here, INHERITED_RUN)
+
+
+def _handed_down(here: Here) -> Names:
+    from urllib.parse import unquote
+
+    by, _, names = here.env.get(INHERITED_RUN, "").partition(":")
+    run, _, group = names.partition(":")
+    return Names(clean(unquote(run)), clean(unquote(group)), by)

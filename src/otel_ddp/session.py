@@ -11,15 +11,17 @@ from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
-from otel_ddp import containment
-from otel_ddp.run import Run, why
+from otel_ddp import containment, pools
+from otel_ddp.run import Run, own_task, why
 from otel_ddp.strategies import Strategy
 
 T = TypeVar("T")
 
 _current: Run | None = None
-# A run that came into this process by pickle and was not used yet.
+# A run that came into this process by pickle or by fork and was not used yet.
 _unused: Run | None = None
+# Of a process whose own run is another: a worker of a pool that does a task of a sweep, say.
+_beside: list[Run] = []
 _opening = threading.RLock()
 _watched: set[int] = set()
 
@@ -62,17 +64,32 @@ def init(
             "config": config,
             "parallel": parallel,
         }
-        if _current is not None:
+        task = own_task()
+        if _current is not None and not _current.is_over(task):
             _current.opened_again(arguments)
             return _current
-        opened = Run(arguments) if _unused is None else _unused.told(arguments)
+        if _current is not None:
+            _current.close("finished", "")
+        opened = _begun(arguments, task)
         _open(opened)
         return opened
+
+
+def _begun(arguments: dict[str, Any], task: pools.Task | None) -> Run:
+    """The run that `init` opens: a new one, or one that came into this process, if it is meant."""
+    if _unused is None or task is not None or arguments["run"] not in (None, _unused.run):
+        return Run(arguments, task=task)
+    return _unused.told(arguments)
 
 
 def current() -> Run | None:
     """The run of this process, if one is open."""
     return _current
+
+
+def _at_hand() -> Run | None:
+    """The run of this process, or the one that it would join."""
+    return _unused if _current is None else _current
 
 
 def log(
@@ -83,31 +100,32 @@ def log(
     split: str | None = None,
 ) -> None:
     """Record numbers in the current run; nothing happens where there is none."""
-    if _current is not None:
-        _current.log(metrics, step=step, epoch=epoch, split=split)
+    if (run := _at_hand()) is not None:
+        run.log(metrics, step=step, epoch=epoch, split=split)
 
 
 def phase(name: str, *, expect_s: float | None = None) -> contextlib.AbstractContextManager[None]:
     """Say what this process does, in the current run if there is one."""
-    if _current is None:
-        return contextlib.nullcontext()
-    return _current.phase(name, expect_s=expect_s)
+    run = _at_hand()
+    return contextlib.nullcontext() if run is None else run.phase(name, expect_s=expect_s)
 
 
 def span(name: str, /, **attributes: Any) -> contextlib.AbstractContextManager[None]:
     """Record how long something takes, in the current run if there is one."""
-    return contextlib.nullcontext() if _current is None else _current.span(name, **attributes)
+    run = _at_hand()
+    return contextlib.nullcontext() if run is None else run.span(name, **attributes)
 
 
 def event(name: str, /, **attributes: Any) -> None:
     """Record that something happened, in the current run if there is one."""
-    if _current is not None:
-        _current.event(name, **attributes)
+    if (run := _at_hand()) is not None:
+        run.event(name, **attributes)
 
 
 def config(mapping: T) -> T:
     """Record the configuration in the current run if there is one; returned unchanged."""
-    return mapping if _current is None else _current.config(mapping)
+    run = _at_hand()
+    return mapping if run is None else run.config(mapping)
 
 
 def finish(state: str = "finished", *, reason: str = "") -> None:
@@ -127,15 +145,22 @@ def attach(arguments: dict[str, Any]) -> Run:
             return _current
         # However often it comes, and whoever uses it first: one process, one run.
         if _unused is None:
-            _unused = Run(arguments)
+            _unused = Run(arguments, joins=True)
         return _unused
 
 
 def join(run: Run) -> None:
-    """Open a run that came by pickle and is used for the first time."""
+    """Open a run that came by pickle or by fork and is used for the first time."""
+    global _unused
     with _opening:
-        if run is _unused:
+        if run is not _unused:
+            return
+        if _current is None:
             _open(run)
+        else:
+            _unused = None
+            run.open()
+            _beside.append(run)
 
 
 def _open(run: Run) -> None:
@@ -151,7 +176,9 @@ def _open(run: Run) -> None:
 def adopt(run: Run) -> None:
     """Make this the run of the process, and see to its end."""
     global _current, _unused
-    _current, _unused = run, None
+    _current = run
+    if _unused is run:
+        _unused = None
     pid = os.getpid()
     if pid in _watched:
         return
@@ -171,6 +198,8 @@ def release(run: Run) -> None:
     global _current
     if _current is run:
         _current = None
+    elif run in _beside:
+        _beside.remove(run)
 
 
 def _bootstrap() -> FrameType | None:
@@ -189,8 +218,7 @@ def _bootstrap() -> FrameType | None:
 
 @containment.contained()
 def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
-    run = _current
-    if run is None or os.getpid() != pid:
+    if os.getpid() != pid:
         return
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if hasattr(sys, "ps1"):
@@ -201,22 +229,20 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
             # torch's spawn reports a failure by leaving with 1 from its exception handler.
             error = (error.__context__ or error) if error.code else None
     code = None if bootstrap is None else bootstrap.f_locals.get("exitcode")
-    if error is not None:
-        run.close("failed", why(error))
-    elif code:
-        run.close("failed", f"exit code {code}")
-    else:
-        run.close("finished", "")
+    reason = why(error) if error is not None else f"exit code {code}" if code else ""
+    for run in (_current, *_beside):
+        if run is not None:
+            run.close("failed" if reason else "finished", reason)
 
 
 def _after_fork() -> None:
     global _current, _unused, _opening
+    _beside.clear()
     # A thread of the parent may have held it, and that thread is not here.
     _opening = threading.RLock()
-    runs, _current, _unused = (_current, _unused), None, None
-    for run in runs:
-        if run is not None:
-            run.fall_silent()
+    inherited = _unused if _current is None else _current
+    _current = None
+    _unused = inherited if inherited is not None and inherited.brought_by_fork() else None
 
 
 # Where there is none, nothing is recorded either, and this module is imported all the same.
