@@ -36,10 +36,12 @@ KNOWS = {
     "session": "containment pools run strategies",
     "instrumentation": "run session strategies torch",
     "torch": "catalog containment identity journal progress",
-    "survey": "catalog journal",
+    "survey": "catalog journal workers",
+    "workers": "catalog journal",
     "agent_terms": "",
     "diagnosis": "catalog",
-    "agent": "agent_terms catalog containment diagnosis errors journal settings survey __init__",
+    "agent": "agent_terms catalog containment diagnosis errors journal settings survey workers "
+    "__init__",
     "cli": "agent catalog demo diagnosis errors identity journal settings strategies survey "
     "system versions __init__",
     "demo": "__init__",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from otel_ddp import catalog
+from otel_ddp import catalog, workers
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
@@ -167,6 +167,10 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
     progress = reader.progress()
     state = judge(None if progress is None else progress.state, alive)
+    if state == catalog.STATES["killed"]:
+        lives = os.path.exists(f"/proc/{workers.parent(reader)}")
+        if workers.was_ended(reader, workers.End(parent_lives=lives)):
+            state = catalog.STATES["finished"]
     seen_ns = time.time_ns() if alive else 0
     return {**describe(reader, state, last_step, seen_ns), **prose(reader)}
 

@@ -525,7 +525,7 @@ def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
     machine.events(1)
 
     # The kernel's answer, which only new ones give.
-    monkeypatch.setattr(causes, "_exit_status", lambda handle: int(signal.SIGTERM))
+    monkeypatch.setattr(causes, "exit_status", lambda handle: int(signal.SIGTERM))
     assert told(found.why(PID, TICKS)) == {"signal"}
-    monkeypatch.setattr(causes, "_exit_status", lambda handle: int(signal.SIGKILL))
+    monkeypatch.setattr(causes, "exit_status", lambda handle: int(signal.SIGKILL))
     assert "out_of_memory" in found.why(PID, TICKS)

@@ -174,7 +174,7 @@ class Causes:
         now = self._clock()
         self._read_log(now)
         evidence: dict[str, Any] = {}
-        status = _exit_status(watched.handle)
+        status = exit_status(watched.handle)
         if status is not None and os.WIFSIGNALED(status):
             evidence["signal"] = _signal_name(os.WTERMSIG(status))
         elif status is not None:
@@ -391,7 +391,7 @@ def _pairs(text: str | None) -> Mapping[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
-def _exit_status(handle: int) -> int | None:
+def exit_status(handle: int) -> int | None:
     """How a process ended, which Linux tells from 6.15 on, once its parent has asked for it."""
     if handle < 0:
         return None

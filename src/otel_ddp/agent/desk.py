@@ -13,6 +13,7 @@ from otel_ddp.agent.causes import Causes
 from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.logged import LoggedValues
+from otel_ddp.agent.parents import Parents
 from otel_ddp.agent.probe import Probe
 from otel_ddp.agent.room import Room, said
 from otel_ddp.agent.steps import Step
@@ -66,6 +67,7 @@ class Desk:
         self._rooms: dict[str, Room] = {}
         self._seats: dict[Intake, _Seat] = {}
         self._causes = Causes()
+        self.parents = Parents(self._causes)
         self._look_at = self._watch_at = 0
         # The clock of all that is said here: set once, and going on without jumps.
         self._origin_ns = time.time_ns() - clock()

@@ -7,12 +7,12 @@ from otel_ddp.agent.intake import Intake
 from otel_ddp.catalog import STATES
 from otel_ddp.diagnosis.ends import Gone
 from otel_ddp.diagnosis.verdict import Who
+from otel_ddp.survey import ENDED
 
 # What others have to say of it comes soon after; what the kernel has, when the process has left,
 # which takes Python seconds, and its launcher has looked, every 5 s perhaps.
 _AFTERTHOUGHTS_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 _STATES = {code: word for word, code in STATES.items()}
-_KILLED = STATES["killed"]
 
 
 class Endings:
@@ -66,7 +66,7 @@ class Endings:
         described = intake.describe()
         world = intake.who.get("world_size")
         told_ns = 0 if progress is None else progress.state_since_ns
-        spoke = intake.state != _KILLED and told_ns
+        spoke = progress is not None and progress.state in ENDED
         return Gone(
             who=who,
             state=_STATES.get(intake.state, "killed"),

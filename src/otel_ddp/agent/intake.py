@@ -17,6 +17,7 @@ from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
 from otel_ddp.journal.place import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Progress, Record, Scalars, Steps
+from otel_ddp.workers import was_ended
 
 # A process that waits for its process group keeps its provisional name off the wire this long.
 _UNSETTLED_S = 60.0
@@ -39,9 +40,15 @@ class Intake:
     """One journal's way into the ledger."""
 
     def __init__(
-        self, reader: JournalReader, ledger: Ledger, name_node: Callable[[dict[str, Any]], str]
+        self,
+        reader: JournalReader,
+        ledger: Ledger,
+        name_node: Callable[[dict[str, Any]], str],
+        parent_ended: Callable[[Intake], bool | None] = lambda intake: was_ended(intake.reader),
     ) -> None:
-        self.reader = reader
+        """*parent_ended*: whether its parent has ended this one, which is gone without a word;
+        None where that is not known yet."""
+        self.reader: JournalReader = reader
         # As we see it, which is not as it sees itself where it is in a container and we are not;
         # 0 where we cannot: its own number may be a stranger's here.
         holder = lock_holder(reader.path)
@@ -56,6 +63,8 @@ class Intake:
         self.documents: list[Document] = []
         self._ledger = ledger
         self._name_node = name_node
+        self._parent_ended = parent_ended
+        self._was_ended: bool | None = None
         self._known_identities = -1
         self._info_of: tuple[int, int] = (-1, -1)
         self._info: Series | None = None
@@ -177,7 +186,16 @@ class Intake:
         return found
 
     def _judge(self, progress: Progress | None, alive: bool) -> None:
-        self.state = survey.judge(None if progress is None else progress.state, alive)
+        said = None if progress is None else progress.state
+        self.state = survey.judge(said, alive)
+        if self.state == STATES["killed"]:
+            if self._was_ended is None:
+                self._was_ended = self._parent_ended(self)
+            if self._was_ended is None:
+                # Nothing is told of its end before it is known what it was.
+                self.state = survey.judge(said, alive=True)
+            elif self._was_ended:
+                self.state = STATES["finished"]
         if self.state in survey.ENDED and self.ended_at is None:
             self.ended_at = time.monotonic()
 

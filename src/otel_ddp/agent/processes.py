@@ -88,7 +88,9 @@ class Processes:
                 bad[path] = str(why)
                 log.warning("%s", why)
             else:
-                self._intakes[path] = Intake(reader, self._ledger, self._names.name)
+                self._intakes[path] = Intake(
+                    reader, self._ledger, self._names.name, self.desk.parents.have_ended
+                )
         self._bad, self._waiting = bad, waiting
         if said := self.remark():
             containment.say_once("too many files", "%s", said)
@@ -117,6 +119,7 @@ class Processes:
         before = {path for path, intake in self._intakes.items() if intake.gone_ns}
         for intake in self._intakes.values():
             self._take_one(intake)
+        self.desk.parents.watch(self._intakes.values())
         if any(intake.gone_ns and path not in before for path, intake in self._intakes.items()):
             # Who was asked before the dead one, and still lives, was not the first.
             for intake in self._intakes.values():

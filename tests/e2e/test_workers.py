@@ -1,0 +1,200 @@
+"""Workers that their parents end, seen by the real agent: they have ended, and have not died."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from node import Node, finished, until
+
+# What Linux tells from 6.15 on.
+TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
+
+RUNNING, FINISHED, FAILED, KILLED = 1.0, 2.0, 3.0, 4.0
+
+# The first snippet of another tracker's guide: a pool that nobody closes, or one in `with`.
+POOL = """
+import multiprocessing, sys, otel_ddp
+
+def do_work(n):
+    run = otel_ddp.init(config=dict(n=n))
+    run.log(dict(this=n * n))
+
+def main(context, how):
+    if how == "with":
+        with context.Pool(processes=2) as pool:
+            pool.map(do_work, range(4))
+        return
+    pool = context.Pool(processes=2)
+    pool.map(do_work, range(4))
+
+if __name__ == "__main__":
+    main(multiprocessing.get_context(sys.argv[1]), sys.argv[2])
+"""
+
+# The second: a run that is given to another process.
+SHARED = """
+import multiprocessing, sys, otel_ddp
+
+def do_work(run):
+    run.log(dict(this=1))
+
+def main(context, how):
+    run = otel_ddp.init(run=f"shared-{context.get_start_method()}-{how}", config=dict(lr=0.1))
+    if how == "with":
+        with run:
+            start(context, run)
+    else:
+        start(context, run)
+
+def start(context, run):
+    p = context.Process(target=do_work, kwargs=dict(run=run))
+    p.start()
+    p.join()
+
+if __name__ == "__main__":
+    main(multiprocessing.get_context(sys.argv[1]), sys.argv[2])
+"""
+
+# Children of the given kinds, each with a run of its own. The parent ends them when it is told to,
+# or when one of them fails, and lives on.
+CHILDREN = """
+import multiprocessing, sys, time, otel_ddp
+
+def child(kind, there, go):
+    run = otel_ddp.init(run=kind, global_rank=0, world_size=1)
+    run.log({"loss": 0.5})
+    if kind == "busy":
+        with run.phase("eval"):
+            there.set()
+            time.sleep(60)
+    there.set()
+    if kind == "fails":
+        go.wait()
+        raise ValueError("no more data")
+    time.sleep(60)
+
+if __name__ == "__main__":
+    go = multiprocessing.Event()
+    children = []
+    for kind in sys.argv[1:]:
+        there = multiprocessing.Event()
+        children.append(multiprocessing.Process(target=child, args=(kind, there, go)))
+        children[-1].start()
+        there.wait()
+    print(*[each.pid for each in children], flush=True)
+    sys.stdin.readline()
+    go.set()
+    if "fails" in sys.argv:
+        children[sys.argv[1:].index("fails")].join()
+    for each in children:
+        each.terminate()
+    for each in children:
+        each.join()
+    sys.stdin.read()
+"""
+
+
+def program(node: Node, code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A program as a file: a spawned child imports it again."""
+    script = node.root / "program.py"
+    script.write_text(code)
+    return node.start(sys.executable, str(script), *arguments)
+
+
+def states(node: Node) -> dict[str, float]:
+    return {labels["run"]: state for labels, state in node.series("training_state")}
+
+
+def told(node: Node) -> list[str]:
+    """The verdicts that the agent has ever reached."""
+    return list(node.agent()["told"])
+
+
+class Family:
+    """A parent and children of these kinds, as the agent sees them."""
+
+    def __init__(self, node: Node, kinds: Sequence[str]) -> None:
+        self.node = node
+        self.parent = program(node, CHILDREN, *kinds)
+        assert self.parent.stdout is not None
+        pids = map(int, self.parent.stdout.readline().split())
+        self.pids = dict(zip(kinds, pids, strict=True))
+        until(lambda: states(node) == dict.fromkeys(kinds, RUNNING), "the children")
+
+    def end(self) -> None:
+        """Let the parent end them."""
+        assert self.parent.stdin is not None
+        self.parent.stdin.write("end\n")
+        self.parent.stdin.flush()
+
+    def become(self, **expected: float) -> None:
+        until(lambda: states(self.node) == expected, str(expected))
+
+
+def test_the_snippets_of_a_guide_come_out_right_however_they_are_started_and_left() -> None:
+    with Node() as node:
+        for code in (POOL, SHARED):
+            for context in ("fork", "spawn"):
+                for how in ("with", "without"):
+                    finished(program(node, code, context, how))
+
+        until(lambda: set(states(node).values()) == {FINISHED}, "the end of all")
+        until(lambda: len(states(node)) == 20, "all runs")
+        trials = [labels for labels, _ in node.series("training_run_info", group="")]
+        found = node.series("training_scalar", name="this")
+        assert told(node) == []
+    sweeps = [labels for labels, _ in found if labels["group"]]
+    assert len({labels["group"] for labels in sweeps}) == 4
+    assert (len(sweeps), {labels["rank"] for labels in sweeps}) == (16, {"0"})
+    shared = [labels for labels, _ in found if not labels["group"]]
+    assert sorted(labels["run"] for labels in shared) == [
+        f"shared-{context}-{how}" for context in ("fork", "spawn") for how in ("with", "without")
+    ]
+    assert {labels["config_lr"] for labels in trials} == {"0.1"}
+
+
+def test_a_child_that_its_parent_ends_has_ended_unless_it_was_in_the_middle_of_something() -> None:
+    with Node() as node:
+        family = Family(node, ["idle", "busy"])
+
+        family.end()
+
+        # Where the kernel does not tell, it is not known that it was the parent.
+        family.become(idle=FINISHED, busy=KILLED)
+        (sentence,) = until(lambda: told(node), "the verdict")
+        assert "eval" in sentence
+        reasons = {each["run"]: each["state"] for each in node.processes()}
+        assert reasons == {"idle": "finished", "busy": "killed"}
+
+
+def test_a_child_that_is_ended_because_another_has_failed_is_killed() -> None:
+    with Node() as node:
+        family = Family(node, ["fails", "idle"])
+
+        family.end()
+
+        family.become(fails=FAILED, idle=KILLED)
+
+
+@pytest.mark.skipif(not TELLS_EXITS, reason="this kernel does not tell signals")
+@pytest.mark.parametrize("whom", ["one", "all"])
+def test_a_worker_that_is_killed_or_ends_with_its_parent_has_not_ended_its_work(whom: str) -> None:
+    with Node() as node:
+        family = Family(node, ["idle"])
+
+        if whom == "one":
+            os.kill(family.pids["idle"], signal.SIGKILL)
+            family.end()  # the parent asks the kernel
+        else:
+            os.killpg(family.parent.pid, signal.SIGTERM)
+            family.parent.wait()
+
+        family.become(idle=KILLED)
+        assert len(until(lambda: told(node), "the verdict")) == 1

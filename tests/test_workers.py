@@ -1,0 +1,107 @@
+"""Which ends without a word are those of workers whose parent has ended them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.catalog import PHASES, STATES, TRAINING_STEPS
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.workers import End, was_ended
+
+WORKER: Mapping[str, Any] = {"parent": 1234, "pool": False}
+POOLED: Mapping[str, Any] = {"parent": 1234, "pool": True}
+SIGTERM = {"signal": "SIGTERM", "resident_bytes": 1}
+GONE = End(parent_lives=False)
+
+
+def ended(
+    folder: Path,
+    facts: Mapping[str, Any],
+    end: End,
+    *,
+    phase: str = "other",
+    name: str = "",
+    steps: int = 0,
+    world: int | None = None,
+) -> bool:
+    """Whether a process that stood there when it went was ended by its parent."""
+    writer = JournalWriter(folder, 128 * 1024, {"run": "r", "world_size": world})
+    writer.document(layout.FACTS, facts)
+    writer.phase(PHASES[phase], writer.name(name) if name else 0, 5)
+    writer.state(STATES["running"], 6)
+    if steps:
+        writer.add(writer.counter(TRAINING_STEPS.name), steps)
+    writer.close()
+    reader = JournalReader(writer.path)
+    reader.refresh()
+    answer = was_ended(reader, end)
+    reader.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("facts", "end"),
+    [
+        # The kernel tells the signal that a parent sends.
+        (WORKER, End(SIGTERM, parent_lives=True, others_live=True)),
+        (POOLED, End(SIGTERM, parent_lives=True, others_live=True, others_failed=True)),
+        (WORKER, End({"exit_code": 0})),
+        # It tells nothing: all of a pool have gone, or the parent as well.
+        (POOLED, End(parent_lives=True)),
+        (POOLED, End()),
+        (WORKER, GONE),
+    ],
+)
+def test_an_idle_worker_was_ended_by_its_parent(
+    facts: Mapping[str, Any], end: End, tmp_path: Path
+) -> None:
+    assert ended(tmp_path, facts, end)
+
+
+@pytest.mark.parametrize(
+    ("facts", "end"),
+    [
+        ({}, End(SIGTERM)),
+        (POOLED, End({"signal": "SIGKILL"})),
+        (POOLED, End({"signal": "SIGSEGV"})),
+        (POOLED, End({**SIGTERM, "out_of_memory": "cgroup events"})),
+        (POOLED, End({"exit_code": 1})),
+        (POOLED, End(SIGTERM, parent_was_killed=True)),
+        (POOLED, End(parent_lives=True, others_live=True)),
+        (WORKER, End(SIGTERM, others_failed=True)),
+        (WORKER, End(parent_lives=True)),
+        (WORKER, End()),
+        (WORKER, GONE._replace(others_failed=True)),
+    ],
+)
+def test_a_process_that_something_else_has_ended_was_killed(
+    facts: Mapping[str, Any], end: End, tmp_path: Path
+) -> None:
+    assert not ended(tmp_path, facts, end)
+
+
+@pytest.mark.parametrize("facts", [WORKER, POOLED])
+def test_a_worker_in_the_middle_of_something_was_killed(
+    facts: Mapping[str, Any], tmp_path: Path
+) -> None:
+    assert not ended(tmp_path, facts, End(SIGTERM), phase="forward")
+    assert not ended(tmp_path, facts, End(SIGTERM), name="my own")
+
+
+def test_of_those_who_train_only_a_worker_of_a_pool_may_have_nothing_to_do(tmp_path: Path) -> None:
+    assert ended(tmp_path, POOLED, End(SIGTERM), steps=3)
+    assert not ended(tmp_path, WORKER, End(SIGTERM), steps=3)
+
+
+def test_one_of_several_ranks_may_have_crashed_where_the_signal_is_not_known(
+    tmp_path: Path,
+) -> None:
+    assert ended(tmp_path, WORKER, End(SIGTERM), world=2)
+    assert not ended(tmp_path, WORKER, GONE, world=2)
+    assert ended(tmp_path, WORKER, GONE, world=1)
