@@ -470,6 +470,87 @@ def test_a_child_with_a_run_of_its_own_may_use_its_parents_as_well(
     ]
 
 
+QUEUE = """
+import multiprocessing, pickle, otel_ddp
+
+def work(rank, queue, handle):
+    queue.put((rank, 0.5 + rank))
+    if handle is not None:
+        handle.log({"own": float(rank)})
+        assert otel_ddp.current() is handle
+
+def main(context):
+    queue = context.Queue()
+    with otel_ddp.init(run="r", group="g", project="p", strategy="main", config={"lr": 1}) as run:
+        handles = {1: run.for_rank(1, job_type="worker")}
+        children = [context.Process(target=work, args=(each, queue, handles.get(each)))
+                    for each in range(2)]
+        for child in children:
+            child.start()
+        for _ in children:
+            rank, loss = queue.get()
+            handle = run.for_rank(rank, job_type="worker")
+            assert handle is run.for_rank(rank, job_type="worker")
+            handle.log({"loss": loss}, step=3)
+            handle.event("heard", of=rank)
+        for child in children:
+            child.join()
+        assert run.for_rank(0) is run
+        run.for_rank(2).finish()
+        run.for_rank(3).log({"last": 1.0})
+        run.for_rank(True).log({"no": 1.0})
+        run.for_rank("4").log({"no": 1.0})
+    handle.log({"late": 1.0})
+    run.for_rank(5).log({"late": 1.0})
+
+if __name__ == "__main__":
+    main(multiprocessing.get_context("{how}"))
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_what_a_parent_logs_for_others_keeps_their_rank_and_role(
+    how: str, place: Here, tmp_path: Path
+) -> None:
+    status, _, err = run(QUEUE.replace("{how}", how), tmp_path)
+
+    assert status == 0
+    assert err.splitlines() == [
+        "Nothing is recorded by for_rank: global_rank must be a whole number, 0 or more, got True; "
+        "pass the one that the values are of."
+    ]
+    seen = {
+        (str(each.identity["job_type"]), int(each.identity["global_rank"]), tuple(each.points))
+        for each in place.read()
+    }
+    assert seen == {
+        ("train", 0, ()),
+        ("worker", 0, (("loss", 0.5),)),
+        ("worker", 1, (("loss", 1.5),)),
+        # The child that was given the handle is that rank itself.
+        ("worker", 1, (("own", 1.0),)),
+        ("train", 3, (("last", 1.0),)),
+    }
+    for each in place.read():
+        told = {name: each.identity[name] for name in ("run", "group", "project", "local_rank")}
+        rank = each.identity["global_rank"]
+        by_itself = "own" in each.values
+        assert told == {
+            "run": "r",
+            "group": "g",
+            "project": "p",
+            "local_rank": None if by_itself else rank,
+        }
+        assert (each.state, each.facts.get("proxy", False)) == (
+            "finished",
+            bool({"loss", "last"} & set(each.values)),
+        )
+        assert each.config == ({"lr": 1} if not each.points else {})
+        # Under strategy "main", too: they are meant to be seen where the parent's values are.
+        assert each.identity["exported"] != by_itself
+        assert set(each.events) == ({"heard"} if "loss" in each.values else set())
+
+
 TORCH = """
 import sys
 import torch, torch.multiprocessing, torch.utils.data as data

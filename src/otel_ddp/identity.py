@@ -270,6 +270,25 @@ def settle(
     )
 
 
+def of_rank(
+    who: Identity, global_rank: object, job_type: object = None, local_rank: object = None
+) -> Identity:
+    """Another rank of the same run; raises ConfigError for what cannot be."""
+    advice = "pass the one that the values are of"
+    rank = _number("global_rank", -1 if global_rank is None else global_rank, "", {}, advice=advice)
+    local = _number("local_rank", local_rank, "", {}, advice=advice)
+    return dataclasses.replace(
+        who,
+        job_type=_text("job_type", job_type, {}) or who.job_type,
+        global_rank=rank,
+        local_rank=rank if local is None and who.nodes == 1 else local,
+        # It took itself for the only one, and is not.
+        world_size=None if who.world_size == 1 else who.world_size,
+        rank_settled=True,
+        given=who.given | {"global_rank", "local_rank"},
+    )
+
+
 def _local_rank(
     rank: int | None,
     world: int | None,
@@ -364,7 +383,12 @@ def normal(name: str, value: Any) -> Any:
 
 
 def _number(
-    name: str, argument: object, variable: str, env: Mapping[str, str], least: int = 0
+    name: str,
+    argument: object,
+    variable: str,
+    env: Mapping[str, str],
+    least: int = 0,
+    advice: str = "leave it out and it is read from the launcher",
 ) -> int | None:
     if argument is None:
         text = env.get(variable, "").strip()
@@ -375,8 +399,7 @@ def _number(
         value = operator.index(argument)
     if value < least:
         raise ConfigError(
-            f"{name} must be a whole number, {least} or more, got {argument!r}; "
-            f"leave it out and it is read from the launcher."
+            f"{name} must be a whole number, {least} or more, got {argument!r}; {advice}."
         )
     return value
 
@@ -399,6 +422,7 @@ __all__ = [
     "GroupFacts",
     "Identity",
     "hand_down",
+    "of_rank",
     "resolve",
     "settle",
 ]

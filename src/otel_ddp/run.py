@@ -69,8 +69,11 @@ class Run:
         self._ending: list[Callable[[], Any]] = []
         self._settled = False
         # Until it is opened, a run that came into a child by pickle or by fork opens itself at its
-        # first use.
+        # first use; so does one by which a process logs for another rank.
         self._opened = False
+        # The run of the process that logs by this one, and those by which it does so.
+        self._logs_for: Run | None = None
+        self._ranks: dict[tuple[int | None, str], Run] = {}
 
     def told(self, arguments: Mapping[str, Any]) -> Run:
         """This run, not opened yet, with what `init` was told on top of what it came with.
@@ -92,10 +95,14 @@ class Run:
         Not a word may be written to the parent's journal, which is mapped here as well. A thread of
         the parent may have held a lock, and that thread is not here.
         """
+        # Each of these may be the part that the child has been given.
+        for each in self._ranks.values():
+            each.brought_by_fork()
         joinable = not self._opened or self._recorder is not None
-        if self._opened and joinable:
+        if joinable and (self._opened or self._logs_for is not None):
             self._arguments, self._joins, self._forked = self._for_a_child(), True, True
-            self._identity, self._task = None, None
+            self._identity = self._task = self._logs_for = None
+        self._ranks = {}
         self._recorder = self._standing = self._place = None
         self._ends, self._ending = threading.RLock(), []
         self._opened, self._settled = not joinable, not joinable
@@ -128,10 +135,15 @@ class Run:
     def open(self) -> None:
         """Read the world as it is now and start the journal. Strict: this may raise."""
         self._opened = True
+        if self._logs_for is not None and self._logs_for._ready() is None:
+            self._settled = True
+            return
         asked = dict(self._arguments)
         strategy, config = asked.pop("strategy", None), asked.pop("config", None)
         conf = self._settings = settings.read()
         self._choice = Choice(conf.strategy if strategy is None else strategy)
+        if self._logs_for is not None:
+            self._choice = self._logs_for._choice
         who = self._identity = self._resolve(asked)
         if conf.disabled:
             self._settled = True
@@ -147,7 +159,7 @@ class Run:
                 )
             return
         who = self._identity = self._ask_group(who)
-        self._exported = self._choice.exports(who)
+        self._exported = self._exports(who)
         self._settled = who.settled
         if who.launcher == "environment" and who.world_size is None and not who.local_rank:
             containment.say_once(
@@ -187,11 +199,13 @@ class Run:
         self._standing = Standing(recorder)
         recorder.first_value = self._standing.running
         recorder.look_around = self._look_around
-        containment.count_failure = self._count_failures
-        self._count_failures(0.0)
+        if self._logs_for is None:
+            containment.count_failure = self._count_failures
+            self._count_failures(0.0)
         recorder.facts(
             {
                 **_facts(),
+                **({} if self._logs_for is None else {"proxy": True}),
                 "terms": agent_terms.terms(os.environ),
                 "sample_steps": conf.sample_steps,
             }
@@ -203,6 +217,10 @@ class Run:
         if config is not None:
             self.config(config)
         self._say_cut(recorder)
+
+    def _exports(self, who: Identity) -> bool | None:
+        # What a process logs for others is to be seen where its own values are.
+        return self._choice.exports(who) if self._logs_for is None else self._logs_for._exported
 
     def _told(self) -> dict[str, Any]:
         return {
@@ -240,6 +258,11 @@ class Run:
             )
 
     def _ask_group(self, who: Identity) -> Identity:
+        if self._logs_for is not None:
+            # The run is the one of this process, which asks for itself.
+            self._logs_for._ready()
+            found = identity.of_rank(self._logs_for.identity, **self._arguments)
+            return who if found == who else found
         if not _group_is_up():
             return who
         from otel_ddp.torch import process_group
@@ -264,7 +287,7 @@ class Run:
             if who is self._identity:
                 return
             self._identity = who
-            self._exported = self._choice.exports(who)
+            self._exported = self._exports(who)
         written = recorder.identity(self._told())
         # A signal handler in the middle of a record: the next call tells it.
         if written is None:
@@ -302,6 +325,16 @@ class Run:
     # -- what it is
 
     @property
+    def opened(self) -> bool:
+        """Whether it was opened, or will never be."""
+        return self._opened
+
+    @property
+    def logs_for_another_rank(self) -> bool:
+        """Whether it is a handle that `for_rank` has given."""
+        return self._logs_for is not None
+
+    @property
     def identity(self) -> Identity:
         """Who this process is."""
         if self._identity is None:
@@ -310,6 +343,8 @@ class Run:
         return self._identity
 
     def _resolve(self, said: Mapping[str, Any]) -> Identity:
+        if self._logs_for is not None:
+            return identity.of_rank(self._logs_for.identity, **said)
         return identity.resolve(
             **said,
             joins=self._joins,
@@ -539,6 +574,42 @@ class Run:
 
             watch.unwatch(standing)
 
+    # -- other ranks
+
+    def for_rank(
+        self, global_rank: int, *, job_type: str | None = None, local_rank: int | None = None
+    ) -> Run:
+        """What this process logs for another rank, whose numbers come by a queue, say.
+
+        `run.for_rank(3, job_type="worker").log({"loss": loss})` has the labels of that rank. It is
+        the same handle for the same rank, and ends with this run. A child that it is handed to is
+        that rank.
+        """
+        found = self._for_rank(global_rank, job_type, local_rank)
+        if found is None:
+            found = Run({})
+            found.fall_silent()
+        return found
+
+    @containment.contained()
+    def _for_rank(self, global_rank: Any, job_type: Any, local_rank: Any) -> Run | None:
+        if self._opened and self._recorder is None:
+            return None
+        who = self.identity
+        try:
+            other = identity.of_rank(who, global_rank, job_type, local_rank)
+        except ConfigError as wrong:
+            containment.say_once("for_rank", "Nothing is recorded by for_rank: %s", wrong)
+            return None
+        key = other.global_rank, other.job_type
+        if key == (who.global_rank, who.job_type):
+            return self
+        if key not in self._ranks:
+            asked = {"job_type": job_type, "local_rank": local_rank}
+            made = self._ranks[key] = Run({"global_rank": global_rank, **asked})
+            made._logs_for = self
+        return self._ranks[key]
+
     # -- the end
 
     def finish(self, state: str = "finished", *, reason: str = "") -> None:
@@ -569,7 +640,10 @@ class Run:
                 return
             # A handler that comes while it is being ended does the rest of that.
             if not self._ending:
+                # Of what it logs for others the agent hears in time, for this process goes on.
+                last = self._logs_for is None
                 self._ending += [
+                    *(partial(each.close, "finished", "") for each in self._ranks.values()),
                     partial(self._settle, recorder) if not self._settled else _nothing,
                     partial(self._unwatch, standing),
                     recorder.last_call,
@@ -577,7 +651,7 @@ class Run:
                     partial(standing.over, state),
                     # After the progress: whoever has taken this record has seen the end.
                     lambda: recorder.append(layout.END, {"state": state, "time": time.time_ns()}),
-                    partial(self._hand_over, recorder, where),
+                    partial(self._hand_over, recorder, where) if last else _nothing,
                     recorder.close,
                     where.ring,
                     partial(session.release, self),
@@ -624,6 +698,8 @@ class Run:
 
     def _for_a_child(self) -> dict[str, Any]:
         """How a child joins this run: ranks and configuration are the parent's own."""
+        if self._logs_for is not None:
+            return {**self._logs_for._for_a_child(), **self._arguments}
         own = ("config", "global_rank", "local_rank", "world_size", "parallel")
         arguments = {key: value for key, value in self._arguments.items() if key not in own}
         return {**arguments, "run": self.run, "group": self.group}

@@ -153,12 +153,16 @@ def join(run: Run) -> None:
     """Open a run that came by pickle or by fork and is used for the first time."""
     global _unused
     with _opening:
-        if run is not _unused:
+        # Another thread may have come first.
+        if run.opened:
             return
-        if _current is None:
+        if run is _unused:
+            _unused = None
+        if run.logs_for_another_rank:
+            run.open()
+        elif _current is None:
             _open(run)
         else:
-            _unused = None
             run.open()
             _beside.append(run)
 
@@ -237,6 +241,8 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
 
 def _after_fork() -> None:
     global _current, _unused, _opening
+    for run in _beside:
+        run.brought_by_fork()
     _beside.clear()
     # A thread of the parent may have held it, and that thread is not here.
     _opening = threading.RLock()

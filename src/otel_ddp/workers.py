@@ -39,6 +39,11 @@ def in_pool(reader: JournalReader) -> bool:
     return reader.facts.get("pool") is True
 
 
+def is_proxy(reader: JournalReader) -> bool:
+    """Whether another process logs for this rank: its journal ends with that process."""
+    return reader.facts.get("proxy") is True
+
+
 def is_idle(reader: JournalReader) -> bool:
     """Whether this is a child of multiprocessing with no step and no phase under way.
 
@@ -59,6 +64,8 @@ def is_idle(reader: JournalReader) -> bool:
 
 def was_ended(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
     """Whether its parent has ended this process, which went without a word, after its work."""
+    if is_proxy(reader):
+        return True
     if not is_idle(reader) or end.parent_was_killed or "out_of_memory" in end.cause:
         return False
     if "exit_code" in end.cause:

@@ -79,9 +79,8 @@ class Desk:
         """What the processes have told since the last time, and where they stand now."""
         now_ns = self._origin_ns + self._clock()
         # Of two with one name the newer one is the one that stands there.
-        known = sorted(
-            (each for each in intakes if each.labels), key=lambda each: each.reader.created_ns
-        )
+        known = [each for each in intakes if each.labels and not each.is_proxy]
+        known.sort(key=lambda each: each.reader.created_ns)
         for gone in self._seats.keys() - set(known):
             self._seats.pop(gone)
         ended = False

@@ -17,7 +17,7 @@ from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
 from otel_ddp.journal.place import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Progress, Record, Scalars, Steps
-from otel_ddp.workers import was_ended
+from otel_ddp.workers import is_proxy, was_ended
 
 # A process that waits for its process group keeps its provisional name off the wire this long.
 _UNSETTLED_S = 60.0
@@ -91,6 +91,11 @@ class Intake:
     def exported(self) -> bool:
         """Whether the strategy lets this process's series leave the node."""
         return bool(self.who.get("exported"))
+
+    @property
+    def is_proxy(self) -> bool:
+        """Whether another process logs for this rank."""
+        return is_proxy(self.reader)
 
     @property
     def project(self) -> str:
@@ -314,7 +319,8 @@ class Intake:
         self._put(catalog.TRAINING_STATE, self.state, now_ns)
         self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, self.seen_alive_ns / 1e9, now_ns)
         self._put(catalog.TRAINING_RESTARTS, float(self.who.get("restarts") or 0), now_ns)
-        if progress is not None:
+        # What another process logs for a rank says nothing of where that rank stands.
+        if progress is not None and not self.is_proxy:
             since_ns = self.reader.created_ns + progress.phase_after_ns
             self._put(catalog.TRAINING_PHASE, progress.phase_code, now_ns)
             self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
@@ -331,7 +337,7 @@ class Intake:
         self._put(catalog.OTEL_DDP_RECORDS_LOST, self._too_fast, now_ns, ("why", "too_fast"))
         self._put_totals(now_ns)
         self._put_capabilities(now_ns)
-        if self.who.get("global_rank") == 0:
+        if self.who.get("global_rank") == 0 and not self.is_proxy:
             self._put_run(now_ns)
 
     def step(self) -> int | None:

@@ -90,8 +90,8 @@ class Parents:
     def have_ended(self, intake: Intake) -> bool | None:
         """Whether its parent has ended this worker, which is gone; None: it is too early to say."""
         reader = intake.reader
-        if not workers.is_idle(reader):
-            return False
+        if workers.is_proxy(reader) or not workers.is_idle(reader):
+            return workers.was_ended(reader)
         waited_s = self._clock() - self._gone.setdefault(reader.path, self._clock())
         cause = self._causes.why(intake.pid, reader.start_ticks)
         asked = cause.get("signal") == "SIGTERM"

@@ -261,7 +261,7 @@ class Processes:
         return [
             Rank(each.labels, each.pid, each.reader.start_ticks, each.reader.facts)
             for each in self._intakes.values()
-            if each.labels and each.ended_at is None
+            if each.labels and each.ended_at is None and not each.is_proxy
         ]
 
     def pids(self) -> set[int]:
