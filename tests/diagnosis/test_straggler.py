@@ -515,6 +515,19 @@ def test_one_rank_alone_cannot_be_compared() -> None:
     assert "nobody to compare it with" in node.report().insufficient
 
 
+def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
+    node = Node(1)
+    for rank in range(3):
+        node.detector.is_here(who(rank))
+    node.steps(300)
+    assert node.report().insufficient == "insufficient data: no step yet of rank 1, 2"
+
+    for rank in (1, 2):
+        node.detector.forget(who(rank))
+
+    assert "one rank on this node" in node.report().insufficient
+
+
 def test_few_steps_are_too_few() -> None:
     node = Node()
     node.steps(60)

@@ -130,6 +130,7 @@ class Desk:
             room.stragglers.world_size(world)
             room.arrivals.world_size(world)
             room.bounds.world_size(world)
+        room.stragglers.is_here(seat.who)
         room.hear_of_waits(seat.who, intake)
         room.hear_of_own_collectives(seat.who, intake)
         if steps := intake.fresh_steps():

@@ -127,12 +127,17 @@ class Stragglers:
         self._left_out = 0.0
         self._cases: dict[Who, _Case] = {}
         self._lost: dict[Who, float] = {}
+        self._here: set[Who] = set()
         self._regression: Regression | None = None
         self._changes: list[Change] = []
 
     def world_size(self, ranks: int) -> None:
         """How many ranks the whole job has, on all its nodes."""
         self._world_size = ranks
+
+    def is_here(self, who: Who) -> None:
+        """A rank of this run is on this node, whether or not it has made a step."""
+        self._here.add(who)
 
     def waits_known(self, who: Who, known: bool) -> None:
         """Whether the rank's waiting for others is told apart from its work."""
@@ -199,6 +204,7 @@ class Stragglers:
 
     def forget(self, who: Who) -> None:
         """The process is gone."""
+        self._here.discard(who)
         self._alignment.leave(who)
         self._waits_unknown.discard(who)
         self._close(who)
@@ -245,8 +251,16 @@ class Stragglers:
             self._insufficient(table, step_s),
         )
 
+    def _stepless(self) -> str:
+        """Why there is nobody to compare a rank with, though it has others beside it."""
+        ranks = self._alignment.ranks
+        others = sorted(dict(who).get("rank", "?") for who in self._here.difference(ranks))
+        if len(ranks) >= 2 or not others:
+            return ""
+        return f"no step yet of rank {', '.join(others)}"
+
     def _insufficient(self, table: _Table | None, step_s: float) -> str:
-        why = self._alignment.trouble()
+        why = self._stepless() or self._alignment.trouble()
         if not why and self._waits_unknown:
             named = ", ".join(dict(who).get("rank", "?") for who in sorted(self._waits_unknown))
             why = f"waiting for other ranks cannot be told from work on rank {named}"
