@@ -17,6 +17,8 @@ from otel_ddp.torch.model_hooks import differentiable
 from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.stepper import Stepper
 
+# Most loops compute their loss outside of the model, and log it: that is not worth a line.
+_UNSPOKEN = frozenset({"no_loss"})
 # What a backward through reentrant checkpointing is called in the graph.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
@@ -44,6 +46,11 @@ REASONS: Mapping[str, str] = {
     "host_ahead": "the host arrives at collectives, and the device waits: no straggler is named",
     "no_recorder": "torch's flight recorder is empty: PyTorch 2.13 or newer fills it unless "
     "TORCH_FR_BUFFER_SIZE=0",
+    "no_loss": "the model returns no loss that we find: log it",
+    "several_losses": "the model returns several single numbers with a gradient: log the one that "
+    "is the loss",
+    "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
+    "as Hugging Face's Trainer asks it to: log the mean",
     "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
     "packed": "sequences that are packed into one dimension are counted as tokens alone",
     "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "
@@ -155,7 +162,7 @@ def sentences(found: Mapping[str, str]) -> Iterator[str]:
     """What is not measured, for people."""
     reasons: dict[str, list[str]] = {}
     for what, reason in found.items():
-        if reason:
+        if reason and reason not in _UNSPOKEN:
             reasons.setdefault(reason, []).append(what)
     for reason, missing in reasons.items():
         yield f"{', '.join(missing)} ({REASONS[reason]})"

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
@@ -28,6 +29,8 @@ _COUNTED_FORWARD = 2
 # By then a loop has shown what it is made of.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
+# How much of a tuple is looked through for a loss.
+_MOST_RETURNED = 16
 # Where a scaler keeps what it has found since its last update. Private.
 _ROUND = "_per_optimizer_states"
 
@@ -81,6 +84,8 @@ class Readings:
         self._optimizer: Callable[[], Any] = _nobody
         self._norm: SquareNorm | None = None
         self._loss: Any = None
+        self._lossless = ""  # why the last forward that was asked for a loss gave none
+        self._asked_loss = False
         self._loss_after = 0  # steps before the one that the loss is of
         self._counter = flops.ForwardCounter()
         self._works: dict[int, _Work] = {}
@@ -228,8 +233,15 @@ class Readings:
         model_hooks.follow(watched)
         if self._stepper.wants_loss:
             self._stepper.wants_loss = False
-            self._loss = None if watched.divided_loss else _loss_of(output)
+            self._read_loss(watched, output)
             self._loss_after = self._stepper.steps
+
+    def _read_loss(self, watched: Any, output: Any) -> None:
+        self._asked_loss = True
+        if watched.divided_loss:
+            self._loss, self._lossless = None, "divided_loss"
+        else:
+            self._loss, self._lossless = _loss_of(output)
 
     def _estimate(self, watched: Any, module: nn.Module) -> None:
         self._stepper.float16 |= _dtype_of(module) == "float16"
@@ -382,6 +394,8 @@ class Readings:
             model_hooks.watched(), stepper, capabilities.world_size(), self._reentrant
         )
         self._look_at_work(found)
+        if self._asked_loss:
+            found["loss"] = self._lossless
         if self._device is not None:
             failed = self._clock is not None and self._clock.failed
             word = "device_unknown" if self._clock is None else "device_failed" if failed else ""
@@ -436,8 +450,11 @@ def _learning_rate(optimizer: Any) -> Any:
     return groups[0].get("lr") if groups else None
 
 
-def _loss_of(output: Any) -> Any:
-    """The loss that a model returns, kept from being changed by what the loop does with it."""
+def _loss_of(output: Any) -> tuple[Any, str]:
+    """The loss that a model returns, kept from being changed by what the loop does with it.
+
+    Beside it why there is none.
+    """
     kind = type(output)
     loss: Any
     if issubclass(kind, torch.Tensor):
@@ -448,12 +465,32 @@ def _loss_of(output: Any) -> Any:
         loss = dict(held.items(output)).get("loss")
     else:
         loss = held.attribute(output, "loss")
+        if loss is None and issubclass(kind, tuple | list):
+            # `return logits, loss`
+            each = (tuple if issubclass(kind, tuple) else list).__iter__(output)
+            scalars = [one for one in islice(each, _MOST_RETURNED) if _may_be_a_loss(one)]
+            if len(scalars) > 1:
+                return None, "several_losses"
+            loss = scalars[0] if scalars else None
     # Another subclass of a tensor would be copied by code of the user's.
-    kind = type(loss)
-    torchs = issubclass(kind, torch.Tensor) and str(kind.__module__).partition(".")[0] == "torch"
-    if not torchs or loss.numel() != 1:
-        return None
-    return loss.detach().clone()
+    if not _is_torchs(loss) or loss.numel() != 1:
+        return None, "no_loss"
+    return loss.detach().clone(), ""
+
+
+def _may_be_a_loss(value: Any) -> bool:
+    """Whether it is a single number that backward may begin at."""
+    return (
+        _is_torchs(value)
+        and value.numel() == 1
+        and value.is_floating_point()
+        and bool(value.requires_grad)
+    )
+
+
+def _is_torchs(value: Any) -> bool:
+    kind = type(value)
+    return issubclass(kind, torch.Tensor) and str(kind.__module__).partition(".")[0] == "torch"
 
 
 def _dtype_of(module: nn.Module) -> str:

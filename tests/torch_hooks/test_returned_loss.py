@@ -1,0 +1,95 @@
+"""The loss that a model returns beside other things, and why there is none where none is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import otel_ddp
+from conftest import Here
+
+INPUT = torch.ones(8, 4)
+
+
+class Pair(NamedTuple):
+    logits: torch.Tensor
+    error: torch.Tensor
+
+
+class Returns(nn.Linear):
+    """Returns what it is told to make of its logits and its loss."""
+
+    def __init__(self, make: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__(4, 1)
+        self.make = make
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        self.logits = super().forward(inputs)
+        self.loss = self.logits.square().mean()
+        return self.make(self.logits, self.loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda logits, loss: loss, ""),
+        (lambda logits, loss: {"loss": loss}, ""),
+        (lambda logits, loss: (logits, loss), ""),
+        (lambda logits, loss: (loss, logits), ""),
+        (lambda logits, loss: [logits, loss, None, "text"], ""),
+        (lambda logits, loss: Pair(logits, loss), ""),
+        # Neither is one that backward could begin at.
+        (lambda logits, loss: (loss, loss.detach(), torch.tensor(3)), ""),
+        (lambda logits, loss: (loss, loss * 2), "several_losses"),
+        (lambda logits, loss: logits, "no_loss"),
+        (lambda logits, loss: (logits, None), "no_loss"),
+    ],
+)
+def test_the_one_number_with_a_gradient_is_the_loss_and_else_it_is_said_why_there_is_none(
+    place: Here, make: Any, reason: str
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    model = Returns(make)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    seen = {}
+    for step in range(1, 5):
+        model(INPUT)
+        seen[step] = float(model.loss.detach())
+        model.loss.backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    journal = place.only()
+    found = {
+        call.step: value
+        for call in journal.calls
+        for number, value in call.values
+        if journal.names[number].text == "loss"
+    }
+    # Asked for after each step, and taken from the next forward.
+    assert found == ({} if reason else {step: seen[step] for step in (2, 3, 4)})
+    assert journal.facts["capability"]["loss"] == reason
+
+
+def test_that_a_loop_computes_its_loss_by_itself_is_not_worth_a_line(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    otel_ddp.instrument(model)
+
+    for _ in range(4):
+        model(INPUT).sum().backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert place.only().facts["capability"]["loss"] == "no_loss"
+    assert "no loss" not in caplog.text
