@@ -731,3 +731,11 @@ def test_an_identity_survives_json() -> None:
     back = json.loads(json.dumps(me.to_dict()))
 
     assert me == Identity(**{**back, "given": frozenset(back["given"])})
+
+
+def test_a_lone_process_may_have_others_unless_the_user_says_that_it_has_none() -> None:
+    assert who({}).may_have_others
+    assert not who({}, world_size=1).may_have_others
+    assert not who({"OTEL_DDP_RANK": "0"}).may_have_others
+    assert not who(SLURM).may_have_others
+    assert not settle(who({}), GroupFacts(0, 2, None), env={}).may_have_others

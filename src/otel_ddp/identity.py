@@ -82,6 +82,15 @@ class Identity:
         return self.run_settled and self.rank_settled
 
     @property
+    def may_have_others(self) -> bool:
+        """Whether it is alone only as long as no process group says otherwise.
+
+        A program may start its other ranks by itself, after the run was opened.
+        """
+        said = self.given & {"global_rank", "world_size"}
+        return self.launcher == "lone" and self.world_size == 1 and not said
+
+    @property
     def wants_agreement(self) -> bool:
         """Whether a name that all ranks of a process group agree on is better than `run`."""
         return self.run_from in run_names.NEGOTIABLE

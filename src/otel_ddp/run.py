@@ -279,14 +279,26 @@ class Run:
             )
         return identity.settle(who, facts)
 
+    @containment.contained(default=True)
+    def _settle_by_hooks(self) -> bool:
+        """Ask as training goes on; true once nothing is left to ask."""
+        recorder = self._recorder
+        if recorder is None:
+            return True
+        if not self._settled or self.identity.may_have_others:
+            self._settle(recorder)
+        _tell_backend(recorder)
+        return self._settled and (not self.identity.may_have_others or _group_is_up())
+
     @containment.contained()
     def _settle(self, recorder: Recorder) -> None:
         """Until the process group is up, ask at each call whether it is."""
-        if not self.identity.settled:
+        if not self.identity.settled or self.identity.may_have_others:
             who = self._ask_group(self.identity)
-            if who is self._identity:
+            if who == self._identity:
                 return
             self._identity = who
+            self._settled = False
             self._exported = self._exports(who)
         written = recorder.identity(self._told())
         # A signal handler in the middle of a record: the next call tells it.
@@ -544,19 +556,17 @@ class Run:
         if remark := too_old(str(getattr(torch, "__version__", ""))):
             containment.say_once("torch", "%s.", remark[0].upper() + remark[1:])
             return
-        from otel_ddp.torch import process_group, watch
+        from otel_ddp.torch import watch
 
-        if backend := process_group.backend():
-            recorder.facts({"backend": backend})
+        _tell_backend(recorder)
         who = self.identity
-        watch.watch(
-            model,
-            standing,
+        wishes.update(
             every=self._settings.sample_steps,
             leads=not who.global_rank,
             speaks=not who.local_rank,
-            **wishes,
+            settle=self._settle_by_hooks,
         )
+        watch.watch(model, standing, **wishes)
         # A signal handler may have ended the run in the meantime.
         if self._standing is not standing:
             self._unwatch(standing)
@@ -718,6 +728,8 @@ class Run:
             return
         recorder.look_at = now + agent_link.LOOK_EVERY_NS
         recorder.land()
+        if self.identity.may_have_others:
+            self._settle(recorder)
         if self._settings.agent == "auto":
             agent_link.ensure_agent(self._place)
 
@@ -807,6 +819,13 @@ def _group_is_up() -> bool:
     from otel_ddp.torch import process_group
 
     return process_group.is_up()
+
+
+def _tell_backend(recorder: Recorder) -> None:
+    from otel_ddp.torch import process_group
+
+    if backend := process_group.backend():
+        recorder.facts({"backend": backend})
 
 
 def _in_data_worker() -> bool:

@@ -41,7 +41,7 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     """What the default process group says; None where there is none.
 
     With `agree`, the name of the run that its store holds is part of it: the first rank's
-    `propose`, for all ranks that ask.
+    `propose`, for all ranks that ask. One rank alone has nobody to agree with.
     """
     if not is_up():
         return None
@@ -52,7 +52,8 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
         containment.pass_on()
         return None  # destroyed by another thread since we asked
     store = _store(module)
-    agreed_run = _agree(store, propose) if agree and store is not None else None
+    asks = agree and world_size > 1 and store is not None
+    agreed_run = _agree(store, propose) if asks else None
     return GroupFacts(rank, world_size, agreed_run, _host(store))
 
 

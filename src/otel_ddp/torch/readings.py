@@ -47,6 +47,8 @@ class Wishes(NamedTuple):
     """Whether this rank says what all ranks have in common."""
     speaks: bool = True
     """Whether this rank tells people what is not measured."""
+    settle: Callable[[], bool] | None = None
+    """Asks the process group who this process is; true once there is nothing more to ask."""
 
 
 # What a model's FLOPs rest on: which parameters are trained, and the shapes of a sample.
@@ -133,6 +135,7 @@ class Readings:
     def first_step(self) -> None:
         """Work begins: now the models are where they will stay."""
         compile_hooks.attach(self._stepper)
+        self._settle_identity()
         devices = [p.device for model in model_hooks.watched() for p in model.parameters()]
         if found := boards(devices):
             self._standing.recorder.facts(found)
@@ -332,6 +335,7 @@ class Readings:
         stepper = self._stepper
         model_hooks.watch_compiled()
         compile_hooks.attach(stepper)
+        self._settle_identity()
         self._offer()
         self._read_memory()
         stepper.wants_loss = True
@@ -339,6 +343,11 @@ class Readings:
         # That one may come late: local SGD, averaging by hand.
         if (stepper.steps >= _STEPS_TO_KNOW and watching) or (self._early and not none_yet()):
             self.look()
+
+    def _settle_identity(self) -> None:
+        settle = self._wishes.settle
+        if settle is not None and settle():
+            self._wishes = self._wishes._replace(settle=None)
 
     def _offer(self) -> None:
         found: dict[str, Any] = {}
