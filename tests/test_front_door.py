@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import otel_ddp
+from conftest import Here
 
 FORBIDDEN = ("torch", "opentelemetry", "prometheus_client", "pynvml", "requests", "grpc")
 
@@ -55,7 +56,7 @@ def test_a_training_process_loads_neither_the_sdk_nor_torch_nor_the_agent(tmp_pa
     new = python(
         f"import os, sys; os.environ.update(OTEL_DDP_AGENT='off', OTEL_DDP_DIR={str(tmp_path)!r})\n"
         "import otel_ddp\n"
-        "with otel_ddp.instrument(None, config={'a': 1}) as run:\n"
+        "with otel_ddp.init(config={'a': 1}) as run:\n"
         "    run.log({'loss': 1.0}, step=1)\n"
         "    with run.phase('eval'): run.event('now')\n"
         "print(*sys.modules)"
@@ -64,6 +65,17 @@ def test_a_training_process_loads_neither_the_sdk_nor_torch_nor_the_agent(tmp_pa
     assert set() == {*FORBIDDEN} & {name.split(".")[0] for name in new}
     assert not [name for name in new if name.startswith(("otel_ddp.agent.", "otel_ddp.torch"))]
     assert "otel_ddp.recorder" in new
+
+
+def test_where_there_is_no_torch_a_model_is_not_looked_for_and_values_are_recorded(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    otel_ddp.instrument().log({"loss": 1.0})
+
+    assert place.only().values == {"loss": 1.0}
+    assert "PyTorch, which is not installed here" in caplog.text
 
 
 def test_the_version_is_the_packages_own() -> None:

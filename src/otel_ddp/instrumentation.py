@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def instrument(
-    model: Any,
+    model: Any = None,
     strategy: Strategy = UNSAID,
     *,
     group: str | None = None,
@@ -33,6 +33,8 @@ def instrument(
 ) -> Run:
     """Open the run of this process if none is open, measure the steps of a model, return the run.
 
+    Without a *model*, as where a trainer builds its own, the models that train are found when they
+    are called for the first time.
     *parallel* is what a trainer's configuration says of `rank`, `local_rank` and `world_size`; the
     launcher and a live process group know better.
     *optimizer* is one whose parameters are not the model's own (copies in float32, say), and
@@ -51,7 +53,8 @@ def instrument(
         config=config,
         parallel=parallel,
     )
-    opened.describe(model)
+    if model is not None:
+        opened.describe(model)
     opened.watch(
         model,
         optimizer=optimizer,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -539,13 +540,15 @@ class Run:
         recorder.facts({"model": type(inner).__name__[:200], "parameters": counts})
 
     @containment.contained()
-    def watch(self, model: Any, **wishes: Any) -> None:
-        """Measure the steps that train this model, if it is one of torch's."""
-        recorder = self._ready()
-        standing, torch = self._standing, sys.modules.get("torch")
-        if recorder is None or standing is None or torch is None:
+    def watch(self, model: Any = None, **wishes: Any) -> None:
+        """Measure the steps that train this model, or, without one, the models that are found."""
+        recorder, standing = self._ready(), self._standing
+        if recorder is None or standing is None:
             return
-        if not isinstance(model, torch.nn.Module):
+        torch = _import_torch() if model is None else sys.modules.get("torch")
+        if torch is None:
+            return
+        if model is not None and not isinstance(model, torch.nn.Module):
             containment.say_once(
                 "model",
                 "instrument was given a %s, which is no torch.nn.Module: no steps are measured; "
@@ -566,7 +569,10 @@ class Run:
             speaks=not who.local_rank,
             settle=self._settle_by_hooks,
         )
-        watch.watch(model, standing, **wishes)
+        if model is None:
+            watch.look_for_models(standing, self.describe, **wishes)
+        else:
+            watch.watch(model, standing, **wishes)
         # A signal handler may have ended the run in the meantime.
         if self._standing is not standing:
             self._unwatch(standing)
@@ -826,6 +832,20 @@ def _tell_backend(recorder: Recorder) -> None:
 
     if backend := process_group.backend():
         recorder.facts({"backend": backend})
+
+
+def _import_torch() -> Any:
+    """torch, imported if need be: a program whose model is looked for is about to do it."""
+    try:
+        return import_module("torch")
+    except ImportError:
+        containment.pass_on()
+        containment.say_once(
+            "torch",
+            "instrument() measures steps of PyTorch, which is not installed here; what you log is "
+            "recorded.",
+        )
+        return None
 
 
 def _in_data_worker() -> bool:

@@ -40,6 +40,11 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
     otel_ddp.finish()
 
 
+def before_there_is_a_model() -> None:
+    assert_type(otel_ddp.instrument(), Run)
+    assert_type(otel_ddp.instrument(strategy="all", group="sweep"), Run)
+
+
 def open_runs() -> None:
     otel_ddp.init()
     otel_ddp.init(0.1, group="g", run="r", project="p", name="n", description="d", node="a")

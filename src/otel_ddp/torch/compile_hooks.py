@@ -45,6 +45,7 @@ def _began(*args: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
+        stepper.before_compile()
         stepper.compile_began(threading.get_ident())
         model_hooks.follow_compiled(stepper)
     except containment.ANYTHING:
@@ -57,5 +58,6 @@ def _ended(*args: Any) -> None:
         return
     try:
         stepper.compile_ended()
+        stepper.after_compile()
     except containment.ANYTHING:
         stepper.failed("after compiling")

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import containment
-from otel_ddp.torch import held
+from otel_ddp.torch import every_module, held
 from otel_ddp.torch.stepper import Ear, Stepper
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
@@ -26,14 +26,16 @@ _Tensor = torch.Tensor
 # What calls a module, and the class of what torch.compile gives for one.
 _CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 _COMPILED = "OptimizedModule"
+# Under which a hook lies that is taken off and put on again in each forward of DDP.
+_OURS = "otel_ddp"
 
 
 class _Watched:
     """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
 
     __slots__ = (
-        *("by_samples", "divided_loss", "flops_per_unit", "forwards", "is_ddp", "model", "samples"),
-        *("stepper", "syncs_buffers", "tokens", "trains_in_eval"),
+        *("alone", "aside", "by_samples", "divided_loss", "flops_per_unit", "forwards", "found"),
+        *("is_ddp", "model", "samples", "stepper", "syncs_buffers", "tokens", "trains_in_eval"),
     )
 
     def __init__(self, model: nn.Module, stepper: Stepper, among: dict[int, _Watched]) -> None:
@@ -41,6 +43,12 @@ class _Watched:
         # is told of its end: what a signal handler raises in one is lost.
         self.model = ref(model, partial(among.pop, id(model)))
         self.stepper = stepper
+        # Whether it was found, not named.
+        self.found = False
+        # Of a module inside of DDP: whether it is being called past DDP.
+        self.alone = False
+        # The hooks of the module inside of DDP, where ours is only for calls past DDP.
+        self.aside: dict[Any, Any] | None = None
         # Whether it may give every rank the same buffers before a forward.
         self.syncs_buffers = False
         # DDP does as the model inside of it does, and whoever sets only that one's mode leaves its
@@ -59,42 +67,50 @@ class _Watched:
 
 # A deep copy (an EMA model, say) carries the hooks along, but is not in here.
 _watched: dict[int, _Watched] = {}
-# The module inside of DDP, where DDP may wait before it.
+# The module inside of DDP: DDP may wait before it, and who validates may call it by itself.
 _inner: dict[int, _Watched] = {}
 
 
-def attach(module: nn.Module, stepper: Stepper) -> bool:
+def attach(module: nn.Module, stepper: Stepper, found: bool = False) -> bool:
     """Watch a model, the outermost object that the training loop calls; False if it is already."""
     if id(module) in _watched:
         return False
     watched = _watched[id(module)] = _Watched(module, stepper, _watched)
+    watched.found = found
     # A copy has inherited those of the model that it was made of.
-    _take_off(module, _before_forward, _after_forward)
-    module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
+    take_off(module, call_began, _after_forward)
+    module.register_forward_pre_hook(call_began, prepend=True, with_kwargs=True)
     # Also where forward raises: the time after that is not forward.
     module.register_forward_hook(_after_forward, prepend=True, always_call=True)
-    if isinstance(module, DistributedDataParallel) and _has_buffers(module):
-        watched.syncs_buffers = True
-        # Not held by that DDP: one module may be wrapped time and again.
-        _inner[id(module.module)] = _Watched(module.module, stepper, _inner)
-        _take_off(module.module, _before_inner)
-        module.module.register_forward_pre_hook(_before_inner)
+    # A scripted one takes no hooks.
+    inside = module.module if isinstance(module, DistributedDataParallel) else None
+    if inside is not None and not isinstance(inside, torch.jit.ScriptModule):
+        _attach_inside(module, inside, watched)
     if id(module) not in _watched:
         # A signal handler has taken off all there was, in the middle of this.
-        _take_off(module, _before_forward, _after_forward)
-        if watched.syncs_buffers:
-            _take_off(module.module, _before_inner)
+        take_off(module, call_began, _after_forward)
+        if inside is not None:
+            take_off(inside, _before_inner, _after_inner)
         return False
     return True
 
 
-def _has_buffers(ddp: DistributedDataParallel) -> bool:
-    if isinstance(ddp.module, torch.jit.ScriptModule):
-        return False  # it takes no hooks
-    return bool(ddp.broadcast_buffers) and any(True for _ in ddp.module.buffers())
+def _attach_inside(ddp: Any, inside: nn.Module, watched: _Watched) -> None:
+    watched.syncs_buffers = bool(ddp.broadcast_buffers) and any(True for _ in inside.buffers())
+    # Not held by that DDP: one module may be wrapped time and again.
+    known = _inner.get(id(inside))
+    within = _inner[id(inside)] = _Watched(inside, watched.stepper, _inner)
+    within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
+    take_off(inside, _before_inner, _after_inner)
+    inside._forward_pre_hooks[_OURS] = _before_inner
+    if not within.syncs_buffers:
+        # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
+        # tenth of that.
+        watched.aside = inside._forward_pre_hooks
 
 
-def _take_off(module: nn.Module, *ours: Any) -> None:
+def take_off(module: nn.Module, *ours: Any) -> None:
+    """Take these hooks off a module."""
     # By what they are, not by a handle: a copy carries them along and has none, and a shallow one
     # shares them.
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
@@ -112,7 +128,7 @@ def detach() -> None:
         model: Any = watched.model()
         if model is None:
             continue
-        _take_off(model, _before_forward, _after_forward, _before_inner)
+        take_off(model, call_began, _after_forward, _before_inner, _after_inner)
         if isinstance(model._compiled_call_impl, _CompiledInPlace):
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
@@ -180,12 +196,17 @@ class _CompiledInPlace:
         module = self._module()
         if module is None:
             return self.call(*args, **kwargs)
-        _before_forward(module, args, kwargs)
+        # Compiled code is valid for the hooks that there were when it was compiled.
+        looking = every_module.take_off()
+        call_began(module, args, kwargs)
         try:
             output = self.call(*args, **kwargs)
         except BaseException:
             _after_forward(module, args, None)
             raise
+        finally:
+            if looking:
+                every_module.put_on()
         _after_forward(module, args, output)
         return output
 
@@ -194,13 +215,16 @@ class _CompiledInPlace:
 # is not said has a default, and what is said beside it is no error.
 
 
-def _before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+def call_began(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+    """The hook before the forward of a watched model."""
     # Traced into a graph this would break it; the compiled model then calls no hook.
     if is_compiling():
         return
     watched = _watched.get(id(module))
     if watched is None or not watched.stepper.alive:
         return
+    if watched.aside is not None:
+        watched.aside.pop(_OURS, None)
     try:
         watched.stepper.forward_began(watched, module, args, kwargs)
     except containment.ANYTHING:
@@ -214,9 +238,30 @@ def _before_inner(module: nn.Module, *_: Any) -> None:
     if watched is None or not watched.stepper.alive:
         return
     try:
-        watched.stepper.buffers_arrived()
+        if watched.stepper.evaluated_by_itself(watched, module):
+            watched.alone = True
+            take_off(module, _after_inner)
+            module.register_forward_hook(_after_inner, always_call=True)
+        elif watched.syncs_buffers:
+            watched.stepper.buffers_arrived()
     except containment.ANYTHING:
         watched.stepper.failed("before the inner forward")
+
+
+def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
+    if is_compiling():
+        return
+    if output is not None:
+        # Where forward has raised torch is still going over these hooks.
+        take_off(module, _after_inner)
+    watched = _inner.get(id(module))
+    if watched is None or not watched.alone or not watched.stepper.alive:
+        return
+    watched.alone = False
+    try:
+        watched.stepper.forward_ended(watched, module, None)
+    except containment.ANYTHING:
+        watched.stepper.failed("after the inner forward")
 
 
 def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
@@ -225,6 +270,8 @@ def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more:
     watched = _watched.get(id(module))
     if watched is None or not watched.stepper.alive:
         return
+    if watched.aside is not None:
+        watched.aside[_OURS] = _before_inner
     if more:
         output = more[-1]
     stepper = watched.stepper

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from torch.compiler import is_compiling
@@ -21,7 +21,19 @@ from otel_ddp.torch.stepper import InGraph, Stepper
 _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
 _DEEPEST = 8
 
+
+class Search(Protocol):
+    """Looks for models, and hears of steps."""
+
+    on: bool
+
+    def stepped(self) -> None: ...
+    def another_optimizer(self) -> None: ...
+    def stepped_unseen(self) -> None: ...
+
+
 _handles: list[Any] = []
+_search: Search | None = None
 _stepper: Stepper | None = None
 _in_graph = InGraph()
 # By id: whether it is one of ours, else how many parameters it has; and what forgets it when it
@@ -46,6 +58,19 @@ def expect(optimizer: Any) -> None:
     _known.clear()
     if isinstance(optimizer, Optimizer):
         _keep(optimizer, True)
+
+
+def tell(search: Search | None) -> None:
+    """Who looks for models, if they are looked for."""
+    global _search
+    _search = search
+
+
+def ask_again() -> None:
+    """A model was found: optimizers that were none of ours may be its own."""
+    for key, (owned, _, _) in list(_known.items()):
+        if not owned:
+            _known.pop(key, None)
 
 
 def heard(given: Any) -> Optimizer | None:
@@ -90,6 +115,8 @@ def _owned(optimizer: Optimizer) -> bool:
     mine = {id(p) for module in model_hooks.watched() for p in module.parameters()}
     owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
     _keep(optimizer, owned)
+    if not owned and _search is not None:
+        _search.another_optimizer()
     return owned
 
 
@@ -139,5 +166,9 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
         known = _known.get(id(optimizer), _UNKNOWN)
         if known[0] or _ours_by_now(optimizer, known[1]):
             stepper.optimizer_ended(optimizer)
+            if _search is not None and _search.on:
+                _search.stepped()
+        elif _search is not None:
+            _search.stepped_unseen()
     except containment.ANYTHING:
         stepper.failed("after the optimizer")

@@ -169,8 +169,9 @@ class Readings:
         """Each of the ranks would tell all of the batch: none does, but for a figure given."""
         watched.forwards += 1
         work.wanted = False
-        self._standing.samples -= watched.samples
-        self._standing.tokens -= watched.tokens
+        if self._stepper.fed_last:
+            self._standing.samples -= watched.samples
+            self._standing.tokens -= watched.tokens
         if self._wishes.flops_per_sample is not None:
             self._standing.flops_method = "given"
             self._standing.flops += float(self._wishes.flops_per_sample) * watched.samples

@@ -181,6 +181,9 @@ class Stepper:
         # others do to the models while one of these is at work is no part of the step.
         self._holder = 0
         self._loading = 0  # the thread that asked for the last batch
+        # Of several models that were found rather than named, the one whose batch is this step's.
+        self._fed: Any = None
+        self.fed_last = True  # whether the last forward's batch was counted
         self._task = -1  # the backward of the session, as autograd numbers them
         # A model in evaluation mode that was called with gradients on; and whether such a gradient
         # has come. Where a step follows, that is how this model trains.
@@ -202,6 +205,11 @@ class Stepper:
         self.on_output: Callable[[Any, torch.nn.Module, Any], None] = _nothing
         self.before_counting: Callable[[], None] = _nothing
         self.counted: Callable[[str], None] = _nothing
+        # Where the model is looked for: batches that are loaded before it is known make no step.
+        self.has_model = False
+        self.before_model: Callable[[], None] = _nothing
+        self.before_compile: Callable[[], None] = _nothing
+        self.after_compile: Callable[[], None] = _nothing
         self.after_counting: Callable[[], None] = _nothing
         self.wants_loss = False
         # Where there is a scaler: what it keeps of its present round, another object after each
@@ -296,8 +304,12 @@ class Stepper:
         samples, tokens = workload(args, kwargs)
         if type(samples) is not int or type(tokens) is not int:
             samples = tokens = 0  # traced: sizes are tensors, of no number
-        standing.samples += samples
-        standing.tokens += tokens
+        if watched.found and self._fed is not watched and not self._feeds(watched):
+            self.fed_last = False
+        else:
+            standing.samples += samples
+            standing.tokens += tokens
+            self.fed_last = True
         if self.wants_loss:
             watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
         if (each := watched.flops_per_unit) is None:
@@ -305,6 +317,22 @@ class Stepper:
             self._aside("on_forward", watched, module)
         elif each:
             standing.flops += each * (samples if watched.by_samples else tokens or samples)
+
+    def _feeds(self, watched: Any) -> bool:
+        """Whether a step's batch is told by this model, as it is by the first that it calls.
+
+        An encoder and its decoder work on one batch.
+        """
+        if self._fed is None:
+            self._fed = watched
+        return self._fed is watched
+
+    def evaluated_by_itself(self, watched: Any, module: torch.nn.Module) -> bool:
+        """The module inside of DDP is called: whether that is an evaluation past DDP."""
+        if self._inside or self._session or (module.training and _is_grad_enabled()):
+            return False
+        self.forward_began(watched, module, (), None)
+        return self._inside > 0
 
     def _buffers_arrived(self) -> None:
         """DDP has given every rank the same buffers; the model itself begins."""
@@ -432,6 +460,7 @@ class Stepper:
 
     def another_model(self) -> None:
         """A model has come, or come again: it may have another optimizer than the last one."""
+        self.has_model = True
         if not self._named:
             self._step_optimizer = {}
 
@@ -509,6 +538,9 @@ class Stepper:
 
     def _data_began(self) -> None:
         """Somebody asks a loader for the next batch."""
+        if not self.has_model:
+            self.before_model()
+            return
         thread = _get_ident()
         if self._others(self.standing.thread or _MAIN, thread):
             self.loads_elsewhere = True
@@ -544,7 +576,8 @@ class Stepper:
     def compile_began(self, thread: int) -> None:
         """A graph is being compiled, in the middle of whatever needs it."""
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
-        if thread == self.standing.thread or self._session:
+        evaluates = self._inside and thread == self._holder
+        if thread == self.standing.thread or self._session or evaluates:
             self.standing.enter(self._compile)
 
     def compile_ended(self) -> None:
@@ -628,6 +661,7 @@ class Stepper:
         if self._doubted is not None and self._doubted_backward:
             self._doubted.trains_in_eval = True
         self._unstepped = self._steps_of_others = 0
+        self._fed = None
         self.steps += 1
         standing = self.standing
         if standing.step_finished(skipped, phase) or self._closely:

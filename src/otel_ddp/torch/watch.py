@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from otel_ddp.torch import (
     collection_hooks,
     compile_hooks,
     data_hooks,
+    discovery,
     model_hooks,
     optimizer_hooks,
     witness,
@@ -27,7 +29,6 @@ _readings: Readings | None = None
 
 def watch(model: nn.Module, standing: Standing, **wishes: Any) -> None:
     """Measure the steps that train this model."""
-    global _stepper, _readings
     if isinstance(model, ScriptModule):
         containment.say_once(
             "script",
@@ -35,6 +36,23 @@ def watch(model: nn.Module, standing: Standing, **wishes: Any) -> None:
             "measured; what you log is recorded as before.",
         )
         return
+    stepper = _prepared(standing, wishes)
+    # Who names a model names them all.
+    discovery.detach()
+    # Hooks go last: from here on a step may begin at any moment.
+    model_hooks.attach(model, stepper)
+    stepper.another_model()
+    model_hooks.watch_compiled()
+
+
+def look_for_models(standing: Standing, found: Callable[[nn.Module], None], **wishes: Any) -> None:
+    """Measure the steps that train whatever model there will be; *found* is told of it."""
+    discovery.attach(_prepared(standing, wishes), found)
+
+
+def _prepared(standing: Standing, wishes: dict[str, Any]) -> Stepper:
+    """Listen to all but models."""
+    global _stepper, _readings
     wishes |= {name: _of_torch(name, wishes.get(name)) for name in ("optimizer", "step_optimizer")}
     # Kept in hand: a signal handler may take off all of it at any moment.
     stepper, readings = _stepper, _readings
@@ -48,10 +66,9 @@ def watch(model: nn.Module, standing: Standing, **wishes: Any) -> None:
     witness.start(standing.recorder.writer.path, lambda: standing.thread)
     readings.hear(Wishes(**wishes))
     optimizer_hooks.expect(wishes["optimizer"])
-    # Hooks go last: from here on a step may begin at any moment.
-    model_hooks.attach(model, stepper)
-    stepper.another_model()
-    model_hooks.watch_compiled()
+    # Who only evaluates compiles as well.
+    compile_hooks.attach(stepper)
+    return stepper
 
 
 def _of_torch(name: str, given: Any) -> Any:
@@ -81,7 +98,7 @@ def unwatch(standing: Standing | None) -> None:
     for act in (
         *((readings.close,) if readings is not None else ()),
         *((stepper.stop,) if stepper is not None else ()),
-        *(model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
+        *(discovery.detach, model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
         *(collection_hooks.detach, compile_hooks.detach, witness.stop),
     ):
         containment.contained()(act)()
@@ -94,6 +111,7 @@ def _after_fork() -> None:
     if _stepper is not None:
         _stepper.alive = False
         _stepper = None
+    containment.attempt(discovery.detach, None)
     if readings is not None:
         containment.attempt(readings.leave_to_parent, None)
 

@@ -1,0 +1,246 @@
+"""Finds the models that a program trains, where it names none."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+from torch.jit import ScriptModule
+
+from otel_ddp import containment
+from otel_ddp.torch import compile_hooks, every_module, model_hooks, optimizer_hooks
+from otel_ddp.torch.stepper import Stepper
+
+# A model that takes part in training is called in one of so many steps: a GAN's critic may make
+# several before the generator makes one.
+_STEPS = 10
+# Programs whose layers are called one by one, from a function, are measured by some of them.
+_MOST_MODELS = 16
+# After so many steps of an optimizer, and no model seen, a person is told what to do.
+_STEPS_UNSEEN = 10
+_CALL_MODULE = nn.Module._wrapped_call_impl.__code__
+# OptimizedModule says this while any hook is on every module, and ours is off before it compiles.
+_NEEDLESS = r"Using `torch\.compile\(module\)` when there are global hooks"
+
+_search: _Search | None = None
+
+
+def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
+    """Look for the models of this process, and watch them; *found* is told of the first."""
+    global _search
+    if _search is None or _search.stepper is not stepper:
+        detach()
+        _search = _Search(stepper, found)
+        optimizer_hooks.tell(_search)
+    _search.begin()
+
+
+def detach() -> None:
+    """Look no more."""
+    global _search
+    search, _search = _search, None
+    optimizer_hooks.tell(None)
+    if search is not None:
+        search.rest()
+    every_module.expect(None)
+
+
+class _Search:
+    """On from the beginning, and again when an optimizer steps that has no model of ours.
+
+    The hook on every module is off while one is called: what that one calls is a part of it, pays
+    nothing, and may be compiled.
+    """
+
+    def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
+        self.stepper = stepper
+        self.on = False
+        self._found = found
+        self._told = False
+        self._steps_left = 0
+        self._models = self._unseen = 0
+        self._filter: Any = None
+        # The hook was on when a compilation began.
+        self._compiles = False
+        # The last one that was called.
+        self._called: Callable[[], nn.Module | None] = _nobody
+        stepper.before_model = self._listen_to_compiling
+        stepper.before_compile = self.compiling
+        stepper.after_compile = self.compiled
+        every_module.expect(_before_any)
+
+    def begin(self) -> None:
+        """Look, for as many steps as it may take to call every model."""
+        self._steps_left = _STEPS
+        self._told = False
+        self._models = 0
+        if not self.on:
+            self.on = True
+            self._filter = _quieten()
+        self._listen_to_compiling()
+        every_module.put_on()
+
+    def rest(self) -> None:
+        """Look no more until another optimizer comes."""
+        self.on = False
+        every_module.take_off()
+        self._let_go()
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        self._filter = None
+
+    def _listen_to_compiling(self) -> None:
+        compile_hooks.attach(self.stepper)
+
+    # -- calls
+
+    def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module is called, from no other one."""
+        if isinstance(module, ScriptModule) or torch.jit.is_tracing():
+            return
+        every_module.take_off()
+        self._listen_to_compiling()
+        self._let_go()
+        # Hooks on the module itself are looked up after its forward.
+        module.register_forward_hook(_after_any, always_call=True)
+        self._called = ref(module)
+        if _trains(module) and self._adopt(module):
+            # Torch has already chosen the hooks that it calls before this forward.
+            model_hooks.call_began(module, args, _keywords(module))
+
+    def returned(self) -> None:
+        """It has returned, or raised."""
+        if self.on:
+            every_module.put_on()
+
+    def _let_go(self) -> None:
+        # Not when it raises: torch is going over its hooks just then.
+        module, self._called = self._called(), _nobody
+        if module is not None:
+            model_hooks.take_off(module, _after_any)
+
+    def _adopt(self, module: nn.Module) -> bool:
+        if self._models >= _MOST_MODELS or not model_hooks.attach(module, self.stepper, found=True):
+            return False
+        self._models += 1
+        optimizer_hooks.ask_again()
+        self.stepper.another_model()
+        model_hooks.watch_compiled()
+        if not self._told:
+            self._told = True
+            self._found(module)
+        return True
+
+    # -- compilation
+
+    def compiling(self) -> None:
+        """A graph is about to be compiled: without the hook, or it would be valid with it alone."""
+        self._compiles = every_module.take_off()
+        if self._compiles:
+            module = _outermost(sys._getframe())
+            # Compiled in place, its hooks are never called: from the next call on it is watched
+            # from around.
+            if module is not None and _may_train(module):
+                self._adopt(module)
+
+    def compiled(self) -> None:
+        """It is compiled."""
+        if self._compiles:
+            self._compiles = False
+            self.returned()
+
+    # -- optimizers
+
+    def stepped(self) -> None:
+        """A model that is watched has made a step."""
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self.rest()
+
+    def another_optimizer(self) -> None:
+        """An optimizer steps that has no model of ours: a trainer may have built another one."""
+        if self.stepper.has_model:
+            self.begin()
+
+    def stepped_unseen(self) -> None:
+        """An optimizer has made a step, and no model of ours has a part in it."""
+        if self.stepper.has_model:
+            return
+        self._unseen += 1
+        if self._unseen == _STEPS_UNSEEN:
+            containment.say_once(
+                "discovery",
+                "instrument() was given no model, and in %d steps of an optimizer none was seen "
+                "that is called and trains, so no steps are measured: pass the model, "
+                "instrument(model), after whatever wraps or compiles it.",
+                _STEPS_UNSEEN,
+            )
+
+
+def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
+    if is_compiling():
+        return
+    search = _search
+    if search is None or not search.stepper.alive:
+        every_module.take_off()
+        return
+    try:
+        search.called(module, args)
+    except containment.ANYTHING:
+        search.stepper.failed("looking for the model")
+
+
+def _after_any(module: nn.Module, *_: Any) -> None:
+    if not is_compiling() and _search is not None:
+        _search.returned()
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether this very call may lead to a backward. A loss has nothing that is trained."""
+    inside = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+    return (
+        (module.training or bool(inside.training))
+        and torch.is_grad_enabled()
+        and _may_train(module)
+    )
+
+
+def _may_train(module: nn.Module) -> bool:
+    return any(each.requires_grad for each in module.parameters())
+
+
+def _keywords(module: nn.Module) -> Mapping[str, Any] | None:
+    """What a module is called with by name, which the hook on every module is not given."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _CALL_MODULE and frame.f_locals.get("self") is module:
+            return frame.f_locals.get("kwargs")
+        frame = frame.f_back
+    return None
+
+
+def _outermost(frame: FrameType | None) -> nn.Module | None:
+    """The module of all those being called that is called first."""
+    found: Any = None
+    while frame is not None:
+        if frame.f_code is _CALL_MODULE:
+            found = frame.f_locals.get("self")
+        frame = frame.f_back
+    return found
+
+
+def _quieten() -> Any:
+    """Keep back a warning about hooks of ours that do no harm; what to take away again."""
+    warnings.filterwarnings("ignore", message=_NEEDLESS)
+    return warnings.filters[0]
+
+
+def _nobody() -> None:
+    pass

@@ -1,0 +1,434 @@
+"""`instrument()` before there is a model: what trains is found when it is called, and only that."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import SGD
+
+import otel_ddp
+from conftest import Here, Journal
+from loops import phase, totals
+from node import Node, finished
+
+INPUT = torch.ones(8, 4)
+STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Nothing compiled before, and nothing of ours on torch afterwards."""
+    torch._dynamo.reset()
+    filters = list(warnings.filters)
+    yield
+    otel_ddp.finish()
+    assert not _has_any_global_hook()
+    assert warnings.filters == filters
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(inputs).relu())
+
+
+class Scale(nn.Module):
+    """A loss that learns as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: torch.Tensor) -> torch.Tensor:
+        return (self.weight * output).square().mean()
+
+
+def sgd(*models: nn.Module) -> SGD:
+    return SGD([p for model in models for p in model.parameters()], lr=0.01)
+
+
+def train(
+    call: Callable[..., torch.Tensor],
+    optimizer: SGD,
+    steps: int = STEPS,
+    loss: Callable[..., torch.Tensor] = torch.sum,
+) -> None:
+    for _ in range(steps):
+        loss(call(INPUT)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def hooks(*models: nn.Module) -> int:
+    kinds = ("_forward_pre_hooks", "_forward_hooks")
+    return sum(len(getattr(m, kind)) for model in models for m in model.modules() for kind in kinds)
+
+
+class TrainerOfItsOwn:
+    """Builds its model, its loss and its optimizer where nobody sees them."""
+
+    def run(self) -> None:
+        model = Net()
+        criterion = nn.MSELoss()
+        train(model, sgd(model), loss=lambda output: criterion(output, torch.ones(8, 1)))
+
+
+def test_a_trainer_that_builds_its_own_model_is_measured_from_its_first_step(place: Here) -> None:
+    otel_ddp.instrument()
+
+    TrainerOfItsOwn().run()
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == STEPS
+    assert found["training.samples"] == 8 * STEPS
+    assert found["training.flops/counted"] > 0
+    facts = place.only().facts
+    assert (facts["model"], facts["parameters"]) == ("Net", {"true": 25})
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        *(DistributedDataParallel, DataParallel, sharded, compiled),
+        lambda net: compiled(DistributedDataParallel(net)),
+        lambda net: DistributedDataParallel(compiled(net)),
+        lambda net: nn.Sequential(DistributedDataParallel(net)),
+    ],
+)
+def test_what_wraps_a_model_is_watched_as_one_and_nothing_of_torch_complains(
+    place: Here, alone: None, wrap: Any
+) -> None:
+    model = wrap(Net())
+    before = hooks(model)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*hook.*")
+        otel_ddp.instrument()
+        train(model, sgd(model))
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == STEPS
+    assert found["training.samples"] == 8 * STEPS
+    # On the object that is called, and on the module inside of DDP, which may be validated alone.
+    assert hooks(model) == before + (3 if isinstance(model, DistributedDataParallel) else 2)
+
+
+def test_one_batch_of_several_models_is_counted_once(place: Here) -> None:
+    otel_ddp.instrument()
+    encoder, decoder, criterion = Net(), nn.Linear(1, 1), Scale()
+
+    train(lambda x: decoder(encoder(x)), sgd(encoder, decoder, criterion), loss=criterion)
+
+    found = totals(place)
+    assert found["training.steps"] == found["training.micro_batches"] == STEPS
+    assert found["training.samples"] == 8 * STEPS
+    # All of them are in forward.
+    assert hooks(encoder) == hooks(decoder) == hooks(criterion) == 2
+    assert place.only().facts["model"] == "Net"
+
+
+def test_what_does_not_train_is_left_alone(place: Here) -> None:
+    otel_ddp.instrument()
+    teacher, student, frozen, criterion = Net().eval(), Net(), Net(), nn.MSELoss()
+    frozen.requires_grad_(False)
+    optimizer = sgd(student)
+    for _ in range(STEPS):
+        with torch.no_grad():
+            wanted = teacher(INPUT) + student.eval()(INPUT)
+        student.train()
+        criterion(frozen(INPUT) + student(INPUT), wanted).backward()
+        optimizer.step()
+
+    assert totals(place)["training.steps"] == STEPS
+    assert hooks(student) == 2
+    otel_ddp.uninstrument()
+    assert hooks(teacher, student, frozen, criterion) == 0
+
+
+def test_of_a_gan_that_trains_its_critic_several_times_both_are_found(place: Here) -> None:
+    otel_ddp.instrument()
+    critic, generator = nn.Linear(4, 1), nn.Linear(2, 4)
+    of_critic, of_generator = sgd(critic), sgd(generator)
+    noise = torch.ones(8, 2)
+    for turn in range(30):
+        with torch.no_grad():
+            fake = generator(noise)
+        (critic(fake) - critic(INPUT)).sum().backward()
+        of_critic.step()
+        if turn % 5 == 4:
+            (-critic(generator(noise))).sum().backward()
+            of_generator.step()
+
+    assert hooks(critic) == hooks(generator) == 2
+    assert not _has_any_global_hook()
+
+
+def test_the_next_model_of_a_trainer_is_found_at_its_second_step(place: Here) -> None:
+    otel_ddp.instrument()
+    first, second = Net(), nn.Linear(4, 1)
+    train(first, sgd(first))
+    assert not _has_any_global_hook()
+
+    train(second, sgd(second))
+
+    # Its first step is how it is known that there is another one.
+    assert totals(place)["training.steps"] == 2 * STEPS - 1
+    assert place.only().facts["model"] == "Linear"
+    assert not _has_any_global_hook()
+
+
+def test_parts_of_a_model_are_called_without_a_hook_of_ours(place: Here) -> None:
+    otel_ddp.instrument()
+    seen = []
+
+    class Asks(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            seen.append(bool(_has_any_global_hook()))
+            return super().forward(inputs)
+
+    model = Asks()
+    train(model, sgd(model), 2)
+
+    assert seen == [False, False]
+    assert hooks(model.first, model.last) == 0
+
+
+def in_place(model: nn.Module, backend: Any) -> Any:
+    model.compile(backend=backend)
+    return model
+
+
+def whole(model: nn.Module, backend: Any) -> Any:
+    @torch.compile(backend=backend, fullgraph=True)
+    def call(inputs: torch.Tensor) -> torch.Tensor:
+        return model(inputs)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        (lambda model, backend: torch.compile(model, backend=backend), STEPS),
+        # Found when it is compiled, and heard from its next call on.
+        (in_place, STEPS - 1),
+        # No module is called, and no step counted.
+        (whole, 0),
+    ],
+)
+def test_nothing_is_compiled_once_more_for_us(
+    place: Here, caplog: pytest.LogCaptureFixture, how: Any, seen: int
+) -> None:
+    counter = CompileCounter()
+    otel_ddp.instrument()
+    model = Net()
+    call = how(model, counter)
+
+    train(call, sgd(model))
+
+    assert counter.frame_count == 1
+    found = totals(place)
+    assert found.get("training.micro_batches", 0) == seen
+    assert found.get("training.steps", 0) == (STEPS if seen else 0)
+    assert ("pass the model" in caplog.text) is (seen == 0)
+
+
+def test_arguments_by_name_are_counted_in_the_first_call_too(place: Here) -> None:
+    class Words(nn.Embedding):
+        def forward(self, *, input_ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(input_ids)
+
+    otel_ddp.instrument()
+    model = Words(16, 4)
+    optimizer = sgd(model)
+    for _ in range(3):
+        model(input_ids=torch.ones(2, 5, dtype=torch.long)).sum().backward()
+        optimizer.step()
+
+    assert totals(place)["training.tokens"] == 30
+
+
+def test_hooks_that_are_taken_off_while_a_model_is_looked_for_leave_nothing(place: Here) -> None:
+    otel_ddp.instrument()
+    model = Net().eval()
+    model(INPUT)
+    otel_ddp.uninstrument()
+    assert not _has_any_global_hook()
+    assert hooks(model) == 0
+
+    train(model.train(), sgd(model))
+
+    assert "training.steps" not in totals(place)
+
+
+def test_a_first_forward_that_raises_raises_what_it_raised(place: Here) -> None:
+    class Fails(Net):
+        fails = True
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.fails:
+                raise LookupError("the user's own")
+            return super().forward(inputs)
+
+    otel_ddp.instrument()
+    model = Fails()
+    model.register_forward_hook(lambda *_: None, always_call=True)
+    for mode in (False, True):
+        with pytest.raises(LookupError, match="the user's own"):
+            model.train(mode)(INPUT)
+    model.fails = False
+    train(model, sgd(model))
+
+    assert totals(place)["training.micro_batches"] == STEPS
+
+
+def test_copies_of_what_was_found_are_models_of_their_own(place: Here) -> None:
+    otel_ddp.instrument()
+    model = Net()
+    optimizer = sgd(model)
+    train(model, optimizer, 2)
+
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            copied.eval()(INPUT)
+    train(model, optimizer)
+
+    assert totals(place)["training.samples"] == 8 * (STEPS + 2)
+    assert phase(place, "eval") == 0
+
+
+def test_who_names_a_model_names_them_all(place: Here) -> None:
+    otel_ddp.instrument()
+    model, other = Net(), Net()
+    otel_ddp.instrument(model)
+    assert not _has_any_global_hook()
+
+    train(lambda x: model(x) + other(x), sgd(model, other))
+
+    assert hooks(other) == 0
+    assert totals(place)["training.samples"] == 8 * STEPS
+
+
+def test_a_child_that_is_forked_while_a_model_is_looked_for_looks_for_none(place: Here) -> None:
+    otel_ddp.instrument()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        Net()(INPUT)
+        os._exit(1 if _has_any_global_hook() else 0)
+
+    assert os.waitpid(pid, 0)[1] == 0
+    assert _has_any_global_hook()
+
+
+def test_batches_that_are_loaded_before_there_is_a_model_make_no_step(place: Here) -> None:
+    otel_ddp.instrument()
+
+    for _ in otel_ddp.data([INPUT] * 3):
+        pass
+    assert place.only().state == "starting"
+    model = Net()
+    optimizer = sgd(model)
+    for batch in otel_ddp.data([INPUT] * 3):
+        model(batch).sum().backward()
+        optimizer.step()
+
+    assert totals(place)["training.steps"] == 3
+    assert phase(place, "data") > 0
+
+
+TRAINER = """
+import otel_ddp
+
+otel_ddp.instrument(strategy="all")
+
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class TrainerDDP:
+    def run_training(self):
+        self.model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.ones(24, 4)), batch_size=8)
+        for epoch in range(3):
+            self.model.train()
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                self.model(batch).mean().backward()
+                optimizer.step()
+            self.model.eval()
+            with torch.no_grad():
+                for (batch,) in loader:
+                    self.model.module(batch)
+
+
+dist.init_process_group("gloo")
+TrainerDDP().run_training()
+dist.destroy_process_group()
+"""
+
+
+def test_a_trainer_of_ddp_needs_the_one_line_before_torch_and_nothing_else(tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    with Node(OTEL_DDP_AGENT="off") as node:
+        finished(
+            node.start(
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", "2", str(script)),
+            )
+        )
+        journals = [Journal(path) for path in node.place.journals()]
+
+    assert len(journals) == 2
+    for journal in journals:
+        found = {
+            "/".join((total.metric, *total.attributes.values())): total.values[0]
+            for total in journal.all_totals
+        }
+        assert found["training.steps"] == found["training.micro_batches"] == 9
+        assert found["training.samples"] == 72
+        for word in ("data", "forward", "backward", "comm_wait", "optimizer", "eval"):
+            assert any(name.startswith(f"training.phase.time/{word}/") for name in found), word
+        assert journal.facts["backend"] == "gloo"
+        assert journal.facts["model"] == "Linear"
+        assert journal.facts["capability"]["comm_wait"] == ""
