@@ -401,6 +401,53 @@ def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(
+    ("agent", "at_once", "later"),
+    [
+        ("off", ["about 400 steps"], "OTEL_DDP_AGENT=offline would keep them on disk"),
+        ("external", [], "start `otel-ddp agent` on this node"),
+    ],
+)
+def test_what_no_agent_reads_is_said_at_the_start_and_when_it_begins_to_be_lost(
+    agent: str,
+    at_once: list[str],
+    later: str,
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    os.environ.update(OTEL_DDP_AGENT=agent, OTEL_DDP_JOURNAL_BYTES="128k")
+    containment._said.clear()
+    # Each value is followed by a look around.
+    monkeypatch.setattr(agent_link, "LOOK_EVERY_NS", 0)
+    monkeypatch.setattr(agent_link, "hand_over", lambda *_: None)
+
+    run = otel_ddp.init()
+    said = list(caplog.messages)
+    while not place.only().lost:
+        before = list(caplog.messages)
+        for step in range(10):
+            run.log({"loss": 0.5}, step=step)
+    run.log({"loss": 0.5})
+    run.finish()
+
+    assert [words in text for words, text in zip(at_once, said, strict=True)] == [True] * len(said)
+    assert before == said
+    (full,) = caplog.messages[len(said) :]
+    assert full.startswith(f"The journal is full and no agent reads it (OTEL_DDP_AGENT={agent})")
+    assert later in full
+
+
+def test_only_the_first_rank_says_that_no_agent_reads(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    containment._said.clear()
+
+    otel_ddp.init(global_rank=8, local_rank=0, world_size=16).finish()
+
+    assert caplog.messages == []
+
+
 def test_a_state_that_is_none_is_an_error_of_the_user(place: Here) -> None:
     run = otel_ddp.init()
 

@@ -43,9 +43,10 @@ def _began_in() -> str:
         return ""
 
 
-def terms(env: Mapping[str, str]) -> str:
-    """A digest of the variables that an agent goes by: tokens among them are not told."""
+def terms(env: Mapping[str, str], *, offline: bool) -> str:
+    """A digest of what an agent goes by, its variables above all: tokens are not told."""
     said = sorted((key, text) for key, text in given(env).items() if key.startswith(_BEGINNINGS))
     # OTEL_DDP_NODE_RANK is a process's own.
     kept = [(key, value) for key, value in said if key != "OTEL_DDP_NODE_RANK"]
-    return blake2s(repr(kept).encode("utf-8", "replace"), digest_size=8).hexdigest()
+    said_and_sent = repr((kept, offline)).encode("utf-8", "replace")
+    return blake2s(said_and_sent, digest_size=8).hexdigest()

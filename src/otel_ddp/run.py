@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import time
@@ -41,6 +42,8 @@ T = TypeVar("T")
 
 # How long one thread waits for another that ends the same run.
 _END_S = 1.0
+# What a step takes in the journal, roughly: where its time went, and a few logged values.
+_STEP_BYTES = 200
 
 
 class _Opened(NamedTuple):
@@ -170,7 +173,7 @@ class Run:
                 "run after init_process_group. If this process is no rank, unset RANK.",
                 who.label_rank,
             )
-        if conf.agent == "auto" and not who.local_rank:
+        if conf.starts_agent and not who.local_rank:
             for doubt in settings.doubts(conf):
                 containment.say_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
         if not who.local_rank:
@@ -207,12 +210,13 @@ class Run:
             {
                 **_facts(),
                 **({} if self._logs_for is None else {"proxy": True}),
-                "terms": agent_terms.terms(os.environ),
+                "terms": agent_terms.terms(os.environ, offline=conf.agent == "offline"),
                 "sample_steps": conf.sample_steps,
             }
         )
         if self._settled:
             self._announce()
+        self._say_kept(recorder)
         self._look_around(writer.created_ns)
         self._place.ring()
         if config is not None:
@@ -257,6 +261,49 @@ class Run:
                 if what == "LOCAL_RANK"
                 else ", or open the run after init_process_group",
             )
+
+    def _say_kept(self, recorder: Recorder) -> None:
+        """Where nothing is sent, say at the start how much is kept, and where."""
+        conf = self._settings
+        if not self._speaks():
+            return
+        if conf.agent == "offline":
+            where = shlex.quote(conf.spools)
+            containment.say_once(
+                "offline",
+                "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s; "
+                "`otel-ddp replay %s` sends it later.",
+                *(where, where),
+            )
+        elif conf.agent == "off":
+            ring_bytes = recorder.writer.ring_bytes
+            containment.say_once(
+                "off",
+                "OTEL_DDP_AGENT=off: no agent reads what is recorded. The journal of a process "
+                "holds the last %.1f MiB (OTEL_DDP_JOURNAL_BYTES), about %d steps; what is older "
+                "is overwritten. OTEL_DDP_AGENT=offline keeps everything on disk.",
+                *(ring_bytes / settings.MIB, round(ring_bytes / _STEP_BYTES, -2)),
+            )
+
+    def _say_overwritten(self, recorder: Recorder, where: place.Place) -> None:
+        """Say once that the journal is full, where no agent lives to read it."""
+        if not self._speaks() or not recorder.writer.overwrites() or where.agent_lives():
+            return
+        agent = self._settings.agent
+        advice = {
+            "off": "OTEL_DDP_AGENT=offline would keep them on disk",
+            "external": "start `otel-ddp agent` on this node",
+        }
+        containment.say_once(
+            "overwritten",
+            "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records "
+            "are overwritten from now on; %s.",
+            *(agent, advice.get(agent, "`otel-ddp status` says why")),
+        )
+
+    def _speaks(self) -> bool:
+        """Whether this process says what holds for all ranks."""
+        return not self.identity.global_rank and not self.identity.local_rank
 
     def _ask_group(self, who: Identity) -> Identity:
         if self._logs_for is not None:
@@ -678,7 +725,7 @@ class Run:
             self._ends.release()
 
     def _hand_over(self, recorder: Recorder, where: place.Place) -> None:
-        if self._settings.agent == "auto":
+        if self._settings.starts_agent:
             agent_link.ensure_agent(where)
         if self._settings.agent != "off":
             agent_link.hand_over(where, recorder.writer)
@@ -736,8 +783,9 @@ class Run:
         recorder.land()
         if self.identity.may_have_others:
             self._settle(recorder)
-        if self._settings.agent == "auto":
+        if self._settings.starts_agent:
             agent_link.ensure_agent(self._place)
+        self._say_overwritten(recorder, self._place)
 
     def _count_failures(self, more: float = 1.0) -> None:
         if self._recorder is not None:

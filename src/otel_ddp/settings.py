@@ -63,6 +63,17 @@ class Settings(NamedTuple):
     spool_bytes: int
     postmortem_directory: str
 
+    @property
+    def starts_agent(self) -> bool:
+        """Whether the first process of a run starts the node agent."""
+        return self.agent in ("auto", "offline")
+
+    @property
+    def spools(self) -> str:
+        """The directory in which spools lie."""
+        named = self.spool_directory
+        return os.path.abspath(named) if named else f"/var/tmp/otel_ddp-{os.geteuid()}"
+
 
 def _text(variable: str, text: str) -> str:
     return text
@@ -195,8 +206,9 @@ TABLE: tuple[Setting, ...] = (
         ("OTEL_DDP_AGENT",),
         "auto",
         _one_of("auto", "offline", "external", "off"),
-        "Who runs the node agent: `auto` the first process of a run starts one; `external` the "
-        "platform does; `off` nobody, the journals are only written.",
+        "Who runs the node agent: `auto` the first process of a run starts one; `offline` the "
+        "same, but it sends nothing and keeps everything on disk for `otel-ddp replay`; "
+        "`external` the platform does; `off` nobody, and each journal holds only the latest.",
     ),
     Setting(
         "strategy",
@@ -320,14 +332,15 @@ TABLE: tuple[Setting, ...] = (
         ("OTEL_DDP_SPOOL_DIR",),
         "",
         _directory,
-        "Where what could not be delivered waits. By default a private directory in /var/tmp.",
+        "Where what could not be delivered waits, and what offline runs leave. By default a "
+        "private directory in /var/tmp.",
     ),
     Setting(
         "spool_bytes",
         ("OTEL_DDP_SPOOL_BYTES",),
         256 * MIB,
         _bytes(MIB),
-        "How much may wait there; beyond it the oldest goes first, and is counted.",
+        "How much may wait there, for each agent; beyond it the oldest goes first, and is counted.",
     ),
     Setting(
         "postmortem_directory",
@@ -409,7 +422,8 @@ def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str
     """
     env = os.environ if env is None else env
     lost = "nothing can be sent that way"
-    for signal in ("", "METRICS_", "TRACES_", "LOGS_"):
+    signals = () if conf.agent == "offline" else ("", "METRICS_", "TRACES_", "LOGS_")
+    for signal in signals:
         beginning = f"OTEL_EXPORTER_OTLP_{signal}"
         endpoint = env.get(f"{beginning}ENDPOINT", "").strip()
         protocol = env.get(f"{beginning}PROTOCOL", "").strip().lower() or conf.protocol

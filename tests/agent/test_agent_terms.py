@@ -54,20 +54,26 @@ def test_the_same_file_by_another_name_is_no_other_setting(here: Path) -> None:
 
     relative, absolute = ({name: text} for text in ("tls.crt", str(here / "tls.crt")))
 
-    assert agent_terms.terms(relative) == agent_terms.terms(absolute)
-    assert agent_terms.terms(relative) != agent_terms.terms({name: "other.crt"})
+    assert agent_terms.terms(relative, offline=False) == agent_terms.terms(absolute, offline=False)
+    assert agent_terms.terms(relative, offline=False) != agent_terms.terms(
+        {name: "other.crt"}, offline=False
+    )
 
 
 def test_a_process_that_goes_elsewhere_still_means_the_same_file(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {"OTEL_DDP_SPOOL_DIR": "spool"}
-    terms = agent_terms.terms(env)
+    terms = agent_terms.terms(env, offline=False)
 
     monkeypatch.chdir("/")
 
-    assert agent_terms.terms(env) == terms
+    assert agent_terms.terms(env, offline=False) == terms
     assert agent_terms.given(env) == {"OTEL_DDP_SPOOL_DIR": f"{here}/spool"}
+
+
+def test_an_agent_that_sends_is_another_one_than_one_that_does_not() -> None:
+    assert agent_terms.terms({}, offline=True) != agent_terms.terms({}, offline=False)
 
 
 def test_a_working_directory_that_is_gone_stops_nothing(here: Path) -> None:

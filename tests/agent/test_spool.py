@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_ddp import settings
 from otel_ddp.agent.outlet import spool_directory
 from otel_ddp.agent.spool import BLOCK, Spool
 from otel_ddp.journal.place import Place
@@ -102,7 +103,7 @@ def test_a_request_that_was_being_written_when_the_process_died_is_cleared_away(
     directory: Path,
 ) -> None:
     Spool(directory, PLENTY).append("metrics", b"whole", 1)
-    (directory / ".00000000000000000002-metrics-7.z").write_bytes(b"ha")
+    (directory / ".00000000000000000002-metrics-7-0.z").write_bytes(b"ha")
     (directory / "notes.txt").write_text("not ours")
 
     spool = Spool(directory, PLENTY)
@@ -117,7 +118,7 @@ def test_a_directory_that_a_living_agent_uses_is_left_alone(directory: Path) -> 
         assert other.stdin is not None
         assert other.stdout is not None
         other.stdout.readline()
-        being_written = directory / ".00000000000000000002-metrics-7.z"
+        being_written = directory / ".00000000000000000002-metrics-7-0.z"
         being_written.write_bytes(b"ha")
 
         spool = Spool(directory, PLENTY)
@@ -128,22 +129,32 @@ def test_a_directory_that_a_living_agent_uses_is_left_alone(directory: Path) -> 
 
     assert taken is not None
     assert taken.path.parent == directory.with_name("spool-2")
-    assert theirs == [being_written.name, "00000000000000000001-metrics-1.z"]
+    assert theirs == [being_written.name, "00000000000000000001-metrics-1-0.z"]
     assert drain(spool) == [b"ours"]
     # Its agent is dead: the next one finds what it left.
     assert drain(Spool(directory, PLENTY)) == [b"theirs"]
 
 
 def test_nodes_and_places_that_share_a_disk_have_spools_of_their_own() -> None:
+    conf = settings.read({"OTEL_DDP_SPOOL_DIR": "/disk"})
     here, there = Place(Path("/dev/shm/otel_ddp-0")), Place(Path("/dev/shm/otel_ddp-1"))
 
-    found = [spool_directory("/disk", place, node) for place in (here, there) for node in "ab"]
+    found = [spool_directory(conf, place, node) for place in (here, there) for node in "ab"]
 
     assert len(set(found)) == 4
     assert {path.parent for path in found} == {Path("/disk")}
     # The next agent of a node finds it again.
-    assert spool_directory("/disk", Place(Path("/dev/shm/otel_ddp-0")), "a") == found[0]
-    assert spool_directory("/disk", here) == spool_directory("/disk", here, socket.gethostname())
+    assert spool_directory(conf, Place(Path("/dev/shm/otel_ddp-0")), "a") == found[0]
+    assert spool_directory(conf, here) == spool_directory(conf, here, socket.gethostname())
+
+
+def test_an_agent_that_sends_does_not_look_where_offline_runs_leave_theirs() -> None:
+    place, offline = Place(Path("/dev/shm/otel_ddp-0")), {"OTEL_DDP_AGENT": "offline"}
+
+    found = [spool_directory(settings.read(env), place, "a") for env in ({}, offline)]
+
+    assert found[0].parent == found[1].parent == Path(f"/var/tmp/otel_ddp-{os.geteuid()}")
+    assert [path.name.partition("-")[0] for path in found] == ["spool", "offline"]
 
 
 def test_the_oldest_goes_first_when_there_is_no_room(directory: Path) -> None:

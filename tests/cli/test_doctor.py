@@ -203,7 +203,7 @@ def test_a_setting_that_means_nothing_is_said_and_the_others_hold() -> None:
     told = list(examine(scene, [doctor.variables]))
 
     assert levels(told) == ["fail", "fail", "ok"]
-    assert told[0].sentence.startswith("OTEL_DDP_AGENT must be one of auto, external, off")
+    assert told[0].sentence.startswith("OTEL_DDP_AGENT must be one of auto, offline, external, off")
     assert told[1].sentence.startswith("OTEL_DDP_STALL_TIMEOUT_S must be a number of seconds")
     assert scene.conf.journal_bytes == 4 << 20
 
@@ -591,6 +591,7 @@ while True:
     ("mode", "level", "words"),
     [
         ("auto", "ok", "a training process starts one"),
+        ("offline", "ok", "which sends nothing"),
         ("external", "warn", "start `otel-ddp agent`"),
         ("off", "warn", "nobody exports"),
     ],
@@ -603,7 +604,9 @@ def test_where_no_agent_runs_it_is_said_who_starts_one(
     assert words in the(found(doctor.agent), level)
 
 
-@pytest.mark.parametrize(("mode", "level"), [("auto", "fail"), ("external", "warn")])
+@pytest.mark.parametrize(
+    ("mode", "level"), [("auto", "fail"), ("offline", "fail"), ("external", "warn")]
+)
 def test_an_agent_that_did_not_come_up_fails(mode: str, level: str) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
     scene = scene_with()

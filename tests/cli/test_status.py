@@ -294,6 +294,11 @@ def test_an_agent_that_has_not_said_anything_yet_is_starting(
     [
         ("auto", "none runs: a training process starts one"),
         (
+            "offline",
+            "none runs: a training process starts one, which sends nothing "
+            "(OTEL_DDP_AGENT=offline)",
+        ),
+        (
             "external",
             "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
         ),

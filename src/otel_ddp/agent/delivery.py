@@ -45,6 +45,8 @@ class Request:
     lasting: bool = True
     """Whether it holds what is not sent again: logged values, spans, events. False where all of it
     is how series stand: the next export tells that anew, so it goes first where room is short."""
+    oldest_s: int = 0
+    """When the oldest point in it was measured, in seconds; 0: not known."""
 
 
 @dataclass(eq=False)
@@ -75,11 +77,14 @@ class _Lane:
 
 
 class Delivery:
-    """Sends on threads of its own; see the module for the order."""
+    """Sends on threads of its own; see the module for the order.
+
+    Without a transport it sends nothing: all that is handed in goes to disk, and stays there.
+    """
 
     def __init__(
         self,
-        transport: Sender,
+        transport: Sender | None,
         spool: Spool,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -108,7 +113,7 @@ class Delivery:
         self._settling = threading.RLock()
 
         self._report = Report(
-            lambda: transport.destination,
+            lambda: transport.destination if transport else "nowhere",
             self._where_it_waits,
             lambda: spool.problem,
             clock,
@@ -119,6 +124,8 @@ class Delivery:
 
     def start(self) -> None:
         """Begin to send, with what an earlier process left on disk."""
+        if self._transport is None:
+            return
         for signal in SIGNALS:
             name = f"otel-ddp-{signal}"
             thread = threading.Thread(target=self._run, args=(signal,), name=name, daemon=True)
@@ -158,12 +165,16 @@ class Delivery:
                 lane.queue.append(_Item(next(self._numbers), request, batch))
                 self._memory_bytes += len(request.body)
             for lane in self._lanes.values():
-                # Behind what waits on disk there is no hurry, and a crash would cost less.
-                if lane.queue and (lane.failures or self._spool.oldest(lane.signal)):
+                if lane.queue and self._waits(lane):
                     self._put_aside(lane)
             self._bound_memory()
             self._changed.notify_all()
         self._call_settled()
+
+    def _waits(self, lane: _Lane) -> bool:
+        """Whether what is handed in goes to disk at once."""
+        # Behind what waits on disk there is no hurry, and a crash would cost less.
+        return self._transport is None or bool(lane.failures or self._spool.oldest(lane.signal))
 
     def take_over(self) -> bool:
         """Put everything that waits or is under way on disk, now, without asking the network.
@@ -181,6 +192,8 @@ class Delivery:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that can be delivered is; False where the time did not suffice."""
+        if self._transport is None:
+            return self.take_over()
         with self._changed:
             for lane in self._lanes.values():
                 # The last chance: what waits for its turn after a failure tries now.
@@ -210,6 +223,9 @@ class Delivery:
 
     def step(self, signals: Sequence[Signal] = SIGNALS) -> float | None:
         """Send one request of these signals if one is due; the seconds until one is, or None."""
+        transport = self._transport
+        if transport is None:
+            return None
         with self._changed:
             lane = None if self._stopping else self._next_lane(signals)
             if lane is None:
@@ -217,7 +233,7 @@ class Delivery:
             item = self._head(lane)
             lane.busy = True
             lane.in_flight = item
-        outcome = None if item is None else self._send(item.request)
+        outcome = None if item is None else _send(transport, item.request)
         with self._changed:
             lane.busy = False
             lane.in_flight = None
@@ -260,10 +276,6 @@ class Delivery:
         self._spool.keep(entry)
         return _Item(-1, Request(lane.signal, body, entry.points), _Batch(0, None), entry)
 
-    @contained(default=Outcome("retry", "sending failed in a way nobody thought of"))
-    def _send(self, request: Request) -> Outcome:
-        return self._transport.send(request.signal, request.body)
-
     def _came_back(self, lane: _Lane, item: _Item, outcome: Outcome) -> None:
         if outcome.kind == "retry":
             if item.entry is not None:
@@ -305,7 +317,9 @@ class Delivery:
             if item.entry is None:
                 request = item.request
                 item.entry = self._spool.append(
-                    request.signal, request.body, request.points, request.lasting
+                    *(request.signal, request.body, request.points),
+                    lasting=request.lasting,
+                    oldest_s=request.oldest_s,
                 )
                 if item.entry is None:
                     return False
@@ -396,12 +410,17 @@ class Delivery:
     def _where_it_waits(self) -> str:
         parts = []
         if self._spool.entries:
-            parts.append(f"{_size(self._spool.size_bytes)} wait on disk")
+            parts.append(f"{size(self._spool.size_bytes)} wait on disk")
         if self._memory_bytes:
-            parts.append(f"{_size(self._memory_bytes)} wait in memory")
+            parts.append(f"{size(self._memory_bytes)} wait in memory")
         if self._spool.problem:
             parts.append(f"the disk does not take it ({self._spool.problem})")
         return ", ".join(parts) or "nothing waits"
+
+
+@contained(default=Outcome("retry", "sending failed in a way nobody thought of"))
+def _send(transport: Sender, request: Request) -> Outcome:
+    return transport.send(request.signal, request.body)
 
 
 @contained()
@@ -409,11 +428,11 @@ def _call(settled: Callable[[], None]) -> None:
     settled()
 
 
-def _size(size_bytes: int) -> str:
+def size(size_bytes: int) -> str:
     """As people say it; the only place with another unit than bytes."""
     if size_bytes < 1024 * 1024:
         return f"{size_bytes / 1024:.0f} KiB"
     return f"{size_bytes / (1024 * 1024):.1f} MiB"
 
 
-__all__ = ["Delivery", "Facts", "Request", "Sender"]
+__all__ = ["Delivery", "Facts", "Request", "Sender", "size"]

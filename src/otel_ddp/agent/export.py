@@ -21,7 +21,9 @@ T = TypeVar("T")
 SCOPE = "otel_ddp"
 _MOST_POINTS = 2000
 _MOST_SPANS = 500
-_HOUR_NS = 3600 * 10**9
+_S = 10**9
+_HOUR_NS = 3600 * _S
+_NEVER = 2**63
 
 
 class Renderer:
@@ -48,12 +50,12 @@ class Renderer:
             for metric, rows in ledger.families():
                 lasting = is_logged(metric)
                 for series in rows:
-                    for hour, points in _points(series, now_ns).items():
+                    for hour, (oldest_ns, points) in _points(series, now_ns).items():
                         # What is lost with its request goes first.
                         key = (hour, not lasting, series.project)
                         if key not in batches:
                             batches[key] = _Batch(self._resource(series.project), lasting)
-                        batches[key].add(metric, points)
+                        batches[key].add(metric, points, oldest_ns)
         return [request for key in sorted(batches) for request in batches[key].close()]
 
     def documents(self, taken: Iterable[tuple[Labels, str, Sequence[Document]]]) -> list[Request]:
@@ -68,8 +70,8 @@ class Renderer:
                 elif (record := _event(labels, document.content)) is not None:
                     records.setdefault(project, []).append(record)
         return [
-            *self._requests("traces", encode.spans_request, spans),
-            *self._requests("logs", encode.logs_request, records),
+            *self._requests("traces", encode.spans_request, spans, lambda span: span.start_ns),
+            *self._requests("logs", encode.logs_request, records, lambda record: record.time_ns),
         ]
 
     def _requests(
@@ -77,12 +79,15 @@ class Renderer:
         signal: Signal,
         encoded: Callable[[dict[str, str], Sequence[T], str, str], bytes],
         by_project: Mapping[str, Sequence[T]],
+        time_ns: Callable[[T], int],
     ) -> Iterator[Request]:
         for project, found in by_project.items():
             attributes = resource.with_project(self._attributes, project)
             for at in range(0, len(found), _MOST_SPANS):
                 part = found[at : at + _MOST_SPANS]
-                yield Request(signal, encoded(attributes, part, SCOPE, __version__), len(part))
+                body = encoded(attributes, part, SCOPE, __version__)
+                oldest_s = min(map(time_ns, part)) // _S
+                yield Request(signal, body, len(part), oldest_s=oldest_s)
 
 
 class _Batch:
@@ -93,10 +98,12 @@ class _Batch:
         self._lasting = lasting
         self._metrics: dict[str, tuple[Metric, list[bytes]]] = {}
         self._count = 0
+        self._oldest_ns = _NEVER
         self._requests: list[Request] = []
 
-    def add(self, metric: Metric, points: list[bytes]) -> None:
+    def add(self, metric: Metric, points: list[bytes], oldest_ns: int) -> None:
         while points:
+            self._oldest_ns = min(self._oldest_ns, oldest_ns)
             room = _MOST_POINTS - self._count
             self._metrics.setdefault(metric.name, (metric, []))[1].extend(points[:room])
             self._count += min(room, len(points))
@@ -112,8 +119,9 @@ class _Batch:
             for metric, points in self._metrics.values()
         ]
         body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
-        self._requests.append(Request("metrics", body, self._count, self._lasting))
-        self._metrics, self._count = {}, 0
+        oldest_s = self._oldest_ns // _S
+        self._requests.append(Request("metrics", body, self._count, self._lasting, oldest_s))
+        self._metrics, self._count, self._oldest_ns = {}, 0, _NEVER
 
     def close(self) -> list[Request]:
         self._flush()
@@ -121,8 +129,8 @@ class _Batch:
 
 
 @containment.contained(default=MappingProxyType({}))
-def _points(series: Series, now_ns: int) -> Mapping[int, list[bytes]]:
-    """Encoded, by the hour in which they were measured.
+def _points(series: Series, now_ns: int) -> Mapping[int, tuple[int, list[bytes]]]:
+    """Encoded, by the hour in which they were measured, with the time of the oldest.
 
     Contained one by one: what has no number in OTLP takes none of the others along, whose logged
     values are taken out of the ledger here.
@@ -136,21 +144,24 @@ def _points(series: Series, now_ns: int) -> Mapping[int, list[bytes]]:
         series.encoded = attributes
         counts = [int(count) for count in value.counts]
         # fmt: off
-        return {hour: [encode.histogram_point(attributes, now_ns, series.start_ns, sum(counts),
-                                              value.total, series.metric.bounds, counts)]}
+        point = encode.histogram_point(attributes, now_ns, series.start_ns, sum(counts),
+                                       value.total, series.metric.bounds, counts)
         # fmt: on
+        return {hour: (now_ns, [point])}
     if value is None:
         return {}
     attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
     series.encoded = attributes
     if is_logged(series.metric):
         history, series.history = series.history, None
-        found: dict[int, list[bytes]] = {}
+        found: dict[int, tuple[int, list[bytes]]] = {}
         for at, seen in history or ():
-            found.setdefault(at // _HOUR_NS, []).append(encode.number_point(attributes, at, seen))
+            # Times of a series grow, so the first of an hour is its oldest.
+            _, points = found.setdefault(at // _HOUR_NS, (at, []))
+            points.append(encode.number_point(attributes, at, seen))
         return found
     start_ns = series.start_ns if series.metric.kind is not Kind.GAUGE else 0
-    return {hour: [encode.number_point(attributes, now_ns, value, start_ns)]}
+    return {hour: (now_ns, [encode.number_point(attributes, now_ns, value, start_ns)])}
 
 
 def trace_id(labels: Labels, trace: str) -> bytes:

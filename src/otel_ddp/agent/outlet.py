@@ -1,9 +1,9 @@
-"""The way out by OTLP: found or configured, then fed from the ledger."""
+"""The way out by OTLP: found, configured, or the disk for later; then fed from the ledger."""
 
 from __future__ import annotations
 
-import logging
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING
 
 from otel_ddp import containment
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.otlp.outcome import wanted
 from otel_ddp.agent.processes import Processes
+from otel_ddp.agent.spool import OFFLINE
 from otel_ddp.journal.place import Place
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.delivery import Delivery, Facts
+    from otel_ddp.agent.delivery import Delivery, Facts, Sender
     from otel_ddp.agent.export import Renderer
-
-log = logging.getLogger("otel_ddp.agent")
+    from otel_ddp.agent.spool import Spool
 
 _SETTLE_S = 0.12
-_SIGNALS = ("metrics", "traces", "logs")
-_ENDPOINTS = tuple(
-    f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
-)
 
 
 class Outlet:
@@ -49,12 +46,8 @@ class Outlet:
         self._processes = processes
         self._node, self._host = node, host
         self._env = env
-        # Standard variables: each signal can be switched off by itself.
-        self._signals = {
-            each
-            for each in _SIGNALS
-            if env.get(f"OTEL_{each.upper()}_EXPORTER", "").strip().lower() != "none"
-        }
+        self._signals = wanted(env)
+        self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._renderer: Renderer | None = None
 
@@ -64,27 +57,32 @@ class Outlet:
 
     @containment.contained()
     def connect(self) -> None:
-        """Begin to export, if a collector was named or one answers on loopback."""
+        """Begin to export, if a collector was named or one answers on loopback; or offline."""
         if self.open or not self._signals:
+            return
+        if self._offline:
+            self._begin(None)
             return
         # These packages take a fifth of a second to import: only who needs them pays.
         from otel_ddp.agent.otlp import transport
 
-        conf = self._conf
-        if not any(self._env.get(name) for name in _ENDPOINTS):
-            found = transport.probe()
-            if found is None:
-                return
-            conf = conf._replace(endpoint=found, protocol="http/protobuf")
+        if conf := transport.addressed(self._conf, self._env):
+            self._begin(transport.Transport(conf))
+
+    @property
+    def _offline(self) -> bool:
+        return self._conf.agent == "offline"
+
+    def _begin(self, sender: Sender | None) -> None:
         from otel_ddp.agent.delivery import Delivery
         from otel_ddp.agent.export import Renderer
         from otel_ddp.agent.otlp import resource
         from otel_ddp.agent.spool import Spool
 
         self._renderer = Renderer(resource.describe(self._node, self._host))
-        directory = spool_directory(conf.spool_directory, self._place, self._node)
-        spool = Spool(directory, conf.spool_bytes)
-        self._delivery = Delivery(transport.Transport(conf), spool)
+        directory = spool_directory(self._conf, self._place, self._node)
+        self._spool = Spool(directory, self._conf.spool_bytes)
+        self._delivery = Delivery(sender, self._spool)
         self._delivery.start()
         self._ledger.keep_history = True
 
@@ -102,8 +100,10 @@ class Outlet:
 
         requests = self._renderer.metrics(self._ledger, time.time_ns())
         requests += self._renderer.documents(self._processes.documents())
-        wanted = [request for request in requests if request.signal in self._signals]
-        self._delivery.submit(wanted, in_safe_hands)
+        to_export = [request for request in requests if request.signal in self._signals]
+        self._delivery.submit(to_export, in_safe_hands)
+        if self._offline:
+            self._say_full()
 
     def hand_over(self) -> None:
         """A process has ended and may be waiting: see its last values into safe hands now."""
@@ -125,26 +125,51 @@ class Outlet:
             self._delivery.flush(1.0)
             self._delivery.stop(1.0)
 
+    def _say_full(self) -> None:
+        facts = self.facts()
+        if facts is not None and facts.dropped_points.get("spool_full"):
+            containment.say_once(
+                "offline spool",
+                "what is kept for later fills OTEL_DDP_SPOOL_BYTES (%d bytes): from now on the "
+                "oldest makes room for the newest, first of all how series stood, then what was "
+                "logged.",
+                self._conf.spool_bytes,
+            )
+
     def facts(self) -> Facts | None:
         """What became of what was sent."""
         return None if self._delivery is None else self._delivery.snapshot()
 
     def state(self) -> str:
         """The same in a sentence."""
-        if (facts := self.facts()) is not None:
-            return facts.state
+        if (facts := self.facts()) is not None and self._spool is not None:
+            return _kept(facts, self._spool) if self._offline else facts.state
         if not self._signals:
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
         return "no collector is configured and none answers on loopback: scrape only"
 
 
-def spool_directory(named: str, place: Place, node: str = "") -> Path:
+def _kept(facts: Facts, spool: Spool) -> str:
+    """What an offline agent has to say of its spool."""
+    from otel_ddp.agent.delivery import size
+
+    if spool.problem:
+        waiting = f"{size(facts.memory_bytes)} wait in memory"
+        return f"offline: the disk does not take it ({spool.problem}), {waiting}"
+    where = shlex.quote(str(spool.directory))
+    told = f"offline: {size(facts.spool_bytes)} wait in {where}"
+    if lost := facts.dropped_points.get("spool_full"):
+        told += f", {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
+    return f"{told}; `otel-ddp replay {where}` sends them"
+
+
+def spool_directory(conf: Settings, place: Place, node: str = "") -> Path:
     """Where this agent's spool lies: agents of different nodes or places never share one.
 
     Found again by the next agent, after a reboot too: so by what the node is called, and by
     nothing that is new with each start. Who is called alike is told apart by the spool's lock.
+    What offline runs leave lies apart, where no agent that sends looks for it.
     """
-    base = Path(named) if named else Path("/var/tmp") / f"otel_ddp-{os.geteuid()}"
     who = f"{node or socket.gethostname()}\0{place.directory}"
     digest = blake2s(os.fsencode(who), digest_size=4).hexdigest()
-    return base / f"spool-{digest}"
+    return Path(conf.spools) / f"{OFFLINE if conf.agent == 'offline' else 'spool-'}{digest}"

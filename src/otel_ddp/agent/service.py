@@ -64,7 +64,7 @@ class Agent:
         )
         self.processes = Processes(place, self.ledger, conf.node, desk)
         self.outlet = Outlet(conf, place, self.ledger, self.processes, self.node, host)
-        self.terms = agent_terms.terms(os.environ)
+        self.terms = agent_terms.terms(os.environ, offline=conf.agent == "offline")
         self._lock = lock
         self._leaving = ""
         self._doorbell = -1

@@ -2,10 +2,11 @@
 
 One file a request, named so that sorting gives the order and the name tells what is inside:
 
-    00000000000000000042-metrics-2000.z
-    00000000000000000043-metrics-300-standing.z
+    00000000000000000042-metrics-2000-1763820000.z
+    00000000000000000043-metrics-300-1763820004-standing.z
 
-The second is dropped before the first: how series stand is told again anyway.
+That is: its number, the signal, how many points, and the second in which the oldest of them was
+measured. The second file is dropped before the first: how series stand is told again anyway.
 
 A file is written under a name that starts with a dot and then renamed, so a kill leaves either the
 whole request or none of it. There is no fsync: what survives is a killed process, not a power
@@ -33,15 +34,18 @@ from typing import Literal
 
 from otel_ddp.agent.otlp.outcome import SIGNALS, Signal
 
+# What the directories of offline agents are called, before the digest.
+OFFLINE = "offline-"
+
 # A file takes whole blocks: a hundred thousand tiny spans are not as small as they look.
 BLOCK = 4096
 
 Loss = Literal["spool_full", "spool_error", "corrupt"]
 
-_NAME = re.compile(r"(\d{20})-(metrics|traces|logs)-(\d+)(-standing)?\.z")
+_NAME = re.compile(r"(\d{20})-(metrics|traces|logs)-(\d+)-(\d+)(-standing)?\.z")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK = "lock"
+LOCK = "lock"
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # Agents of one name and place, all alive: so many are a file system whose locks cannot be had.
 _MOST_OF_A_NAME = 64
@@ -58,6 +62,8 @@ class Entry:
     size_bytes: int
     lasting: bool = True
     """Whether it holds what nobody sends again."""
+    oldest_s: int = 0
+    """When the oldest point in it was measured, in seconds; 0: not known."""
 
     def read(self) -> bytes | None:
         """The request, None where the file is not what was written; OSError: not now."""
@@ -116,7 +122,7 @@ class Spool:
             return dict(self._dropped)
 
     def append(
-        self, signal: Signal, body: bytes, points: int, lasting: bool = True
+        self, signal: Signal, body: bytes, points: int, lasting: bool = True, oldest_s: int = 0
     ) -> Entry | None:
         """Put a request behind all others; None if the disk does not take it.
 
@@ -134,10 +140,12 @@ class Spool:
                     self._load(directory)
                     self._make_room(directory, cost)
                     number = self._next
-                    name = f"{number:020d}-{signal}-{points}{'' if lasting else '-standing'}.z"
+                    standing = "" if lasting else "-standing"
+                    name = f"{number:020d}-{signal}-{points}-{oldest_s}{standing}.z"
                     self._next += 1
                     _write(directory, name, packed)
-                entry = Entry(self.directory / name, number, signal, points, cost, lasting)
+                path = self.directory / name
+                entry = Entry(path, number, signal, points, cost, lasting, oldest_s)
                 self._remember(entry)
                 self.problem = None
             return entry
@@ -190,19 +198,7 @@ class Spool:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=directory)
             return None
-        match = _NAME.fullmatch(name)
-        if match is None:
-            return None
-        try:
-            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return None  # somebody cleans up at this moment
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        number, points = int(match[1]), int(match[3])
-        signal: Signal = match[2]  # type: ignore[assignment]
-        cost, lasting = _on_disk(found.st_size), match[4] is None
-        return Entry(self.directory / name, number, signal, points, cost, lasting)
+        return _entry(self.directory, name, directory)
 
     @contextlib.contextmanager
     def _owning_up(self) -> Iterator[None]:
@@ -260,10 +256,10 @@ class Spool:
         # Compared without opening it: closing any descriptor of it would give the lock back.
         if self._held is not None:
             with contextlib.suppress(FileNotFoundError):
-                there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
+                there = os.stat(LOCK, dir_fd=directory, follow_symlinks=False)
                 if os.path.samestat(there, os.fstat(self._held)):
                     return True
-        descriptor = os.open(_LOCK, _LOCK_FILE, 0o600, dir_fd=directory)
+        descriptor = os.open(LOCK, _LOCK_FILE, 0o600, dir_fd=directory)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -309,6 +305,33 @@ class Spool:
         self._standing.pop(entry.number, None)
         self._kept.discard(entry.number)
         self._size_bytes -= entry.size_bytes
+
+
+def listed(directory: Path) -> list[Entry]:
+    """The requests in a directory, in order, for somebody who only looks; raises OSError."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = [_entry(directory, name, opened) for name in sorted(os.listdir(opened))]
+    finally:
+        os.close(opened)
+    return [entry for entry in found if entry is not None]
+
+
+def _entry(directory: Path, name: str, opened: int) -> Entry | None:
+    """A request by the name of its file; None where that is no request."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+    except FileNotFoundError:
+        return None  # somebody cleans up at this moment
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    number, points, oldest_s = int(match[1]), int(match[3]), int(match[4])
+    signal: Signal = match[2]  # type: ignore[assignment]
+    cost, lasting = _on_disk(found.st_size), match[5] is None
+    return Entry(directory / name, number, signal, points, cost, lasting, oldest_s)
 
 
 def _private(path: Path, above: int | None, who: str = "") -> int:

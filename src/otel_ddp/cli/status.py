@@ -23,8 +23,9 @@ OVER = ("finished", "failed", "killed")
 # What to say where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",
-    "offline": "none runs: a training process starts one",
     "external": "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
+    "offline": "none runs: a training process starts one, which sends nothing "
+    "(OTEL_DDP_AGENT=offline)",
     "off": "OTEL_DDP_AGENT=off: journals are written, and nobody exports what is in them",
 }
 
@@ -84,7 +85,7 @@ def lines(
         yield f"export    {cell(each.get('export'), 'unknown')}"
         if remark := cell(each.get("remark")):
             yield f"note      {remark}"
-    in_vain = list(unserved(found)) if agent == "auto" else []
+    in_vain = list(unserved(found)) if agent in ("auto", "offline") else []
     if not alive and not in_vain:
         yield f"agent     {NO_AGENT[agent]}"
     yield from (f"agent     {sentence}" for sentence in in_vain)

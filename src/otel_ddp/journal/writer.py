@@ -378,6 +378,17 @@ class JournalWriter:
         """How far the ring is written."""
         return self._position
 
+    @property
+    def ring_bytes(self) -> int:
+        """How much of what was written last the ring holds."""
+        return self._ring_bytes
+
+    def overwrites(self) -> bool:
+        """Whether what is written now takes the place of what no agent has taken."""
+        if self._position <= self._ring_bytes:
+            return False
+        return self._position - self.taken() > self._ring_bytes
+
     def taken(self) -> int:
         """How far the agent has taken it over, 0 if it has not begun."""
         said = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))

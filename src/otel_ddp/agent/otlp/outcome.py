@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
 Signal = Literal["metrics", "traces", "logs"]
 SIGNALS: tuple[Signal, ...] = ("metrics", "traces", "logs")
+
+
+def wanted(env: Mapping[str, str]) -> tuple[Signal, ...]:
+    """The signals that are to be exported: standard variables switch each off by itself."""
+    return tuple(
+        each
+        for each in SIGNALS
+        if env.get(f"OTEL_{each.upper()}_EXPORTER", "").strip().lower() != "none"
+    )
 
 
 @dataclass(frozen=True)

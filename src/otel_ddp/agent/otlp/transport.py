@@ -24,6 +24,9 @@ log = logging.getLogger("otel_ddp.agent")
 # What an exporter may throw when a variable, a file or a package is not what it should be.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
+_ENDPOINTS = tuple(
+    f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
+)
 _FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
 
 
@@ -53,6 +56,10 @@ class Transport:
     def destination(self) -> str:
         """Where metrics go, as it may be shown."""
         return shown(self._url("metrics", self._protocol("metrics")))
+
+    def address(self, signal: Signal) -> str:
+        """Where a signal goes, as it may be shown."""
+        return shown(self._url(signal, self._protocol(signal)), path=True)
 
     def send(self, signal: Signal, body: bytes) -> Outcome:
         """One attempt, no longer than the timeout."""
@@ -167,6 +174,17 @@ class Transport:
             log.warning("%s", text)
 
 
+def addressed(settings: Settings, env: Mapping[str, str] | None = None) -> Settings | None:
+    """The settings with the collector that was named or answers on loopback; None: neither."""
+    env = os.environ if env is None else env
+    if any(env.get(name, "").strip() for name in _ENDPOINTS):
+        return settings
+    found = probe(env)
+    if found is None:
+        return None
+    return settings._replace(endpoint=found, protocol="http/protobuf")
+
+
 def probe(
     env: Mapping[str, str] | None = None, *, port: int = 4318, timeout_s: float = 0.5
 ) -> str | None:
@@ -201,4 +219,4 @@ def _quiet() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-__all__ = ["SIGNALS", "Outcome", "Signal", "Transport", "probe"]
+__all__ = ["SIGNALS", "Outcome", "Signal", "Transport", "addressed", "probe"]

@@ -36,12 +36,12 @@ def agent(scene: Scene) -> Findings:
         if remark := cell(each.get("remark")):
             yield Finding("warn", "agent", remark)
     conf = scene.conf.agent
-    in_vain = list(unserved(scene.survey)) if conf == "auto" else []
+    in_vain = list(unserved(scene.survey)) if scene.conf.starts_agent else []
     for sentence in in_vain:
         yield Finding("fail", "agent", sentence)
     if scene.agents or in_vain:
         return
-    yield Finding("ok" if conf == "auto" else "warn", "agent", NO_AGENT[conf])
+    yield Finding("ok" if scene.conf.starts_agent else "warn", "agent", NO_AGENT[conf])
 
 
 def endpoint(scene: Scene) -> Findings:

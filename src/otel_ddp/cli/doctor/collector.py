@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.client
 import re
+import shlex
 import ssl
 import time
 from collections import defaultdict
@@ -14,14 +15,11 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.otlp.outcome import Outcome, Signal, shown
+from otel_ddp.agent.otlp.outcome import Outcome, Signal, shown, wanted
 from otel_ddp.cli.doctor.port import Spoken, spoken
 from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
 from otel_ddp.settings import Settings
 
-_ENDPOINTS = tuple(
-    f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
-)
 _PATHS = ("/v1/metrics", "/v1/traces", "/v1/logs")
 _CLOCKS_S = 2.0
 _PORT_S = 1.0
@@ -55,29 +53,30 @@ class Way(NamedTuple):
 
 def collector(scene: Scene) -> Findings:
     # These packages take long to import, and one that is broken must not end the other checks.
-    from otel_ddp.agent.otlp.transport import SIGNALS, Transport, probe
+    from otel_ddp.agent.otlp.transport import Transport, addressed
 
     env = scene.env
-    signals = [
-        each
-        for each in SIGNALS
-        if env.get(f"OTEL_{each.upper()}_EXPORTER", "").strip().lower() != "none"
-    ]
+    signals = wanted(env)
     if not signals:
         yield Finding("ok", "collector", "switched off by OTEL_*_EXPORTER=none: scrape only")
         return
-    conf = scene.conf._replace(timeout_s=min(scene.conf.timeout_s, scene.answer_s))
-    named = any(env.get(name, "").strip() for name in _ENDPOINTS)
-    if not named:
-        found = probe(env)
-        if found is None:
-            sentence = (
-                "none is configured and none answers on loopback: scrape only; to export as "
-                "well, set OTEL_EXPORTER_OTLP_ENDPOINT"
-            )
-            yield Finding("ok", "collector", sentence)
-            return
-        conf = conf._replace(endpoint=found, protocol="http/protobuf")
+    if scene.conf.agent == "offline":
+        sentence = (
+            "OTEL_DDP_AGENT=offline: nothing is sent before "
+            f"`otel-ddp replay {shlex.quote(scene.conf.spools)}`"
+        )
+        yield Finding("ok", "collector", sentence)
+        return
+    conf = addressed(scene.conf, env)
+    if conf is None:
+        sentence = (
+            "none is configured and none answers on loopback: scrape only; to export as well, set "
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
+        yield Finding("ok", "collector", sentence)
+        return
+    named = conf is scene.conf
+    conf = conf._replace(timeout_s=min(conf.timeout_s, scene.answer_s))
     # Nobody who looks on waits as long as an export may.
     patient = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
     transport = Transport(conf, patient)

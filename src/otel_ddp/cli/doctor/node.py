@@ -128,7 +128,7 @@ def directories(scene: Scene) -> Findings:
         (
             "spool",
             "OTEL_DDP_SPOOL_DIR",
-            spool_directory(conf.spool_directory, Place(scene.place), conf.node),
+            spool_directory(conf, Place(scene.place), conf.node),
         ),
         (
             "post-mortem",
