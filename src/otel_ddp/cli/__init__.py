@@ -14,6 +14,7 @@ _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
     "demo": "train a small model with two ranks and show what was recorded",
     "doctor": "check the whole installation, and say what to do",
+    "replay": "send what offline runs have kept on disk",
     "stacks": "show what the Python threads of this node's ranks are at",
     "status": "say what runs on this node: agent, endpoint, runs, ranks, GPUs",
 }

@@ -1,0 +1,260 @@
+"""What spools hold is sent in order, once to each destination, and remembered through anything."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.otlp.outcome import Outcome, Signal
+from otel_ddp.agent.replay import BeingReplayed, Replay, Sent, Tally, Unwritable, found, in_order
+from otel_ddp.agent.spool import BLOCK, Spool
+from otel_ddp.cli import main
+from otel_ddp.cli.replay import Progress
+from otlp_receiver import Receiver
+
+PLENTY = 1024 * BLOCK
+TAKEN = Outcome("delivered", "")
+AWAY = Outcome("retry", "connection refused")
+
+HOLD = """
+import sys; from pathlib import Path; from otel_ddp.agent.replay import Sent
+sent = Sent(Path(sys.argv[1]), "metrics at home")
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+class FakeTransport:
+    """Answers as it is told to, and then takes everything."""
+
+    def __init__(self, *answers: Outcome) -> None:
+        self.answers = list(answers)
+        self.bodies: list[bytes] = []
+
+    def address(self, signal: Signal) -> str:
+        return f"{signal} at home"
+
+    def send(self, signal: Signal, body: bytes) -> Outcome:
+        outcome = self.answers.pop(0) if self.answers else TAKEN
+        if outcome.kind == "delivered":
+            self.bodies.append(body)
+        return outcome
+
+
+def spool(directory: Path, *requests: tuple[Signal, str, int]) -> Path:
+    """One as an agent leaves it; each request by signal, content and the time of its oldest."""
+    opened = Spool(directory, PLENTY)
+    for signal, name, oldest_s in requests:
+        assert opened.append(signal, name.encode(), 1, oldest_s=oldest_s)
+    return directory
+
+
+def three(directory: Path) -> Path:
+    return spool(directory, ("metrics", "a", 1), ("traces", "b", 2), ("metrics", "c", 3))
+
+
+def sent(transport: FakeTransport, directory: Path, pauses: list[float] | None = None) -> Tally:
+    pauses = [] if pauses is None else pauses
+    with Replay(transport, found(directory), sleep=pauses.append) as replay:
+        for _ in replay.send():
+            pass
+        return replay.tally
+
+
+def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
+    tmp_path: Path,
+) -> None:
+    # What was logged long before it was read is sent where it was put, not sooner.
+    spool(tmp_path / "offline-a", ("metrics", "a1", 10), ("metrics", "a2", 30), ("logs", "a3", 5))
+    spool(tmp_path / "offline-b", ("metrics", "b1", 20), ("metrics", "b2", 40))
+    spool(tmp_path / "spool-c", ("metrics", "of an agent that sends", 1))
+
+    bodies = [entry.read() for _, entry in in_order(found(tmp_path))]
+
+    assert bodies == [b"a1", b"b1", b"a2", b"a3", b"b2"]
+
+
+def test_a_collector_that_goes_away_is_waited_for_and_then_left_alone(tmp_path: Path) -> None:
+    directory, pauses = three(tmp_path), list[float]()
+    transport = FakeTransport(TAKEN, *[AWAY] * 7)
+
+    tally = sent(transport, directory, pauses)
+
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 30.0]
+    assert (tally.requests, tally.left) == (2, {"traces": 1})
+    assert not tally.whole
+    assert sent(transport, directory).whole
+    assert transport.bodies == [b"a", b"c", b"b"]
+
+
+def test_what_a_busy_collector_asks_for_is_waited(tmp_path: Path) -> None:
+    pauses = list[float]()
+    busy = Outcome("retry", "503", retry_after_s=7.0)
+
+    assert sent(FakeTransport(TAKEN, busy, busy, TAKEN), three(tmp_path), pauses).whole
+
+    assert pauses == [7.0, 7.0]
+
+
+def test_a_collector_that_was_never_there_is_not_waited_for(tmp_path: Path) -> None:
+    pauses = list[float]()
+
+    tally = sent(FakeTransport(*[AWAY] * 2), three(tmp_path), pauses)
+
+    assert (pauses, tally.requests) == ([], 0)
+    assert tally.left == {"metrics": 2, "traces": 1}
+
+
+def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
+    directory = three(tmp_path)
+    next(directory.glob("*2-traces*")).write_bytes(b"torn")
+    transport = FakeTransport()
+
+    tally = sent(transport, directory)
+
+    assert (tally.damaged, tally.whole) == (1, False)
+    assert transport.bodies == [b"a", b"c"]
+
+
+def test_a_line_that_a_kill_tore_off_is_no_request_that_was_sent(tmp_path: Path) -> None:
+    directory, transport = three(tmp_path), FakeTransport()
+    sent(transport, directory)
+    memory = Sent(directory, "metrics at home").path
+    # The end of its last line is missing, and it is that of "c".
+    memory.write_bytes(memory.read_bytes()[:-1])
+
+    sent(transport, directory)
+    sent(transport, directory)
+
+    assert transport.bodies == [b"a", b"b", b"c", b"c"]
+
+
+def test_requests_of_a_spool_that_was_emptied_and_filled_again_are_new_ones(
+    tmp_path: Path,
+) -> None:
+    directory, transport = three(tmp_path), FakeTransport()
+    sent(transport, directory)
+    for path in directory.glob("*.z"):
+        path.unlink()
+
+    spool(directory, ("metrics", "d", 4))
+    sent(transport, directory)
+
+    assert transport.bodies == [b"a", b"b", b"c", b"d"]
+
+
+def test_two_replays_of_the_same_do_not_send_at_once(tmp_path: Path) -> None:
+    directory = three(tmp_path)
+    other = [sys.executable, "-c", HOLD, str(directory)]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        with pytest.raises(BeingReplayed):
+            sent(FakeTransport(), directory)
+
+        process.stdin.close()
+    assert sent(FakeTransport(), directory).whole
+
+
+def test_where_nothing_can_be_remembered_nothing_is_sent(tmp_path: Path) -> None:
+    directory, transport = three(tmp_path), FakeTransport()
+    memory = Sent(directory, "traces at home").path
+    memory.unlink()
+    memory.mkdir()
+
+    with pytest.raises(Unwritable, match=f"{memory} cannot be written: Is a directory"):
+        sent(transport, directory)
+
+    assert transport.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("hours", "warning"),
+    [
+        (0.5, ""),
+        (3, "The oldest value is 3 h old."),
+        (26, "out_of_order_time_window (2h in deploy/prometheus/prometheus.yml)"),
+        (26, "Set it to 28h before."),
+        (100, "The oldest value is 4 days old."),
+    ],
+)
+def test_what_a_prometheus_may_find_too_old_is_said_before_it_is_sent(
+    hours: float, warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    then_s = int(time.time() - hours * 3600)
+    # Of metrics: what keeps spans takes them of any age.
+    spool(tmp_path, ("traces", "", then_s - 999_999), ("metrics", "", then_s), ("logs", "", then_s))
+    with Receiver() as receiver:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.start_http()
+
+        assert main(["replay", str(tmp_path)]) == 0
+
+    told = capsys.readouterr().out
+    assert warning in told
+    assert ("Prometheus" in told) == bool(warning)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("", "Nothing that an offline run has kept is in {}."),
+        ("1-a.journal", "`otel-ddp agent --dir {}` exports what is in them."),
+    ],
+)
+def test_a_directory_without_what_was_kept_is_refused_with_what_it_is(
+    name: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name:
+        (tmp_path / name).touch()
+
+    assert main(["replay", str(tmp_path)]) == 2
+    assert sentence.format(tmp_path) in capsys.readouterr().err
+    assert main(["replay", f"{tmp_path}/gone"]) == 2
+    assert f"{tmp_path}/gone cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_without_a_collector_it_is_said_how_to_name_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three(tmp_path)
+    # Nothing that happens to listen on this machine's port is asked.
+    os.environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = "grpc"
+
+    assert main(["replay", str(tmp_path)]) == 2
+
+    assert "set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (Terminal(), f"\r[{'#' * 15}{'.' * 15}]  50%  3 of 6 requests, 20 s left"),
+        (io.StringIO(), "50%  3 of 6 requests, 20 s left\n"),
+    ],
+)
+def test_how_far_it_is_is_a_bar_on_a_terminal_and_lines_elsewhere(
+    stream: io.StringIO, expected: str
+) -> None:
+    now = iter([0.0, 0.05, 20.0])
+    progress = Progress(stream, 6, 600, clock=lambda: next(now))
+
+    progress.show(Tally(requests=1, done_bytes=100))
+    progress.show(Tally(requests=3, done_bytes=300))
+
+    assert stream.getvalue() == expected
+    progress.end()
+    # Nothing of the bar is left behind.
+    assert stream.getvalue().rpartition("\r")[2] in ("", expected)

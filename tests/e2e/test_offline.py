@@ -1,0 +1,249 @@
+"""A run without a network keeps everything, and `otel-ddp replay` sends it from any copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from node import Node, finished, until
+from otel_ddp.agent.replay import OFFLINE
+from otlp_receiver import Receiver
+
+STEPS = 2000
+# Two processes; each tells between which times it logged each value.
+TRAIN = """
+import json, os, sys, time
+import otel_ddp
+run = otel_ddp.init(group="g", run="away")
+with run.span("setup"):
+    run.event("began")
+told = []
+for step in range(2000):
+    before = time.time_ns()
+    run.log({"loss": step * 0.5}, step=step)
+    told.append((before, time.time_ns()))
+    time.sleep(0.001)
+run.finish()
+print(json.dumps(told), flush=True)
+"""
+# More than the smallest spool holds: random values can hardly be compressed.
+FLOOD = """
+import random
+import otel_ddp
+run = otel_ddp.init(run="away")
+for step in range(3000):
+    run.log({f"name{each}": random.random() for each in range(20)}, step=step)
+run.finish()
+"""
+
+
+class Kept(NamedTuple):
+    """What an offline run left, copied to another place."""
+
+    directory: Path
+    times: dict[str, list[tuple[int, int]]]
+    """By rank: before and after each value was logged."""
+    status: str
+    scrape: float | None
+
+
+def environment(**env: str) -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}, **env}
+
+
+def command(directory: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "otel_ddp", "replay", str(directory), *options]
+
+
+def replay(directory: Path, endpoint: str, *options: str, **env: str) -> tuple[int, str]:
+    """Exit status and what was said."""
+    done = subprocess.run(
+        command(directory, *options),
+        env=environment(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    folder = tmp_path_factory.mktemp("gathered")
+    with Node(OTEL_DDP_AGENT="offline") as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        ranks = [
+            node.python(TRAIN, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+            for rank in "01"
+        ]
+        said = [finished(each).splitlines() for each in ranks]
+        assert [len(lines) for lines in said] == [2, 1]
+        assert f"`otel-ddp replay {node.spool}` sends it later" in said[0][0]
+        times = {rank: json.loads(lines[-1]) for rank, lines in zip("01", said, strict=True)}
+        until(lambda: len(node.series("training_state")) == 2, "both ranks")
+        scrape = node.value("training_step", rank="1")
+        status = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+        node.stop_agent()
+
+        # The next one sends, and finds nothing of it.
+        node.run("import otel_ddp; otel_ddp.init(run='later').finish()", OTEL_DDP_AGENT="auto")
+        assert receiver.wait_for(lambda r: runs(r)["later"] > 0)
+        assert set(runs(receiver)) == {"later"}
+        node.stop_agent()
+        shutil.copytree(node.spool, folder / "copy")
+    return Kept(folder / "copy", times, status, scrape)
+
+
+@pytest.fixture
+def kept(original: Kept, tmp_path: Path) -> Kept:
+    return original._replace(directory=shutil.copytree(original.directory, tmp_path / "copy"))
+
+
+def runs(receiver: Receiver) -> Counter[str]:
+    """How many states were told of each run."""
+    return Counter(
+        point.attributes["run"] for point in receiver.points() if point.metric == "training.state"
+    )
+
+
+def losses(receiver: Receiver) -> dict[str, list[tuple[int, float]]]:
+    """Time and value of each logged point that arrived, by rank."""
+    found: dict[str, list[tuple[int, float]]] = {"0": [], "1": []}
+    for point in receiver.points():
+        if point.metric == "training.scalar" and point.attributes["name"] == "loss":
+            found[point.attributes["rank"]].append((point.time_ns, point.value))
+    return found
+
+
+def assert_whole(arrived: Mapping[str, list[tuple[int, float]]], kept: Kept) -> None:
+    """Every value is there once, with the time at which it was logged."""
+    for rank, points in arrived.items():
+        assert [value for _, value in sorted(points)] == [step * 0.5 for step in range(STEPS)]
+        for (at, _), (before, after) in zip(sorted(points), kept.times[rank], strict=True):
+            assert before <= at <= after
+
+
+def test_an_offline_agent_serves_the_node_and_says_what_waits(original: Kept) -> None:
+    (spool,) = original.directory.glob(f"{OFFLINE}*")
+
+    assert original.scrape == STEPS - 1
+    (export,) = (line for line in original.status.splitlines() if line.startswith("export"))
+    assert " MiB wait in " in export or " KiB wait in " in export
+    assert export.startswith("export    offline: ")
+    assert export.endswith(f"/{spool.name}` sends them")
+
+
+def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_nothing(
+    kept: Kept,
+) -> None:
+    with Receiver() as receiver, Receiver() as another:
+        endpoint = receiver.start_http()
+
+        status, said = replay(kept.directory, endpoint)
+
+        assert status == 0, said
+        assert_whole(losses(receiver), kept)
+        assert sorted({span.name for span in receiver.spans()}) == ["setup"]
+        assert [record.event_name for record in receiver.logs()] == ["began"] * 2
+        count = len(receiver.requests)
+        assert f"sent {count} requests with " in said
+
+        status, said = replay(kept.directory, endpoint)
+        assert (status, said.splitlines()[-1]) == (0, "nothing is left to send")
+        status, said = replay(kept.directory, endpoint, "--on-conflict", "error")
+        assert status == 1
+        assert f"{count} of these requests were sent to {endpoint} before" in said
+        assert len(receiver.attempts) == count
+
+        # What was sent there is known of the copy, and of nowhere else.
+        status, said = replay(kept.directory, another.start_http(), "--on-conflict", "error")
+        assert status == 0, said
+        assert_whole(losses(another), kept)
+        status, said = replay(kept.directory, endpoint, "--on-conflict", "send")
+        assert status == 0, said
+        assert len(receiver.requests) == 2 * count
+
+
+def test_an_interrupted_replay_goes_on_where_it_stopped(kept: Kept) -> None:
+    with Receiver() as receiver:
+        endpoint = receiver.start_grpc()
+        env = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        receiver.set_mode("hang", "logs")
+        # Spans and events come with the first values: the metrics before them are taken.
+        process = subprocess.Popen(
+            command(kept.directory),
+            env=environment(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert receiver.wait_for(lambda r: r.hanging > 0)
+        taken = len(receiver.requests)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert f"stopped: sent {taken} requests" in said
+        receiver.set_mode("ok")
+
+        status, said = replay(kept.directory, endpoint, **env)
+
+        assert status == 0, said
+        assert f"{taken} requests were sent to {endpoint} before and are left out" in said
+        assert_whole(losses(receiver), kept)
+        assert len(receiver.logs()) == 2
+
+
+def test_what_a_collector_refuses_is_counted_and_sent_again_the_next_time(kept: Kept) -> None:
+    with Receiver() as receiver:
+        endpoint = receiver.start_http()
+        receiver.set_mode(400, "traces")
+        receiver.set_mode("partial", "logs")
+
+        status, said = replay(kept.directory, endpoint)
+
+        assert status == 1
+        assert "! 2 points were refused: 400 from " in said
+        assert "dropped by the collector" in said
+        assert_whole(losses(receiver), kept)
+        count = len(receiver.requests)
+        receiver.set_mode("ok")
+        status, said = replay(kept.directory, endpoint)
+        assert status == 0, said
+        assert {each.signal for each in receiver.requests[count:]} == {"traces"}
+        assert len(receiver.spans()) == 2
+
+
+def test_more_than_the_spool_holds_is_counted_and_said() -> None:
+    with Node(OTEL_DDP_AGENT="offline", OTEL_DDP_SPOOL_BYTES="1M") as node, Receiver() as receiver:
+        node.export_to(endpoint := receiver.start_http())
+        node.run(FLOOD)
+
+        dropped = until(
+            lambda: node.value("otel_ddp_points_dropped_total", why="spool_full"), "the bound"
+        )
+        assert "points had to make room (OTEL_DDP_SPOOL_BYTES)" in node.agent()["export"]
+        assert "the oldest makes room for the newest" in node.place.agent_log.read_text()
+        assert sum(path.stat().st_size for path in node.spool.rglob("*.z")) <= 1 << 20
+        assert dropped > 0
+
+        _, said = replay(node.spool, "http://127.0.0.1:9")
+        assert "an agent still adds to it" in said
+        node.stop_agent()
+        status, said = replay(node.spool, endpoint)
+
+        assert status == 0, said
+        assert "requests that were kept here are gone: they made room for newer ones" in said
+        assert "an agent still adds to it" not in said
+        points = [p for p in receiver.points() if p.metric == "training.scalar.step"]
+        assert max(point.value for point in points) == 2999
