@@ -426,7 +426,7 @@ def test_what_no_agent_reads_is_said_at_the_start_and_when_it_begins_to_be_lost(
     said = list(caplog.messages)
     while not place.only().lost:
         before = list(caplog.messages)
-        for step in range(10):
+        for step in range(50):
             run.log({"loss": 0.5}, step=step)
     run.log({"loss": 0.5})
     run.finish()
@@ -436,6 +436,20 @@ def test_what_no_agent_reads_is_said_at_the_start_and_when_it_begins_to_be_lost(
     (full,) = caplog.messages[len(said) :]
     assert full.startswith(f"The journal is full and no agent reads it (OTEL_DDP_AGENT={agent})")
     assert later in full
+
+
+def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
+    place: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_link, "ensure_agent", lambda _: None)
+    monkeypatch.setattr(agent_link, "hand_over", lambda *_: None)
+
+    for agent in ("auto", "offline", "external"):
+        os.environ["OTEL_DDP_AGENT"] = agent
+        otel_ddp.init(run=agent).finish()
+
+    terms = {each.identity["run"]: each.facts["terms"] for each in place.read()}
+    assert terms["auto"] == terms["external"] != terms["offline"]
 
 
 def test_only_the_first_rank_says_that_no_agent_reads(

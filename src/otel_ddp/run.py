@@ -271,9 +271,9 @@ class Run:
             where = shlex.quote(conf.spools)
             containment.say_once(
                 "offline",
-                "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s; "
-                "`otel-ddp replay %s` sends it later.",
-                *(where, where),
+                "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s, %d MiB "
+                "at most on each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.",
+                *(where, conf.spool_bytes // settings.MIB, where),
             )
         elif conf.agent == "off":
             ring_bytes = recorder.writer.ring_bytes

@@ -417,6 +417,25 @@ def no_disk(tmp_path: Path) -> Spool:
     return Spool(in_the_way, PLENTY)
 
 
+def test_offline_everything_goes_to_disk_as_soon_as_there_is_one(
+    no_disk: Spool, clock: FakeClock
+) -> None:
+    delivery, settled = Delivery(None, no_disk, clock), list[str]()
+    delivery.start()
+
+    delivery.submit(requests("a", signal="traces"), lambda: settled.append("a"))
+    before = (list(settled), delivery.snapshot().memory_bytes)
+    no_disk.directory.unlink()
+    delivery.submit(requests("b"), lambda: settled.append("b"))
+
+    assert before == ([], 1)
+    assert settled == ["a", "b"]
+    assert no_disk.entries == 2
+    assert delivery.snapshot().memory_bytes == 0
+    assert delivery.flush(0.0)
+    assert delivery.stop(0.0)
+
+
 def test_without_a_disk_what_is_sent_again_anyway_goes_before_what_was_logged(
     transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:

@@ -55,6 +55,19 @@ def test_values_of_different_hours_go_by_different_requests() -> None:
         for metric in message.resource_metrics[0].scope_metrics[0].metrics
     ]
     assert times == [logged_ns[:2], logged_ns[2:3], logged_ns[3:]]
+    assert [each.oldest_s for each in requests] == [3599, 3600, 5 * 3600]
+
+
+def test_a_request_knows_the_time_of_the_oldest_that_it_holds() -> None:
+    ledger, s = Ledger(), 10**9
+    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 4 * s)
+    event = Document(EVENT, {"name": "e", "time": 7 * s}, 0)
+    spans = [span(start=start * s, end=9 * s) for start in (6, 5)]
+
+    (standing,) = Renderer({}).metrics(ledger, 4 * s)
+    traces, logs = Renderer({}).documents([(LABELS, "", [*spans, event])])
+
+    assert [each.oldest_s for each in (standing, traces, logs)] == [4, 5, 7]
 
 
 @pytest.mark.parametrize("odd", ["start", "label", "counts", "time"])

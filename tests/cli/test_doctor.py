@@ -963,6 +963,16 @@ def test_no_collector_and_one_that_is_switched_off_are_fine() -> None:
     assert "switched off" in the(off, "ok")
 
 
+def test_offline_no_collector_is_asked(receiver: Receiver) -> None:
+    configure(receiver, "http/protobuf")
+    os.environ.update(OTEL_DDP_AGENT="offline", OTEL_DDP_SPOOL_DIR="/a b")
+
+    told = found(doctor.collector)
+
+    assert "nothing is sent before `otel-ddp replay '/a b'`" in the(told, "ok")
+    assert receiver.attempts == []
+
+
 def test_a_damaged_header_is_said_without_its_text(receiver: Receiver) -> None:
     configure(receiver, "http/protobuf")
     os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "s3cret"

@@ -154,6 +154,7 @@ def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_not
 
         assert status == 0, said
         assert_whole(losses(receiver), kept)
+        assert runs(receiver)["away"] > 0
         assert sorted({span.name for span in receiver.spans()}) == ["setup"]
         assert [record.event_name for record in receiver.logs()] == ["began"] * 2
         count = len(receiver.requests)
