@@ -99,10 +99,12 @@ class SimulatedNode:
         self._step, self._step_ns = 0, int(1e9 / steps_per_s)
         self._standing: list[tuple[Series, list[float], list[float]]] = []
         self._logged: list[tuple[Series, Series]] = []
-        node: Labels = (("group", "g"), ("run", run), ("job_type", "train"), ("node", self.name))
+        of_run: Labels = (("group", "g"), ("run", run))
+        node: Labels = (*of_run, ("node", self.name))
         for local_rank in range(RANKS):
             rank = number * RANKS + local_rank
-            labels = (*node, ("rank", str(rank)), ("local_rank", str(local_rank)))
+            number = (("rank", str(rank)), ("local_rank", str(local_rank)))
+            labels = (*of_run, ("job_type", "train"), ("node", self.name), *number)
             for row in rows:
                 if row.of == "rank" or (row.of == "run" and rank == 0):
                     self._enter(row, (*labels, *row.attributes.items()))

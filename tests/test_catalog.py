@@ -16,10 +16,10 @@ PROMETHEUS_NAMES = {
     # Run
     "training.run.info": "training_run_info",
     "training.run.start.timestamp": "training_run_start_timestamp_seconds",
-    "training.world.size": "training_world_size",
     "training.parameters": "training_parameters",
     # Progress and state
     "training.state": "training_state",
+    "training.world.size": "training_world_size",
     "training.phase": "training_phase",
     "training.step": "training_step",
     "training.epoch": "training_epoch",

@@ -29,7 +29,9 @@ STALL_REASONS: Mapping[str, int] = {
 }
 
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
-NODE_LABELS = ("group", "run", "job_type", "node")
+# Which run it is. The roles of its processes may differ, so `job_type` is no part of that.
+RUN_LABELS = ("group", "run")
+NODE_LABELS = (*RUN_LABELS, "node")
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 
@@ -217,9 +219,6 @@ TRAINING_RUN_INFO = _run.metric(
 TRAINING_RUN_START_TIMESTAMP = _run.metric(
     "training.run.start.timestamp", _G, "s", "When the run began, in seconds since 1970."
 )
-TRAINING_WORLD_SIZE = _run.metric(
-    "training.world.size", _G, "{rank}", "How many ranks the run has over all its nodes."
-)
 TRAINING_PARAMETERS = _run.metric(
     "training.parameters",
     _G,
@@ -238,6 +237,12 @@ _progress = _Section(
 
 TRAINING_STATE = _progress.metric(
     "training.state", _G, "", f"How the rank's process is doing: {_codes(STATES)}."
+)
+TRAINING_WORLD_SIZE = _progress.metric(
+    "training.world.size",
+    _G,
+    "{rank}",
+    "How many ranks train together with this one, itself included, over all nodes.",
 )
 TRAINING_PHASE = _progress.metric(
     "training.phase", _G, "", f"What the rank is busy with at this moment: {_codes(PHASES)}."
@@ -911,7 +916,8 @@ They are attributes of each data point, so no backend has to be told to promote 
 May be empty. |
 | `run` | Which launch: the same on all ranks and over the launcher's restarts, and a new one at \
 the next launch. |
-| `job_type` | Which role: `train` unless told otherwise. |
+| `job_type` | Which role a process has in its run: `train` unless told otherwise. Ranks that \
+train together may have different ones. |
 | `node` | Which machine, by its host name; where two nodes of a run share a host at the same \
 time, the second one has its node rank behind it. |
 | `rank` | Which process of the whole run, counted from 0: the global rank; or `p<process id>` \
@@ -924,9 +930,9 @@ The column *labels* of the tables says which of them a series carries:
 |---|---|
 | rank | All six. |
 | run | All six; there is one series a run, that of rank 0. |
-| node | `node`; also `group`, `run` and `job_type` where the number belongs to one run, or one \
-run alone is active on the node. |
-| gpu | All six while one rank uses the GPU; no `rank` and `local_rank` while ranks of one run \
+| node | `node`; also `group` and `run` where the number belongs to one run, or one run alone is \
+active on the node. |
+| gpu | All six while one rank uses the GPU; `group`, `run` and `node` while ranks of one run \
 share it; `node` alone while it is free. |
 
 Attributes are written as OpenTelemetry has them. In Prometheus their dots are underscores:

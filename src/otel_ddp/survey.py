@@ -55,10 +55,9 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
             where = {"directory": str(place.directory), "agent_log": _last_line(place)}
             unserved.append({**where, "processes": len(long_here)})
     # The agent goes on about a run that is over: its ranks are gone, so one or none is left.
-    going = [each.get("run") for each in processes if each.get("state") not in _OVER]
+    going = [_run(each) for each in processes if each.get("state") not in _OVER]
     for agent in agents:
-        said = agent["insufficient"]
-        agent["insufficient"] = {run: why for run, why in said.items() if run in going}
+        agent["insufficient"] = [each for each in agent["insufficient"] if _run(each) in going]
     processes.sort(key=lambda each: (each["started_ns"], str(each["node"]), each["rank"] or 0))
     return {
         "agents": agents,
@@ -69,6 +68,11 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         "unserved": unserved,
         "doubled": doubled,
     }
+
+
+def _run(said: Mapping[str, Any]) -> tuple[str, str]:
+    """Which run it is: a name alone may be in several groups."""
+    return str(said.get("group") or ""), str(said.get("run") or "")
 
 
 def _processes(
@@ -114,7 +118,7 @@ def _doubled(living: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for one, *others in seats.values():
         if others:
             pids = [each["pid"] for each in (one, *others)]
-            yield {"run": one["run"], "rank": one["rank"], "pids": pids}
+            yield {"group": one["group"], "run": one["run"], "rank": one["rank"], "pids": pids}
 
 
 def _agent(place: Place) -> dict[str, Any]:
@@ -138,8 +142,8 @@ def _agent(place: Place) -> dict[str, Any]:
     if not isinstance(notes, list) or not alive:
         notes = []
     insufficient = said.get("insufficient")
-    if not isinstance(insufficient, dict) or not alive:
-        insufficient = {}
+    if not isinstance(insufficient, list) or not alive:
+        insufficient = []
     return {
         **said,
         "alive": alive,
@@ -147,7 +151,7 @@ def _agent(place: Place) -> dict[str, Any]:
         "directory": str(place.directory),
         "nodes": nodes if isinstance(nodes, dict) else {},
         "ended": [each for each in ended if _whole(each)] if isinstance(ended, list) else [],
-        "insufficient": insufficient,
+        "insufficient": [each for each in insufficient if isinstance(each, dict)],
         "verdicts": [each for each in verdicts if isinstance(each, dict)],
         "notes": [each for each in notes if isinstance(each, dict)],
     }

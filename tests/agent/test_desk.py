@@ -36,18 +36,19 @@ PHASES, STATES = catalog.PHASES, catalog.STATES
 class Rank:
     """A process that writes down what a training would, and the agent's way to it."""
 
-    def __init__(self, bench: Bench, number: int, run: str = "r", exported: bool = True) -> None:
+    def __init__(self, bench: Bench, number: int, **more: Any) -> None:
         said = {
             "group": "g",
-            "run": run,
+            "run": "r",
             "job_type": "train",
             "host": "h",
             "global_rank": number,
             "local_rank": number,
             "world_size": 2,
             "strategy": "all",
-            "exported": exported,
+            "exported": True,
             "settled": True,
+            **more,
         }
         folder = bench.folder / f"{next(bench.numbers)}"
         folder.mkdir()
@@ -141,6 +142,9 @@ class Bench:
                 found[tuple(said[name] for name in names if name in said)] = row.value
         return found
 
+    def rows(self, metric: catalog.Metric) -> list[Any]:
+        return [row for each, rows in self.ledger.families() for row in rows if each is metric]
+
     def told(self) -> list[tuple[str, str, str]]:
         """Kind, state and severity of what is on its way; spans and records must agree."""
         found, spans = [], []
@@ -155,6 +159,12 @@ class Bench:
                     assert each.content["start"] <= each.content["end"]
         assert spans == [each[:2] for each in found]
         return found
+
+    def why(self) -> str:
+        """Why nothing can be said of the one run."""
+        (lacks,) = self.desk.insufficient()
+        assert (lacks["group"], lacks["run"]) == ("g", "r")
+        return lacks["why"]
 
     def open(self) -> list[str]:
         return sorted(each["kind"] for each in self.desk.verdicts())
@@ -265,10 +275,10 @@ def test_where_nothing_can_be_said_no_series_says_it(bench: Bench) -> None:
     bench.train(50, late_ms=30)
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
     assert bench.series(catalog.TRAINING_STRAGGLER_EXCESS) == {}
-    assert bench.desk.insufficient()["r"].startswith("insufficient data: ")
+    assert bench.why().startswith("insufficient data: ")
     bench.train(150, late_ms=30)
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
-    assert bench.desk.insufficient() == {}
+    assert bench.desk.insufficient() == []
 
     bench.ranks[1].alive = False
     bench.take()
@@ -289,7 +299,7 @@ def test_waits_that_cannot_be_told_from_work_are_unknown_of_whoever_comes_after(
 
     begin()
     bench.train(150, late_ms=30)
-    first = bench.desk.insufficient()["r"]
+    first = bench.why()
     for rank in bench.ranks:
         rank.alive = False
     bench.take()
@@ -299,7 +309,7 @@ def test_waits_that_cannot_be_told_from_work_are_unknown_of_whoever_comes_after(
     bench.train(150, late_ms=30)
 
     assert "cannot be told from work on rank 0, 1; a process cannot be asked" in first
-    assert bench.desk.insufficient()["r"] == first
+    assert bench.why() == first
     assert of("straggler", bench.told()) == []
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
 
@@ -637,7 +647,118 @@ def test_a_process_that_gets_another_name_is_not_waited_for_under_the_old_one(
 
     straggler = bench.series(catalog.TRAINING_STRAGGLER)
     assert straggler["3", "backward"] == 1.0
-    assert bench.desk.insufficient() == {}
+    assert bench.desk.insufficient() == []
+
+
+# -- roles, and what is beside the training
+
+
+def test_ranks_that_train_together_are_compared_whatever_their_roles(bench: Bench) -> None:
+    bench.join(0)
+    bench.join(1, job_type="worker")
+
+    bench.train(400, late_ms=30)
+
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
+    of_node = {"group": "g", "run": "r", "node": "node-1"}
+    work = [
+        row for each, rows in bench.ledger.families() for row in rows if "node.work" in each.name
+    ]
+    assert [dict(row.labels) for row in work] == [of_node, of_node]
+    of_run = [each["who"] for each in bench.desk.verdicts() if each["kind"] == "bound"]
+    assert of_run == [{"group": "g", "run": "r"}]
+
+
+@pytest.mark.parametrize("comes", ["first", "last"])
+def test_an_evaluator_beside_the_training_is_not_compared_with_it(bench: Bench, comes: str) -> None:
+    def evaluate() -> None:
+        bench.join(0, job_type="eval", world_size=1)
+        # It has steps as well, of which nobody knows what is waiting in them.
+        bench.ranks[-1].writer.document(layout.FACTS, {"capability": {"comm_wait": "fsdp"}})
+        bench.train(40)
+
+    if comes == "first":
+        evaluate()
+    bench.join(0, 1)
+    if comes == "last":
+        evaluate()
+    bench.train(200, late_ms=30)
+
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
+    roles = {dict(row.labels)["job_type"] for row in bench.rows(catalog.TRAINING_STRAGGLER)}
+    assert roles == {"train"}
+    assert bench.desk.insufficient() == []
+
+
+def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
+    bench.join(0, world_size=1)
+    bench.join(0, world_size=1, job_type="eval")
+    bench.ranks[1].number = 1
+
+    bench.train(150, late_ms=30)
+
+    assert bench.series(catalog.TRAINING_STRAGGLER) == {}
+    assert bench.why().endswith("each of these processes trains alone, nobody waits for another")
+
+
+@pytest.mark.parametrize("beside", ["moves", "stands", "has ended"])
+def test_what_is_beside_the_training_neither_stalls_it_nor_keeps_it_going(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    monkeypatch.setattr(Probe, "look", lambda *_: Evidence())
+    bench.join(0, 1)
+    bench.train(25)
+    bench.join(0, job_type="eval", world_size=1)
+    evaluator = bench.ranks[2]
+    bench.take()
+    for rank in bench.ranks:
+        rank.stand("comm_wait")
+    if beside == "has ended":
+        evaluator.writer.state(STATES["finished"], time.time_ns() // 1000)
+    for _ in range(14):
+        bench.take(later_s=5)
+        if beside == "moves":
+            evaluator.step(forward=10.0)
+
+    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "stall"]
+    assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == ("backend", [])
+    assert len(found["evidence"]["ranks"]) == 2
+    assert found["who"] == {"group": "g", "run": "r", "node": "node-1"}
+    standing = bench.rows(catalog.TRAINING_STALLED)
+    assert {dict(row.labels)["job_type"] for row in standing} == {"train"}
+
+
+def test_an_evaluator_that_lives_on_is_given_time_after_the_training_has_finished(
+    bench: Bench,
+) -> None:
+    bench.join(0, 1)
+    bench.join(0, job_type="eval", world_size=1)
+    bench.take()
+    for rank in bench.ranks[:2]:
+        rank.writer.state(STATES["finished"], time.time_ns() // 1000)
+    bench.ranks[2].step(forward=10.0)
+    bench.ranks[2].stand("other")
+
+    for _ in range(30):
+        bench.take(later_s=5)
+
+    assert bench.open() == []
+
+
+def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.join(0, 1, group="other")
+    for number in range(200):
+        for rank in bench.ranks:
+            own_ms = 30.0 * (rank.number == 1 and rank in bench.ranks[:2])
+            rank.step(forward=10.0, backward=20.0 + own_ms, comm_wait=31.0 - own_ms)
+        if number % 25 == 24:
+            bench.take()
+
+    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "straggler"]
+    assert (found["who"]["group"], found["who"]["rank"]) == ("g", "1")
+    bench.desk.retire({(("group", "other"), ("run", "r"))})
+    assert "straggler" not in bench.open()
 
 
 # -- a run that was recorded

@@ -268,6 +268,21 @@ def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_
     assert said.startswith("rank 0 logs 'x' more often than a thousand times a second")
 
 
+def test_every_rank_tells_how_many_train_with_it_and_rank_0_alone_describes_the_run(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Bench(tmp_path / "other", {**TOLD, "global_rank": 1})
+
+    for each in (bench, other):
+        each.take()
+
+    assert [each.told(catalog.TRAINING_WORLD_SIZE) for each in (bench, other)] == [{"": 2.0}] * 2
+    started = [each.told(catalog.TRAINING_RUN_START_TIMESTAMP) for each in (bench, other)]
+    assert [bool(each) for each in started] == [True, False]
+    other.close()
+
+
 def test_a_name_counts_its_odd_values_from_0_before_there_is_one(bench: Bench) -> None:
     bench.log({"loss": 1.0}, step=1)
 
@@ -557,6 +572,11 @@ class TestNodeNames:
         found = [names.name(node(rank)) for rank in (1, 0, 1)]
 
         assert found == ["h", "h-0", "h"]
+
+    def test_runs_of_one_name_in_two_groups_share_no_names(self, tmp_path: Path) -> None:
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), {**node(1), "group": "g"}])
+
+        assert [names.name(node(0)), names.name({**node(1), "group": "g"})] == ["h", "h"]
 
     def test_names_outlast_the_agent_and_the_other_node(self, tmp_path: Path) -> None:
         first = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), node(1)])

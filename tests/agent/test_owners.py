@@ -20,13 +20,19 @@ PARTS = [
     for n, parent in enumerate([BOARDS[3].uuid] * 2)
 ]
 FREE: Labels = (("node", "host"),)
-SHARED: Labels = (("group", "g"), ("run", "run"), ("job_type", "train"), ("node", "n"))
+SHARED: Labels = (("group", "g"), ("run", "run"), ("node", "n"))
 MIB = 1024 * 1024
 
 
-def rank(number: int, run: str = "run", job_type: str = "train", node: str = "n") -> Labels:
+def rank(
+    number: int,
+    run: str = "run",
+    job_type: str = "train",
+    node: str = "n",
+    group: str = "g",
+) -> Labels:
     return (
-        *(("group", "g"), ("run", run), ("job_type", job_type), ("node", node)),
+        *(("group", group), ("run", run), ("job_type", job_type), ("node", node)),
         *(("rank", str(number)), ("local_rank", str(number))),
     )
 
@@ -86,15 +92,18 @@ def test_a_uuid_is_known_however_it_is_spelt(spelt: str) -> None:
     assert labels(ownership) == [FREE, FREE, rank(0), FREE]
 
 
-def test_a_device_that_ranks_of_a_run_share_has_the_labels_of_the_run() -> None:
-    ownership = decide([claim(0, UUIDS[0]), claim(1, UUIDS[0])])
+@pytest.mark.parametrize("role", ["train", "worker"])
+def test_a_device_that_ranks_of_a_run_share_has_the_labels_of_the_run(role: str) -> None:
+    other = claim(1, UUIDS[0], labels=rank(1, job_type=role))
+
+    ownership = decide([claim(0, UUIDS[0]), other])
 
     assert labels(ownership)[0] == SHARED
 
 
 @pytest.mark.parametrize(
     "other",
-    [{"run": "other"}, {"job_type": "eval"}, {"node": "n-1"}],
+    [{"run": "other"}, {"group": "other"}, {"node": "n-1"}],
     ids=lambda each: next(iter(each)),
 )
 def test_a_device_that_different_runs_share_has_the_node_s_label_alone(other: Any) -> None:

@@ -249,7 +249,7 @@ def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str],
     assert "(hang_in_data) and sleeps" in verdict.sentence
     assert "rank 0 waits for it" in verdict.sentence
     assert _row(verdict, 0)["phase"] == "comm_wait"
-    assert dict(verdict.who) == {"group": "", "run": "data", "job_type": "train", "node": "here"}
+    assert dict(verdict.who) == {"group": "", "run": "data", "node": "here"}
     # Suspected first, and the slow question only once it is declared.
     assert job.questions == ["where", "where", "what", "what"]
     # Nothing changes, so nothing is told again.

@@ -25,8 +25,9 @@ from otel_ddp.agent.sources.reading import Reading
 BOARD = Device("GPU-1234", "0", "H100")
 OF_BOARD = {"hw.id": "GPU-1234", "gpu": "0", "hw.name": "H100"}
 FIRST = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": "0", "local_rank": "0"}
-SECOND = {**FIRST, "rank": "1", "local_rank": "1"}
-OF_RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n"}
+# Of one run, though with another role.
+SECOND = {**FIRST, "job_type": "worker", "rank": "1", "local_rank": "1"}
+OF_RUN = {"group": "g", "run": "r", "node": "n"}
 
 
 class OneBoard:
@@ -184,7 +185,7 @@ def test_numbers_of_a_driver_that_hangs_go_and_come_back(
 def test_the_host_is_the_runs_that_has_it_alone(bench: Callable[..., Bench]) -> None:
     here = bench("host")
     limit = catalog.SYSTEM_MEMORY_LIMIT
-    other = {**FIRST, "run": "another"}
+    other = {**FIRST, "group": "another"}
 
     assert [labels for labels, _ in here.soon(limit)] == [{"node": "n"}]
     assert [labels for labels, _ in here.told(limit, rank(FIRST), rank(SECOND))] == [OF_RUN]

@@ -78,15 +78,53 @@ def test_ranks_of_runs_that_started_together_stand_under_their_own_heading() -> 
     )
 
     assert ranks_by_run(told) == {
-        "run early, train, world 16": ["9", "10"],
-        "run late, train, world 2": ["0", "1", "?"],
-        "run late, group g, train, world 2": ["0"],
+        "run early, train, 2 of 16 ranks here": ["9", "10"],
+        "run late, train, 1 of 2 ranks here": ["0", "1", "?"],
+        "run late, group g, train, 1 of 2 ranks here": ["0"],
     }
     assert [line.split()[1].rstrip(",") for line in told if line.startswith("run ")] == [
         "early",
         "late",
         "late",
     ]
+
+
+def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
+    other = {"who": {"group": "g", "run": "one"}, "sentence": "of another run"}
+    found = {
+        "agents": [],
+        "processes": [
+            process(rank=0),
+            process(rank=1, job_type="worker"),
+            process(rank=0, job_type="node_7_evaluates", world_size=1, started_ns=2),
+            process(rank=1, group="g", started_ns=3),
+        ],
+        "verdicts": [{"who": {"group": "", "run": "one"}, "sentence": "of both roles"}, other],
+        "doubled": [{"group": "g", "run": "one", "rank": 1, "pids": [7, 8]}],
+    }
+
+    told = list(lines(found, NOW_NS))
+
+    assert [line for line in told if line.startswith("run ")] == [
+        "run one, world 2",
+        "run one, group g, train, 1 of 2 ranks here",
+    ]
+    start = told.index("run one, world 2")
+    assert [line.split()[:3] for line in told[start + 1 : start + 5]] == [
+        ["rank", "job_type", "local"],
+        ["0", "train", "0"],
+        ["0", "node_7_evaluates", "0"],
+        ["1", "worker", "0"],
+    ]
+    assert told[start + 5 : start + 7] == ["  ! of both roles", ""]
+    assert "pids 7 and 8" in told[-2]
+    assert told[-1] == "  ! of another run"
+
+
+def test_where_one_rank_of_two_records_that_is_said() -> None:
+    told = shown(process(rank=0), process(rank=0, job_type="eval", world_size=1))
+
+    assert "run one, 1 of 2 ranks here" in told
 
 
 @pytest.mark.parametrize(
@@ -125,7 +163,8 @@ def test_values_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
 
 def test_of_a_run_that_nobody_can_judge_the_reason_is_told_and_is_no_alarm() -> None:
     why = "insufficient data: one rank on this node, nobody to compare it with"
-    agent = {"alive": True, "insufficient": {"one": why, "other": "not of this run"}}
+    others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
+    agent = {"alive": True, "insufficient": [{"run": "one", "group": "", "why": why}, *others]}
 
     told = shown(process(), agents=[agent])
 
@@ -133,15 +172,18 @@ def test_of_a_run_that_nobody_can_judge_the_reason_is_told_and_is_no_alarm() -> 
     assert sum("stragglers" in line for line in told) == 1
 
 
+LACKS = {"group": "", "run": "mine", "why": "why"}
+
+
 @pytest.mark.parametrize("over", [True, False])
 def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool) -> None:
     trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
     with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
-        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": {"mine": "why"}}))
+        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS]}))
 
         (agent,) = survey([place])["agents"]
 
-    assert agent["insufficient"] == ({} if over else {"mine": "why"})
+    assert agent["insufficient"] == ([] if over else [LACKS])
     # What it calls itself may be a number of another PID namespace.
     assert (agent["pid"], agent["pid_here"]) == (7, pid)
 
@@ -149,11 +191,11 @@ def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool)
 def test_what_an_agent_lacked_that_is_gone_is_not_told(place: Here, tmp_path: Path) -> None:
     # It is the agent of another place; to this one it is a rank that lives.
     with an_agent(Here(tmp_path), "import otel_ddp; run = otel_ddp.init(run='mine')"):
-        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": {"mine": "why"}}))
+        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS]}))
 
         (agent,) = survey([place])["agents"]
 
-    assert (agent["alive"], agent["insufficient"]) == (False, {})
+    assert (agent["alive"], agent["insufficient"]) == (False, [])
 
 
 TRAINS = "import otel_ddp; run = otel_ddp.init()"

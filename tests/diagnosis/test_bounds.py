@@ -92,7 +92,7 @@ def test_one_verdict_says_what_bounds_the_run(more: dict[str, int], phase: str) 
 
     assert phases(changes) == [(phase, True)]
     verdict = changes[0].verdict
-    assert verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert verdict.who == (("group", "g"), ("run", "r"))
     of = {"compute": ("forward", "backward", "optimizer"), "saving": ("checkpoint", "eval")}
     share = sum(ms[word] for word in of.get(phase, (phase,))) / sum(ms.values())
     assert verdict.evidence["shares"][phase] == pytest.approx(share, abs=0.001)

@@ -220,7 +220,7 @@ def test_a_death_long_after_is_an_incident_of_its_own() -> None:
 def test_nobody_is_named_where_the_order_cannot_be_told() -> None:
     found = of([killed(0), killed(1), killed(2, 0.1)])
 
-    assert found.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert found.who == (("group", "g"), ("run", "r"))
     assert found.evidence["order_known_by"] == "unknown"
     assert found.sentence.startswith(
         "ranks 0, 1 and 2 ended at the same moment (within 0.35 s), in backward at step 1234: "
@@ -406,7 +406,7 @@ def test_one_that_failed_while_others_finish_well_is_named() -> None:
 def test_the_same_exception_on_all_is_about_the_run() -> None:
     found = of([failed(1, SHAPES), failed(0, SHAPES, 3.0)])
 
-    assert found.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert found.who == (("group", "g"), ("run", "r"))
     assert (found.evidence["cause"], found.evidence["order_known_by"]) == ("exception", "unknown")
     assert found.sentence == (
         "ranks 0 and 1 failed within 3 s of one another, in forward at step 1234: "

@@ -158,7 +158,7 @@ def test_the_rank_that_was_first_is_named() -> None:
     ((verdict, opened),) = values.look(NOW)
 
     assert opened
-    assert verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert verdict.who == (("group", "g"), ("run", "r"))
     assert (verdict.step, verdict.evidence["rank"], verdict.evidence["value"]) == (150, "1", "NaN")
     assert verdict.sentence.startswith(
         "loss became NaN at step 150 on rank 1 (n1). Since then also: grad_norm."

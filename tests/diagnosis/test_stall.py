@@ -103,7 +103,7 @@ def test_nobody_is_asked_before_half_of_the_limit_and_told_before_the_whole() ->
     assert verdict.kind == "stall"
     assert verdict.step == 7
     assert verdict.evidence["limit_s"] == 60.0
-    assert [key for key, _ in verdict.who] == ["group", "run", "job_type", "node"]
+    assert [key for key, _ in verdict.who] == ["group", "run", "node"]
 
 
 def test_as_long_as_one_rank_moves_there_is_no_stall() -> None:

@@ -786,7 +786,7 @@ def test_a_run_that_is_slower_than_it_was_is_told_after_minutes(ranks: int) -> N
     changes = slow_for(node, 60)
 
     assert told(changes) == [("regression", "", "backward", True)]
-    assert changes[0].verdict.who == (("group", "g"), ("run", "r"), ("job_type", "train"))
+    assert changes[0].verdict.who == (("group", "g"), ("run", "r"))
     assert changes[0].verdict.evidence["slower"] == pytest.approx(0.3, abs=0.02)
     assert changes[0].verdict.evidence["more_s"]["backward"] == pytest.approx(0.03, abs=0.002)
     assert told(node.steps(500)) == [("regression", "", "backward", False)]

@@ -250,7 +250,7 @@ def test_a_name_or_label_that_nobody_knows_is_found(query: str, unknown: list[st
 
 def test_a_recorded_name_says_its_level_and_is_defined_once() -> None:
     assert {name: times for name, times in RECORDED_NAMES.items() if times > 1} == {}
-    levels = "(rank|node|run|gpu|collector)(_(phase|name|code|reason))?"
+    levels = "(rank|node|run|gpu|collector)(_(phase|name|code|reason|role))?"
     for name in RECORDED_NAMES:
         assert re.fullmatch(rf"{levels}:[a-z_]+:[a-z0-9_]+", name), name
 

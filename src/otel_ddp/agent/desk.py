@@ -22,7 +22,7 @@ from otel_ddp.agent.verdict_series import VerdictSeries
 from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.evidence import Evidence, Position
-from otel_ddp.diagnosis.facts import Run, StepFacts, alike, facts_of
+from otel_ddp.diagnosis.facts import Run, StepFacts, alike, facts_of, run_of
 from otel_ddp.diagnosis.hardware import Gpu
 from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.straggler import Stragglers
@@ -64,7 +64,7 @@ class Desk:
         self._ledger = ledger
         self._clock = clock
         self._floor_s = floor_s
-        self._rooms: dict[str, Room] = {}
+        self._rooms: dict[Who, Room] = {}
         self._seats: dict[Intake, _Seat] = {}
         self._causes = Causes()
         self.parents = Parents(self._causes)
@@ -95,14 +95,16 @@ class Desk:
         if ended or now_ns >= self._look_at:
             self._look_at = now_ns + _LOOK_NS
             for room in list(self._rooms.values()):
-                self._look(room, [each for each in known if _run(each.labels) == room.run], now_ns)
+                self._look(
+                    room, [each for each in known if run_of(each.labels) == room.run], now_ns
+                )
 
     @containment.contained()
     def _watch(self, intake: Intake, now_ns: int) -> None:
         seat = self._seats[intake]
         pid = intake.pid, intake.reader.start_ticks
         self._causes.watch(*pid)
-        room = self._rooms[_run(seat.who)]
+        room = self._rooms[run_of(seat.who)]
         room.nonfinite.feed(seat.who, seat.values.odd(now_ns))
         if now_ns >= seat.memory_at:
             seat.memory_at = now_ns + _MEMORY_NS
@@ -115,39 +117,43 @@ class Desk:
         """Feed its steps to the detectors; whether it has ended since it was last looked at."""
         seat = self._seats.get(intake)
         if seat is None or seat.who != intake.labels:
-            if seat is not None and (left := self._rooms.get(_run(seat.who))) is not None:
+            if seat is not None and (left := self._rooms.get(run_of(seat.who))) is not None:
                 left.leave(seat.who)
             seat = self._seats[intake] = _Seat(intake)
             self._causes.watch(intake.pid, intake.reader.start_ticks)
-        run = _run(seat.who)
+        run = run_of(seat.who)
         room = self._rooms.get(run)
         if room is None:
             room = self._rooms[run] = Room(run, self._floor_s, self._causes)
         room.goes_on(intake.reader.created_ns)
-        room.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
-        world = intake.who.get("world_size")
-        if isinstance(world, int):
-            room.stragglers.world_size(world)
-            room.arrivals.world_size(world)
-            room.bounds.world_size(world)
-        room.stragglers.is_here(seat.who)
-        room.hear_of_waits(seat.who, intake)
-        room.hear_of_own_collectives(seat.who, intake)
-        if steps := intake.fresh_steps():
-            room.report_is_old = True
-            room.goes_on(steps[-1].began_ns)
-            _listen(room.arrivals, seat.who, intake, steps)
-            runs = alike(steps)
-            _learn(room.stalls, self._origin_ns + self._clock(), seat.who, runs)
-            facts = [each for stretch in runs for each in facts_of(stretch)]
-            _feed(room.stragglers, seat.who, facts)
-            _feed(room.bounds, seat.who, facts)
+        if not room.node:
+            # The first one's: of two nodes on one host the series would jump from one to the other.
+            room.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
+        if intake.ended_at is None:
+            room.hear_of_world(seat.who, intake)
+        steps = intake.fresh_steps()
+        if not room.is_beside(intake.world_size):
+            room.stragglers.is_here(seat.who)
+            room.hear_of_waits(seat.who, intake)
+            room.hear_of_own_collectives(seat.who, intake)
+            if steps:
+                self._compare(room, seat.who, intake, steps)
         ended = intake.ended_at is not None and not seat.told_gone
         if ended:
             # The last thing that it said may be why.
             now_ns = self._origin_ns + self._clock()
             room.nonfinite.feed(seat.who, seat.values.odd(now_ns, ended=True))
         return ended
+
+    def _compare(self, room: Room, who: Who, intake: Intake, steps: Sequence[Step]) -> None:
+        room.report_is_old = True
+        room.goes_on(steps[-1].began_ns)
+        _listen(room.arrivals, who, intake, steps)
+        runs = alike(steps)
+        _learn(room.stalls, self._origin_ns + self._clock(), who, runs)
+        facts = [each for stretch in runs for each in facts_of(stretch)]
+        _feed(room.stragglers, who, facts)
+        _feed(room.bounds, who, facts)
 
     # -- looking
 
@@ -168,10 +174,15 @@ class Desk:
 
     def _stalls(self, room: Room, intakes: list[Intake], now_ns: int) -> list[Change]:
         # Those who have ended first: who lives may have the name of one of them.
-        positions = [position for position, _ in room.ended.values()]
+        # Those of a larger world may have finished, and this process lives on without them.
+        positions = [
+            position
+            for position, _ in room.ended.values()
+            if position.world is None or position.world >= room.world_size
+        ]
         evidence: dict[Who, Evidence] = {}
         for intake in intakes:
-            if intake.ended_at is not None:
+            if intake.ended_at is not None or room.is_beside(intake.world_size):
                 continue
             seat = self._seats[intake]
             position = self._position(intake, seat)
@@ -195,7 +206,6 @@ class Desk:
         reader = intake.reader
         phase = _PHASES.get(progress.phase_code, "other")
         name = reader.names.get(progress.phase_name) if phase == "other" else None
-        world = intake.who.get("world_size")
         return Position(
             who=seat.who,
             alive=intake.ended_at is None,
@@ -207,7 +217,7 @@ class Desk:
             name="" if name is None else name.text,
             expect_s=progress.expect_ms / 1000 if progress.expect_ms else None,
             written=reader.position,
-            world=world if isinstance(world, int) else None,
+            world=intake.world_size,
         )
 
     # -- deaths
@@ -254,14 +264,14 @@ class Desk:
         for room in self._rooms.values():
             self._series.stand(room, now_ns)
 
-    def retire(self, runs: set[str]) -> None:
+    def retire(self, runs: set[Who]) -> None:
         """Forget the runs of which nothing is left to show."""
         for run in [each for each in self._rooms if each not in runs]:
             room = self._rooms.pop(run)
             room.endings.think_no_more()
             self._teller.forget(run)
             with self._ledger.lock:
-                self._ledger.drop(room.node)
+                self._ledger.drop(room.run)
 
     def verdicts(self) -> list[dict[str, Any]]:
         """What is open, for the status."""
@@ -273,13 +283,13 @@ class Desk:
         """What was ever found, also where it is over."""
         return self._teller.told()[-_KEPT:]
 
-    def insufficient(self) -> dict[str, str]:
+    def insufficient(self) -> list[dict[str, str]]:
         """Runs of which nothing can be said, and why."""
-        return {
-            run: room.report.insufficient
+        return [
+            {**dict(run), "why": room.report.insufficient}
             for run, room in list(self._rooms.items())
             if room.report is not None and room.report.insufficient
-        }
+        ]
 
 
 # One detector that breaks takes nothing from the others, and nothing from the other runs.
@@ -310,7 +320,3 @@ def _listen(arrivals: Arrivals, who: Who, intake: Intake, steps: Sequence[Step])
 @containment.contained(default=())
 def _found(look: Callable[[], Iterable[Change]]) -> Iterable[Change]:
     return look()
-
-
-def _run(labels: Labels) -> str:
-    return dict(labels).get("run", "")

@@ -64,7 +64,6 @@ class Endings:
     def _gone(self, intake: Intake, who: Who) -> Gone:
         progress = intake.reader.progress()
         described = intake.describe()
-        world = intake.who.get("world_size")
         told_ns = 0 if progress is None else progress.state_since_ns
         spoke = progress is not None and progress.state in ENDED
         return Gone(
@@ -77,5 +76,5 @@ class Endings:
             gone_ns=told_ns if spoke else intake.gone_ns,
             reason=described["reason"],
             cause=self._causes.why(intake.pid, intake.reader.start_ticks),
-            world_size=world if isinstance(world, int) else None,
+            world_size=intake.world_size,
         )

@@ -88,6 +88,12 @@ class Intake:
         return self.reader.identity
 
     @property
+    def world_size(self) -> int | None:
+        """How many ranks train together with this one, where that is known."""
+        size = self.who.get("world_size")
+        return size if isinstance(size, int) else None
+
+    @property
     def exported(self) -> bool:
         """Whether the strategy lets this process's series leave the node."""
         return bool(self.who.get("exported"))
@@ -319,6 +325,8 @@ class Intake:
         self._put(catalog.TRAINING_STATE, self.state, now_ns)
         self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, self.seen_alive_ns / 1e9, now_ns)
         self._put(catalog.TRAINING_RESTARTS, float(self.who.get("restarts") or 0), now_ns)
+        if self.world_size is not None:
+            self._put(catalog.TRAINING_WORLD_SIZE, self.world_size, now_ns)
         # What another process logs for a rank says nothing of where that rank stands.
         if progress is not None and not self.is_proxy:
             since_ns = self.reader.created_ns + progress.phase_after_ns
@@ -385,9 +393,6 @@ class Intake:
             )
 
     def _put_run(self, now_ns: int) -> None:
-        world = self.who.get("world_size")
-        if isinstance(world, int):
-            self._put(catalog.TRAINING_WORLD_SIZE, world, now_ns)
         self._put(catalog.TRAINING_RUN_START_TIMESTAMP, self.reader.created_ns / 1e9, now_ns)
         parameters = self.reader.facts.get("parameters")
         if isinstance(parameters, dict):

@@ -32,11 +32,11 @@ class NodeNames:
         key = self._key(identity)
         if key is None:
             return self._host(identity)
-        run = str(identity.get("run"))
+        run = _run(identity)
         names = self._runs.setdefault(run, {})
         if launcher := str(identity.get("launched_by") or ""):
             return self._by_launcher(identity, names, key, f"by {launcher}")
-        living = {self._key(each) for each in self._living() if str(each.get("run")) == run}
+        living = {self._key(each) for each in self._living() if _run(each) == run}
         known = names.get(key)
         if known is not None and key not in living:
             return known
@@ -81,6 +81,11 @@ class NodeNames:
             temporary.replace(self._file)
         except OSError:
             return  # a full tmpfs: the names hold until the agent is started again
+
+
+def _run(identity: Mapping[str, Any]) -> str:
+    """Which run it is, as a key of JSON."""
+    return json.dumps([str(identity.get("group") or ""), str(identity.get("run"))])
 
 
 def _read(file: Path) -> dict[str, dict[str, str]]:

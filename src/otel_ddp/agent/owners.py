@@ -9,7 +9,7 @@ from typing import NamedTuple
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.sources.driver import Device, User
 from otel_ddp.agent.sources.gpu import DeviceSample
-from otel_ddp.catalog import NODE_LABELS
+from otel_ddp.catalog import NODE_LABELS, RUN_LABELS
 
 Visible = Callable[[Mapping[str, str]], Sequence[str] | None]
 """The devices that a process with these variables sees, as `Driver.visible` has it."""
@@ -207,7 +207,8 @@ def _remarks(
     users: Mapping[str, Sequence[Labels]],
     boards: _Boards,
 ) -> list[str]:
-    several = len({dict(claim.labels).get("run") for claim in claims}) > 1
+    runs = {tuple(pair for pair in claim.labels if pair[0] in RUN_LABELS) for claim in claims}
+    several = len(runs) > 1
     remarks = []
     for claim, found, uuids in zip(claims, seen, own, strict=True):
         expected = {*boards.with_parents(uuids), *(p for u in uuids for p in boards.parts(u))}

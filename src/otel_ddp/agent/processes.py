@@ -19,6 +19,7 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.nodes import NodeNames
 from otel_ddp.agent.sampling import Rank
 from otel_ddp.agent.silent_ranks import SilentRanks
+from otel_ddp.diagnosis.facts import run_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place, lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Unopened, Unreadable
@@ -248,7 +249,7 @@ class Processes:
             for each in old:
                 if each.labels and each.labels not in held:
                     self._ledger.drop(each.labels)
-        self.desk.retire({dict(labels).get("run", "") for labels in held})
+        self.desk.retire({run_of(labels) for labels in held})
 
     # -- what there is
 

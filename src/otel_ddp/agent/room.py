@@ -30,8 +30,12 @@ Said = tuple[dict[str, Any], list[dict[str, Any]]]
 class Room:
     """Filled by the desk, and read by what tells and shows."""
 
-    def __init__(self, run: str, floor_s: float, causes: Causes) -> None:
+    def __init__(self, run: Who, floor_s: float, causes: Causes) -> None:
         self.run = run
+        # How many ranks train together: the largest world that a living process tells. Evaluators
+        # and actors tell another one.
+        self.world_size = 0
+        self._worlds: dict[Who, int] = {}
         self.stragglers = Stragglers()
         self.arrivals = Arrivals()
         self.bounds = Bounds()
@@ -66,6 +70,29 @@ class Room:
         self.shown: set[tuple[catalog.Metric, Labels]] = set()
         self.showing: set[tuple[catalog.Metric, Labels]] = set()
 
+    def hear_of_world(self, who: Who, intake: Intake) -> None:
+        """How many ranks this living process trains with."""
+        size = intake.world_size
+        if size is not None and self._worlds.get(who) != size:
+            self._regroup({**self._worlds, who: size})
+
+    def _regroup(self, worlds: dict[Who, int]) -> None:
+        before = [who for who, size in self._worlds.items() if size == self.world_size]
+        self._worlds = worlds
+        self.world_size = max(worlds.values(), default=self.world_size)
+        for detector in (self.stragglers, self.arrivals, self.bounds):
+            detector.world_size(self.world_size)
+        for who in before:
+            if self.is_beside(worlds.get(who)):
+                self._forget_speed(who)
+
+    def is_beside(self, world_size: int | None) -> bool:
+        """Whether a process with such a world is not one of those that train together.
+
+        Nobody waits for it, so it is not compared, and neither stalls the run nor keeps it going.
+        """
+        return world_size is not None and world_size != self.world_size
+
     def hear_of_waits(self, who: Who, intake: Intake) -> None:
         """Whether this process can tell its waits from its work."""
         said = intake.reader.facts.get("capability")
@@ -97,11 +124,16 @@ class Room:
 
     def leave(self, who: Who) -> None:
         """This process is gone, or has another name by now."""
+        self._forget_speed(who)
+        _forget(self.creep.forget, who)
+        self._regroup({other: size for other, size in self._worlds.items() if other != who})
+
+    def _forget_speed(self, who: Who) -> None:
         self.report_is_old = True
         # Whoever comes under this name after it may be of another kind, or has to say it again.
         self.waits.pop(who, None)
         self.own.pop(who, None)
-        for detector in (self.stragglers, self.arrivals, self.bounds, self.creep):
+        for detector in (self.stragglers, self.arrivals, self.bounds):
             _forget(detector.forget, who)
 
 

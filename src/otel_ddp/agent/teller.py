@@ -15,7 +15,7 @@ from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.room import Room, said
 from otel_ddp.diagnosis.hardware import Gpu, with_gpu
-from otel_ddp.diagnosis.verdict import Change, Kind, Verdict
+from otel_ddp.diagnosis.verdict import Change, Kind, Verdict, Who
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
@@ -35,7 +35,7 @@ class Teller:
         self._ledger = ledger
         self._postmortems = postmortems
         self._gpus = gpus
-        self._told: dict[tuple[str, ...], str] = {}
+        self._told: dict[tuple[Who, str, str], str] = {}
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
     @containment.contained()
@@ -115,7 +115,7 @@ class Teller:
         told = {**room.last, **{each.labels: said(each) for each in intakes}}
         room.postmortem[verdict.key] = postmortem.write(
             self._postmortems,
-            room.run,
+            dict(room.run).get("run", ""),
             verdict=plain(verdict),
             processes=[described for described, _ in told.values()],
             values=[value for _, values in told.values() for value in values],
@@ -134,7 +134,7 @@ class Teller:
         """What was ever found, also where it is over, the latest last."""
         return list(self._told.values())
 
-    def forget(self, run: str) -> None:
+    def forget(self, run: Who) -> None:
         """Nothing is left to show of this run."""
         self._told = {key: sentence for key, sentence in self._told.items() if key[0] != run}
 

@@ -35,6 +35,7 @@ class Asked:
         rank = reader.identity.get("global_rank")
         self.rank = rank if isinstance(rank, int) else None
         self.run = reader.identity.get("run")
+        self.group = reader.identity.get("group")
         self.pid = reader.pid
         self._probe = Probe(reader.path, reader.pid, reader.start_ticks)
         self.heard = self._probe.ask("where", time.time_ns())
@@ -91,7 +92,9 @@ def lines(each: Asked) -> Iterator[str]:
     kernel = each.known.kernel
     state = _STATES.get(kernel.state, "") if kernel else ""
     yield (
-        f"rank {'?' if each.rank is None else each.rank}, run {_clean(each.run)}, pid {each.pid}"
+        f"rank {'?' if each.rank is None else each.rank}, run {_clean(each.run)}"
+        + (f", group {_clean(each.group)}" if each.group else "")
+        + f", pid {each.pid}"
         + (f": {state}" if state else "")
     )
     if each.known.heard:

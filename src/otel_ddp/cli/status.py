@@ -19,6 +19,7 @@ _LONGEST_CELL = 1000
 # A driver keeps something of each board for itself.
 _IDLE_SHARE = 0.05
 _WIDEST_GPU_CELL = 60
+_WIDEST_ROLE = 24
 OVER = ("finished", "failed", "killed")
 # What to say where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
@@ -90,31 +91,57 @@ def lines(
         yield f"agent     {NO_AGENT[agent]}"
     yield from (f"agent     {sentence}" for sentence in in_vain)
     yield from (f"note      {cell(why)}" for why in found.get("unreadable") or ())
-    runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     # A run stands where its first process does: in order of start.
     for each in sorted(mappings(found.get("processes")), key=_started):
-        key = (cell(each.get("run"), "?"), cell(each.get("group")), cell(each.get("job_type")))
-        runs.setdefault(key, []).append(each)
+        runs.setdefault(_run(each), []).append(each)
     if not runs:
         yield "no runs" if named else "no runs of this user"
-    for (name, group, job_type), ranks in runs.items():
-        worlds = [_whole(each.get("world_size")) for each in ranks]
-        world = max((size for size in worlds if size is not None), default=None)
-        told = (group and f"group {group}", job_type, f"world {cell(world, '?')}")
+    for run, processes in runs.items():
         yield ""
-        yield ", ".join((f"run {name}", *filter(None, told)))
-        yield _columns(_HEADS)
-        yield from (_columns(_row(each, now_ns)) for each in sorted(ranks, key=_place))
-        yield from (f"  ! {sentence}" for sentence in doubled(found, name))
-        yield from (f"  ! {sentence}" for sentence in notes(found, name, group))
+        yield from _table(run, processes, now_ns)
+        yield from (f"  ! {sentence}" for sentence in doubled(found, run))
+        yield from (f"  ! {sentence}" for sentence in notes(found, run))
         for verdict in mappings(found.get("verdicts")):
             who = verdict.get("who")
-            if isinstance(who, Mapping) and cell(who.get("run"), "?") == name:
+            if isinstance(who, Mapping) and _run(who) == run:
                 yield f"  ! {cell(verdict.get('sentence'), '?')}"
         for each in alive:
-            yield from _not_judged(each, name)
+            yield from _not_judged(each, run)
     for each in alive:
         yield from _devices(each)
+
+
+def _run(said: Mapping[str, Any]) -> tuple[str, str]:
+    """Which run it is: a name alone may be in several groups."""
+    return cell(said.get("group")), cell(said.get("run"), "?")
+
+
+def _table(run: tuple[str, str], processes: list[Mapping[str, Any]], now_ns: int) -> Iterable[str]:
+    """One run: its head, and a row a process, with its role where they differ."""
+    group, name = run
+    worlds = [_whole(each.get("world_size")) for each in processes]
+    world = max((size for size in worlds if size is not None), default=None)
+    roles = {cell(each.get("job_type")) for each in processes}
+    told = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
+    yield ", ".join((f"run {name}", *filter(None, told), _of_world(processes, world)))
+    widest = min(max(map(len, roles)), _WIDEST_ROLE) if len(roles) > 1 else 0
+    yield _columns(_HEADS, "job_type", widest)
+    for each in sorted(processes, key=_place):
+        yield _columns(_row(each, now_ns), cell(each.get("job_type"), "-"), widest)
+
+
+def _of_world(processes: list[Mapping[str, Any]], world: int | None) -> str:
+    """How many of the ranks that train together there are here."""
+    if world is None:
+        return "world ?"
+    here = {
+        rank
+        for each in processes
+        if each.get("world_size") in (None, world)
+        and (rank := _whole(each.get("rank"))) is not None
+    }
+    return f"{len(here)} of {world} ranks here" if len(here) < world else f"world {world}"
 
 
 def unserved(found: Mapping[str, Any]) -> Iterable[str]:
@@ -132,12 +159,12 @@ def unserved(found: Mapping[str, Any]) -> Iterable[str]:
         )
 
 
-def doubled(found: Mapping[str, Any], run: str = "") -> Iterable[str]:
+def doubled(found: Mapping[str, Any], run: tuple[str, str] | None = None) -> Iterable[str]:
     """Each rank that several living processes say they are, in one sentence."""
     for each in mappings(found.get("doubled")):
         name, said = cell(each.get("run"), "?"), each.get("pids")
         pids = [cell(pid, "?") for pid in said] if isinstance(said, list) else []
-        if run in ("", name):
+        if run in (None, _run(each)):
             yield (
                 f"pids {' and '.join(pids)} each say that they are rank "
                 f"{cell(each.get('rank'), '?')} of run {name}, and the metrics show one of them: "
@@ -145,27 +172,29 @@ def doubled(found: Mapping[str, Any], run: str = "") -> Iterable[str]:
             )
 
 
-def notes(found: Mapping[str, Any], run: str, group: str) -> Iterable[str]:
+def notes(found: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:
     """What the agent has to say of how this run is set up, each in one sentence."""
     for each in mappings(found.get("notes")):
-        if (cell(each.get("run"), "?"), cell(each.get("group"))) == (run, group):
+        if _run(each) == run:
             yield cell(each.get("sentence"), "?")
 
 
-def _not_judged(agent: Mapping[str, Any], run: str) -> Iterable[str]:
+def _not_judged(agent: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:
     """Why the agent cannot say who keeps the others of this run waiting."""
-    insufficient = agent.get("insufficient")
-    for name, why in insufficient.items() if isinstance(insufficient, Mapping) else ():
-        if cell(name) == run:
-            yield f"  stragglers: {cell(why, '?')}"
+    for each in mappings(agent.get("insufficient")):
+        if _run(each) == run:
+            yield f"  stragglers: {cell(each.get('why'), '?')}"
 
 
 _HEADS = ("rank", "local", "node", "pid", "state", "step", "phase", "since")
 _WIDTHS = (6, 6, 16, 8, 10, 10, 14, 10)
 
 
-def _columns(cells: tuple[str, ...]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=False))
+def _columns(cells: tuple[str, ...], role: str = "", role_width: int = 0) -> str:
+    """One line of the table; the role stands behind the rank, where there is room for it."""
+    padded = [cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=False)]
+    if role_width:
+        padded.insert(1, role.ljust(max(role_width, len("job_type"))))
     return "  " + " ".join(padded).rstrip() + "".join(f" {cell}" for cell in cells[len(_WIDTHS) :])
 
 

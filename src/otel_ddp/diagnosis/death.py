@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from otel_ddp.diagnosis import death_words as say
 from otel_ddp.diagnosis.ends import REQUESTS, Gone, cause_word, manner, rank_key
+from otel_ddp.diagnosis.facts import run_of
 from otel_ddp.diagnosis.verdict import Change, Verdict, Who
 
 # torchrun looks every 0.1 to 5 s, asks the others to end, and kills them 30 s later.
@@ -22,8 +23,6 @@ _CAUSE_COMES_S = 2.0
 # Python may take seconds to leave after its last word, and the exit code comes after that.
 _CODE_COMES_S = 6.0
 _FALLS_S = 1.0
-
-_RUN_LABELS = ("group", "run", "job_type")
 
 Order = Literal["only", "time", "evidence", "unknown"]
 
@@ -321,7 +320,7 @@ def _about_the_run(sentence: str, first: list[Gone], members: list[Gone], cause:
     phases = {each.phase for each in first}
     return Verdict(
         "death",
-        tuple(pair for pair in first[0].who if pair[0] in _RUN_LABELS),
+        run_of(first[0].who),
         phases.pop() if len(phases) == 1 else "mixed",
         sentence,
         {**_evidence(None, "unknown", members), "cause": cause},

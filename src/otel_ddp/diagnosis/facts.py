@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
-from otel_ddp.catalog import PHASES
+from otel_ddp.catalog import PHASES, RUN_LABELS
 from otel_ddp.diagnosis.verdict import Who
 
 # The phases of an ordinary step that are work; all of them are in every StepFacts.
@@ -23,7 +23,6 @@ _NOTHING: Mapping[str, int] = {}
 _SMALL_GC_S = 0.0005
 _LONG_GC_S = 0.005
 _GC_SHARE = 0.01
-_RUN_LABELS = ("group", "run", "job_type")
 
 
 class _Parts(Protocol):
@@ -178,8 +177,8 @@ def facts_of(run: Run) -> list[StepFacts]:
 
 
 def run_of(who: Who) -> Who:
-    """Whom a verdict about all ranks of a run is about."""
-    return tuple(label for label in who if label[0] in _RUN_LABELS)
+    """The run of a process, whatever its role: whom a verdict about all its ranks is about."""
+    return tuple(label for label in who if label[0] in RUN_LABELS)
 
 
 def called(who: Who) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from otel_ddp.catalog import NODE_LABELS
 from otel_ddp.diagnosis.culprits import judge, reason
 from otel_ddp.diagnosis.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.patience import LONG, UNHOOKED, Rank
@@ -258,7 +259,7 @@ def _common(found: Mapping[Who, Position]) -> Who:
     first = dict(next(iter(found)))
     return tuple(
         (key, first[key])
-        for key in ("group", "run", "job_type", "node")
+        for key in NODE_LABELS
         if key in first and all(dict(who).get(key) == first[key] for who in found)
     )
 

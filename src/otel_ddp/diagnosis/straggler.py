@@ -179,7 +179,8 @@ class Stragglers:
         self._left_out *= 0.99
         step_ns = middle([each.took_ns for each in facts])
         self._changes += regression.feed(facts, step_ns, bool(self._cases))
-        if len(facts) < 2 or self._waits_unknown:
+        # Of processes that are each a world of one, nobody waits for anybody.
+        if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
             return
         work_ns = [each.took_ns - each.wait_ns for each in facts]
         for at in self._own:
@@ -261,6 +262,8 @@ class Stragglers:
 
     def _insufficient(self, table: _Table | None, step_s: float) -> str:
         why = self._stepless() or self._alignment.trouble()
+        if not why and self._world_size == 1:
+            why = "each of these processes trains alone, nobody waits for another"
         if not why and self._waits_unknown:
             named = ", ".join(dict(who).get("rank", "?") for who in sorted(self._waits_unknown))
             why = f"waiting for other ranks cannot be told from work on rank {named}"
