@@ -1,0 +1,415 @@
+"""The programs that people bring: what arrives of each, and that it computes what it did before."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tools.stack.server import free_port
+
+from node import Labels, Node, finished, until
+from otlp_receiver import Receiver
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = sorted(
+    path.with_name(path.name.replace("_before", "")).relative_to(EXAMPLES).as_posix()
+    for path in EXAMPLES.glob("*/*_before.py")
+)
+MOST_CHANGED_LINES = 9
+
+# What needs two processes, one program after the other, without paying for torch each time.
+BEFORE = """
+import os, runpy, sys
+
+for port, path in zip(os.environ["PORTS"].split(), sys.argv[1:]):
+    print(f"== {path}", flush=True)
+    os.environ["MASTER_PORT"] = port
+    sys.path[0], sys.argv = os.path.dirname(path), [path]
+    if "--local_rank" in open(path).read():
+        sys.argv += ["--local_rank", os.environ["LOCAL_RANK"]]
+    runpy.run_path(path, run_name="__main__")
+assert "otel_ddp" not in sys.modules
+"""
+
+
+class Value(NamedTuple):
+    """A logged value as it arrived: with the step and the epoch that came with it."""
+
+    value: float
+    step: float | None
+    epoch: float | None
+
+
+class Launch:
+    """Commands that together are one program, run to their end; and what came of them."""
+
+    def __init__(self, *commands: Sequence[str], **env: str) -> None:
+        with Node(CUDA_VISIBLE_DEVICES="", MASTER_PORT=str(free_port()), **env) as node:
+            with Receiver() as receiver:
+                node.export_to(receiver.start_http())
+                started = [node.start(sys.executable, *command) for command in commands]
+                self.printed = "".join(finished(each) for each in started)
+                until(lambda: self._ended(node), "the end of every process to be told")
+                self.processes = node.processes()
+                self.scraped = node.scrape()
+                self.status = node.run("from otel_ddp.cli import main; main(['status'])")
+                # It sends what it has not sent.
+                node.stop_agent()
+                self.points, self.spans = receiver.points(), receiver.spans()
+                self.logs = [(each, _attributes(each)) for each in receiver.logs()]
+            postmortems = node.root / "postmortems"
+            self.postmortems = sorted(postmortems.iterdir()) if postmortems.exists() else []
+
+    @staticmethod
+    def _ended(node: Node) -> bool:
+        known = node.processes()
+        told = [value for _, value in node.series("training_state")]
+        return (
+            bool(known)
+            and all(each["state"] == "finished" for each in known)
+            and told == [2.0] * sum(each["exported"] for each in known)
+        )
+
+    @property
+    def runs(self) -> set[tuple[str, str]]:
+        return {(each["group"], each["run"]) for each in self.processes}
+
+    def ranks(self, *, exported: bool) -> list[str]:
+        """Of the processes that are exported, or of all."""
+        return sorted(
+            str(each["rank"]) for each in self.processes if each["exported"] or not exported
+        )
+
+    def series(self, metric: str, /, **labels: str) -> list[tuple[Labels, float]]:
+        return [
+            (found, value)
+            for name, found, value in self.scraped
+            if name == metric and labels.items() <= found.items()
+        ]
+
+    def value(self, metric: str, /, **labels: str) -> float:
+        ((_, value),) = self.series(metric, **labels)
+        return value
+
+    def phases(self, rank: str) -> set[str]:
+        """What this rank has spent time in."""
+        found = self.series("training_phase_time_seconds_total", rank=rank, clock="host")
+        return {labels["phase"] for labels, value in found if value}
+
+    def history(self, name: str, split: str = "train", /, **labels: str) -> list[Value]:
+        """All values of one name, in the order of their times."""
+        wanted = {"name": name, "split": split, **labels}
+        by_time: dict[str, dict[int, float]] = {"": {}, ".step": {}, ".epoch": {}}
+        for point in self.points:
+            what = point.metric.removeprefix("training.scalar")
+            if what in by_time and wanted.items() <= point.attributes.items():
+                by_time[what][point.time_ns] = point.value
+        steps, epochs = by_time[".step"], by_time[".epoch"]
+        return [
+            Value(value, steps.get(time_ns), epochs.get(time_ns))
+            for time_ns, value in sorted(by_time[""].items())
+        ]
+
+    def steps(self, name: str, split: str = "train", /, **labels: str) -> list[float | None]:
+        return [each.step for each in self.history(name, split, **labels)]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [attributes for record, attributes in self.logs if record.event_name == name]
+
+    def assert_calm(self) -> None:
+        """Nothing is told that is not so, and nothing warns."""
+        assert [said for record, said in self.logs if record.severity_text == "WARN"] == []
+        assert self.postmortems == []
+        assert "  ! " not in self.status
+        assert "WARNING" not in self.printed
+        assert {value for _, value in self.series("training_stalled")} <= {0.0}
+
+    def assert_steps(self) -> None:
+        """Each value has a step, and a curve goes to the right."""
+        curves = {
+            tuple(sorted(point.attributes.items()))
+            for point in self.points
+            if point.metric == "training.scalar"
+        }
+        assert curves
+        for curve in curves:
+            labels = dict(curve)
+            steps = self.steps(labels.pop("name"), labels.pop("split"), **labels)
+            assert None not in steps, curve
+            assert steps == sorted(steps, key=float), curve
+
+
+def _attributes(record: Any) -> dict[str, Any]:
+    return {
+        pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value")
+        for pair in record.attributes
+    }
+
+
+def torchrun(program: str, *arguments: str, nodes: tuple[str, ...] = ()) -> list[str]:
+    """Two ranks of one node; or with *nodes*, what this node is told of its place among them."""
+    return [
+        *("-m", "torch.distributed.run", *(nodes or ("--standalone", "--nproc-per-node", "2"))),
+        *(str(EXAMPLES / program), *arguments),
+    ]
+
+
+def two_nodes(program: str, *arguments: str, ranks: int) -> list[list[str]]:
+    """A torchrun for each of two nodes on this machine."""
+    port = str(free_port())
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    each = ("--nproc-per-node", str(ranks), "--node-rank")
+    return [
+        torchrun(program, *arguments, nodes=(*where, *each, node_rank)) for node_rank in ("0", "1")
+    ]
+
+
+def results(printed: str) -> list[str]:
+    """The losses and the like: whatever is told to eight places or more."""
+    return re.findall(r"\d\.\d{8,}", printed)
+
+
+@pytest.fixture(scope="module")
+def before() -> dict[str, list[str]]:
+    """What each program that needs two processes computes without otel_ddp."""
+    programs = [each.replace(".py", "_before.py") for each in PROGRAMS if each.endswith("train.py")]
+    ports = " ".join(str(free_port()) for _ in programs)
+    paths = [str(EXAMPLES / each) for each in programs]
+    with Node(
+        CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", PORTS=ports
+    ) as node:
+        started = [
+            node.start(
+                *(sys.executable, "-c", BEFORE, *paths),
+                env={"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]
+        printed, _ = [finished(each) for each in started]
+        assert node.processes() == []
+    told = re.split(r"^== .*/(.*)/.*$", printed, flags=re.MULTILINE)
+    return {name: results(text) for name, text in zip(told[1::2], told[2::2], strict=True)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_is_under_ten_lines_from_its_start_without_tracking(program: str) -> None:
+    after = EXAMPLES / program
+    old = after.with_name(f"{after.stem}_before.py").read_text()
+
+    lines = difflib.ndiff(old.splitlines(), after.read_text().splitlines())
+    changed = [each for each in lines if each[0] in "+-" and each[2:].strip()]
+
+    assert "otel_ddp" not in old
+    assert 0 < len(changed) <= MOST_CHANGED_LINES
+
+
+def test_processes_under_roles_of_their_own_are_one_run_with_curves(
+    before: dict[str, list[str]],
+) -> None:
+    launch = Launch([str(EXAMPLES / "from_swanlab/train.py")])
+
+    assert results(launch.printed) == before["from_swanlab"]
+    ((group, _),) = launch.runs
+    assert f"{group}: epoch 9" in launch.printed
+    assert re.fullmatch("exp_[0-9a-f]{8}", group)
+    roles = {str(each["rank"]): each["job_type"] for each in launch.processes}
+    assert roles == {"0": "train", "1": "worker"}
+    assert launch.status.count("\nrun ") == 1
+    for rank, role in roles.items():
+        for name in ("loss", "accuracy"):
+            values = launch.history(name, rank=rank, job_type=role, group=group)
+            assert [each.step for each in values] == list(range(20, 201, 20))
+            assert [each.epoch for each in values] == list(range(10))
+        assert launch.value("training_steps_total", rank=rank) == 200
+        assert launch.value("training_epoch", rank=rank) == 9
+        assert {"forward", "backward", "optimizer"} <= launch.phases(rank)
+    assert launch.value("training_world_size") == 2
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+def test_a_role_for_each_rank_of_two_nodes_is_one_run_in_the_group_of_the_variable(
+    before: dict[str, list[str]],
+) -> None:
+    launch = Launch(*two_nodes("from_swanlab/train.py", ranks=1), EXP_ID="007")
+
+    assert results(launch.printed) == before["from_swanlab"]
+    assert {group for group, _ in launch.runs} == {"distributed_exp_007"}
+    assert len(launch.runs) == 1
+    assert launch.status.count("\nrun ") == 1
+    labels = [labels for labels, _ in launch.series("training_scalar", name="loss")]
+    assert {each["job_type"] for each in labels} == {"node_0_rank_0", "node_1_rank_1"}
+    assert len({each["node"] for each in labels}) == 2
+    assert [each["local_rank"] for each in labels] == ["0", "0"]
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+# How many processes of how many are recorded: one, one a node, all.
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "recorded"),
+    [("main", 1, ["0"]), ("node", 2, ["0", "2"]), ("all", 1, ["0", "1"])],
+)
+def test_a_strategy_decides_how_many_processes_are_recorded(
+    before: dict[str, list[str]], strategy: str, nodes: int, recorded: list[str]
+) -> None:
+    program = "from_wandb/train.py"
+    arguments = ["--log_strategy", strategy, "--group_name", "my-experiment"]
+    if nodes == 2:
+        launch = Launch(*two_nodes(program, *arguments, ranks=2))
+    else:
+        launch = Launch(torchrun(program, *arguments))
+        assert results(launch.printed) == before["from_wandb"]
+
+    world = 2 * nodes
+    batches = 3 * 2048 // 32 // world
+    assert len(launch.runs) == 1
+    assert launch.ranks(exported=False) == [str(rank) for rank in range(world)]
+    assert launch.ranks(exported=True) == recorded
+    assert {labels["rank"] for labels, _ in launch.series("training_scalar")} == set(recorded)
+    for rank in recorded:
+        for name in ("loss", "accuracy"):
+            values = launch.history(name, rank=rank, group="my-experiment")
+            assert [each.step for each in values] == list(range(1, batches + 1))
+            assert [each.epoch for each in values] == sorted([0, 1, 2] * (batches // 3))
+        assert {"data", "forward", "backward", "optimizer"} <= launch.phases(rank)
+    assert launch.value("training_world_size") == world
+    ((info, _),) = launch.series("training_run_info")
+    assert info["config_batch_size"] == "32"
+    assert info["config_log_strategy"] == info["strategy"] == strategy
+    assert launch.value("training_checkpoint_duration_seconds_count", rank="0") == 1
+    (artifact,) = launch.events("artifact")
+    assert (artifact["name"], artifact["type"], artifact["rank"]) == ("model", "model", "0")
+    assert artifact["bytes"] > 1000
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+@pytest.mark.parametrize("track", ["main", "all"])
+def test_a_launcher_that_passes_the_local_rank_is_understood(
+    before: dict[str, list[str]], track: str
+) -> None:
+    launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
+    port = ("--master-port", str(free_port()))
+    program = str(EXAMPLES / "from_wandb_guide/train.py")
+
+    launch = Launch([*launcher, *port, program, "--track", track])
+
+    assert results(launch.printed) == before["from_wandb_guide"]
+    recorded = {"main": ["0"], "all": ["0", "1"]}[track]
+    assert launch.ranks(exported=True) == recorded
+    assert launch.ranks(exported=False) == ["0", "1"]
+    assert {group for group, _ in launch.runs} == {"DDP"}
+    losses = [each for each in launch.points if each.attributes.get("name") == "loss"]
+    assert {each.resource["service.namespace"] for each in losses} == {"guide"}
+    for rank in recorded:
+        values = launch.history("loss", rank=rank, local_rank=rank)
+        assert [each.step for each in values] == list(range(1, 81))
+        assert [each.epoch for each in values] == sorted([0, 1, 2, 3] * 20)
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group() -> None:
+    launch = Launch([str(EXAMPLES / "from_wandb_guide/sweep.py")])
+
+    assert launch.printed.startswith("[")
+    assert {group for group, _ in launch.runs} == {"sweep"}
+    assert len(launch.runs) == len(launch.processes) == 4
+    assert launch.ranks(exported=True) == ["0"] * 4
+    info = {labels["run"]: labels["config_lr"] for labels, _ in launch.series("training_run_info")}
+    assert sorted(info.values()) == ["0.01", "0.03", "0.1", "0.3"]
+    for run in info:
+        steps = launch.steps("loss", run=run)
+        assert len(steps) == len(set(steps)) == 50
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+def test_a_run_that_is_shared_with_a_child_process_has_what_the_child_logs() -> None:
+    launch = Launch([str(EXAMPLES / "from_wandb_guide/share.py")])
+
+    assert {group for group, _ in launch.runs} == {"share"}
+    assert len(launch.runs) == 1
+    assert [each.value for each in launch.history("square")] == [1, 4, 9, 16]
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+def test_what_a_parent_logs_for_its_workers_has_their_ranks() -> None:
+    launch = Launch([str(EXAMPLES / "from_wandb_guide/funnel.py")])
+
+    assert len(launch.runs) == 1
+    for rank in ("1", "2", "3"):
+        values = launch.history("loss", rank=rank, job_type="worker")
+        assert [each.value for each in values] == [int(rank) / (step + 1) for step in range(20)]
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+def test_settings_and_types_of_values_arrive_as_they_were_named(
+    before: dict[str, list[str]],
+) -> None:
+    launch = Launch(torchrun("from_em/train.py"))
+
+    assert results(launch.printed) == before["from_em"]
+    assert len(launch.runs) == 1
+    assert launch.ranks(exported=True) == ["0"]
+    assert launch.ranks(exported=False) == ["0", "1"]
+    assert launch.steps("loss") == [10, 20, 30, 42, 52, 62, 74, 84, 94]
+    for name in ("loss", "accuracy"):
+        values = launch.history(name, "val")
+        assert [(each.step, each.epoch) for each in values] == [(32, 1), (64, 2), (96, 3)]
+        assert [(each.step, each.epoch) for each in launch.history(name, "test")] == [(96, 3)]
+    ((info, _),) = launch.series("training_run_info")
+    assert info["name"] == "pictures_torch_distributed"
+    assert (info["config_learning_rate"], info["config_epochs"]) == ("0.002", "3")
+    assert info["model"] == "Net"
+    assert {"data", "forward", "backward", "optimizer", "eval"} <= launch.phases("0")
+    assert launch.value("training_steps_total", rank="0") == 96
+    assert launch.value("training_checkpoint_duration_seconds_count", rank="0") == 1
+    assert [each["name"] for each in launch.events("artifact")] == ["pictures_saved_model"]
+    launch.assert_steps()
+    launch.assert_calm()
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_a_trainer_that_builds_its_model_is_measured_from_one_line(
+    before: dict[str, list[str]], launcher: str
+) -> None:
+    program = "trainer_ddp/train.py"
+    start = torchrun(program) if launcher == "torchrun" else [str(EXAMPLES / program)]
+
+    launch = Launch(start)
+
+    assert results(launch.printed) == before["trainer_ddp"]
+    assert {group for group, _ in launch.runs} == {"trainer"}
+    assert len(launch.runs) == 1
+    stopped = {each["rank"]: each["epoch"] for each in launch.events("early stop")}
+    assert stopped.keys() == {"0", "1"}
+    # Both stop where rank 0 says, and before the last epoch.
+    assert len(set(stopped.values())) == 1
+    epochs = stopped["0"] + 1
+    assert epochs < 16
+    for rank in ("0", "1"):
+        assert launch.value("training_steps_total", rank=rank) == 16 * epochs
+        assert launch.steps("loss", rank=rank) == list(range(1, 16 * epochs + 1))
+    validated = list(range(16, 16 * epochs + 1, 16))
+    assert launch.steps("loss", "val") == launch.steps("loss", "val", rank="0") == validated
+    assert launch.steps("loss", "test") == validated[-1:]
+    assert {"data", "forward", "backward", "optimizer"} <= launch.phases("1")
+    # Rank 0 alone evaluates, with the module inside of DDP.
+    assert "eval" in launch.phases("0")
+    assert "eval" not in launch.phases("1")
+    saved = launch.value("training_checkpoint_duration_seconds_count", rank="0")
+    assert saved == (epochs + 3) // 4
+    ((info, _),) = launch.series("training_run_info")
+    assert (info["model"], info["world_size"]) == ("Sequential", "2")
+    assert info["config_training_optimizer_kwargs_lr"] == "0.03"
+    launch.assert_steps()
+    launch.assert_calm()
