@@ -12,7 +12,12 @@ import pytest
 from node import Node, finished, until
 
 ROOT = Path(__file__).parents[2]
+COMING_FROM = ROOT / "docs" / "coming-from"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+PAGES = [
+    "README.md",
+    *(f"docs/coming-from/{path.name}" for path in sorted(COMING_FROM.glob("*.md"))),
+]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -66,11 +71,15 @@ def test_an_example_runs_and_is_recorded(name: str) -> None:
         assert all(each.name.startswith("torch") for each in temporary.iterdir())
 
 
-def test_the_snippets_of_the_readme_run_as_they_stand() -> None:
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", PAGES)
+def test_the_snippets_of_a_page_run_as_they_stand_and_log_what_they_say(page: str) -> None:
+    text = (ROOT / page).read_text()
     snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
     assert snippets
     for snippet in snippets:
         with Node() as node:
             node.run(snippet)
+
+            until(lambda node=node: node.series("training_scalar_step", name="loss"), "its loss")
+            assert [each["state"] for each in node.processes()] == ["finished"]

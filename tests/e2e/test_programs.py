@@ -52,7 +52,7 @@ class Launch:
         with Node(CUDA_VISIBLE_DEVICES="", MASTER_PORT=str(free_port()), **env) as node:
             with Receiver() as receiver:
                 node.export_to(receiver.start_http())
-                started = [node.start(sys.executable, *command) for command in commands]
+                started = [node.start(*command) for command in commands]
                 self.printed = "".join(finished(each) for each in started)
                 until(lambda: self._ended(node), "the end of every process to be told")
                 self.processes = node.processes()
@@ -151,12 +151,24 @@ def _attributes(record: Any) -> dict[str, Any]:
     }
 
 
+def python(program: str) -> list[str]:
+    """Started as it is."""
+    return [sys.executable, str(EXAMPLES / program)]
+
+
 def torchrun(program: str, *arguments: str, nodes: tuple[str, ...] = ()) -> list[str]:
     """Two ranks of one node; or with *nodes*, what this node is told of its place among them."""
+    where = nodes or ("--standalone", "--nproc-per-node", "2")
     return [
-        *("-m", "torch.distributed.run", *(nodes or ("--standalone", "--nproc-per-node", "2"))),
+        *(sys.executable, "-m", "torch.distributed.run", *where),
         *(str(EXAMPLES / program), *arguments),
     ]
+
+
+def job(program: str) -> list[list[str]]:
+    """Two ranks as an operator starts them: by variables, without a launcher."""
+    world = ("WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}")
+    return [["env", f"RANK={rank}", *world, *python(program)] for rank in ("0", "1")]
 
 
 def two_nodes(program: str, *arguments: str, ranks: int) -> list[list[str]]:
@@ -211,7 +223,7 @@ def test_a_program_is_under_ten_lines_from_its_start_without_tracking(program: s
 def test_processes_under_roles_of_their_own_are_one_run_with_curves(
     before: dict[str, list[str]],
 ) -> None:
-    launch = Launch([str(EXAMPLES / "from_swanlab/train.py")])
+    launch = Launch(python("from_swanlab/train.py"))
 
     assert results(launch.printed) == before["from_swanlab"]
     ((group, _),) = launch.runs
@@ -290,24 +302,21 @@ def test_a_strategy_decides_how_many_processes_are_recorded(
     launch.assert_calm()
 
 
-@pytest.mark.parametrize("track", ["main", "all"])
 def test_a_launcher_that_passes_the_local_rank_is_understood(
-    before: dict[str, list[str]], track: str
+    before: dict[str, list[str]],
 ) -> None:
     launcher = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
     port = ("--master-port", str(free_port()))
     program = str(EXAMPLES / "from_wandb_guide/train.py")
 
-    launch = Launch([*launcher, *port, program, "--track", track])
+    launch = Launch([sys.executable, *launcher, *port, program])
 
     assert results(launch.printed) == before["from_wandb_guide"]
-    recorded = {"main": ["0"], "all": ["0", "1"]}[track]
-    assert launch.ranks(exported=True) == recorded
-    assert launch.ranks(exported=False) == ["0", "1"]
+    assert launch.ranks(exported=True) == ["0", "1"]
     assert {group for group, _ in launch.runs} == {"DDP"}
     losses = [each for each in launch.points if each.attributes.get("name") == "loss"]
     assert {each.resource["service.namespace"] for each in losses} == {"guide"}
-    for rank in recorded:
+    for rank in ("0", "1"):
         values = launch.history("loss", rank=rank, local_rank=rank)
         assert [each.step for each in values] == list(range(1, 81))
         assert [each.epoch for each in values] == sorted([0, 1, 2, 3] * 20)
@@ -316,7 +325,7 @@ def test_a_launcher_that_passes_the_local_rank_is_understood(
 
 
 def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group() -> None:
-    launch = Launch([str(EXAMPLES / "from_wandb_guide/sweep.py")])
+    launch = Launch(python("from_wandb_guide/sweep.py"))
 
     assert launch.printed.startswith("[")
     assert {group for group, _ in launch.runs} == {"sweep"}
@@ -332,7 +341,7 @@ def test_a_sweep_in_a_pool_is_a_run_for_each_task_in_one_group() -> None:
 
 
 def test_a_run_that_is_shared_with_a_child_process_has_what_the_child_logs() -> None:
-    launch = Launch([str(EXAMPLES / "from_wandb_guide/share.py")])
+    launch = Launch(python("from_wandb_guide/share.py"))
 
     assert {group for group, _ in launch.runs} == {"share"}
     assert len(launch.runs) == 1
@@ -342,7 +351,7 @@ def test_a_run_that_is_shared_with_a_child_process_has_what_the_child_logs() -> 
 
 
 def test_what_a_parent_logs_for_its_workers_has_their_ranks() -> None:
-    launch = Launch([str(EXAMPLES / "from_wandb_guide/funnel.py")])
+    launch = Launch(python("from_wandb_guide/funnel.py"))
 
     assert len(launch.runs) == 1
     for rank in ("1", "2", "3"):
@@ -355,7 +364,7 @@ def test_what_a_parent_logs_for_its_workers_has_their_ranks() -> None:
 def test_settings_and_types_of_values_arrive_as_they_were_named(
     before: dict[str, list[str]],
 ) -> None:
-    launch = Launch(torchrun("from_em/train.py"))
+    launch = Launch(*job("from_em/train.py"))
 
     assert results(launch.printed) == before["from_em"]
     assert len(launch.runs) == 1
@@ -383,9 +392,7 @@ def test_a_trainer_that_builds_its_model_is_measured_from_one_line(
     before: dict[str, list[str]], launcher: str
 ) -> None:
     program = "trainer_ddp/train.py"
-    start = torchrun(program) if launcher == "torchrun" else [str(EXAMPLES / program)]
-
-    launch = Launch(start)
+    launch = Launch(torchrun(program) if launcher == "torchrun" else python(program))
 
     assert results(launch.printed) == before["trainer_ddp"]
     assert {group for group, _ in launch.runs} == {"trainer"}
