@@ -1,0 +1,110 @@
+"""We call no collective, wait for no store, and leave the process group to the user."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from node import Node, finished
+from otel_ddp.torch import process_group
+
+# Rank 0 alone has a run, as in a script that gates it by rank: with one collective of ours the two
+# would not fit together any more.
+TRAIN = """
+import json
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = otel_ddp.instrument(model, config={"lr": 0.01}) if rank == 0 else None
+try:
+    for step in range(24):
+        loss = model(torch.ones(4, 4)).sum()
+        loss.backward()
+        optimizer.step()
+        otel_ddp.log({"loss": loss}, step=step)
+    if rank == 0:
+        with torch.no_grad(), run.phase("eval"):
+            model.module(torch.ones(4, 4))
+        with run.phase("checkpoint"):
+            pass
+        otel_ddp.init().finish()
+        again = otel_ddp.init()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    group = dist.distributed_c10d._get_default_group()
+    counted = group._get_sequence_number_for_group()
+finally:
+    dist.destroy_process_group()
+if rank == 0:
+    again.log({"after": total})
+    again.finish()
+with open(f"{rank}.json", "w") as file:
+    json.dump([counted, total.item()], file)
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[list[Any], list[dict[str, Any]]]:
+    """What each rank counted, and what is known of the processes that had a run."""
+    with Node(OTEL_DDP_AGENT="off", OTEL_DDP_SAMPLE_STEPS="1") as node:
+        (node.root / "train.py").write_text(TRAIN)
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+        finished(
+            node.start(
+                *("sh", "-c", 'cd "$0" && exec "$@"', str(node.root), *launcher),
+                *("--nproc-per-node", "2", "train.py"),
+            )
+        )
+        counted = [json.loads((node.root / f"{rank}.json").read_text()) for rank in (0, 1)]
+        return counted, node.processes()
+
+
+def test_rank_0_alone_may_have_a_run_because_nothing_of_ours_is_a_collective(
+    told: tuple[list[Any], list[dict[str, Any]]],
+) -> None:
+    (first, total), (second, other_total) = told[0]
+
+    assert first == second > 24
+    assert total == other_total == 2.0
+
+
+def test_a_run_may_end_before_its_process_group_or_after_it(
+    told: tuple[list[Any], list[dict[str, Any]]],
+) -> None:
+    # The first one ended before the last collective, the second one when there was no group left.
+    ended = [(each["rank"], each["world_size"], each["state"]) for each in told[1]]
+
+    assert ended == [(0, 2, "finished")] * 2
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_group, "_PATIENCE_S", 0.05)
+    answers = threading.Event()
+
+    class Silent:
+        def compare_set(self, *_: str) -> bytes:
+            answers.wait(30)
+            return b"too late"
+
+    name = process_group._agree(Silent(), "mine")
+
+    assert name is None
+    assert caplog.messages == ["The process group's store did not answer within 0.05 s."]
+    answers.set()
+    for each in threading.enumerate():
+        if each.name == "otel-ddp-agree":
+            each.join()
