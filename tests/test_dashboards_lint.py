@@ -621,6 +621,24 @@ def test_the_boards_have_the_variables_that_mean_something_there(board: str) -> 
     assert _variable(BOARDS[board], "run")["multi"] is (board not in ("run", "ranks"))
 
 
+def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> None:
+    first = [panel for _, panel in panels(BOARDS["gpus"])][:4]
+
+    assert [(p["title"], p["fieldConfig"]["defaults"]["unit"]) for p in first] == [
+        ("GPU utilisation", "percentunit"),
+        ("GPU temperature", "celsius"),
+        ("Time spent accessing memory", "percentunit"),
+        ("GPU memory allocated", "percentunit"),
+    ]
+    asked = [names.mentioned([target["expr"] for target in _targets(p)])[0] for p in first]
+    assert [set(each) for each in asked] == [
+        {"hw_gpu_utilization_ratio"},
+        {"hw_temperature_celsius"},
+        {"gpu_mem_controller_utilization_ratio"},
+        {"hw_gpu_memory_usage_bytes", "hw_gpu_memory_limit_bytes"},
+    ]
+
+
 def test_integrals_count_with_the_interval_of_the_rules() -> None:
     intervals = {
         group["interval"]

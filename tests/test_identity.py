@@ -259,6 +259,11 @@ def test_an_argument_wins_over_our_variable_and_that_over_the_launcher() -> None
     assert frozenset({"global_rank", "world_size", "run"}) == me.given
 
 
+@pytest.mark.parametrize("variable", ["SWANLAB_NAME", "SWANLAB_EXP_NAME"])
+def test_swanlabs_older_and_newer_variable_name_the_run_for_people(variable: str) -> None:
+    assert who({variable: "n"}).name == "n"
+
+
 def test_our_variables_name_everything() -> None:
     names = ("GROUP", "JOB_TYPE", "PROJECT", "NAME", "DESCRIPTION", "NODE")
     env = {f"OTEL_DDP_{name}": name.lower() for name in names} | {"OTEL_DDP_NODE_RANK": "4"}

@@ -388,6 +388,20 @@ def test_a_hundred_thousand_names_are_capped_counted_and_bounded(
     assert grown < 2e6
 
 
+def test_one_name_under_ever_new_splits_is_capped_as_names_are(
+    place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_MAX_NAMES", "20")
+    run = otel_ddp.init()
+    for number in range(100):
+        run.log({"loss": 1.0}, step=number, split=f"fold {number}")
+
+    journal = finished(place)
+    assert {name.split for name in journal.names.values()} == {f"fold {n}" for n in range(20)}
+    assert refused(journal, "names_full") == 80
+    assert len(caplog.messages) == 1
+
+
 def test_more_values_than_a_record_takes_are_several_records(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

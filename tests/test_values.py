@@ -264,6 +264,13 @@ def test_a_nested_configuration_becomes_dotted_names() -> None:
     assert expected == json.loads(json.dumps(found, allow_nan=False))
 
 
+def test_classes_and_functions_in_a_configuration_are_shown_as_text() -> None:
+    found = values.flat({"optimizer": {"type": torch.optim.Adam, "kwargs": {"key": len}}})
+
+    assert "torch.optim.adam.Adam" in found["optimizer.type"]
+    assert "len" in found["optimizer.kwargs.key"]
+
+
 def test_a_configuration_that_contains_itself_ends() -> None:
     config: dict[str, Any] = {"lr": 0.1}
     config["self"] = config

@@ -332,6 +332,20 @@ def test_a_total_of_another_version_is_left_out(bench: Bench) -> None:
     assert bench.told(catalog.TRAINING_CHECKPOINT_DURATION) == {}
 
 
+def test_the_runs_info_has_its_name_description_and_project(tmp_path: Path) -> None:
+    said = {"name": "seventh try", "description": "a wider net", "project": "vision"}
+    bench = Bench(tmp_path, {**TOLD, **said})
+
+    bench.take()
+
+    ((info, *others),) = (
+        rows for metric, rows in bench.ledger.families() if metric is catalog.TRAINING_RUN_INFO
+    )
+    assert others == []
+    assert said.items() <= dict(info.labels).items()
+    bench.close()
+
+
 def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
     bench.take()
     bench.writer.document(layout.CONFIG, {"lr": 0.1, "net.depth": 3, "net_depth": 4, "amp": True})

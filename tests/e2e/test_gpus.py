@@ -45,7 +45,9 @@ def node(boards: Boards, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield node
 
 
-def rank(node: Node, number: int, run: str, device: str, code: str = RANK) -> subprocess.Popen[str]:
+def rank(
+    node: Node, number: int, run: str, device: str, code: str = RANK, **env: str
+) -> subprocess.Popen[str]:
     started = node.python(
         code,
         RANK=str(number),
@@ -54,6 +56,7 @@ def rank(node: Node, number: int, run: str, device: str, code: str = RANK) -> su
         OTEL_DDP_RUN=run,
         OTEL_DDP_GROUP="g",
         CUDA_VISIBLE_DEVICES=device,
+        **env,
     )
     assert started.stdout is not None
     assert started.stdout.readline() == "there\n"
@@ -95,6 +98,17 @@ def test_each_gpu_is_told_of_under_its_rank(node: Node) -> None:
     # Of two runs: it is nobody's.
     rank(node, 1, "second", str(SENT_TO[1]))
     until(lambda: told(node, SENT_TO[1]) == {}, "a GPU of two runs")
+
+
+def test_where_rank_0_alone_is_exported_all_gpus_of_the_node_are_told_of(node: Node) -> None:
+    for number, device in enumerate(SENT_TO[:2]):
+        rank(node, number, "first", str(device), OTEL_DDP_STRATEGY="main")
+
+    for number, device in enumerate(SENT_TO[:2]):
+        theirs = {"run": "first", "rank": str(number), "local_rank": str(number)}
+        until(lambda d=device, t=theirs: told(node, d) == t, f"GPU {device} of rank {number}")
+    assert len(node.series("hw_power_watts")) == 8
+    assert [labels["rank"] for labels, _ in node.series("training_state")] == ["0"]
 
 
 def test_a_rank_that_says_nothing_is_found_by_its_process(node: Node, boards: Boards) -> None:
