@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from typing import Any
 
@@ -15,7 +14,7 @@ from otel_ddp.torch import process_group
 # Rank 0 alone has a run, as in a script that gates it by rank: with one collective of ours the two
 # would not fit together any more.
 TRAIN = """
-import json
+import json, os
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+folder, rank = os.environ["FOLDER"], int(os.environ["RANK"])
+dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 run = otel_ddp.instrument(model, config={"lr": 0.01}) if rank == 0 else None
@@ -50,7 +49,7 @@ finally:
 if rank == 0:
     again.log({"after": total})
     again.finish()
-with open(f"{rank}.json", "w") as file:
+with open(f"{folder}/{rank}.json", "w") as file:
     json.dump([counted, total.item()], file)
 """
 
@@ -59,14 +58,12 @@ with open(f"{rank}.json", "w") as file:
 def told() -> tuple[list[Any], list[dict[str, Any]]]:
     """What each rank counted, and what is known of the processes that had a run."""
     with Node(OTEL_DDP_AGENT="off", OTEL_DDP_SAMPLE_STEPS="1") as node:
-        (node.root / "train.py").write_text(TRAIN)
-        launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-        finished(
-            node.start(
-                *("sh", "-c", 'cd "$0" && exec "$@"', str(node.root), *launcher),
-                *("--nproc-per-node", "2", "train.py"),
-            )
-        )
+        ranks = [
+            node.python(TRAIN, FOLDER=str(node.root), RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
+            for rank in ("0", "1")
+        ]
+        for each in ranks:
+            finished(each)
         counted = [json.loads((node.root / f"{rank}.json").read_text()) for rank in (0, 1)]
         return counted, node.processes()
 
