@@ -521,7 +521,9 @@ def test_a_signal_handler_that_logs_tears_nothing_and_blocks_nothing(
     handled = [value for name, value in journal.points if name == "handled"]
     assert len(set(handled)) == len(handled)
     assert refused(journal, "reentered") + len(journal.events) + len(handled) >= 400
-    assert len(caplog.messages) <= 1
+    # Besides it may be said that the ring is full, as no agent reads it.
+    said = [each for each in caplog.messages if "overwritten from now on" not in each]
+    assert len(said) <= 1
     for name in journal.names.values():
         assert name.text.startswith(("loss", "new", "handled")), name
 
