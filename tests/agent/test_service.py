@@ -17,6 +17,7 @@ from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.processes import Processes
 from otel_ddp.agent.service import wait
+from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 
@@ -192,3 +193,24 @@ def test_what_is_no_journal_is_said_once_and_until_it_is_gone(
     os.replace(shutil.copy(journal, place.directory / "whole"), link)
     processes.look()
     assert (list(processes.marks()), processes.unreadable()) == ([link], [])
+
+
+def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
+    tmp_path: Path, place: Place, processes: Processes
+) -> None:
+    told = {"run": "r", "description": "why", "tags": "a"}
+    writer = JournalWriter(tmp_path, 128 * 1024, told)
+    writer.document(layout.CONFIG, {"lr": 0.1})
+    copies = [shutil.copy(writer.path, place.directory / f"{n:02}.journal") for n in range(22)]
+    writer.close()
+
+    processes.look()
+    processes.take()
+    processes.commit(processes.marks())
+    processes.release(lambda: None)
+
+    ended = processes.ended()
+    assert [each["journal"] for each in ended] == [path.name for path in copies]
+    prose = [(each["description"], each["config"]) for each in ended]
+    assert prose == [("", {})] * 2 + [("why", {"lr": 0.1})] * 20
+    assert {each["tags"] for each in ended} == {"a"}
