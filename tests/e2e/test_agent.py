@@ -269,7 +269,7 @@ def test_a_process_ends_with_its_last_values_on_disk_where_no_collector_takes_th
             if entry.signal == "metrics":
                 states |= _states_of("second", entry.read() or b"")
             kept.remove(entry)
-        assert signals == {"metrics", "traces"}
+        assert signals == {"metrics", "traces", "logs"}
         # Its end as well: whoever takes over the last value has seen that it finished.
         assert 2.0 in states
 
