@@ -395,8 +395,8 @@ def test_the_whole_configuration_is_told_and_again_when_it_grows(tmp_path: Path)
         "configuration of run r, part 2 of 2",
     ]
     assert [each["attributes"] for each in first] == [
-        {**texts, **{f"config.key{number}": number for number in range(100)}},
-        {**texts, **{f"config.key{number}": number for number in range(100, 150)}},
+        {**texts, **{f"config.key{number}": number for number in range(80)}},
+        {**texts, **{f"config.key{number}": number for number in range(80, 150)}},
     ]
     assert unchanged == []
     assert second[0]["attributes"]["config.key0"] == "None"

@@ -11,8 +11,8 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, JournalReader
 
-# A log record with more attributes than 128 is refused by Loki.
-_MOST_ATTRIBUTES = 100
+# Loki refuses a log record with more than 128 attributes, labels and the resource's among them.
+_MOST_ATTRIBUTES = 80
 _TEXTS = ("project", "name", "description", "tags")
 
 
