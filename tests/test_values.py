@@ -303,6 +303,20 @@ class Broken(Mapping[str, Any]):
         raise ZeroDivisionError
 
 
+def test_an_object_in_a_configuration_is_the_same_in_each_launch() -> None:
+    def schedule() -> None: ...
+
+    class Sampler:
+        pass
+
+    found = values.flat({"schedule": schedule, "sampler": Sampler(), "kind": Sampler})
+
+    place = "test_an_object_in_a_configuration_is_the_same_in_each_launch.<locals>"
+    assert found["schedule"] == f"<function {place}.schedule>"
+    assert found["sampler"] == f"<{__name__}.{place}.Sampler object>"
+    assert found["kind"] == f"<class '{__name__}.{place}.Sampler'>"
+
+
 def test_what_raises_in_a_configuration_costs_nothing_else() -> None:
     found = values.flat({"rude": Rude(), "broken": Broken(), Rude(): 1, "lr": 0.1})
 

@@ -29,6 +29,8 @@ _KNOWN_SPLITS = ("train", "val", "test")
 MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
+# Where an object lies in memory: another place in each launch of one and the same configuration.
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
 
 
@@ -210,7 +212,9 @@ def _words(value: Any, longest: int) -> str:
     if is_device_tensor(value) or isinstance(value, _CONTAINERS):
         return shown(value, longest)
     words = containment.attempt(lambda: str(value), "")
-    return _short(words, longest) if isinstance(words, str) and words else shown(value, longest)
+    if not isinstance(words, str) or not words:
+        return shown(value, longest)
+    return _short(_ADDRESS.sub("", words[: 2 * longest]), longest)
 
 
 def _short(words: str, longest: int) -> str:

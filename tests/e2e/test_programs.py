@@ -417,5 +417,6 @@ def test_a_trainer_that_builds_its_model_is_measured_from_one_line(
     ((info, _),) = launch.series("training_run_info")
     assert (info["model"], info["world_size"]) == ("Sequential", "2")
     assert info["config_training_optimizer_kwargs_lr"] == "0.03"
+    assert info["config_criterion"] == "<function compute_loss>"
     launch.assert_steps()
     launch.assert_calm()
