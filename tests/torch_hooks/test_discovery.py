@@ -199,6 +199,27 @@ def test_of_a_gan_that_trains_its_critic_several_times_both_are_found(place: Her
     assert not _has_any_global_hook()
 
 
+def test_the_first_step_of_an_optimizer_whose_closure_calls_the_model_is_counted(
+    place: Here,
+) -> None:
+    """As Lightning does."""
+    otel_ddp.instrument()
+    model = Net()
+    optimizer = sgd(model)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(INPUT).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(closure)
+
+    assert totals(place)["training.steps"] == STEPS
+    assert phase(place, "backward") > 0
+
+
 def test_the_next_model_of_a_trainer_is_found_at_its_second_step(place: Here) -> None:
     otel_ddp.instrument()
     first, second = Net(), nn.Linear(4, 1)

@@ -165,6 +165,9 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
     try:
         known = _known.get(id(optimizer), _UNKNOWN)
         if known[0] or _ours_by_now(optimizer, known[1]):
+            if not known[0]:
+                # Its closure was the first to call its model.
+                stepper.optimizer_began(optimizer, False)
             stepper.optimizer_ended(optimizer)
             if _search is not None and _search.on:
                 _search.stepped()
