@@ -183,6 +183,28 @@ def test_a_child_that_is_ended_because_another_has_failed_is_killed() -> None:
         family.become(fails=FAILED, idle=KILLED)
 
 
+MANY_RUNS = """
+import sys, otel_ddp
+for number in range(12):
+    with otel_ddp.init(run=str(number)) as run:
+        run.log({"loss": 0.5})
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_runs_that_a_living_process_has_ended_give_their_memory_back() -> None:
+    with Node() as node:
+        process = program(node, MANY_RUNS)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+
+        until(lambda: not node.place.journals(), "the end of the journals")
+
+        assert process.poll() is None
+        assert states(node) == {str(number): FINISHED for number in range(12)}
+
+
 FUNNEL = """
 import sys, otel_ddp
 run = otel_ddp.init(run="r")

@@ -298,6 +298,21 @@ def test_the_room_of_a_mount_is_asked_where_the_journal_would_lie(elsewhere: Els
     assert found["memory"][1]
 
 
+FULL_OF_THE_ENDED = """
+import sys
+from pathlib import Path
+from otel_ddp.journal.writer import open_journal
+
+folder = Path(sys.argv[1])
+lasting, _ = open_journal([folder], 2 << 20, {"run": "lasting"})
+for _ in range(200):
+    # One process, and one run after the other.
+    writer, remark = open_journal([folder], 2 << 20, {"run": "r"})
+    assert writer is not None and not remark, remark
+    writer.close()
+assert lasting.path.exists()
+print(len(list(folder.glob("*.journal"))))
+"""
 FULL_OF_THE_DEAD = """
 import os, sys
 from pathlib import Path
@@ -315,14 +330,15 @@ print(len(list(folder.glob("*.journal"))))
 """
 
 
-def test_the_dead_make_room_for_the_living() -> None:
+@pytest.mark.parametrize("code", [FULL_OF_THE_DEAD, FULL_OF_THE_ENDED], ids=["dead", "ended"])
+def test_the_dead_make_room_for_the_living(code: str) -> None:
     script = (
         'folder=$(mktemp -d) && mount -t tmpfs -o size=40m none "$folder" && '
         'exec "$0" -c "$1" "$folder"'
     )
 
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, FULL_OF_THE_DEAD],
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, code],
         capture_output=True,
         text=True,
         timeout=60,

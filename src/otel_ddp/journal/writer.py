@@ -46,6 +46,10 @@ _EXPECT_MS_WORD = layout.EXPECT_MS // 8
 _STATE_WORD = layout.STATE // 8
 
 
+# The journals of this process that are open: to ask for the lock of one would be to drop it.
+_open_here: set[Path] = set()
+
+
 class Shape:
     """What never changes between two calls of `log` with the same names, worked out once."""
 
@@ -93,6 +97,7 @@ class JournalWriter:
             # Read-only from here on for everyone who opens it: nobody truncates it by mistake.
             os.fchmod(self._fd, 0o400)
             os.rename(hidden, self.path)
+            _open_here.add(self.path)
         except BaseException:
             hidden.unlink(missing_ok=True)
             if self._fd >= 0:
@@ -413,6 +418,7 @@ class JournalWriter:
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
         close_ours(fd, self._file)
+        _open_here.discard(self.path)
 
 
 def _still_has_its_file(mapped: mmap.mmap) -> bool:
@@ -467,7 +473,7 @@ def _remove_the_dead(directory: Path, size: int) -> None:
     dead: list[tuple[bool, float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
         # Our own are not asked: opening and closing a file drops the lock that we have on it.
-        if path.name.startswith(f"{os.getpid()}-") or lock_holder(path) is not None:
+        if path in _open_here or lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
             dead.append((not _is_read(path), path.stat().st_mtime, path))
