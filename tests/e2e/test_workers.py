@@ -226,11 +226,16 @@ def test_a_rank_that_another_process_logs_for_neither_stands_still_nor_dies() ->
 
         ranks = [("train", "0"), ("worker", "1"), ("worker", "2")]
         until(lambda: seen() == dict.fromkeys(ranks, RUNNING), "all ranks")
-        until(lambda: node.series("process_cpu_time_seconds_total"), "the parent's processor time")
         values = {labels["rank"]: v for labels, v in node.series("training_scalar", name="loss")}
         assert values == {"0": 0.5, "1": 1.5, "2": 2.5}
-        for metric in ("process_cpu_time_seconds_total", "training_progress_timestamp_seconds"):
-            assert {labels["rank"] for labels, _ in node.series(metric)} == {"0"}
+        for metric in (
+            "process_cpu_time_seconds_total",
+            "training_progress_timestamp_seconds",
+            "training_stalled",
+            "training_run_info",
+        ):
+            found = until(lambda metric=metric: node.series(metric), metric)
+            assert {labels["rank"] for labels, _ in found} == {"0"}
 
         parent.kill()
 

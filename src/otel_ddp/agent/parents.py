@@ -106,6 +106,7 @@ class Parents:
         now = self._clock()
         handle = self._handles.get(parent)
         status = None if handle is None else exit_status(handle)
+        code = 0 if status is None or not os.WIFEXITED(status) else os.WEXITSTATUS(status)
         failed = any(
             each.parent == parent and now - each.at < _FOLLOWS_S and self._failed(each)
             for path, each in self._ended.items()
@@ -116,7 +117,7 @@ class Parents:
             parent_lives=None if handle is None else handle >= 0 and not _is_readable(handle),
             parent_was_killed=status is not None and os.WIFSIGNALED(status),
             others_live=parent in self._living,
-            others_failed=failed or bool(status),
+            others_failed=failed or code > 0,
         )
 
     def _failed(self, ended: _Ended) -> bool:

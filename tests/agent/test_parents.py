@@ -1,0 +1,121 @@
+"""When it is said whether a parent has ended its worker: not before it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_ddp.agent.causes import Causes
+from otel_ddp.agent.intake import Intake
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.parents import Parents
+from otel_ddp.catalog import PHASES, STATES
+from otel_ddp.journal import layout
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.writer import JournalWriter
+
+SIGTERM = {"signal": "SIGTERM"}
+
+
+class KernelsWord(Causes):
+    """What the kernel tells of an end, which comes when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word: dict[str, Any] = {}
+
+    def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
+        return {"resident_bytes": 1, **self.word}
+
+
+class Bench:
+    """Two workers of one parent, of which one is about to go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.causes = KernelsWord()
+        self.now = 100.0
+        self.parents = Parents(self.causes, clock=lambda: self.now)
+        self.writers: list[JournalWriter] = []
+        self.intakes: list[Intake] = []
+        self.folder = folder
+
+    def worker(self, pool: bool) -> Intake:
+        writer = JournalWriter(self.folder, 128 * 1024, {"run": "r", "settled": True})
+        writer.document(layout.FACTS, {"parent": 1, "pool": pool})
+        writer.phase(PHASES["other"], 0, 5)
+        writer.state(STATES["running"], 6)
+        reader = JournalReader(writer.path)
+        intake = Intake(reader, Ledger(), lambda who: "n", self.parents.have_ended)
+        self.writers.append(writer)
+        self.intakes.append(intake)
+        self.look({})
+        return intake
+
+    def look(self, word: dict[str, Any], *gone: Intake, later_s: float = 0.0) -> list[float]:
+        """What the agent's loop does, so much later; the states that it finds."""
+        self.now += later_s
+        self.causes.word = word
+        for each in self.intakes:
+            each.gone_ns = each.gone_ns or (1 if each in gone else 0)
+            each.take(1, each not in gone)
+        self.parents.watch(self.intakes)
+        return [each.state for each in gone]
+
+    def close(self) -> None:
+        self.parents.watch([])
+        self.causes.close()
+        for writer, intake in zip(self.writers, self.intakes, strict=True):
+            intake.reader.close()
+            writer.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+RUNNING, FINISHED, KILLED = ([STATES[word]] for word in ("running", "finished", "killed"))
+
+
+def test_a_child_is_at_work_until_the_kernel_has_told_of_it_and_its_parent_went_on(
+    bench: Bench,
+) -> None:
+    child = bench.worker(pool=False)
+
+    assert bench.look({}, child) == RUNNING
+    assert bench.look(SIGTERM, child, later_s=1.0) == RUNNING
+    assert child.ended_at is None
+    assert bench.look(SIGTERM, child, later_s=1.1) == FINISHED
+    assert child.ended_at is not None
+    assert bench.look({"signal": "SIGKILL"}, child, later_s=9.0) == FINISHED
+
+
+def test_a_worker_of_a_pool_is_not_waited_for_so_long(bench: Bench) -> None:
+    worker = bench.worker(pool=True)
+
+    assert bench.look(SIGTERM, worker) == RUNNING
+    assert bench.look(SIGTERM, worker, later_s=0.6) == FINISHED
+
+
+@pytest.mark.parametrize("word", [{"signal": "SIGSEGV"}, {"exit_code": 3}, {"out_of_memory": "x"}])
+def test_one_that_died_is_told_at_once(word: dict[str, Any], bench: Bench) -> None:
+    worker = bench.worker(pool=True)
+
+    assert bench.look({}, worker) == RUNNING
+    assert bench.look(word, worker, later_s=0.1) == KILLED
+
+
+def test_where_the_kernel_tells_nothing_a_pool_ends_all_of_its_workers_or_none(
+    bench: Bench,
+) -> None:
+    one, other = bench.worker(pool=True), bench.worker(pool=True)
+
+    assert bench.look({}, one) == RUNNING
+    assert bench.look({}, one, later_s=2.1) == KILLED
+    assert bench.look({}, one, other, later_s=1.0) == KILLED + RUNNING
+    assert bench.look({}, one, other, later_s=2.1) == KILLED + FINISHED
