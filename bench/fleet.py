@@ -103,8 +103,8 @@ class SimulatedNode:
         node: Labels = (*of_run, ("node", self.name))
         for local_rank in range(RANKS):
             rank = number * RANKS + local_rank
-            number = (("rank", str(rank)), ("local_rank", str(local_rank)))
-            labels = (*of_run, ("job_type", "train"), ("node", self.name), *number)
+            whose = (("rank", str(rank)), ("local_rank", str(local_rank)))
+            labels = (*of_run, ("job_type", "train"), ("node", self.name), *whose)
             for row in rows:
                 if row.of == "rank" or (row.of == "run" and rank == 0):
                     self._enter(row, (*labels, *row.attributes.items()))

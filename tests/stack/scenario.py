@@ -2,7 +2,8 @@
 
     run      group        what happens
     base     pretraining  goes on; rank 5 is late with its data, on a GPU that is too hot; rank 0
-                          logs losses that are NaN, and those steps are skipped
+                          logs losses that are NaN, and those steps are skipped. Rank 0 is `train`,
+                          all others are `worker`, and an evaluator is beside them
     lr-high  sweep        rank 3 is killed, and without it the others fail; its loader is not timed
     lr-low   sweep        rank 6 runs out of memory; started again, the run goes on from its
                           checkpoint and ends well; rank 1 says more than its journal holds
@@ -64,9 +65,14 @@ class Run(NamedTuple):
     first_gpu: int | None
     """On each node, of as many as it has ranks there; None where it runs on processors."""
     times_data: bool = True
+    others: str = ""
+    """The role of all ranks but rank 0, where that is another one."""
 
 
-BASE = Run("base", "pretraining", "train", {"lr": 0.01, "batch_size": 4, "seed": 1}, 0)
+BASE = Run(
+    "base", "pretraining", "train", {"lr": 0.01, "batch_size": 4, "seed": 1}, 0, others="worker"
+)
+EVALUATOR = "eval"
 HIGH = Run("lr-high", "sweep", "tune", {"lr": 0.1, "batch_size": 4, "seed": 1}, 4, False)
 LOW = Run("lr-low", "sweep", "tune", {"lr": 0.001, "batch_size": 4, "seed": 2}, 4)
 DEBUG = Run("debug", "", "train", {"lr": 0.01, "batch_size": 4, "seed": 3}, None)
@@ -96,6 +102,7 @@ class Scenario:
     def play(self) -> None:
         """All of the story; when it is told, Prometheus has all until `end_s`."""
         self.start(BASE)
+        self._evaluate(BASE)
         self.start(HIGH)
         self.start(DEBUG)
         self._tell(DEBUG, "burst", TALKERS[DEBUG.name])
@@ -137,6 +144,17 @@ class Scenario:
         part = {"folder": str(folder), "config": run.config, "times_data": run.times_data}
         self._order(do="start", run=run.name, part=part, ranks=ranks)
 
+    def _evaluate(self, run: Run) -> None:
+        """One process more, under the name of the run, with steps and a world of its own."""
+        folder = self._folder / f"{run.name}-{EVALUATOR}"
+        folder.mkdir()
+        own = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+        own |= {"GROUP_WORLD_SIZE": "1", "OTEL_DDP_JOB_TYPE": EVALUATOR}
+        env = {**self._rank(run, 0, 0)["env"], **self._nodes[NODES[1]].env, **own}
+        part = {"folder": str(folder), "config": run.config, "times_data": True}
+        ranks = [{"env": env, "gpu": ""}]
+        self._order(do="start", run=f"{run.name} {EVALUATOR}", part=part, ranks=ranks)
+
     def rest(self) -> None:
         """Ranks and agents end; what is in Prometheus stays as it is."""
         os.killpg(self._ranks.pid, signal.SIGKILL)
@@ -161,7 +179,7 @@ class Scenario:
             "GLOO_SOCKET_IFNAME": "lo",
             "OTEL_DDP_GROUP": run.group,
             "OTEL_DDP_RUN": run.name,
-            "OTEL_DDP_JOB_TYPE": run.job_type,
+            "OTEL_DDP_JOB_TYPE": (rank > 0 and run.others) or run.job_type,
         }
         return {"env": env, "gpu": gpu}
 
@@ -189,7 +207,7 @@ class Scenario:
     def _healthy(self, name: str) -> list[Board]:
         boards = healthy()
         for each in self._nodes[name].processes():
-            if each["run"] == BASE.name:
+            if each["run"] == BASE.name and each["job_type"] != EVALUATOR:
                 boards[each["local_rank"]].compute = [(each["pid"], 40 * GIB)]
         return boards
 
@@ -206,9 +224,9 @@ class Scenario:
 
     def steps(self, run: Run, wanted: int, restarts: int = 0) -> int:
         """Wait until all ranks have done so many; how many they have done."""
-        mine = f'training_step{{run="{run.name}"}}'
+        mine = f'training_step{{run="{run.name}",job_type!="{EVALUATOR}"}}'
         started = f'training_restarts_total{{run="{run.name}"}} == {restarts}'
-        of = f"{mine} and on (rank) ({started})"
+        of = f"{mine} and on (job_type, rank) ({started})"
         told = f"min({of}) >= {wanted} and count({of}) == {WORLD_SIZE}"
         return int(self.until(told, f"step {wanted} of {run.name}")[0].value)
 

@@ -11,7 +11,19 @@ from tools.stack.build import Binaries
 
 from nvml_boards import standin_library
 from stack.asked import ALL, Page, answer, expression, opened, options, put_in, step_s
-from stack.scenario import BASE, DEBUG, EXPORT_EVERY_S, HUNG_RANK, LATE_RANK, NODES, scenario
+from stack.scenario import (
+    BASE,
+    DEBUG,
+    EVALUATOR,
+    EXPORT_EVERY_S,
+    HIGH,
+    HUNG_RANK,
+    LATE_RANK,
+    LOW,
+    NODES,
+    WORLD_SIZE,
+    scenario,
+)
 
 # The scenario itself takes its time, and the first test waits for it.
 pytestmark = pytest.mark.timeout(200)
@@ -159,19 +171,63 @@ def total(answers: Answers) -> int:
 
 
 @pytest.mark.parametrize("title", BOARDS)
-@pytest.mark.parametrize("name", ["group", "job_type"])
-def test_every_run_belongs_to_one_group_and_one_job_type(
-    title: str, name: str, reader: Reader
+def test_every_run_belongs_to_one_group_and_to_each_role_that_it_has(
+    title: str, reader: Reader
 ) -> None:
     board = BOARDS[title]
     runs = reader.options(board, "run")
 
-    by_value = [
-        reader.options(board, "run", **{name: (value,)}) for value in reader.options(board, name)
+    by_group = [
+        reader.options(board, "run", group=(value,)) for value in reader.options(board, "group")
     ]
+    by_role = {
+        role: sorted(reader.options(board, "run", job_type=(role,)))
+        for role in reader.options(board, "job_type")
+    }
 
-    assert all(by_value)
-    assert sorted(runs) == sorted(run for some in by_value for run in some)
+    assert all(by_group)
+    assert sorted(runs) == sorted(run for some in by_group for run in some)
+    base, debug, tuned = BASE.name, DEBUG.name, sorted([HIGH.name, LOW.name])
+    roles = {"train": sorted([base, debug]), BASE.others: [base], EVALUATOR: [base]}
+    assert by_role == {**roles, HIGH.job_type: tuned}
+
+
+@pytest.mark.parametrize("roles", [(ALL,), (BASE.others,), (EVALUATOR,)])
+def test_a_run_is_one_row_whatever_the_roles_of_its_processes(
+    roles: Sequence[str], reader: Reader
+) -> None:
+    table = [each for each in BOARDS["Runs"].questions if each.panel == "Runs"]
+    values = reader.opened(BOARDS["Runs"], job_type=roles)
+
+    for question in table:
+        found = [each.labels for each in answer(question, values, reader.page)]
+        named = sorted(labels["run"] for labels in found)
+
+        assert len(named) == len(set(named)), question.ref
+        assert roles == (ALL,) or set(named) <= {BASE.name}, question.ref
+        if question.ref == "info":
+            assert BASE.name in named
+            assert {labels["world_size"] for labels in found} == {str(WORLD_SIZE)}
+
+
+def test_nobody_is_missing_where_roles_differ_and_an_evaluator_is_beside(reader: Reader) -> None:
+    shown = {"run": (BASE.name,)}
+    board = BOARDS["Ranks"]
+    (missing,) = (each for each in board.questions if each.panel == "Missing")
+    ranks = [each for each in board.questions if each.panel == "Ranks"]
+    values = reader.opened(board, **shown)
+
+    assert [each.value for each in answer(missing, values, reader.page)] == [0]
+    assert [each.value for q in ranks for each in answer(q, values, reader.page)] == [
+        WORLD_SIZE,
+        WORLD_SIZE,
+    ]
+    fired = f'ALERTS{{alertname="TrainingRanksMissing",run="{BASE.name}"}}'
+    within = f"[{round(reader.page.span_s)}s]"
+    assert (
+        reader.page.prometheus.query(f"max_over_time({fired}{within})", at_s=reader.page.end_s)
+        == []
+    )
 
 
 def named(reader: Reader, title: str, panel: str, **wanted: Sequence[str]) -> dict[str, str]:

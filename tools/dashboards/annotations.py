@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as build
-from tools.dashboards.names import metric
-from tools.dashboards.selectors import RANK_0
+from tools.dashboards.names import metric, recorded
+from tools.dashboards.roles import having_role
+from tools.dashboards.selectors import (
+    ALERTS_OF_RUN,
+    ALERTS_OF_RUNS,
+    BY_RUN,
+    RANK_0,
+    RUN,
+    RUNS,
+    WHOLE_RUN,
+    WHOLE_RUNS,
+)
 from tools.dashboards.variables import PROMETHEUS
 
 # Between two looks: what is there for so long is one mark, and not a region.
 _EVERY = "1m"
 
 
-def marks(selector: str, *, checkpoints: bool = False) -> list[build.AnnotationQuery]:
+def marks(*, one_run: bool = False, checkpoints: bool = False) -> list[build.AnnotationQuery]:
     """Each can be switched off; checkpoints start as they are told to."""
-    started = metric("training.run.start.timestamp", selector)
-    saved = metric("training.checkpoint.timestamp", selector, RANK_0)
+    runs, ranks = (WHOLE_RUN, RUN) if one_run else (WHOLE_RUNS, RUNS)
+    alerts = ALERTS_OF_RUN if one_run else ALERTS_OF_RUNS
+
+    def chosen(expr: str) -> str:
+        return expr if one_run else having_role(expr)
+
+    began = recorded("run:training_start_timestamp:last", runs)
+    told = f"max by ({BY_RUN}) ({metric('training.run.start.timestamp', runs)})"
+    started = chosen(f"{began} or {told}")
+    saved = chosen(metric("training.checkpoint.timestamp", runs, RANK_0))
     # The launcher starts all ranks again together.
-    came_back = metric("training.restarts", selector, RANK_0)
-    named = metric("training.straggler", selector, 'phase!=""')
+    came_back = chosen(f"changes({metric('training.restarts', runs, RANK_0)}[{_EVERY}])")
+    named = metric("training.straggler", ranks, 'phase!=""')
     whose = "run, node, rank, phase"
-    firing = f'ALERTS{{alertstate="firing",{selector}}}'
+    firing = f'ALERTS{{alertstate="firing",{alerts}}}'
+    fires = chosen(f"ALERTS_FOR_STATE{{{alerts}}} and ignoring (alertstate) {firing}")
     return [
         _mark(
             "Run start",
@@ -38,15 +57,14 @@ def marks(selector: str, *, checkpoints: bool = False) -> list[build.AnnotationQ
         ),
         _mark(
             "Restarts",
-            f"max by (run) (changes({came_back}[{_EVERY}])) > 0",
+            f"max by (run) ({came_back}) > 0",
             "orange",
             "{{run}} was restarted",
         ),
         _mark(
             "Alerts",
             # When it began; as long as it fires, that is one and the same number.
-            "max by (alertname, severity, run) "
-            f"(ALERTS_FOR_STATE{{{selector}}} and ignoring (alertstate) {firing}) * 1000",
+            f"max by (alertname, severity, run) ({fires}) * 1000",
             "red",
             "{{alertname}} {{run}}",
             at_value=True,

@@ -20,7 +20,8 @@ from tools.dashboards.panels import (
     points,
     rows,
 )
-from tools.dashboards.selectors import BY_RUN, LOGGED, RANK_0, RANKS_OF_RUNS, RUNS
+from tools.dashboards.roles import IN_RANGE, having_role, info
+from tools.dashboards.selectors import BY_RUN, LOGGED, RANK_0, RANKS_OF_RUNS, RUNS, WHOLE_RUNS
 
 QUESTION = "Which configuration learns faster?"
 
@@ -71,7 +72,7 @@ def build() -> str:
                 first=2,
             ),
         ],
-        annotations=marks(RUNS),
+        annotations=marks(),
         since="now-24h",
     )
 
@@ -88,7 +89,7 @@ _Y_LOGGED = f"({_Y} and timestamp({_Y}) > time() - {_FRESH_S})"
 def _x(by: str) -> str:
     """What is drawn against, one a run or a rank of it."""
     x = f"max by ({by}) ({_X})"
-    began = metric("training.run.start.timestamp", RUNS)
+    began = metric("training.run.start.timestamp", WHOLE_RUNS)
     # A clock of the process would begin anew where a run is resumed: two curves in one.
     first = f"min by ({BY_RUN}) (min_over_time({began}[$__range] @ end()))"
     return f"{x} >= 0 or time() + 0 * ({x} < 0) - on ({BY_RUN}) group_left () {first}"
@@ -96,10 +97,8 @@ def _x(by: str) -> str:
 
 def _with_attribute(expr: str) -> str:
     """With what the run says of itself, under a name of its own: `group` is matched on already."""
-    info = metric("training.run.info", RUNS)
     # A resumed run may have told of itself twice: one of them will do.
-    one = f"topk by ({BY_RUN}) (1, last_over_time({info}[$__range] @ end()))"
-    told = f'label_replace({one}, "attribute", "$1", "$by", "(.*)")'
+    told = f'label_replace({info("[$__range] @ end()")}, "attribute", "$1", "$by", "(.*)")'
     # A curve without a name would be called "Value".
     told = f'label_replace({told}, "attribute", "(none)", "attribute", "")'
     said = f"max by ({BY_RUN}, attribute) ({told})"
@@ -171,7 +170,6 @@ def _at_step() -> list[Panel]:
     step = metric("training.scalar.step", RUNS, LOGGED, RANK_0)
     upto = f"({value} and {step} <= $at_step)"
     seen = f"({step} <= $at_step)"
-    info = metric("training.run.info", RUNS)
     to_run = of_series("Run", "run")
     stepped = metric("training.steps", RUNS, RANK_0)
     rate = f"max by ({BY_RUN}) (rate({stepped}[$__rate_interval]))"
@@ -188,14 +186,13 @@ def _at_step() -> list[Panel]:
             rows(f"avg by ({BY_RUN}) (last_over_time({upto}{_NOT_BEYOND}))", "value"),
             rows(f"max by ({BY_RUN}) (max_over_time({seen}{_NOT_BEYOND}))", "step"),
             rows(
-                "max without (job, instance, node, rank, local_rank) "
-                f"(last_over_time({info}[$__range]))",
+                "max without (job, instance, job_type, node, rank, local_rank) "
+                f"({having_role(info(IN_RANGE), IN_RANGE)})",
                 "info",
             ),
             columns=[
                 Column("run", links=[of_table("Run")]),
                 Column("group"),
-                Column("job_type"),
                 Column("Value #value", "Value", "short"),
                 Column("Value #step", "At step", decimals=0),
             ],

@@ -57,7 +57,7 @@ def build() -> str:
             *v.places(RUNS)[1:],
             v.numbers("shown", "GPUs drawn", "Lines of a picture.", 16, 8, 32, 64),
         ],
-        annotations=marks(RUNS),
+        annotations=marks(),
     )
 
 

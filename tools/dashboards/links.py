@@ -52,10 +52,7 @@ def of_table(title: str) -> tuple[str, str]:
     )
 
 
-_ROW = (
-    "var-group=${__data.fields.group}&var-job_type=${__data.fields.job_type}"
-    "&var-run=${__data.fields.run}"
-)
+_ROW = "var-group=${__data.fields.group}&${job_type:queryparam}&var-run=${__data.fields.run}"
 
 
 def of_table_lifetime(title: str) -> tuple[str, str]:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from tools.dashboards.names import metric, recorded
-from tools.dashboards.selectors import RANK_0
+from tools.dashboards.roles import training_alone
+from tools.dashboards.selectors import RANK_0, RUN, WHOLE_RUN
 
 _HOST = 'clock="host"'
 _WORK = 'phase=~"data|forward|backward|optimizer|other"'
 _RATE = "[$__rate_interval]"
 
 
-def seconds_per_step(selector: str) -> str:
+def seconds_per_step() -> str:
     """By phase: over all ranks where that is recorded, of rank 0 where it is not."""
-    all_ranks = recorded("run_phase:training_phase_time:avg2m", selector)
-    time = metric("training.phase.time", selector, RANK_0, _HOST)
-    count = metric("training.steps", selector, RANK_0)
-    steps = f"(sum(rate({count}{_RATE})) > 0)"
-    of_rank_0 = f"sum by (phase) (rate({time}{_RATE})) / on () group_left () {steps}"
+    all_ranks = recorded("run_phase:training_phase_time:avg2m", WHOLE_RUN)
+    time = f"rate({metric('training.phase.time', RUN, RANK_0, _HOST)}{_RATE})"
+    count = f"rate({metric('training.steps', RUN, RANK_0)}{_RATE})"
+    steps = f"(sum({training_alone(count, WHOLE_RUN)}) > 0)"
+    of_rank_0 = f"sum by (phase) ({training_alone(time, WHOLE_RUN)}) / on () group_left () {steps}"
     return f"max by (phase) ({all_ranks}) or {of_rank_0}"
 
 
-def step_time(selector: str) -> str:
+def step_time() -> str:
     """Of rank 0; all others take as long, as they wait for each other."""
+
+    def rate(part: str) -> str:
+        series = metric("training.step.duration", RUN, RANK_0, part=part)
+        return f"sum({training_alone(f'rate({series}{_RATE})', WHOLE_RUN)})"
+
     # Not one by the rate of steps: where they end, that goes to infinity.
-    took = metric("training.step.duration", selector, RANK_0, part="sum")
-    count = metric("training.step.duration", selector, RANK_0, part="count")
-    return f"sum(rate({took}{_RATE})) / (sum(rate({count}{_RATE})) > 0)"
+    return f"{rate('sum')} / ({rate('count')} > 0)"
 
 
 def per_step(selector: str, *, waiting: bool) -> str:

@@ -18,7 +18,16 @@ from tools.dashboards.panels import (
     rows,
     stat,
 )
-from tools.dashboards.selectors import AGENTS, BY_NODE, BY_RANK, RANK_0, RANKS_OF_RUNS, RUNS
+from tools.dashboards.roles import having_role
+from tools.dashboards.selectors import (
+    AGENTS,
+    BY_NODE,
+    BY_RANK,
+    RANK_0,
+    RANKS_OF_RUNS,
+    RUNS,
+    WHOLE_RUNS,
+)
 
 QUESTION = "Can the other boards be trusted?"
 
@@ -159,10 +168,10 @@ def _agents() -> list[Panel]:
     oldest = f"topk($topn, max by (node, source) (max_over_time({age}[$__range] @ end())))"
     largest = f"topk($topn, max by (node) (max_over_time({spool}[$__range] @ end())))"
     failing = f"topk($topn, max by (node, source) (increase({errors}[$__range] @ end())) > 0)"
-    beat = recorded("node:training_heartbeat_timestamp:max", RUNS)
+    beat = recorded("node:training_heartbeat_timestamp:max", WHOLE_RUNS)
     silent = f"bottomk($topn, max by (node) (last_over_time({beat}[$__range] @ end())))"
-    there = f"on ({BY_NODE}) {recorded('node:training_state:min', RUNS)} < 2"
-    step = recorded("run:training_step:max", RUNS)
+    there = f"on ({BY_NODE}) {recorded('node:training_state:min', WHOLE_RUNS)} < 2"
+    step = having_role(recorded("run:training_step:max", WHOLE_RUNS))
     return [
         lines(
             Text(

@@ -35,7 +35,15 @@ from tools.dashboards.panels import (
     states,
 )
 from tools.dashboards.phases import late_rank, seconds_per_step
-from tools.dashboards.selectors import ALIVE_S, BY_RANK, RANKS_OF_RUN, RULES_EVERY_S, RUN
+from tools.dashboards.roles import training_alone
+from tools.dashboards.selectors import (
+    ALIVE_S,
+    BY_RANK,
+    RANKS_OF_RUN,
+    RULES_EVERY_S,
+    RUN,
+    WHOLE_RUN,
+)
 
 QUESTION = "Which rank holds the others back, since when, and which one hangs?"
 
@@ -64,16 +72,17 @@ def build() -> str:
             v.numbers("shown", "Ranks drawn", "Rows of the pictures.", 64, 16, 32, 128),
             v.numbers("topn", "Ranks listed", "Rows of the tables.", 10, 5, 25, 50),
         ],
-        annotations=marks(RUN),
+        annotations=marks(one_run=True),
     )
 
 
 def _now() -> list[Panel]:
-    lost = recorded("run:training_straggler_lost_time:rate2m", RUN)
-    world = f"max({metric('training.world.size', RUN)})"
-    beat = f"max by (node, rank) ({metric('training.heartbeat.timestamp', RUN)})"
-    finished = f"max by (node, rank) ({metric('training.state', RUN)}) == 2"
-    present = f"time() - {beat} < {ALIVE_S} or {finished}"
+    lost = recorded("run:training_straggler_lost_time:rate2m", WHOLE_RUN)
+    world = f"max({metric('training.world.size', WHOLE_RUN)})"
+    beat = f"time() - {metric('training.heartbeat.timestamp', WHOLE_RUN)} < {ALIVE_S}"
+    finished = f"{metric('training.state', WHOLE_RUN)} == 2"
+    present = training_alone(f"({beat} or on ({BY_RANK}) {finished})", WHOLE_RUN)
+    missing = recorded("rank:training_missing:age", WHOLE_RUN)
     holding = recorded("rank:training_holds_up:last", RUN)
     return [
         stat(
@@ -90,7 +99,7 @@ def _now() -> list[Panel]:
             named=WITH_NAME,
             nothing="nobody now",
             link=of_series("GPUs & nodes", "node", "rank"),
-            size=(6, 4),
+            size=(5, 4),
         ),
         stat(
             Text(
@@ -105,7 +114,7 @@ def _now() -> list[Panel]:
             levels=ABOVE_0_IS_BAD,
             named=NAME_ALONE,
             link=of_series("GPUs & nodes", "node", "rank"),
-            size=(5, 4),
+            size=(4, 4),
         ),
         stat(
             Text(
@@ -131,12 +140,24 @@ def _now() -> list[Panel]:
         ),
         stat(
             Text(
+                "Ranks",
+                f"How many ranks are heard of within {ALIVE_S} s or have finished, and how many "
+                "train together. Only ranks that call init and are exported are heard of.",
+                "Fewer than there are: a strategy, or a script that calls init on rank 0 alone.",
+            ),
+            now(f"count(count by (rank) ({present})) or vector(0)", "heard of"),
+            now(world, "of"),
+            named=WITH_NAME,
+            size=(3, 4),
+        ),
+        stat(
+            Text(
                 "Missing",
-                f"Ranks of the world that are neither heard of within {ALIVE_S} s nor finished. "
-                "Only ranks that are exported are heard of (OTEL_DDP_STRATEGY).",
+                f"Ranks that were there and have not been heard of for {ALIVE_S} s, and have not "
+                "finished.",
                 "What ended ranks is listed on Run; a whole node: see Pipeline.",
             ),
-            now(f"{world} - (count({present}) or vector(0))"),
+            now(f"count(count by (rank) ({missing})) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
             size=(3, 4),
         ),
@@ -151,14 +172,14 @@ def _now() -> list[Panel]:
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
-            size=(4, 4),
+            size=(3, 4),
         ),
     ]
 
 
 def _late() -> list[Panel]:
-    median = recorded("run:training_work:median2m", RUN)
-    step = recorded("run:training_step_time:median2m", RUN)
+    median = recorded("run:training_work:median2m", WHOLE_RUN)
+    step = recorded("run:training_step_time:median2m", WHOLE_RUN)
     named = metric("training.straggler", RANKS_OF_RUN, 'phase!=""')
     cost = metric("training.straggler.lost_time", RUN)
     to_hardware = of_series("GPUs & nodes", "rank")
@@ -369,8 +390,8 @@ def _in_order(ranks: str) -> str:
 
 
 def _spread() -> list[Panel]:
-    node_most = metric("training.node.work.max", RUN, 'node=~"$node"')
-    node_median = metric("training.node.work.median", RUN, 'node=~"$node"')
+    node_most = metric("training.node.work.max", WHOLE_RUN, 'node=~"$node"')
+    node_median = metric("training.node.work.median", WHOLE_RUN, 'node=~"$node"')
     slow = f"topk($topn, max by (node) (avg_over_time({node_most}[$__range] @ end())))"
     return [
         lines(
@@ -380,9 +401,9 @@ def _spread() -> list[Panel]:
                 "The band is what balance would gain. Only the top apart: one rank. "
                 "All rise together: not a straggler, see Run.",
             ),
-            over_time(f"max({recorded('run:training_work:max2m', RUN)})", "slowest"),
-            over_time(f"max({recorded('run:training_work:p99_2m', RUN)})", "99th percentile"),
-            over_time(f"max({recorded('run:training_work:median2m', RUN)})", "median"),
+            over_time(f"max({recorded('run:training_work:max2m', WHOLE_RUN)})", "slowest"),
+            over_time(f"max({recorded('run:training_work:p99_2m', WHOLE_RUN)})", "99th percentile"),
+            over_time(f"max({recorded('run:training_work:median2m', WHOLE_RUN)})", "median"),
             unit="s",
             minimum=0,
             size=(8, 8),
@@ -409,7 +430,7 @@ def _spread() -> list[Panel]:
                 "Seconds of a step in each phase, in the mean over all ranks.",
                 "A lot of comm_wait with a slow rank above: that rank. Without: the network.",
             ),
-            over_time(seconds_per_step(RUN), "{{phase}}"),
+            over_time(seconds_per_step(), "{{phase}}"),
             unit="s",
             stacked=True,
             by_phase=True,

@@ -34,7 +34,8 @@ from tools.dashboards.panels import (
     traces,
 )
 from tools.dashboards.phases import late_rank, per_step, seconds_per_step, step_time
-from tools.dashboards.selectors import BY_RANK, LOGGED, RANK_0, RANKS_OF_RUN, RUN
+from tools.dashboards.roles import training_alone
+from tools.dashboards.selectors import BY_RANK, LOGGED, RANK_0, RANKS_OF_RUN, RUN, WHOLE_RUN
 
 QUESTION = "How is this run doing, and is it worth going on?"
 
@@ -69,21 +70,21 @@ def build() -> str:
             v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
             v.traces(),
         ],
-        annotations=marks(RUN),
+        annotations=marks(one_run=True),
     )
 
 
 def _now() -> list[Panel]:
-    progress = metric("training.progress.timestamp", RUN)
+    progress = training_alone(metric("training.progress.timestamp", RUN), WHOLE_RUN)
     saved = metric("training.checkpoint.timestamp", RUN)
     beat = metric("training.heartbeat.timestamp", RUN)
-    state = metric("training.state", RUN)
+    state = training_alone(metric("training.state", RUN), WHOLE_RUN)
     return [
         stat(
             Text(
                 "State",
-                "The worst state of any rank: killed and failed before finished, running, "
-                "starting.",
+                "The worst state of any rank of the training: killed and failed before finished, "
+                "running, starting.",
                 "Failed or killed: the row of errors below says what ended it, "
                 "Ranks says which rank went first.",
             ),
@@ -97,7 +98,7 @@ def _now() -> list[Panel]:
                 "The last optimizer step that any rank finished.",
                 "Compare with where you expect it to be; it must grow.",
             ),
-            now(f"max({metric('training.step', RUN, RANK_0)})"),
+            now(f"max({training_alone(metric('training.step', RUN, RANK_0), WHOLE_RUN)})"),
             decimals=0,
         ),
         stat(
@@ -116,7 +117,7 @@ def _now() -> list[Panel]:
                 "How long a step takes; it is the same on all ranks, as they wait for each other.",
                 "Longer than it was: see below which phase has grown.",
             ),
-            over_time(step_time(RUN)),
+            over_time(step_time()),
             unit="s",
         ),
         stat(
@@ -126,7 +127,7 @@ def _now() -> list[Panel]:
                 "Below a third on large models there is mostly something to be gained: "
                 "see where the time goes.",
             ),
-            now(f"max({recorded('run:training_mfu:ratio2m', RUN)})"),
+            now(f"max({recorded('run:training_mfu:ratio2m', WHOLE_RUN)})"),
             unit="percentunit",
             nothing="peak not known",
         ),
@@ -279,7 +280,7 @@ def _speed() -> list[Panel]:
                 "data: more loader workers. comm_wait: a slow rank or the network, see Ranks. "
                 "other: what the script does between the phases.",
             ),
-            over_time(seconds_per_step(RUN), "{{phase}}"),
+            over_time(seconds_per_step(), "{{phase}}"),
             unit="s",
             stacked=True,
             by_phase=True,
@@ -293,10 +294,10 @@ def _speed() -> list[Panel]:
                 "the median rank: a step without its waiting.",
                 "A gap between slowest and median is what balancing would gain.",
             ),
-            over_time(step_time(RUN), "step"),
-            over_time(f"max({recorded('run:training_work:max2m', RUN)})", "slowest"),
-            over_time(f"max({recorded('run:training_work:p99_2m', RUN)})", "99th percentile"),
-            over_time(f"max({recorded('run:training_work:median2m', RUN)})", "median"),
+            over_time(step_time(), "step"),
+            over_time(f"max({recorded('run:training_work:max2m', WHOLE_RUN)})", "slowest"),
+            over_time(f"max({recorded('run:training_work:p99_2m', WHOLE_RUN)})", "99th percentile"),
+            over_time(f"max({recorded('run:training_work:median2m', WHOLE_RUN)})", "median"),
             unit="s",
             minimum=0,
             band=("slowest", "median"),
@@ -307,8 +308,12 @@ def _speed() -> list[Panel]:
                 "How many a second: of the whole run where the rules record it, and of rank 0.",
                 "Falls while the step time does not: batches have become smaller.",
             ),
-            over_time(f"max({recorded('run:training_samples:rate2m', RUN)})", "samples, all ranks"),
-            over_time(f"max({recorded('run:training_tokens:rate2m', RUN)})", "tokens, all ranks"),
+            over_time(
+                f"max({recorded('run:training_samples:rate2m', WHOLE_RUN)})", "samples, all ranks"
+            ),
+            over_time(
+                f"max({recorded('run:training_tokens:rate2m', WHOLE_RUN)})", "tokens, all ranks"
+            ),
             over_time(f"max(rate({samples}{_RATE}))", "samples, rank 0"),
             over_time(f"max(rate({tokens}{_RATE}))", "tokens, rank 0"),
             unit="short",
@@ -322,7 +327,7 @@ def _speed() -> list[Panel]:
                 "It falls with the step time; if it is low from the beginning, see where the time "
                 "goes.",
             ),
-            over_time(f"max({recorded('run:training_mfu:ratio2m', RUN)})", "MFU"),
+            over_time(f"max({recorded('run:training_mfu:ratio2m', WHOLE_RUN)})", "MFU"),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -358,10 +363,11 @@ def _balance() -> list[Panel]:
                 "Times the price of a GPU it is what looking into it is worth.",
             ),
             over_time(
-                f"max({recorded('run:training_lost_gpus:rate2m', RUN)})", "waiting for the slowest"
+                f"max({recorded('run:training_lost_gpus:rate2m', WHOLE_RUN)})",
+                "waiting for the slowest",
             ),
             over_time(
-                f"max({recorded('run:training_straggler_lost_time:rate2m', RUN)})",
+                f"max({recorded('run:training_straggler_lost_time:rate2m', WHOLE_RUN)})",
                 "put down to stragglers",
             ),
             levels=steps((1, WARN), (8, BAD)),
@@ -384,7 +390,7 @@ def _balance() -> list[Panel]:
 
 
 def _slowest_nodes() -> str:
-    work = recorded("node:training_work:max2m", RUN, 'node=~"$node"')
+    work = recorded("node:training_work:max2m", WHOLE_RUN, 'node=~"$node"')
     worst = f"topk($topn, max by (node) (avg_over_time({work}[$__range] @ end())))"
     return f"max by (node) ({work}) and on (node) {worst}"
 

@@ -20,7 +20,9 @@ from tools.dashboards.panels import (
     stat,
     states,
 )
+from tools.dashboards.roles import IN_RANGE, having_role, info, last, training_alone
 from tools.dashboards.selectors import (
+    ALERTS_OF_RUNS,
     ALIVE_S,
     BY_RANK,
     BY_RUN,
@@ -28,6 +30,7 @@ from tools.dashboards.selectors import (
     RANK_0,
     RULES_EVERY_S,
     RUNS,
+    WHOLE_RUNS,
 )
 
 QUESTION = "What is running, what is healthy, and what did it cost?"
@@ -47,7 +50,7 @@ def build() -> str:
             Row("What the runs take", _taken(), collapsed=True),
         ],
         variables=[v.datasource(), *v.of_runs(), v.name(RUNS), v.split(RUNS)],
-        annotations=marks(RUNS),
+        annotations=marks(),
         since="now-24h",
     )
 
@@ -60,7 +63,7 @@ def _running() -> str:
 
 def _stalled() -> str:
     # Of ranks that are not exported there is no heartbeat.
-    stalled = metric("training.stalled", RUNS)
+    stalled = metric("training.stalled", WHOLE_RUNS)
     return f"{stalled} == 1 and time() - timestamp({stalled}) < {ALIVE_S}"
 
 
@@ -69,11 +72,13 @@ def _count(ranks: str) -> str:
 
 
 def _integral(recorded_name: str) -> str:
-    return f"sum(sum_over_time({recorded(recorded_name, RUNS)}[$__range]))"
+    summed = f"sum_over_time({recorded(recorded_name, WHOLE_RUNS)}{IN_RANGE})"
+    return f"sum({having_role(summed, IN_RANGE)})"
 
 
 def _now() -> list[Panel]:
-    worst = recorded("run:training_state:max", RUNS)
+    worst = f"max_over_time({recorded('run:training_state:max', WHOLE_RUNS)}{IN_RANGE}) >= 3"
+    firing = having_role(f'ALERTS{{alertstate="firing",{ALERTS_OF_RUNS}}}')
     joules = f"{_integral('run:hw_power:sum')} * {RULES_EVERY_S}"
     return [
         stat(
@@ -90,7 +95,7 @@ def _now() -> list[Panel]:
                 "Runs of which a rank has made no progress for longer than its own limit.",
                 "Open Ranks for that run: it says who is waited for.",
             ),
-            now(_count(_stalled())),
+            now(_count(having_role(_stalled()))),
             levels=ABOVE_0_IS_BAD,
         ),
         stat(
@@ -99,7 +104,7 @@ def _now() -> list[Panel]:
                 "Runs that lost a rank to an exception or to a signal within this time.",
                 "Open the run: its errors are in the row Checkpoints, restarts and errors.",
             ),
-            now(f"count(max_over_time({worst}[$__range]) >= 3) or vector(0)"),
+            now(f"count({having_role(worst, IN_RANGE)}) or vector(0)"),
             levels=ABOVE_0_IS_BAD,
         ),
         stat(
@@ -108,7 +113,7 @@ def _now() -> list[Panel]:
                 "Alerts of these runs that fire now.",
                 "Each names its runbook; the marks over the curves say since when.",
             ),
-            now(f'count(ALERTS{{alertstate="firing",{RUNS}}}) or vector(0)'),
+            now(f"count({firing}) or vector(0)"),
             levels=ABOVE_0_IS_BAD,
         ),
         stat(
@@ -155,23 +160,25 @@ def _now() -> list[Panel]:
     ]
 
 
-def _last(expr: str) -> str:
-    # Instant queries look back five minutes: a run that has ended would be gone.
-    return f"last_over_time({expr}[$__range])"
-
-
 def _table() -> Panel:
-    info = metric("training.run.info", RUNS)
-    state = metric("training.state", RUNS, RANK_0)
-    beat = metric("training.heartbeat.timestamp", RUNS, RANK_0)
-    began = metric("training.run.start.timestamp", RUNS)
-    value = metric("training.scalar", RUNS, LOGGED, RANK_0)
-    worst = recorded("run:training_state:max", RUNS)
-    used = recorded("run:training_ranks_running:count", RUNS)
-    lost = recorded("run:training_straggler_lost_time:rate2m", RUNS)
+    state = metric("training.state", WHOLE_RUNS, RANK_0)
+    beat = metric("training.heartbeat.timestamp", WHOLE_RUNS, RANK_0)
+    began = metric("training.run.start.timestamp", WHOLE_RUNS)
+    value = metric("training.scalar", WHOLE_RUNS, LOGGED, RANK_0)
+    worst = recorded("run:training_state:max", WHOLE_RUNS)
+    used = recorded("run:training_ranks_running:count", WHOLE_RUNS)
+    lost = recorded("run:training_straggler_lost_time:rate2m", WHOLE_RUNS)
+
+    there = recorded("run:training_ranks_present:count", WHOLE_RUNS)
+    stepped = recorded("run:training_step:max", WHOLE_RUNS)
+    of_rank_0 = metric("training.step", WHOLE_RUNS, RANK_0)
 
     def by_run(operation: str, expr: str) -> str:
-        return f"{operation} by ({BY_RUN}) ({expr})"
+        return having_role(f"{operation} by ({BY_RUN}) ({expr})", IN_RANGE)
+
+    def either(of_training: str, of_any: str) -> str:
+        """Without the rules, evaluators beside the training are not known."""
+        return f"max by ({BY_RUN}) ({last(of_training)}) or max by ({BY_RUN}) ({last(of_any)})"
 
     return listing(
         Text(
@@ -181,23 +188,25 @@ def _table() -> Panel:
             "Click a run for its own board. Filter any column by its head, say by config_lr.",
         ),
         # Without a list of labels: whatever a run says of its configuration becomes a column.
-        rows(f"max without (job, instance, node, rank, local_rank) ({_last(info)})", "info"),
         rows(
-            f"{by_run('max', _last(worst))} or {by_run('max', _last(state))}",
-            "state",
+            "max without (job, instance, job_type, node, rank, local_rank) "
+            f"({having_role(info(IN_RANGE), IN_RANGE)})",
+            "info",
         ),
+        rows(having_role(either(worst, state), IN_RANGE), "state"),
         rows(by_run("max", _stalled()), "stalled"),
-        rows(by_run("max", _last(metric("training.step", RUNS, RANK_0))), "step"),
-        rows(by_run("avg", _last(value)), "last"),
+        rows(by_run("max", f"max_over_time({there}{IN_RANGE})"), "ranks"),
+        rows(having_role(either(stepped, of_rank_0), IN_RANGE), "step"),
+        rows(by_run("avg", last(value)), "last"),
         rows(by_run("min", f"min_over_time({value}[$__range])"), "lowest"),
         rows(by_run("max", f"max_over_time({value}[$__range])"), "highest"),
-        rows(f"{by_run('sum', f'sum_over_time({used}[$__range])')} {_HOURS}", "used"),
-        rows(f"{by_run('sum', f'sum_over_time({lost}[$__range])')} {_HOURS}", "lost"),
+        rows(by_run("sum", f"sum_over_time({used}[$__range]) {_HOURS}"), "used"),
+        rows(by_run("sum", f"sum_over_time({lost}[$__range]) {_HOURS}"), "lost"),
         # The first one: a run that was resumed has several, and is to be seen from start to end.
-        rows(f"{by_run('min', f'min_over_time({began}[$__range])')} * 1000", "start"),
-        rows(f"{by_run('max', _last(beat))} * 1000", "seen"),
+        rows(by_run("min", f"min_over_time({began}[$__range]) * 1000"), "start"),
+        rows(by_run("max", f"{last(beat)} * 1000"), "seen"),
         # Its last export, with how it ended, comes after its last heartbeat.
-        rows(f"{by_run('max', _last(beat))} * 1000 + 60000", "until"),
+        rows(by_run("max", f"{last(beat)} * 1000 + 60000"), "until"),
         columns=[
             # So narrow that what a run has cost is in sight beside a menu.
             Column("group", width=100),
@@ -211,9 +220,11 @@ def _table() -> Panel:
                     of_table("Compare"),
                 ],
             ),
-            Column("job_type", width=100),
             Column("Value #state", "State", words=STATE_WORDS, width=90),
             Column("Value #stalled", "Moves", words=STALLED_WORDS, width=90),
+            # Fewer than train together: a strategy, or a script that records rank 0 alone.
+            Column("Value #ranks", "Ranks", decimals=0, width=80),
+            Column("world_size", "Of", width=60),
             Column("Value #step", "Step", decimals=0, width=85),
             Column("Value #last", "Last", "short", width=80),
             Column("Value #lowest", "Lowest", "short", width=95),
@@ -239,7 +250,10 @@ def _table() -> Panel:
 
 
 def _over_time() -> list[Panel]:
-    stepped = metric("training.steps", RUNS, RANK_0)
+    steps_ = metric("training.steps", WHOLE_RUNS, RANK_0)
+    stepped = having_role(training_alone(f"rate({steps_}{_RATE})"))
+    value = having_role(metric("training.scalar", WHOLE_RUNS, LOGGED, RANK_0))
+    state = having_role(training_alone(metric("training.state", WHOLE_RUNS, RANK_0)))
     to_run = of_series("Run", "run")
     return [
         lines(
@@ -248,7 +262,7 @@ def _over_time() -> list[Panel]:
                 "Optimizer steps of each run, by its rank 0.",
                 "A fall: open the run and see which phase has grown.",
             ),
-            over_time(f"max by (run) (rate({stepped}{_RATE}))", "{{run}}"),
+            over_time(f"max by (run) ({stepped})", "{{run}}"),
             minimum=0,
             link=to_run,
         ),
@@ -258,9 +272,7 @@ def _over_time() -> list[Panel]:
                 "The chosen value of each run, as its rank 0 logged it.",
                 "To see it against steps, open Compare.",
             ),
-            over_time(
-                f"avg by (run) ({metric('training.scalar', RUNS, LOGGED, RANK_0)})", "{{run}}"
-            ),
+            over_time(f"avg by (run) ({value})", "{{run}}"),
             unit="short",
             legend=("lastNotNull", "min"),
             link=to_run,
@@ -271,7 +283,7 @@ def _over_time() -> list[Panel]:
                 "The state of each run's rank 0.",
                 "A hole: nothing was heard of it. Several beginnings: it was started again.",
             ),
-            over_time(f"max by (run) ({metric('training.state', RUNS, RANK_0)})", "{{run}}"),
+            over_time(f"max by (run) ({state})", "{{run}}"),
             words=STATE_WORDS,
         ),
     ]
@@ -283,7 +295,7 @@ def _taken() -> list[Panel]:
     ) -> Panel:
         return lines(
             Text(title, meaning, action),
-            over_time(f"max by (run) ({recorded(name, RUNS)})", "{{run}}"),
+            over_time(f"max by (run) ({having_role(recorded(name, WHOLE_RUNS))})", "{{run}}"),
             unit=unit,
             minimum=0,
             nothing=nothing,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-_WHOSE = 'group=~"$group",job_type=~"$job_type"'
-
 # Boards of several runs, and of one: there a run's name is no pattern.
-RUNS = f'{_WHOSE},run=~"$run"'
-RUN = f'{_WHOSE},run="$run"'
+WHOLE_RUNS = 'group=~"$group",run=~"$run"'
+WHOLE_RUN = 'group=~"$group",run="$run"'
+# The role is one of ranks: what is told of a whole run, or of a node, has none.
+_ROLE = 'job_type=~"$job_type"'
+RUNS = f"{WHOLE_RUNS},{_ROLE}"
+RUN = f"{WHOLE_RUN},{_ROLE}"
+# Alerts are about ranks or about runs.
+ALERTS_OF_RUNS = f'{WHOLE_RUNS},job_type=~"$job_type|"'
+ALERTS_OF_RUN = f'{WHOLE_RUN},job_type=~"$job_type|"'
+# Before a run is chosen.
+GROUPS = 'group=~"$group"'
+RANKS_OF_GROUPS = f"{GROUPS},{_ROLE}"
 
 RANKS = 'node=~"$node",rank=~"$rank",local_rank=~"$local_rank"'
 RANKS_OF_RUN = f"{RUN},{RANKS}"
@@ -17,14 +25,14 @@ RANKS_OF_RUNS = f"{RUNS},{RANKS}"
 RANK_0 = 'rank="0"'
 
 # The node's own numbers carry a run's labels only while it has that one run alone.
-NODES = 'group=~"$group|",job_type=~"$job_type|",run=~"$run|",node=~"$node"'
+NODES = 'group=~"$group|",run=~"$run|",node=~"$node"'
 # What the agents tell of themselves belongs to no run.
 AGENTS = 'node=~"$node"'
 
 LOGGED = 'name="$name",split="$split"'
 
-BY_RUN = "group, run, job_type"
-BY_NODE = "group, run, job_type, node"
+BY_RUN = "group, run"
+BY_NODE = "group, run, node"
 BY_RANK = "group, run, job_type, node, rank, local_rank"
 BY_GPU = "node, gpu, hw_id, rank"
 

@@ -13,7 +13,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 from tools.dashboards.names import metric
-from tools.dashboards.selectors import NODES, RUN, RUNS
+from tools.dashboards.roles import IN_RANGE, having_role, last
+from tools.dashboards.selectors import GROUPS, NODES, RANKS_OF_GROUPS, RUN, RUNS, WHOLE_RUNS
 
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
@@ -80,15 +81,18 @@ def group() -> build.QueryVariable:
 
 
 def job_type() -> build.QueryVariable:
-    of_group = metric("training.run.info", 'group=~"$group"')
-    query = f"label_values({of_group}, job_type)"
-    return _several("job_type", "Job type", query, "The role of a process: train, eval, ...")
+    # Of all ranks: rank 0 may be the only one of its role.
+    query = f"label_values({metric('training.state', GROUPS)}, job_type)"
+    return _several(
+        "job_type", "Job type", query, "The role of a process: train, worker, eval, ..."
+    )
 
 
-def _runs_newest_first(whose: str = 'group=~"$group",job_type=~"$job_type"') -> str:
-    began = metric("training.run.start.timestamp", whose)
+def _runs_newest_first(runs: str = GROUPS, ranks: str = RANKS_OF_GROUPS) -> str:
+    began = last(metric("training.run.start.timestamp", runs))
     # Sorted here, which a list of label values cannot be: the newest run is what people look for.
-    return f"query_result(sort_desc(max by (run) (last_over_time({began}[$__range]))))"
+    chosen = having_role(began, IN_RANGE, ranks)
+    return f"query_result(sort_desc(max by (run) ({chosen})))"
 
 
 # Grafana shows results as {run="..."} and escapes nothing there: a name may have quotes in it. It
@@ -109,7 +113,7 @@ def run() -> build.QueryVariable:
 def newest() -> build.QueryVariable:
     """Out of sight: of the chosen runs the one that a link to a board of one run leads to."""
     says = "The newest of the chosen runs, for links."
-    variable = _one("newest", "Newest run", _runs_newest_first(RUNS), says, sort=_AS_IS)
+    variable = _one("newest", "Newest run", _runs_newest_first(WHOLE_RUNS, RUNS), says, sort=_AS_IS)
     return variable.regex(_RUN_OF_RESULT).hide(VariableHide.HIDE_VARIABLE)
 
 
