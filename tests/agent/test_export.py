@@ -60,14 +60,18 @@ def test_values_of_different_hours_go_by_different_requests() -> None:
 
 def test_a_request_knows_the_time_of_the_oldest_that_it_holds() -> None:
     ledger, s = Ledger(), 10**9
+    ledger.keep_history = True
+    for name, at in (("loss", 3), ("accuracy", 8)):
+        series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", name)))
+        ledger.log(series, 1.0, at * s)
     ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 4 * s)
     event = Document(EVENT, {"name": "e", "time": 7 * s}, 0)
     spans = [span(start=start * s, end=9 * s) for start in (6, 5)]
 
-    (standing,) = Renderer({}).metrics(ledger, 4 * s)
+    logged, standing = Renderer({}).metrics(ledger, 4 * s)
     traces, logs = Renderer({}).documents([(LABELS, "", [*spans, event])])
 
-    assert [each.oldest_s for each in (standing, traces, logs)] == [4, 5, 7]
+    assert [each.oldest_s for each in (logged, standing, traces, logs)] == [3, 4, 5, 7]
 
 
 @pytest.mark.parametrize("odd", ["start", "label", "counts", "time"])

@@ -130,9 +130,10 @@ def test_a_line_that_a_kill_tore_off_is_no_request_that_was_sent(tmp_path: Path)
     memory.write_bytes(memory.read_bytes()[:-1])
 
     sent(transport, directory)
+    again = list(transport.bodies)
     sent(transport, directory)
 
-    assert transport.bodies == [b"a", b"b", b"c", b"c"]
+    assert transport.bodies == again == [b"a", b"b", b"c", b"c"]
 
 
 def test_requests_of_a_spool_that_was_emptied_and_filled_again_are_new_ones(

@@ -311,6 +311,27 @@ def test_a_set_of_values_is_written_wholly_or_not_at_all(writer: JournalWriter) 
     assert read(writer) == []
 
 
+def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: JournalWriter) -> None:
+    shape = Shape([writer.name("loss")])
+
+    def lap() -> None:
+        before = writer.position
+        while writer.position - before < writer.ring_bytes - 2 * shape.size:
+            log(writer, shape, 1, 0.5)
+
+    lap()
+    first = writer.overwrites()
+    reader = JournalReader(writer.path)
+    reader.read()
+    reader.commit(*reader.mark())
+    lap()
+    taken = writer.overwrites()
+    lap()
+
+    assert (first, taken, writer.overwrites()) == (False, False, True)
+    reader.close()
+
+
 def test_a_record_that_is_too_large_is_refused(writer: JournalWriter) -> None:
     assert not writer.append(layout.EVENT, bytes(73728 // 4 - 15))
     assert writer.append(layout.EVENT, bytes(73728 // 4 - 16))
