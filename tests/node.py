@@ -126,6 +126,11 @@ class Node:
         """What `otel-ddp status` knows."""
         return list(survey([self.place])["processes"])
 
+    def insufficient(self, run: str) -> str:
+        """Why the agent cannot say of this run who keeps the others waiting."""
+        said = self.agent().get("insufficient", [])
+        return next((str(each["why"]) for each in said if each["run"] == run), "")
+
     def kill_agent(self) -> int:
         """kill -9; its process id."""
         pid = int(self.agent()["pid"])

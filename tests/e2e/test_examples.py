@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from node import Node, finished, until
+from otel_ddp.cli.status import lines
+from otel_ddp.survey import survey
 
 ROOT = Path(__file__).parents[2]
 COMING_FROM = ROOT / "docs" / "coming-from"
@@ -67,6 +70,9 @@ def test_an_example_runs_and_is_recorded(name: str) -> None:
         until(lambda: amounts(node, counted) == [counted] * ranks, f"{counted} on each rank")
         assert all(each["state"] == "finished" for each in node.processes())
         assert len({each["run"] for each in node.processes()}) == 1
+        # One table, though the ranks of spawn.py have two roles.
+        told = lines(survey([node.place]), time.time_ns())
+        assert len([line for line in told if line.startswith("run ")]) == 1
         # torchrun and the compiler leave folders of theirs.
         assert all(each.name.startswith("torch") for each in temporary.iterdir())
 

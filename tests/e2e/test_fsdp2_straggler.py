@@ -115,7 +115,7 @@ class Launch:
 
     def _see(self, node: Node, run: str) -> Seen:
         def insufficient() -> str:
-            return str(node.agent().get("insufficient", {}).get(run, ""))
+            return node.insufficient(run)
 
         # Without a word on what is missing there is something to say: a name, or that all is well.
         first = until(insufficient, f"{run} to begin", PATIENCE_S)

@@ -45,8 +45,9 @@ def test_host_and_processes_are_told_of_on_both_ways(node: Node) -> None:
     with Receiver() as collector:
         node.export_to(collector.start_http())
         first = rank(node, 0, OTEL_DDP_STRATEGY="main")
-        rank(node, 1, OTEL_DDP_STRATEGY="main")
-        run = {"group": "g", "run": "r", "job_type": "train", "node": "here"}
+        # Of another role, and of the same run.
+        rank(node, 1, OTEL_DDP_STRATEGY="main", OTEL_DDP_JOB_TYPE="worker")
+        run = {"group": "g", "run": "r", "node": "here"}
 
         until(lambda: names(node, **run) >= OF_HOST, "all that is told of the host")
         # Those whose training series stay at home as well: the node is watched as a whole.

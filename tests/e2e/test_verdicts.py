@@ -184,7 +184,7 @@ class Launch:
             verdicts,
             node.series("training_straggler", run=name),
             node.series("training_straggler_excess_ratio", run=name),
-            node.agent().get("insufficient", {}).get(name, ""),
+            node.insufficient(name),
         )
 
     def opened(self, run: str, kinds: Iterable[str]) -> list[tuple[Any, dict[str, str]]]:
