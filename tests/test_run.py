@@ -656,7 +656,9 @@ def test_a_rank_that_the_process_group_gainsays_is_said(
 def test_where_nothing_can_be_written_that_is_said_once_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(places, "candidates", lambda env: iter([tmp_path / "no" / "where"]))
+    monkeypatch.setattr(
+        places, "candidates", lambda env, offline: iter([tmp_path / "no" / "where"])
+    )
 
     otel_ddp.init().log({"loss": 1.0})
 

@@ -62,7 +62,7 @@ own() {
     [[ -d $1 && ! -L $1 && $(stat --format=%u -- "$1") == "$uid" ]]
 }
 
-for place in "$memory/otel_ddp-$uid" "$memory/otel_ddp-$uid-job$job"; do
+for place in "$memory/otel_ddp-$uid"{,-offline,"-job$job"}; do
     if ! in_use "$place"; then
         end_agent "$place"
     fi

@@ -179,15 +179,7 @@ class Run:
         if not who.local_rank:
             for sentence in settings.unknown():
                 containment.say_once(sentence, "%s", sentence)
-            if conf.agent == "offline" and (mode := settings.offline_by()):
-                containment.say_once(
-                    "mode",
-                    "%s=offline is taken for OTEL_DDP_AGENT=offline: the node agent keeps what is "
-                    "recorded, and sends nothing. Set OTEL_DDP_AGENT=auto, or name an endpoint in "
-                    "OTEL_EXPORTER_OTLP_ENDPOINT, to send it.",
-                    mode,
-                )
-        places, remark = place.find(conf.directory)
+        places, remark = place.find(conf.directory, offline=conf.offline)
         if remark:
             containment.say_once("place", "%s.", remark)
         if not places:
@@ -210,7 +202,7 @@ class Run:
             {
                 **_facts(),
                 **({} if self._logs_for is None else {"proxy": True}),
-                "terms": agent_terms.terms(os.environ, offline=conf.agent == "offline"),
+                "terms": agent_terms.terms(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
             }
         )
@@ -267,13 +259,15 @@ class Run:
         conf = self._settings
         if not self._speaks():
             return
-        if conf.agent == "offline":
+        if conf.offline:
             where = shlex.quote(conf.spools)
+            by = settings.offline_by()
             containment.say_once(
                 "offline",
-                "OTEL_DDP_AGENT=offline: nothing is sent. What is recorded is kept in %s, %d MiB "
-                "at most on each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.",
-                *(where, conf.spool_bytes // settings.MIB, where),
+                "%s=offline: nothing is sent. What is recorded is kept in %s, %d MiB at most on "
+                "each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.%s",
+                *(by or "OTEL_DDP_AGENT", where, conf.spool_bytes // settings.MIB, where),
+                " OTEL_DDP_AGENT=auto, or an endpoint, has it sent at once." if by else "",
             )
         elif conf.agent == "off":
             ring_bytes = recorder.writer.ring_bytes

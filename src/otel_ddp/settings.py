@@ -64,6 +64,11 @@ class Settings(NamedTuple):
     postmortem_directory: str
 
     @property
+    def offline(self) -> bool:
+        """Whether an agent keeps everything on disk and sends nothing."""
+        return self.agent == "offline"
+
+    @property
     def starts_agent(self) -> bool:
         """Whether the first process of a run starts the node agent."""
         return self.agent in ("auto", "offline")
@@ -422,7 +427,7 @@ def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str
     """
     env = os.environ if env is None else env
     lost = "nothing can be sent that way"
-    signals = () if conf.agent == "offline" else ("", "METRICS_", "TRACES_", "LOGS_")
+    signals = () if conf.offline else ("", "METRICS_", "TRACES_", "LOGS_")
     for signal in signals:
         beginning = f"OTEL_EXPORTER_OTLP_{signal}"
         endpoint = env.get(f"{beginning}ENDPOINT", "").strip()

@@ -20,6 +20,7 @@ from otel_ddp.journal import place
 from otel_ddp.journal.place import (
     Place,
     candidates,
+    existing,
     find,
     lock_holder,
     on_memory,
@@ -171,6 +172,23 @@ def test_the_candidates_are_shared_memory_the_session_and_temporary(tmp_path: Pa
     assert len(list(candidates({}))) == 2
 
 
+def test_offline_runs_meet_where_no_other_does_and_who_looks_finds_both(
+    tmp_path: Path,
+) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path / "session"), "TMPDIR": str(tmp_path)}
+    sent, kept = (set(candidates(env, offline=offline)) for offline in (False, True))
+    (tmp_path / "session").mkdir()
+    there = {path for path in sent | kept if path.is_relative_to(tmp_path)}
+    for path in there:
+        path.mkdir()
+
+    found = {each.directory for each in existing("", env)}
+
+    assert not sent & kept
+    assert len(there) == 4
+    assert there <= found
+
+
 def test_candidates_are_absolute_because_the_agent_runs_elsewhere() -> None:
     found = list(candidates({"XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}))
 
@@ -182,7 +200,7 @@ def test_candidates_are_absolute_because_the_agent_runs_elsewhere() -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Candidates of the test's own, instead of this machine's."""
     paths = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
-    monkeypatch.setattr(place, "candidates", lambda env: iter(paths))
+    monkeypatch.setattr(place, "candidates", lambda env, offline: iter(paths))
     monkeypatch.setattr(place, "on_memory", lambda path: path == paths[0])
     return paths
 

@@ -118,8 +118,9 @@ class SlurmNode(Node):
         )
 
 
-def test_the_epilog_ends_an_agent_that_outlived_its_job() -> None:
-    with SlurmNode(f"otel_ddp-{os.getuid()}") as node:
+@pytest.mark.parametrize("kind", ["", "-offline"])
+def test_the_epilog_ends_an_agent_that_outlived_its_job(kind: str) -> None:
+    with SlurmNode(f"otel_ddp-{os.getuid()}{kind}") as node:
         node.leave_an_agent()
 
         node.epilog()

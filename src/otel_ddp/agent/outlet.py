@@ -60,7 +60,7 @@ class Outlet:
         """Begin to export, if a collector was named or one answers on loopback; or offline."""
         if self.open or not self._signals:
             return
-        if self._offline:
+        if self._conf.offline:
             self._begin(None)
             return
         # These packages take a fifth of a second to import: only who needs them pays.
@@ -68,10 +68,6 @@ class Outlet:
 
         if conf := transport.addressed(self._conf, self._env):
             self._begin(transport.Transport(conf))
-
-    @property
-    def _offline(self) -> bool:
-        return self._conf.agent == "offline"
 
     def _begin(self, sender: Sender | None) -> None:
         from otel_ddp.agent.delivery import Delivery
@@ -102,7 +98,7 @@ class Outlet:
         requests += self._renderer.documents(self._processes.documents())
         to_export = [request for request in requests if request.signal in self._signals]
         self._delivery.submit(to_export, in_safe_hands)
-        if self._offline:
+        if self._conf.offline:
             self._say_full()
 
     def hand_over(self) -> None:
@@ -143,7 +139,7 @@ class Outlet:
     def state(self) -> str:
         """The same in a sentence."""
         if (facts := self.facts()) is not None and self._spool is not None:
-            return _kept(facts, self._spool) if self._offline else facts.state
+            return _kept(facts, self._spool) if self._conf.offline else facts.state
         if not self._signals:
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
         return "no collector is configured and none answers on loopback: scrape only"
@@ -172,4 +168,4 @@ def spool_directory(conf: Settings, place: Place, node: str = "") -> Path:
     """
     who = f"{node or socket.gethostname()}\0{place.directory}"
     digest = blake2s(os.fsencode(who), digest_size=4).hexdigest()
-    return Path(conf.spools) / f"{OFFLINE if conf.agent == 'offline' else 'spool-'}{digest}"
+    return Path(conf.spools) / f"{OFFLINE if conf.offline else 'spool-'}{digest}"

@@ -64,7 +64,7 @@ class Agent:
         )
         self.processes = Processes(place, self.ledger, conf.node, desk)
         self.outlet = Outlet(conf, place, self.ledger, self.processes, self.node, host)
-        self.terms = agent_terms.terms(os.environ, offline=conf.agent == "offline")
+        self.terms = agent_terms.terms(os.environ, offline=conf.offline)
         self._lock = lock
         self._leaving = ""
         self._doorbell = -1
@@ -349,7 +349,7 @@ def main(directory: str = "", foreground: bool = False) -> int:
     )
     try:
         conf = settings.read(directory=directory or None)
-        place = _place(conf.directory, foreground)
+        place = _place(conf, foreground)
         lock = take_the_lock(place)
     except (ConfigError, OSError) as error:
         log.error("%s", error)
@@ -380,12 +380,12 @@ def main(directory: str = "", foreground: bool = False) -> int:
     return 0
 
 
-def _place(directory: str, foreground: bool) -> Place:
+def _place(conf: settings.Settings, foreground: bool) -> Place:
     if not foreground:
         # Whoever started us made it; if it is gone by now, so is our work.
-        os.stat(directory)
-        return Place(private_directory(Path(directory)))
-    places, remark = find(directory)
+        os.stat(conf.directory)
+        return Place(private_directory(Path(conf.directory)))
+    places, remark = find(conf.directory, offline=conf.offline)
     if not places:
         raise ConfigError(remark)
     if remark:

@@ -10,6 +10,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from otel_ddp.errors import ConfigError
@@ -154,13 +155,17 @@ def private_directory(path: Path, named: bool = False) -> Path:
     return path
 
 
-def candidates(env: Mapping[str, str]) -> Iterator[Path]:
-    """The directories to try where the user named none, best first."""
-    own = f"otel_ddp-{os.geteuid()}"
+def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Path]:
+    """The directories to try where the user named none, best first.
+
+    Offline runs meet elsewhere: no agent that sends takes what they have recorded.
+    """
+    apart = "-offline" if offline else ""
+    own = f"otel_ddp-{os.geteuid()}{apart}"
     yield Path("/dev/shm") / own
     # Absolute: the agent has another working directory than the training process.
     if runtime := env.get("XDG_RUNTIME_DIR"):
-        yield Path(runtime).absolute() / "otel_ddp"
+        yield Path(runtime).absolute() / f"otel_ddp{apart}"
     try:
         yield Path(env.get("TMPDIR") or tempfile.gettempdir()).absolute() / own
     except FileNotFoundError:
@@ -168,7 +173,11 @@ def candidates(env: Mapping[str, str]) -> Iterator[Path]:
 
 
 def find(
-    named: str, env: Mapping[str, str] | None = None, *, given_as: str = "OTEL_DDP_DIR"
+    named: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    given_as: str = "OTEL_DDP_DIR",
+    offline: bool = False,
 ) -> tuple[list[Place], str]:
     """The places that can be used, best first, and what to say; ConfigError for a bad named one."""
     env = os.environ if env is None else env
@@ -188,7 +197,7 @@ def find(
         return [Place(path)], ""
     found: list[Place] = []
     problems: list[str] = []
-    for path in dict.fromkeys(candidates(env)):
+    for path in dict.fromkeys(candidates(env, offline=offline)):
         usable = _usable(path, problems)
         if usable is not None:
             found.append(usable)
@@ -208,7 +217,8 @@ def find(
 
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
     """The places that are there, for somebody who only looks."""
-    paths = [Path(named).absolute()] if named else candidates(env)
+    here = (candidates(env, offline=offline) for offline in (False, True))
+    paths = [Path(named).absolute()] if named else chain.from_iterable(here)
     # Not path.is_dir(), which raises where we may not look: XDG_RUNTIME_DIR of another, after `su`.
     return [Place(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
 

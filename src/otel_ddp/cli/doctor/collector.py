@@ -60,7 +60,7 @@ def collector(scene: Scene) -> Findings:
     if not signals:
         yield Finding("ok", "collector", "switched off by OTEL_*_EXPORTER=none: scrape only")
         return
-    if scene.conf.agent == "offline":
+    if scene.conf.offline:
         sentence = (
             "OTEL_DDP_AGENT=offline: nothing is sent before "
             f"`otel-ddp replay {shlex.quote(scene.conf.spools)}`"

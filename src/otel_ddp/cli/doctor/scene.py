@@ -88,7 +88,7 @@ class Scene:
         """Where a process that starts now would put its journal."""
         if self.conf.directory:
             return Path(self.conf.directory).absolute()
-        paths = list(dict.fromkeys(candidates(self.env)))
+        paths = list(dict.fromkeys(candidates(self.env, offline=self.conf.offline)))
         usable = [path for path in paths if not problem(path, named=False)]
         return min(usable or paths, key=lambda path: not on_memory(path))
 
