@@ -1,0 +1,139 @@
+"""The five programs that people bring, side by side in a real Prometheus: curves, and no alert."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from tools.dashboards.queries import Board, boards
+from tools.stack.build import Binaries
+from tools.stack.server import free_port
+
+from node import Node, finished, until
+from stack.asked import Page, answer, opened, options
+from stack.faster import deployed
+from stack.servers import CONFIGURATIONS, Collector, Prometheus, Series
+
+# All five are played before the first test, and each imports torch on each of its ranks.
+pytestmark = pytest.mark.timeout(300)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+LAUNCH = ("torch.distributed.launch", "--nproc-per-node", "2")
+BOARDS = {board.title: board for board in boards()}
+
+
+class Program(NamedTuple):
+    """How a program is started that records two ranks, or one; and what it logs."""
+
+    launcher: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ("train",)
+    splits: tuple[str, ...] = ("train",)
+
+
+PROGRAMS = {
+    "from_swanlab": Program((), roles=("train", "worker")),
+    "from_wandb": Program(TORCHRUN, ("--log_strategy", "all", "--group_name", "wandb")),
+    "from_wandb_guide": Program(LAUNCH, ("--track", "all")),
+    "from_em": Program(TORCHRUN, splits=("train", "val", "test")),
+    "trainer_ddp": Program(TORCHRUN, splits=("train", "val", "test")),
+}
+
+
+class Played:
+    """All programs have run on one node, under the deployed rules, twelve times as fast."""
+
+    def __init__(self, binaries: Binaries, folder: Path, life: ExitStack) -> None:
+        config = yaml.safe_dump(deployed(folder / "rules"))
+        self.prometheus = life.enter_context(
+            Prometheus(binaries, folder / "prometheus", config=config)
+        )
+        collector = life.enter_context(
+            Collector(
+                *(binaries, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
+                METRICS_URL=self.prometheus.otlp_metrics,
+            )
+        )
+        # Its host is no part of the question, and a small one is busy.
+        node = life.enter_context(Node(OTEL_DDP_SOURCES="none", CUDA_VISIBLE_DEVICES=""))
+        node.export_to(collector.http)
+        start_s = time.time()
+        for name, program in PROGRAMS.items():
+            launcher = ("-m", *program.launcher) if program.launcher else ()
+            path = str(EXAMPLES / name / "train.py")
+            port = {"MASTER_PORT": str(free_port()), "OTEL_DDP_RUN": name}
+            finished(node.start(sys.executable, *launcher, path, *program.arguments, env=port))
+        until(self._have_ended, "the end of all programs")
+        self.page = Page(self.prometheus, start_s, time.time(), 1.0)
+
+    def _have_ended(self) -> bool:
+        ended = self.prometheus.query("run:training_state:max == 2")
+        return {each.labels["run"] for each in ended} == PROGRAMS.keys()
+
+    def shown(self, board: Board, panel: str, ref: str, **wanted: tuple[str, ...]) -> list[Series]:
+        """What a query of a panel brings, where the board is opened and this is chosen."""
+        (asked,) = (q for q in board.questions if q.panel == panel and q.ref == ref)
+        return answer(asked, opened(board, self.page, **wanted), self.page)  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def played(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    with ExitStack() as life:
+        yield Played(binaries, tmp_path_factory.mktemp("programs"), life)
+
+
+def test_no_alert_fires_about_any_of_them(played: Played) -> None:
+    page = played.page
+    fired = played.prometheus.query(
+        f'last_over_time(ALERTS{{alertstate="firing"}}[{page.span_s:.0f}s])', at_s=page.end_s
+    )
+
+    assert [each.labels for each in fired] == []
+
+
+def test_the_boards_offer_five_runs_and_the_roles_of_their_ranks(played: Played) -> None:
+    for title in ("Runs", "Run", "Compare"):
+        board = BOARDS[title]
+        there = {
+            name: options(variable, opened(board, played.page), played.page)
+            for variable in board.variables
+            for name in [variable.name]
+            if name in ("run", "job_type")
+        }
+
+        assert sorted(there["run"]) == sorted(PROGRAMS)
+        assert sorted(there["job_type"]) == ["train", "worker"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_run_shows_its_curves(played: Played, name: str) -> None:
+    board, program = BOARDS["Run"], PROGRAMS[name]
+
+    x = played.shown(board, "$name against step", "x", run=(name,))
+    y = played.shown(board, "$name against step", "y", run=(name,))
+
+    assert {each.labels["split"] for each in x} == set(program.splits)
+    assert {each.labels["split"] for each in y} == set(program.splits)
+    for each in x:
+        steps = [value for _, value in each.points]
+        assert steps == sorted(steps)
+    assert played.shown(board, "$name over time", "A", run=(name,))
+
+
+def test_compare_shows_a_curve_of_each_against_steps(played: Played) -> None:
+    board = BOARDS["Compare"]
+
+    against = [
+        played.shown(board, "$name against ${x:text}", ref, run=tuple(PROGRAMS)) for ref in "xy"
+    ]
+
+    for curves in against:
+        assert len(curves) == len(PROGRAMS)
+        assert all(each.points for each in curves)
