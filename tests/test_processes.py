@@ -473,6 +473,39 @@ def test_a_process_that_has_ended_a_run_may_open_another(place: Here, tmp_path: 
     assert [each.state for each in (first, second)] == ["finished", "finished"]
 
 
+OWN_RUNS = """
+import multiprocessing, otel_ddp
+
+def child(n):
+    run = otel_ddp.init(run=f"n-{n}", config=dict(n=n))
+    run.log(dict(this=n))
+
+if __name__ == "__main__":
+    otel_ddp.init(run="parents", group="g")
+    for n in range(2):
+        process = multiprocessing.get_context("{how}").Process(target=child, args=(n,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_a_child_that_names_a_run_of_its_own_is_that_runs_only_rank(
+    how: str, place: Here, tmp_path: Path
+) -> None:
+    quietly(OWN_RUNS.replace("{how}", how), tmp_path)
+
+    found = {each.identity["run"]: each for each in place.read()}
+    assert sorted(found) == ["n-0", "n-1", "parents"]
+    for n in range(2):
+        child = found[f"n-{n}"]
+        names = ("group", "global_rank", "local_rank", "world_size")
+        assert [child.identity[name] for name in names] == ["g", 0, 0, 1]
+        assert (child.config, child.points) == ({"n": n}, [("this", n)])
+    assert found["parents"].points == []
+
+
 BESIDE = """
 import multiprocessing, otel_ddp
 

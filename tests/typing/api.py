@@ -35,6 +35,7 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
         run.event("lr drop", factor=0.1)
     with otel_ddp.phase("checkpoint"), otel_ddp.span("save"):
         otel_ddp.event("saved", path="/checkpoints")
+    assert_type(run.for_rank(3, job_type="worker", local_rank=3), Run)
     run.finish()
     run.finish("failed", reason="no more data")
     otel_ddp.finish()
