@@ -48,8 +48,9 @@ def test_the_module_inside_of_ddp_called_without_gradients_is_an_evaluation(
             model(INPUT)
 
     found = totals(place)
-    assert found["training.phase.time/eval/host"] == pytest.approx(4 * PAUSE_S, rel=0.5)
-    assert found["training.phase.time/forward/host"] == pytest.approx(4 * PAUSE_S, rel=0.5)
+    # Two past DDP, and two by it.
+    assert found["training.phase.time/eval/host"] >= 4 * PAUSE_S
+    assert found["training.phase.time/forward/host"] >= 4 * PAUSE_S
     assert found["training.steps"] == found["training.micro_batches"] == 4
     assert found["training.samples"] == 32
 
@@ -62,14 +63,14 @@ def test_an_evaluation_past_ddp_that_raises_leaves_the_next_one_and_training_as_
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             if self.fails:
+                # Torch comes to this one after ours.
+                self.register_forward_hook(lambda *_: None, always_call=True)
                 raise LookupError("the user's own")
             return super().forward(inputs)
 
     model = DistributedDataParallel(Fails(4, 1))
     optimizer = SGD(model.parameters(), lr=0.01)
     otel_ddp.instrument(model)
-    # Torch goes on to this one after ours has been called.
-    model.module.register_forward_hook(lambda *_: None, always_call=True)
     model.module.fails = True
     with torch.no_grad(), pytest.raises(LookupError, match="the user's own"):
         model.module(INPUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import otel_ddp
 from conftest import Here
-from loops import train
+from loops import INPUT, train
 from otel_ddp.torch import process_group
 
 
@@ -41,7 +42,7 @@ def place_of(place: Here) -> tuple[Any, ...]:
     return who["global_rank"], who["world_size"], who["settled"]
 
 
-def test_a_lone_process_that_joins_others_says_so_with_its_first_step(
+def test_a_lone_process_that_joins_others_says_so_when_its_first_step_begins(
     place: Here, asked: list[int]
 ) -> None:
     model = nn.Linear(4, 1)
@@ -49,7 +50,26 @@ def test_a_lone_process_that_joins_others_says_so_with_its_first_step(
     assert place_of(place) == (0, 1, True)
 
     second_of_two()
+    loss = model(INPUT).sum()
+
+    assert place_of(place) == (1, 2, True)
+    loss.backward()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 30)
+    assert asked == [1]
+
+
+def test_a_process_that_joins_others_in_the_middle_of_its_training_says_so_too(
+    place: Here, asked: list[int]
+) -> None:
+    os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    otel_ddp.instrument(model)
+    train(model, optimizer, 5)
+    assert place_of(place) == (0, 1, True)
+
+    second_of_two()
+    train(model, optimizer, 5)
 
     assert place_of(place) == (1, 2, True)
     assert asked == [1]

@@ -58,6 +58,5 @@ def _ended(*args: Any) -> None:
         return
     try:
         stepper.compile_ended()
-        stepper.after_compile()
     except containment.ANYTHING:
         stepper.failed("after compiling")

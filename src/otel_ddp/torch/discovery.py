@@ -67,13 +67,10 @@ class _Search:
         self._steps_left = 0
         self._models = self._unseen = 0
         self._filter: Any = None
-        # The hook was on when a compilation began.
-        self._compiles = False
         # The last one that was called.
         self._called: Callable[[], nn.Module | None] = _nobody
-        stepper.before_model = self._listen_to_compiling
+        stepper.before_model = self.between_calls
         stepper.before_compile = self.compiling
-        stepper.after_compile = self.compiled
         every_module.expect(_before_any)
 
     def begin(self) -> None:
@@ -84,8 +81,7 @@ class _Search:
         if not self.on:
             self.on = True
             self._filter = _quieten()
-        self._listen_to_compiling()
-        every_module.put_on()
+        self.between_calls()
 
     def rest(self) -> None:
         """Look no more until another optimizer comes."""
@@ -96,8 +92,11 @@ class _Search:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
         self._filter = None
 
-    def _listen_to_compiling(self) -> None:
-        compile_hooks.attach(self.stepper)
+    def between_calls(self) -> None:
+        """No module is being called."""
+        if self.on:
+            compile_hooks.attach(self.stepper)
+            every_module.put_on()
 
     # -- calls
 
@@ -106,7 +105,7 @@ class _Search:
         if isinstance(module, ScriptModule) or torch.jit.is_tracing():
             return
         every_module.take_off()
-        self._listen_to_compiling()
+        compile_hooks.attach(self.stepper)
         self._let_go()
         # Hooks on the module itself are looked up after its forward.
         module.register_forward_hook(_after_any, always_call=True)
@@ -114,11 +113,6 @@ class _Search:
         if _trains(module) and self._adopt(module):
             # Torch has already chosen the hooks that it calls before this forward.
             model_hooks.call_began(module, args, _keywords(module))
-
-    def returned(self) -> None:
-        """It has returned, or raised."""
-        if self.on:
-            every_module.put_on()
 
     def _let_go(self) -> None:
         # Not when it raises: torch is going over its hooks just then.
@@ -141,20 +135,17 @@ class _Search:
     # -- compilation
 
     def compiling(self) -> None:
-        """A graph is about to be compiled: without the hook, or it would be valid with it alone."""
-        self._compiles = every_module.take_off()
-        if self._compiles:
-            module = _outermost(sys._getframe())
-            # Compiled in place, its hooks are never called: from the next call on it is watched
-            # from around.
-            if module is not None and _may_train(module):
-                self._adopt(module)
+        """A graph is about to be compiled: without the hook, or it would be valid with it alone.
 
-    def compiled(self) -> None:
-        """It is compiled."""
-        if self._compiles:
-            self._compiles = False
-            self.returned()
+        It stays off until a step is made, for what is compiled may be in the middle of a call.
+        """
+        if not every_module.take_off():
+            return
+        module = _outermost(sys._getframe())
+        # Compiled in place, its hooks are never called: from the next call on it is watched from
+        # around.
+        if module is not None and _may_train(module):
+            self._adopt(module)
 
     # -- optimizers
 
@@ -163,6 +154,7 @@ class _Search:
         self._steps_left -= 1
         if self._steps_left <= 0:
             self.rest()
+        self.between_calls()
 
     def another_optimizer(self) -> None:
         """An optimizer steps that has no model of ours: a trainer may have built another one."""
@@ -171,6 +163,7 @@ class _Search:
 
     def stepped_unseen(self) -> None:
         """An optimizer has made a step, and no model of ours has a part in it."""
+        self.between_calls()
         if self.stepper.has_model:
             return
         self._unseen += 1
@@ -199,7 +192,7 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
 
 def _after_any(module: nn.Module, *_: Any) -> None:
     if not is_compiling() and _search is not None:
-        _search.returned()
+        _search.between_calls()
 
 
 def _trains(module: nn.Module) -> bool:

@@ -209,7 +209,6 @@ class Stepper:
         self.has_model = False
         self.before_model: Callable[[], None] = _nothing
         self.before_compile: Callable[[], None] = _nothing
-        self.after_compile: Callable[[], None] = _nothing
         self.after_counting: Callable[[], None] = _nothing
         self.wants_loss = False
         # Where there is a scaler: what it keeps of its present round, another object after each
