@@ -560,6 +560,9 @@ def test_a_child_with_a_run_of_its_own_is_its_only_rank_until_a_process_group_sa
 
     assert (own.run, own.group, own.global_rank, own.local_rank) == ("own", "g", 0, 0)
     assert (own.world_size, own.settled) == (1, False)
+    # With a rank it is one of several, and does not know of how many.
+    given = who(opened, proc, in_spawned_child=True, run="own", global_rank=0)
+    assert (given.global_rank, given.world_size, given.settled) == (0, None, True)
     assert (up.global_rank, up.local_rank, up.world_size, up.settled) == (3, 3, 4, True)
     for part in (
         who(opened, proc, in_spawned_child=True, run="parents"),

@@ -172,7 +172,7 @@ def resolve(
     named = named and given_run not in (parents.run, _text("run", None, env))
     # Such a child may still turn out to be one of several, in a process group.
     assumed = named and rank is None
-    if (in_task or named) and not rank and world in (None, 1):
+    if (assumed or (in_task and not rank)) and world in (None, 1):
         rank, world = 0, 1
         told = told._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
     if process_group is None:

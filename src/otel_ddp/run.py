@@ -100,11 +100,12 @@ class Run:
         the parent may have held a lock, and that thread is not here.
         """
         # Each of these may be the part that the child has been given.
-        for each in self._ranks.values():
+        for each in list(self._ranks.values()):
             each.brought_by_fork()
         joinable = not self._opened or self._recorder is not None
         if joinable and (self._opened or self._logs_for is not None):
             self._arguments, self._joins, self._forked = self._for_a_child(), True, True
+        if joinable:
             self._identity = self._task = self._logs_for = None
         self._ranks = {}
         self._recorder = self._standing = self._place = None
@@ -650,6 +651,8 @@ class Run:
 
     @containment.contained()
     def _for_rank(self, global_rank: Any, job_type: Any, local_rank: Any) -> Run | None:
+        if self._logs_for is not None:
+            return self._logs_for._for_rank(global_rank, job_type, local_rank)
         if self._opened and self._recorder is None:
             return None
         who = self.identity
@@ -700,7 +703,7 @@ class Run:
                 # Of what it logs for others the agent hears in time, for this process goes on.
                 last = self._logs_for is None
                 self._ending += [
-                    *(partial(each.close, "finished", "") for each in self._ranks.values()),
+                    *(partial(each.close, "finished", "") for each in list(self._ranks.values())),
                     partial(self._settle, recorder) if not self._settled else _nothing,
                     partial(self._unwatch, standing),
                     recorder.last_call,
