@@ -178,8 +178,9 @@ LACKS = {"group": "", "run": "mine", "why": "why"}
 @pytest.mark.parametrize("over", [True, False])
 def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool) -> None:
     trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
+    others = {**LACKS, "group": "another"}
     with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
-        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS]}))
+        place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS, others]}))
 
         (agent,) = survey([place])["agents"]
 
