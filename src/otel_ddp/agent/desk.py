@@ -247,7 +247,10 @@ class Desk:
             if (position := self._position(intake, seat)) is not None:
                 room.ended[seat.who] = position, gone.gone_ns
         found += room.endings.reconsidered(now_ns)
-        return changes + (room.deaths.gone(found, at_work) if found else [])
+        if not found:
+            return changes
+        beside = {self._seats[e].who for e in intakes if room.is_beside(e.world_size)}
+        return changes + room.deaths.gone(found, at_work - beside)
 
     def handles(self) -> list[int]:
         """Descriptors that become readable when a process dies."""

@@ -32,7 +32,7 @@ class _Around(NamedTuple):
 
     finished: Sequence[Gone]
     at_work: Collection[Who] | None
-    """None where nobody said who is."""
+    """Of those that train together. None where nobody said who is."""
 
 
 class _Incident:
@@ -305,9 +305,11 @@ def _whence(lost: list[Gone], members: list[Gone], around: _Around) -> str:
             told += ", with an exit code that is not known"
         return say.capital(told)
     at_work = around.at_work or ()
-    here = {*at_work, *(each.who for each in (*members, *around.finished))}
-    if not any(each.world_size and each.world_size <= len(here) for each in members):
-        if around.at_work is not None and not at_work and any(e.world_size for e in members):
+    world = max((each.world_size or 0 for each in lost), default=0)
+    # Not an evaluator that ended as well: it has a world of its own.
+    ended = [e.who for e in (*members, *around.finished) if e.world_size in (None, world)]
+    if not 0 < world <= len({*at_work, *ended}):
+        if around.at_work is not None and not at_work and world:
             return "No rank here tells another cause: it is on another node, or in the network"
         return "The other end may be on another node: look there"
     if at_work:
