@@ -519,12 +519,24 @@ def test_on_one_node_where_all_lost_a_peer_no_other_node_is_accused() -> None:
     )
 
 
-def test_an_evaluator_that_ended_as_well_stands_for_no_rank_of_the_training() -> None:
+def test_an_evaluator_that_has_finished_stands_for_no_rank_of_the_training() -> None:
     evaluator = ended(7, 0, -1.0, world=1)
 
     found = of([evaluator], [failed(0, PEER, world=2, waited_s=2.0)])
 
-    assert "No other node has a part in it" not in found.sentence
+    assert "The other end may be on another node: look there" in found.sentence
+
+
+def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> None:
+    deaths = Deaths()
+    evaluator = killed(7, -1.0)._replace(world_size=1)
+
+    (alone,) = deaths.gone([evaluator])
+    (training,) = deaths.gone([failed(0, PEER, world=2, waited_s=2.0)])
+
+    assert rank(alone.verdict) == "7"
+    assert training.verdict.evidence["cause"] == "lost_peer"
+    assert "7" not in training.verdict.sentence.replace(PEER, "")
 
 
 def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:

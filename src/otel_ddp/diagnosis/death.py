@@ -46,6 +46,10 @@ class _Incident:
         known = self.members.get(gone.who)
         if known is not None:
             return known.gone_ns == gone.gone_ns
+        worlds = {member.world_size for member in self.members.values()} - {None}
+        if worlds and gone.world_size is not None and gone.world_size not in worlds:
+            # An evaluator beside the training: neither loses a peer with the other.
+            return False
         times = [member.gone_ns for member in self.members.values()]
         span = max(*times, gone.gone_ns) - min(*times, gone.gone_ns)
         return span <= _FOLLOWS_S * 1e9
@@ -297,7 +301,10 @@ def _severed(members: list[Gone], around: _Around) -> Verdict:
 def _whence(lost: list[Gone], members: list[Gone], around: _Around) -> str:
     """Where the peer may be that they lost, as far as can be said."""
     soonest, latest = min(e.gone_ns for e in lost), max(e.gone_ns for e in lost)
-    left = [e for e in around.finished if soonest - _FOLLOWS_S * 1e9 <= e.gone_ns <= latest]
+    world = max((each.world_size or 0 for each in lost), default=0)
+    # Not an evaluator that ended as well: it has a world of its own.
+    finished = [each for each in around.finished if each.world_size in (None, world)]
+    left = [each for each in finished if soonest - _FOLLOWS_S * 1e9 <= each.gone_ns <= latest]
     if left:
         verb = "has" if len(left) == 1 else "have"
         told = f"{say.several(e.who for e in left)} {verb} finished before that"
@@ -305,9 +312,7 @@ def _whence(lost: list[Gone], members: list[Gone], around: _Around) -> str:
             told += ", with an exit code that is not known"
         return say.capital(told)
     at_work = around.at_work or ()
-    world = max((each.world_size or 0 for each in lost), default=0)
-    # Not an evaluator that ended as well: it has a world of its own.
-    ended = [e.who for e in (*members, *around.finished) if e.world_size in (None, world)]
+    ended = [each.who for each in (*members, *finished)]
     if not 0 < world <= len({*at_work, *ended}):
         if around.at_work is not None and not at_work and world:
             return "No rank here tells another cause: it is on another node, or in the network"
