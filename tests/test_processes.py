@@ -369,7 +369,8 @@ SWEEP_IN_A_POOL = """
 import multiprocessing, os, sys, concurrent.futures, otel_ddp
 
 def do_work(n):
-    run = otel_ddp.init(config=dict(n=n))
+    for _ in range(2):
+        run = otel_ddp.init(config=dict(n=n))
     assert otel_ddp.init() is run, "the same task"
     run.log(dict(this=n * n, pid=os.getpid()))
 
@@ -537,6 +538,20 @@ def test_a_child_with_a_run_of_its_own_may_use_its_parents_as_well(
     ]
 
 
+def test_a_process_logs_for_a_hundred_others_at_most_and_says_so(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init() as parent:
+        for rank in range(1, 103):
+            parent.for_rank(rank).log({"loss": 1.0})
+        taken = sum(path.stat().st_size for path in place.journals())
+
+    assert {each.identity["global_rank"] for each in place.read()} == set(range(101))
+    assert taken < 2.1 * 2**20 + 100 * 0.55 * 2**20
+    (said,) = caplog.messages
+    assert said.startswith("for_rank gives handles for 100 ranks at most")
+
+
 QUEUE = """
 import multiprocessing, pickle, otel_ddp
 
@@ -564,6 +579,8 @@ def main(context):
             child.join()
         assert run.for_rank(0) is run
         run.for_rank(2).finish()
+        run.for_rank(3).log({"first": 1.0})
+        run.for_rank(3).finish()
         run.for_rank(3).log({"last": 1.0})
         run.for_rank(True).log({"no": 1.0})
         run.for_rank("4").log({"no": 1.0})
@@ -596,6 +613,7 @@ def test_what_a_parent_logs_for_others_keeps_their_rank_and_role(
         ("worker", 1, (("loss", 1.5),)),
         # The child that was given the handle is that rank itself.
         ("worker", 1, (("own", 1.0),)),
+        ("train", 3, (("first", 1.0),)),
         ("train", 3, (("last", 1.0),)),
     }
     for each in place.read():
@@ -610,7 +628,7 @@ def test_what_a_parent_logs_for_others_keeps_their_rank_and_role(
         }
         assert (each.state, each.facts.get("proxy", False)) == (
             "finished",
-            bool({"loss", "last"} & set(each.values)),
+            bool({"loss", "first", "last"} & set(each.values)),
         )
         assert each.config == ({"lr": 1} if not each.points else {})
         # Under strategy "main", too: they are meant to be seen where the parent's values are.

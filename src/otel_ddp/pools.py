@@ -24,12 +24,15 @@ class Task(NamedTuple):
     calls: tuple[tuple[CodeType, int], ...]
     """Which calls lead from the pool to us, and where in each of them the next one stands."""
 
-    def follows(self, before: Task) -> bool:
+    def follows(self, before: Task, asks_for_the_same: bool) -> bool:
         """Whether *before* is over; else this is another call from the same task.
 
-        Where a program comes by the same place again it has begun anew.
+        Where a program comes by the same place again it is in a loop, or the next call of several
+        that the pool has handed out as one task: that one asks for another run.
         """
-        return self.number != before.number or self.calls == before.calls
+        if self.number != before.number:
+            return True
+        return self.calls == before.calls and not asks_for_the_same
 
 
 def in_worker() -> bool:

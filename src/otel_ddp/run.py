@@ -42,6 +42,10 @@ T = TypeVar("T")
 
 # How long one thread waits for another that ends the same run.
 _END_S = 1.0
+# Each rank that a process logs for takes two descriptors and this much shared memory: few values
+# come by a queue.
+_MOST_RANKS = 100
+_RANK_JOURNAL_BYTES = settings.MIB // 2
 # What a step takes in the journal, roughly: where its time went, and a few logged values.
 _STEP_BYTES = 200
 
@@ -89,9 +93,13 @@ class Run:
         self._identity = None
         return self
 
-    def is_over(self, task: pools.Task | None) -> bool:
+    def is_over(self, task: pools.Task | None, arguments: Mapping[str, Any]) -> bool:
         """Whether this is the run of a task of a pool, and the worker does another one by now."""
-        return task is not None and self._task is not None and task.follows(self._task)
+        if task is None or self._task is None:
+            return False
+        # Values of the user's own may not be comparable.
+        same = containment.attempt(lambda: bool(arguments == self._arguments), False)
+        return task.follows(self._task, same)
 
     def brought_by_fork(self) -> bool:
         """Let go of what is the parent's, in a forked child; whether this run can be joined there.
@@ -186,7 +194,9 @@ class Run:
         if not places:
             return
         directories = [each.directory for each in places]
-        writer, remark = open_journal(directories, conf.journal_bytes, self._told())
+        own = self._logs_for is None
+        size = conf.journal_bytes if own else min(conf.journal_bytes, _RANK_JOURNAL_BYTES)
+        writer, remark = open_journal(directories, size, self._told())
         if remark:
             containment.say_once("journal", "%s.", remark)
         if writer is None:
@@ -298,6 +308,8 @@ class Run:
 
     def _speaks(self) -> bool:
         """Whether this process says what holds for all ranks."""
+        if self._logs_for is not None or pools.in_worker():
+            return False
         return not self.identity.global_rank and not self.identity.local_rank
 
     def _ask_group(self, who: Identity) -> Identity:
@@ -653,7 +665,7 @@ class Run:
     def _for_rank(self, global_rank: Any, job_type: Any, local_rank: Any) -> Run | None:
         if self._logs_for is not None:
             return self._logs_for._for_rank(global_rank, job_type, local_rank)
-        if self._opened and self._recorder is None:
+        if self.is_closed:
             return None
         who = self.identity
         try:
@@ -664,11 +676,29 @@ class Run:
         key = other.global_rank, other.job_type
         if key == (who.global_rank, who.job_type):
             return self
-        if key not in self._ranks:
-            asked = {"job_type": job_type, "local_rank": local_rank}
-            made = self._ranks[key] = Run({"global_rank": global_rank, **asked})
-            made._logs_for = self
-        return self._ranks[key]
+        known = self._ranks.get(key)
+        if known is not None and not known.is_closed:
+            return known
+        if known is None and len(self._ranks) >= _MOST_RANKS:
+            containment.say_once(
+                "most ranks",
+                "for_rank gives handles for %d ranks at most: what is logged for others is not "
+                "recorded. Let them log by themselves, or log their mean.",
+                _MOST_RANKS,
+            )
+            return None
+        made = Run({"global_rank": global_rank, "job_type": job_type, "local_rank": local_rank})
+        made._logs_for = self
+        if known is not None:
+            self._ranks[key] = made
+            return made
+        # Two threads may ask for the same rank at once.
+        return self._ranks.setdefault(key, made)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was opened and has ended, or was never to record anything."""
+        return self._opened and self._recorder is None
 
     # -- the end
 
@@ -703,7 +733,7 @@ class Run:
                 # Of what it logs for others the agent hears in time, for this process goes on.
                 last = self._logs_for is None
                 self._ending += [
-                    *(partial(each.close, "finished", "") for each in list(self._ranks.values())),
+                    *(partial(each.close, state, "") for each in list(self._ranks.values())),
                     partial(self._settle, recorder) if not self._settled else _nothing,
                     partial(self._unwatch, standing),
                     recorder.last_call,

@@ -65,7 +65,7 @@ def init(
             "parallel": parallel,
         }
         task = own_task()
-        if _current is not None and not _current.is_over(task):
+        if _current is not None and not _current.is_over(task, arguments):
             _current.opened_again(arguments)
             return _current
         if _current is not None:
