@@ -263,7 +263,7 @@ class Standing:
         if not self.stepping:
             recorder = self.recorder
             if recorder.step == recorder.own_steps:
-                # Nobody has logged a step yet: what was counted instead gives way to ours.
+                # No step was logged yet: what was counted instead gives way to the steps of hooks.
                 recorder.step = self._logged = self._logged_before = -1
             self.stepping = recorder.steps_counted = True
             if not self.thread:
@@ -287,7 +287,7 @@ class Standing:
         return self.number if logged == self._logged else logged
 
     def goes_on_from(self, done: int) -> None:
-        """So many steps were made before this process began, and nobody has logged a number."""
+        """So many steps were made before this process began; a number that was logged wins."""
         if not self.count and self.recorder.step < 0:
             self.number = done
 

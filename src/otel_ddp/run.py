@@ -894,7 +894,7 @@ def own_task() -> pools.Task | None:
 
 
 def _group_is_up() -> bool:
-    # Whoever has not imported torch.distributed has no process group.
+    # A process that has not imported torch.distributed has no process group.
     if "torch.distributed" not in sys.modules:
         return False
     from otel_ddp.torch import process_group

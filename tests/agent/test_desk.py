@@ -698,7 +698,7 @@ def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
     bench.train(150, late_ms=30)
 
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
-    assert bench.why().endswith("each of these processes trains alone, nobody waits for another")
+    assert bench.why().endswith("each of these processes trains alone, none waits for another")
 
 
 @pytest.mark.parametrize("beside", ["moves", "stands", "has ended"])

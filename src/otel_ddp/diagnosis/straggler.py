@@ -263,7 +263,7 @@ class Stragglers:
     def _insufficient(self, table: _Table | None, step_s: float) -> str:
         why = self._stepless() or self._alignment.trouble()
         if not why and self._world_size == 1:
-            why = "each of these processes trains alone, nobody waits for another"
+            why = "each of these processes trains alone, none waits for another"
         if not why and self._waits_unknown:
             named = ", ".join(dict(who).get("rank", "?") for who in sorted(self._waits_unknown))
             why = f"waiting for other ranks cannot be told from work on rank {named}"
