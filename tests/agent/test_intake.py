@@ -655,6 +655,20 @@ class TestNodeNames:
         assert first == ["h", "h-1"]
         assert permuted == ["h", "h-1", "h-1"]
 
+    def test_a_launcher_is_the_same_node_in_all_groups_of_its_ranks(self, tmp_path: Path) -> None:
+        names = NodeNames(tmp_path / "nodes.json", "")
+
+        def name(launcher: str, node_rank: int, group: str) -> str:
+            who = {"run": "r", "host": "h", "node_rank": node_rank, "launched_by": launcher}
+            return names.name({**who, "group": group})
+
+        first = [name("a", 0, "g"), name("b", 1, "g")]
+        # In the other order.
+        second = [name("b", 1, "k"), name("a", 0, "k")]
+
+        assert first == ["h", "h-1"]
+        assert second == ["h-1", "h"]
+
     def test_different_runs_have_the_host_each(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "")
 

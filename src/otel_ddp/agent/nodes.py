@@ -55,8 +55,12 @@ class NodeNames:
         """A launcher is a node, whatever node rank its workers have after a restart."""
         if launcher not in names:
             host = self._host(identity)
-            # A launcher that comes with a node rank that was here before is that node again.
-            again = names.get(key)
+            # A launcher that comes with a node rank that was here before is that node again. One
+            # whose ranks are in several groups is one node in all of them.
+            elsewhere = (run[launcher] for run in self._runs.values() if launcher in run)
+            again = names.get(key) or next(
+                (name for name in elsewhere if name not in names.values()), None
+            )
             fresh = f"{host}-{identity['node_rank']}" if host in names.values() else host
             names[launcher] = names[key] = again or fresh
             self._write()
