@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
 from conftest import Here, Journal
@@ -137,9 +139,9 @@ def test_what_wraps_a_model_is_watched_as_one_and_nothing_of_torch_complains(
     model = wrap(Net())
     before = hooks(model)
 
+    otel_ddp.instrument()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*hook.*")
-        otel_ddp.instrument()
         train(model, sgd(model))
 
     found = totals(place)
@@ -263,6 +265,10 @@ def whole(model: nn.Module, backend: Any) -> Any:
     return call
 
 
+def nested(model: nn.Module, backend: Any) -> Any:
+    return whole(torch.compile(model, backend=backend), backend)
+
+
 @pytest.mark.parametrize(
     ("how", "seen"),
     [
@@ -271,6 +277,7 @@ def whole(model: nn.Module, backend: Any) -> Any:
         (in_place, STEPS - 1),
         # No module is called, and no step counted.
         (whole, 0),
+        (nested, 0),
     ],
 )
 def test_nothing_is_compiled_once_more_for_us(
@@ -288,6 +295,28 @@ def test_nothing_is_compiled_once_more_for_us(
     assert found.get("training.micro_batches", 0) == seen
     assert found.get("training.steps", 0) == (STEPS if seen else 0)
     assert ("pass the model" in caplog.text) is (seen == 0)
+
+
+def test_hooks_of_the_users_on_every_module_are_warned_of_as_ever(place: Here) -> None:
+    otel_ddp.instrument()
+    model = compiled(Net())
+    handle = register_module_forward_pre_hook(lambda *_: None)
+
+    with pytest.warns(UserWarning, match="global hooks"):
+        model(INPUT)
+    handle.remove()
+
+
+def test_a_warning_that_was_shown_is_not_shown_again_for_the_search(place: Here) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warnings.warn("once is enough", stacklevel=1)
+            otel_ddp.instrument()
+            compiled(Net())(INPUT)
+            otel_ddp.uninstrument()
+
+    assert [str(each.message) for each in shown] == ["once is enough"]
 
 
 class NotCompiled(nn.Linear):
@@ -355,6 +384,185 @@ def test_a_first_forward_that_raises_raises_what_it_raised(place: Here) -> None:
     train(model, sgd(model))
 
     assert totals(place)["training.micro_batches"] == STEPS
+
+
+def test_a_module_that_was_called_carries_no_hook_that_cannot_be_scripted(place: Here) -> None:
+    otel_ddp.instrument()
+    teacher = Net().eval()
+    teacher(INPUT)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        scripted = torch.jit.script(teacher)
+
+    assert torch.equal(scripted(INPUT), teacher(INPUT))
+    assert hooks(teacher) == 0
+
+
+def test_a_copy_of_what_was_being_called_lets_no_part_be_seen(place: Here) -> None:
+    copies = []
+    seen = []
+
+    class Copied(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            copies.append(copy.deepcopy(self))
+            return super().forward(inputs)
+
+    class Asks(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            copies[0](inputs)
+            seen.append(bool(_has_any_global_hook()))
+            return super().forward(inputs)
+
+    otel_ddp.instrument()
+    Copied().eval()(INPUT)
+    Asks()(INPUT)
+
+    assert seen == [False]
+    assert hooks(copies[0]) == 0
+
+
+class Extractor(nn.Module):
+    """What another thread calls: it returns when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.began.set()
+        self.goes_on.wait(60)
+        return inputs
+
+
+def test_a_part_is_not_found_where_another_thread_calls_modules(place: Here) -> None:
+    extractor = Extractor()
+
+    class Meets(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            extractor.goes_on.set()
+            other.join()
+            return super().forward(inputs)
+
+    otel_ddp.instrument()
+    model = Meets()
+    other = threading.Thread(target=extractor, args=(INPUT,))
+    other.start()
+    assert extractor.began.wait(60)
+    train(model, sgd(model))
+
+    assert (hooks(model), hooks(model.first, model.last)) == (2, 0)
+    # The model is called while the hook is off for the other thread.
+    assert totals(place)["training.steps"] == STEPS - 1
+
+
+def test_a_part_that_a_model_calls_in_a_thread_of_its_own_is_a_part(place: Here) -> None:
+    """As DataParallel does, which may be called while the hook is off for another thread."""
+    extractor = Extractor()
+
+    class Spreads(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            extractor.goes_on.set()
+            if other is not None:
+                other.join()
+            part = threading.Thread(target=self.first, args=(inputs,))
+            part.start()
+            part.join()
+            return self.last(inputs)
+
+    otel_ddp.instrument()
+    model = Spreads()
+    optimizer = sgd(model)
+    other = None
+    train(model, optimizer, 1)
+    extractor.goes_on.clear()
+    other = threading.Thread(target=extractor, args=(INPUT,))
+    other.start()
+    assert extractor.began.wait(60)
+    train(model, optimizer, 1)
+
+    assert (hooks(model), hooks(model.first, model.last)) == (2, 0)
+
+
+def test_a_thread_inside_a_module_keeps_the_hook_off_until_it_returns(place: Here) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    seen = []
+
+    class Asks(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            began.set()
+            goes_on.wait(60)
+            seen.append(bool(_has_any_global_hook()))
+            return super().forward(inputs)
+
+    otel_ddp.instrument()
+    other = threading.Thread(target=Asks().eval(), args=(INPUT,))
+    other.start()
+    assert began.wait(60)
+    model = Net()
+    train(model, sgd(model), 1)
+    goes_on.set()
+    other.join()
+    train(model, sgd(model))
+
+    assert seen == [False]
+    assert totals(place)["training.steps"] == STEPS
+
+
+def test_a_forward_that_is_interrupted_does_not_end_the_search(place: Here) -> None:
+    class Interrupted(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    otel_ddp.instrument()
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted()(INPUT)
+    model = Net()
+    train(model, sgd(model))
+
+    assert totals(place)["training.steps"] == STEPS - 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_is_a_part_of_the_model(
+    place: Here, reentrant: bool
+) -> None:
+    class Checkpointed(Net):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden: Any = checkpoint(self.first, inputs, use_reentrant=reentrant)
+            return self.last(hidden)
+
+    otel_ddp.instrument()
+    model = Checkpointed()
+    inputs = INPUT.clone().requires_grad_()
+    train(lambda _: model(inputs), sgd(model))
+
+    assert (hooks(model), hooks(model.first, model.last)) == (2, 0)
+    assert totals(place)["training.samples"] == 8 * STEPS
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_search_that_ended_without_a_step_begins_again_at_one(place: Here, known: bool) -> None:
+    otel_ddp.instrument()
+    model = Net().eval()
+    optimizer = sgd(model)
+    if known:
+        optimizer.step()
+    with torch.no_grad():
+        for _ in range(5001):
+            model.last(INPUT)
+    assert not _has_any_global_hook()
+
+    def closure() -> torch.Tensor:
+        loss = model(INPUT).sum()
+        loss.backward()
+        return loss
+
+    model.train()
+    for _ in range(STEPS):
+        optimizer.step(closure)
+
+    assert totals(place)["training.steps"] == (STEPS - 1 if known else STEPS)
 
 
 def test_copies_of_what_was_found_are_models_of_their_own(place: Here) -> None:

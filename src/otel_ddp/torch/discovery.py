@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -16,18 +16,20 @@ from torch.jit import ScriptModule
 
 from otel_ddp import containment
 from otel_ddp.torch import compile_hooks, every_module, model_hooks, optimizer_hooks
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.stepper import Stepper, calls
 
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make
 # several before the generator makes one.
 _STEPS = 10
+# Where no step is made, as in a program that only infers, the search ends after so many calls.
+_CALLS = 5000
 # Programs whose layers are called one by one, from a function, are measured by some of them.
 _MOST_MODELS = 16
 # After so many steps of an optimizer, and no model seen, a person is told what to do.
 _STEPS_UNSEEN = 10
 _CALL_MODULE = nn.Module._wrapped_call_impl.__code__
-# OptimizedModule says this while any hook is on every module, and ours is off before it compiles.
-_NEEDLESS = r"Using `torch\.compile\(module\)` when there are global hooks"
+# Private; without it, what a checkpoint computes again is taken for calls of the loop.
+_current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 _search: _Search | None = None
 
@@ -49,14 +51,13 @@ def detach() -> None:
     optimizer_hooks.tell(None)
     if search is not None:
         search.rest()
-    every_module.expect(None)
 
 
 class _Search:
     """On from the beginning, and again when an optimizer steps that has no model of ours.
 
-    The hook on every module is off while one is called: what that one calls is a part of it, pays
-    nothing, and may be compiled.
+    The hook on every module is off while any thread calls one: what that one calls is a part of it,
+    pays nothing, and may be compiled.
     """
 
     def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
@@ -64,61 +65,100 @@ class _Search:
         self.on = False
         self._found = found
         self._told = False
-        self._steps_left = 0
+        self._steps_left = self._calls_left = 0
         self._models = self._unseen = 0
-        self._filter: Any = None
-        # The last one that was called.
-        self._called: Callable[[], nn.Module | None] = _nobody
+        # The threads that are inside an outermost call; and of each thread, the module that still
+        # has our hook for the end of its call.
+        self._inside: set[int] = set()
+        self._marked: dict[int, ref[nn.Module]] = {}
         stepper.before_model = self.between_calls
         stepper.before_compile = self.compiling
-        every_module.expect(_before_any)
 
     def begin(self) -> None:
         """Look, for as many steps as it may take to call every model."""
-        self._steps_left = _STEPS
+        self._steps_left, self._calls_left = _STEPS, _CALLS
         self._told = False
         self._models = 0
         if not self.on:
             self.on = True
-            self._filter = _quieten()
+            every_module.expect(_before_any)
         self.between_calls()
 
     def rest(self) -> None:
         """Look no more until another optimizer comes."""
         self.on = False
-        every_module.take_off()
-        self._let_go()
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        self._filter = None
+        every_module.expect(None)
+        self._inside.clear()
+        for thread in list(self._marked):
+            self._let_go(thread)
 
     def between_calls(self) -> None:
-        """No module is being called."""
-        if self.on:
-            compile_hooks.attach(self.stepper)
+        """This thread calls no module; the hook is for when no other one does either."""
+        if not self.on:
+            return
+        compile_hooks.attach(self.stepper)
+        if self._inside:
+            # Ctrl-C or sys.exit in a forward tells no end.
+            frames = sys._current_frames()
+            for thread in list(self._inside):
+                if not calls(frames.get(thread), _CALL_MODULE):
+                    self._inside.discard(thread)
+        if not self._inside:
             every_module.put_on()
 
     # -- calls
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A module is called, from no other one."""
+        """A module is called, from no other one as far as is known."""
+        self._calls_left -= 1
+        if self._calls_left < 0:
+            self.rest()
+            return
         if isinstance(module, ScriptModule) or torch.jit.is_tracing():
             return
+        # One that this thread has begun to call while the hook was off for another thread.
+        if calls(sys._getframe(), _CALL_MODULE) > 1:
+            return
+        thread = get_ident()
+        self._inside.add(thread)
         every_module.take_off()
         compile_hooks.attach(self.stepper)
-        self._let_go()
+        self._let_go(thread)
         # Hooks on the module itself are looked up after its forward.
         module.register_forward_hook(_after_any, always_call=True)
-        self._called = ref(module)
-        if _trains(module) and self._adopt(module):
+        self._marked[thread] = ref(module)
+        if _trains(module) and self._is_whole() and self._adopt(module):
             # Torch has already chosen the hooks that it calls before this forward.
             model_hooks.call_began(module, args, _keywords(module))
 
-    def _let_go(self) -> None:
-        # Not when it raises: torch is going over its hooks just then.
-        module, self._called = self._called(), _nobody
-        if module is not None:
+    def ended(self, module: nn.Module) -> None:
+        """A module has returned or raised that carries the hook of a call, or is a copy of one."""
+        # Torch goes over a copy of its hooks, but over the hooks themselves where forward raised.
+        returned = sys.exc_info()[1] is None
+        thread = get_ident()
+        marked = self._marked.get(thread)
+        if marked is None or marked() is not module:
+            if returned and all(each() is not module for each in list(self._marked.values())):
+                model_hooks.take_off(module, _after_any)
+            return
+        if returned:
+            self._let_go(thread)
+        self._inside.discard(thread)
+        self.between_calls()
+
+    def _let_go(self, thread: int) -> None:
+        marked = self._marked.pop(thread, _nobody)
+        module = marked()
+        # Two threads may call one module.
+        if module is not None and all(each() is not module for each in list(self._marked.values())):
             model_hooks.take_off(module, _after_any)
+
+    def _is_whole(self) -> bool:
+        """Whether what is called is surely no part of a watched model.
+
+        Activation checkpointing calls parts again in a backward, DataParallel in threads.
+        """
+        return _current_backward() == -1 and not self.stepper.in_forward_elsewhere()
 
     def _adopt(self, module: nn.Module) -> bool:
         if self._models >= _MOST_MODELS or not model_hooks.attach(module, self.stepper, found=True):
@@ -144,7 +184,7 @@ class _Search:
         module = _outermost(sys._getframe())
         # Compiled in place, its hooks are never called: from the next call on it is watched from
         # around.
-        if module is not None and _may_train(module):
+        if module is not None and _may_train(module) and self._is_whole():
             self._adopt(module)
 
     # -- optimizers
@@ -158,15 +198,19 @@ class _Search:
 
     def another_optimizer(self) -> None:
         """An optimizer steps that has no model of ours: a trainer may have built another one."""
-        if self.stepper.has_model:
+        if self.stepper.has_model or not self.on:
             self.begin()
 
     def stepped_unseen(self) -> None:
         """An optimizer has made a step, and no model of ours has a part in it."""
-        self.between_calls()
         if self.stepper.has_model:
+            self.between_calls()
             return
         self._unseen += 1
+        # Calls without a step, of another kind, may have ended the search.
+        if not self.on and self._unseen < _STEPS_UNSEEN:
+            self.begin()
+        self.between_calls()
         if self._unseen == _STEPS_UNSEEN:
             containment.say_once(
                 "discovery",
@@ -182,7 +226,7 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
         return
     search = _search
     if search is None or not search.stepper.alive:
-        every_module.take_off()
+        every_module.expect(None)
         return
     try:
         search.called(module, args)
@@ -191,8 +235,15 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
 
 
 def _after_any(module: nn.Module, *_: Any) -> None:
-    if not is_compiling() and _search is not None:
-        _search.between_calls()
+    if is_compiling():
+        return
+    search = _search
+    if search is None or not search.stepper.alive:
+        return
+    try:
+        search.ended(module)
+    except containment.ANYTHING:
+        search.stepper.failed("looking for the model")
 
 
 def _trains(module: nn.Module) -> bool:
@@ -227,12 +278,6 @@ def _outermost(frame: FrameType | None) -> nn.Module | None:
             found = frame.f_locals.get("self")
         frame = frame.f_back
     return found
-
-
-def _quieten() -> Any:
-    """Keep back a warning about hooks of ours that do no harm; what to take away again."""
-    warnings.filterwarnings("ignore", message=_NEEDLESS)
-    return warnings.filters[0]
 
 
 def _nobody() -> None:

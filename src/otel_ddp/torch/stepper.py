@@ -60,7 +60,7 @@ def _outside_of_backward() -> bool:
     return _current_backward() == -1
 
 
-def _calls(frame: FrameType | None, code: Any) -> int:
+def calls(frame: FrameType | None, code: Any) -> int:
     """How often this is being called on the way to a frame."""
     found = 0
     while frame is not None:
@@ -73,7 +73,7 @@ def _backward_is_under_way() -> bool:
     """Whether any thread is in a backward: whoever has asked for it stands in there."""
     if not _RUN_BACKWARD:
         return True
-    return any(_calls(frame, _RUN_BACKWARD) for frame in sys._current_frames().values())
+    return any(calls(frame, _RUN_BACKWARD) for frame in sys._current_frames().values())
 
 
 def _only_fills_its_state() -> bool:
@@ -85,7 +85,7 @@ def _only_fills_its_state() -> bool:
         return False  # Dynamo knows no frames
     checkpoints = sys.modules.get("torch.distributed.checkpoint.state_dict")
     code = getattr(getattr(checkpoints, "_init_optim_state", None), "__code__", None)
-    return code is not None and _calls(sys._getframe(), code) > 0
+    return code is not None and calls(sys._getframe(), code) > 0
 
 
 def _infinities(found: Any) -> bool:
@@ -401,7 +401,7 @@ class Stepper:
         """Whether another backward is under way than that of the session, and not inside of it."""
         if _current_backward() == self._task or _get_ident() != self.standing.thread:
             return False
-        if _calls(sys._getframe(), _RUN_BACKWARD) != 1:
+        if calls(sys._getframe(), _RUN_BACKWARD) != 1:
             return False
         self._close_session()
         return True
@@ -548,7 +548,7 @@ class Stepper:
             return
         if self._session:
             self._close_what_raised()
-        if self._inside and not self._session and not _calls(sys._getframe(), _CALL_MODULE):
+        if self._inside and not self._session and not calls(sys._getframe(), _CALL_MODULE):
             self._close_forward()
         if self._inside:
             # A model that fetches its batches by itself.
@@ -605,6 +605,10 @@ class Stepper:
             self._close_forward()
             return False
         return not training and self.standing.in_step and self._others(self.standing.thread, thread)
+
+    def in_forward_elsewhere(self) -> bool:
+        """Whether another thread is inside a watched model: its parts may be called in this one."""
+        return self._inside > 0 and self._others(self._holder, _get_ident())
 
     @staticmethod
     def _others(owner: int, thread: int) -> bool:
