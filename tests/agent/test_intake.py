@@ -283,6 +283,20 @@ def test_every_rank_tells_how_many_train_with_it_and_rank_0_alone_describes_the_
     other.close()
 
 
+def test_a_rank_for_which_another_process_logs_has_no_heartbeat(bench: Bench) -> None:
+    bench.take()
+    assert bench.told(catalog.TRAINING_HEARTBEAT_TIMESTAMP) != {}
+
+    (bench.writer.path.parent / "other").mkdir()
+    other = Bench(bench.writer.path.parent / "other")
+    other.writer.document(layout.FACTS, {"proxy": True})
+    other.take()
+
+    assert other.told(catalog.TRAINING_STATE) != {}
+    assert other.told(catalog.TRAINING_HEARTBEAT_TIMESTAMP) == {}
+    other.close()
+
+
 def test_a_name_counts_its_odd_values_from_0_before_there_is_one(bench: Bench) -> None:
     bench.log({"loss": 1.0}, step=1)
 

@@ -94,6 +94,11 @@ class Intake:
         return size if isinstance(size, int) else None
 
     @property
+    def restarted(self) -> bool:
+        """Whether a launcher has started it again."""
+        return bool(self.who.get("restarts"))
+
+    @property
     def exported(self) -> bool:
         """Whether the strategy lets this process's series leave the node."""
         return bool(self.who.get("exported"))
@@ -323,11 +328,13 @@ class Intake:
             return
         progress = self.reader.progress()
         self._put(catalog.TRAINING_STATE, self.state, now_ns)
-        self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, self.seen_alive_ns / 1e9, now_ns)
         self._put(catalog.TRAINING_RESTARTS, float(self.who.get("restarts") or 0), now_ns)
         if self.world_size is not None:
             self._put(catalog.TRAINING_WORLD_SIZE, self.world_size, now_ns)
-        # What another process logs for a rank says nothing of where that rank stands.
+        # What another process logs for a rank says nothing of whether that rank lives, or where
+        # it stands.
+        if not self.is_proxy:
+            self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, self.seen_alive_ns / 1e9, now_ns)
         if progress is not None and not self.is_proxy:
             since_ns = self.reader.created_ns + progress.phase_after_ns
             self._put(catalog.TRAINING_PHASE, progress.phase_code, now_ns)
