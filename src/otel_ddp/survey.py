@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from otel_ddp import catalog, workers
 from otel_ddp.journal.place import Place
@@ -189,6 +189,29 @@ def judge(said: int | None, alive: bool) -> int:
     return state
 
 
+class World(NamedTuple):
+    """What a process says of how many ranks train with it."""
+
+    size: int
+    trains: bool
+    """It has made a step, or a launcher has started it again: not so most evaluators and actors."""
+
+
+def training_world(living: Iterable[World], last: World) -> int:
+    """How many ranks of a run train together, by its living processes, and as it was *last*.
+
+    What is left, or comes, after the training has ended does not become the training: it has to
+    train, or to be several where no process was ever heard to train.
+    """
+    living = list(living)
+    if trains := [each.size for each in living if each.trains]:
+        return max(trains)
+    largest = max((each.size for each in living), default=0)
+    if not last.size or (largest > 1 and not last.trains):
+        return largest
+    return last.size
+
+
 def prose(reader: JournalReader) -> dict[str, Any]:
     """What may be long of what is said of a process."""
     return {"description": reader.identity.get("description"), "config": reader.config}
@@ -222,6 +245,8 @@ def describe(
         "local_rank": who.get("local_rank"),
         "world_size": who.get("world_size"),
         "node_rank": who.get("node_rank"),
+        "trains": bool(who.get("restarts")) or workers.made_steps(reader),
+        "proxy": workers.is_proxy(reader),
         "launcher": who.get("launcher"),
         "strategy": who.get("strategy"),
         "exported": bool(who.get("exported")),

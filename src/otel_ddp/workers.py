@@ -44,6 +44,13 @@ def is_proxy(reader: JournalReader) -> bool:
     return reader.facts.get("proxy") is True
 
 
+def made_steps(reader: JournalReader) -> bool:
+    """Whether the hooks in this process have counted a step of training."""
+    return any(
+        each.values[0] for each in reader.totals() if each.metric == catalog.TRAINING_STEPS.name
+    )
+
+
 def is_idle(reader: JournalReader) -> bool:
     """Whether this is a child of multiprocessing with no step and no phase under way.
 
@@ -57,9 +64,7 @@ def is_idle(reader: JournalReader) -> bool:
     if progress.phase_code != _OTHER or progress.phase_name:
         return False
     # A pool's worker may have trained in a task; elsewhere it is ranks that train.
-    return in_pool(reader) or not any(
-        each.values[0] for each in reader.totals() if each.metric == catalog.TRAINING_STEPS.name
-    )
+    return in_pool(reader) or not made_steps(reader)
 
 
 def was_ended(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:

@@ -745,6 +745,27 @@ def test_an_evaluator_that_lives_on_is_given_time_after_the_training_has_finishe
     assert bench.open() == []
 
 
+def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it(bench: Bench) -> None:
+    bench.join(0, 1, 2, 3, job_type="actor", world_size=4)
+    bench.take()
+    actors, bench.ranks = bench.ranks, []
+    bench.join(0, 1)
+    trainers, bench.ranks = bench.ranks, [*actors, *bench.ranks]
+
+    for number in range(400):
+        for rank in trainers:
+            late = rank.number == 1
+            rank.step(
+                forward=10.0, backward=50.0 if late else 20.0, comm_wait=1.0 + 30.0 * (not late)
+            )
+        if number % 25 == 24:
+            bench.take()
+
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
+    roles = {dict(row.labels)["job_type"] for row in bench.rows(catalog.TRAINING_STRAGGLER)}
+    assert roles == {"train"}
+
+
 def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
     bench.join(0, 1)
     bench.join(0, 1, group="other")

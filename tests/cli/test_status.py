@@ -121,6 +121,39 @@ def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
     assert told[-1] == "  ! of another run"
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_run_that_goes_on_with_fewer_ranks_is_as_large_as_its_newest_attempt(
+    trains: bool,
+) -> None:
+    before = [process(rank=rank, world_size=4, state="killed") for rank in range(4)]
+    after = [process(rank=rank, started_ns=5, trains=trains) for rank in range(2)]
+    over = [{**each, "state": "finished"} for each in after]
+
+    assert "run one, train, world 2" in shown(*before, *after)
+    assert "run one, train, world 2" in shown(*before, *over)
+
+
+def test_an_evaluator_that_is_left_alone_is_not_the_training() -> None:
+    trained = [process(rank=rank, state="failed", trains=True) for rank in range(2)]
+    evaluator = process(rank=0, job_type="eval", world_size=1, started_ns=5)
+
+    assert "run one, world 2" in shown(*trained, evaluator)
+    assert "run one, world 2" in shown(*trained, {**evaluator, "state": "finished"})
+
+
+def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it() -> None:
+    trainers = [process(rank=rank, trains=True) for rank in range(2)]
+    actors = [process(rank=rank, job_type="actor", world_size=4) for rank in range(4)]
+
+    assert "run one, world 2" in shown(*trainers, *actors)
+
+
+def test_a_rank_for_which_another_process_logs_is_not_here() -> None:
+    told = shown(process(rank=0), process(rank=1, proxy=True))
+
+    assert "run one, train, 1 of 2 ranks here" in told
+
+
 def test_where_one_rank_of_two_records_that_is_said() -> None:
     told = shown(process(rank=0), process(rank=0, job_type="eval", world_size=1))
 

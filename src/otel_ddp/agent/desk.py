@@ -129,9 +129,9 @@ class Desk:
         if not room.node:
             # The first one's: of two nodes on one host the series would jump from one to the other.
             room.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
-        if intake.ended_at is None:
-            room.hear_of_world(seat.who, intake)
         steps = intake.fresh_steps()
+        if intake.ended_at is None:
+            room.hear_of_world(seat.who, intake, trains=bool(steps) or intake.restarted)
         if not room.is_beside(intake.world_size):
             room.stragglers.is_here(seat.who)
             room.hear_of_waits(seat.who, intake)

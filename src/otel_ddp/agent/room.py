@@ -22,6 +22,7 @@ from otel_ddp.diagnosis.nonfinite import Nonfinite
 from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.straggler import Report, Stragglers
 from otel_ddp.diagnosis.verdict import Kind, Verdict, Who
+from otel_ddp.survey import World, training_world
 
 Said = tuple[dict[str, Any], list[dict[str, Any]]]
 """What a process says of itself, and its last values."""
@@ -32,10 +33,11 @@ class Room:
 
     def __init__(self, run: Who, floor_s: float, causes: Causes) -> None:
         self.run = run
-        # How many ranks train together: the largest world that a living process tells. Evaluators
-        # and actors tell another one.
+        # How many ranks train together. Evaluators and actors tell another world.
         self.world_size = 0
-        self._worlds: dict[Who, int] = {}
+        self._worlds: dict[Who, World] = {}
+        # Whether a process of this run was ever found to train.
+        self._trained = False
         self.stragglers = Stragglers()
         self.arrivals = Arrivals()
         self.bounds = Bounds()
@@ -70,20 +72,24 @@ class Room:
         self.shown: set[tuple[catalog.Metric, Labels]] = set()
         self.showing: set[tuple[catalog.Metric, Labels]] = set()
 
-    def hear_of_world(self, who: Who, intake: Intake) -> None:
-        """How many ranks this living process trains with."""
-        size = intake.world_size
-        if size is not None and self._worlds.get(who) != size:
-            self._regroup({**self._worlds, who: size})
+    def hear_of_world(self, who: Who, intake: Intake, trains: bool) -> None:
+        """How many ranks this living process trains with; *trains*: it makes a step, or will."""
+        size, known = intake.world_size, self._worlds.get(who)
+        if size is None:
+            return
+        told = World(size, trains or (known is not None and known.trains))
+        if told != known:
+            self._trained |= told.trains
+            self._regroup({**self._worlds, who: told})
 
-    def _regroup(self, worlds: dict[Who, int]) -> None:
-        before = [who for who, size in self._worlds.items() if size == self.world_size]
+    def _regroup(self, worlds: dict[Who, World]) -> None:
+        before = [who for who, each in self._worlds.items() if each.size == self.world_size]
         self._worlds = worlds
-        self.world_size = max(worlds.values(), default=self.world_size)
+        self.world_size = training_world(worlds.values(), World(self.world_size, self._trained))
         for detector in (self.stragglers, self.arrivals, self.bounds):
             detector.world_size(self.world_size)
         for who in before:
-            if self.is_beside(worlds.get(who)):
+            if who in worlds and self.is_beside(worlds[who].size):
                 self._forget_speed(who)
 
     def is_beside(self, world_size: int | None) -> bool:
@@ -126,7 +132,7 @@ class Room:
         """This process is gone, or has another name by now."""
         self._forget_speed(who)
         _forget(self.creep.forget, who)
-        self._regroup({other: size for other, size in self._worlds.items() if other != who})
+        self._regroup({other: each for other, each in self._worlds.items() if other != who})
 
     def _forget_speed(self, who: Who) -> None:
         self.report_is_old = True

@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_ddp.cli import where
 from otel_ddp.errors import ConfigError
-from otel_ddp.survey import survey
+from otel_ddp.survey import World, survey, training_world
 
 _LONGEST_CELL = 1000
 # A driver keeps something of each board for itself.
@@ -120,8 +120,7 @@ def _run(said: Mapping[str, Any]) -> tuple[str, str]:
 def _table(run: tuple[str, str], processes: list[Mapping[str, Any]], now_ns: int) -> Iterable[str]:
     """One run: its head, and a row a process, with its role where they differ."""
     group, name = run
-    worlds = [_whole(each.get("world_size")) for each in processes]
-    world = max((size for size in worlds if size is not None), default=None)
+    world = _world(processes)
     roles = {cell(each.get("job_type")) for each in processes}
     told = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
     yield ", ".join((f"run {name}", *filter(None, told), _of_world(processes, world)))
@@ -131,6 +130,24 @@ def _table(run: tuple[str, str], processes: list[Mapping[str, Any]], now_ns: int
         yield _columns(_row(each, now_ns), cell(each.get("job_type"), "-"), widest)
 
 
+def _world(processes: list[Mapping[str, Any]]) -> int | None:
+    """How many ranks train together."""
+    told = [
+        (World(size, each.get("trains") is True), each)
+        for each in processes
+        if each.get("proxy") is not True and (size := _whole(each.get("world_size"))) is not None
+    ]
+    living = [world for world, each in told if each.get("state") not in OVER]
+    # Of what has ended the training is what trained, or was several; of that the newest attempt.
+    ended = [
+        (world.trains, world.size > 1, _started(each), world.size)
+        for world, each in told
+        if each.get("state") in OVER
+    ]
+    trained, _, _, size = max(ended, default=(False, False, 0, 0))
+    return training_world(living, World(size, trained)) or None
+
+
 def _of_world(processes: list[Mapping[str, Any]], world: int | None) -> str:
     """How many of the ranks that train together there are here."""
     if world is None:
@@ -138,7 +155,8 @@ def _of_world(processes: list[Mapping[str, Any]], world: int | None) -> str:
     here = {
         rank
         for each in processes
-        if each.get("world_size") in (None, world)
+        if each.get("proxy") is not True
+        and each.get("world_size") in (None, world)
         and (rank := _whole(each.get("rank"))) is not None
     }
     return f"{len(here)} of {world} ranks here" if len(here) < world else f"world {world}"
