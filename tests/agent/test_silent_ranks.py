@@ -163,3 +163,10 @@ def test_ranks_of_one_launch_with_different_strategies_are_told_at_once(
     assert node.said(later_ns=0) == [expected]
     assert node.said() == [expected]
     assert caplog.messages == [f"run r: {expected}"]
+
+
+def test_strategies_of_runs_of_one_name_in_two_groups_are_not_compared(node: Node) -> None:
+    node.rank(0)
+    node.rank(1, group="another", strategy="main")
+
+    assert node.said(later_ns=0) == []

@@ -95,10 +95,11 @@ def _for_long(intake: Intake, now_ns: int) -> bool:
 
 
 def _differing(living: list[Intake]) -> list[dict[str, str]]:
-    by_run: dict[str, dict[str, Intake]] = {}
+    by_run: dict[tuple[str, str], dict[str, Intake]] = {}
     for intake in sorted(living, key=lambda each: each.who.get("global_rank") or 0):
         strategy = str(intake.who.get("strategy"))
-        by_run.setdefault(_label(intake, "run"), {}).setdefault(strategy, intake)
+        run = _label(intake, "group"), _label(intake, "run")
+        by_run.setdefault(run, {}).setdefault(strategy, intake)
     notes = []
     for by_strategy in by_run.values():
         if len(by_strategy) > 1:
