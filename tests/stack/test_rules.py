@@ -496,6 +496,14 @@ def test_the_routing_names_receivers_labels_and_alerts_that_exist() -> None:
             silenced.setdefault(source, set()).update(targets)
     assert "TrainingStraggler" in silenced["TrainingStalled"]
     assert "TrainingRanksMissing" in silenced["TrainingRunKilled"]
+    # A process beside the training that has ended (info) says nothing of the training.
+    of_ends = [
+        rule["source_matchers"]
+        for rule in routing["inhibit_rules"]
+        if "TrainingRun" in rule["source_matchers"][0]
+    ]
+    assert len(of_ends) == 2
+    assert all('severity = "warning"' in each for each in of_ends)
     # Nobody may silence what nobody else tells.
     never = {"TrainingLossNotFinite", "TrainingRunKilled", "GpuXid", "GpuEccUncorrected"}
     assert not never & set().union(*silenced.values())
