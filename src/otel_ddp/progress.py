@@ -31,6 +31,8 @@ NAMED = 0x40
 # How long what happened may wait to be told. A step of a millisecond is too short to tell of each
 # by itself; where the process stands is always told at once.
 _TOLD_EVERY_NS = 100_000_000
+# More backwards than that without a step of an optimizer: none is to be expected.
+_MOST_ACCUMULATED = 64
 # A run of very many phases within that time is told earlier: memory must not grow.
 _MOST_WORDS = 20_000
 
@@ -281,6 +283,9 @@ class Standing:
 
     def step_of_values(self, trains: bool) -> int:
         """To which step a value belongs that is logged now without one."""
+        if not self.count and self.micro_batches > _MOST_ACCUMULATED:
+            # A loop that changes the weights by itself has no other steps than these.
+            return self.micro_batches
         if trains and self.working:
             return self.under_way()
         logged = self.recorder.step

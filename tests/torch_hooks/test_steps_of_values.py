@@ -91,6 +91,21 @@ def test_values_follow_the_numbers_that_the_user_logs_besides(
     assert seen["loss"] == seen["rate"] == seen["val_loss"] == [1000, 1001, 1002]
 
 
+def test_where_no_optimizer_steps_each_backward_is_a_step(run: otel_ddp.Run, place: Here) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+
+    for _ in range(100):
+        loss = model(INPUT).sum()
+        loss.backward()
+        run.log({"loss": loss})
+    run.log({"val_loss": loss})
+
+    seen = logged(place.only())
+    assert seen["loss"] == [*[1] * 64, *range(65, 101)]
+    assert seen["val_loss"] == [100]
+
+
 def resumed(model: nn.Module, state: dict[str, Any] | None) -> AdamW:
     optimizer = AdamW(model.parameters(), lr=0.1)
     if state is not None:

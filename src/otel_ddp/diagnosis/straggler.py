@@ -256,7 +256,7 @@ class Stragglers:
         """Why there is nobody to compare a rank with, though it has others beside it."""
         ranks = self._alignment.ranks
         others = sorted(dict(who).get("rank", "?") for who in self._here.difference(ranks))
-        if len(ranks) >= 2 or not others:
+        if len(ranks) != 1 or not others:
             return ""
         return f"no step yet of rank {', '.join(others)}"
 

@@ -16,13 +16,14 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp import containment
-from otel_ddp.torch import every_module, held
+from otel_ddp.torch import every_module, held, saving
 from otel_ddp.torch.stepper import Ear, Stepper
 
 _MOST_OUTPUTS, _MOST_OF_ONE = 64, 48
 # What a tensor's own register_hook calls.
 _REGISTER = "_register_hook_dict"
 _Tensor = torch.Tensor
+_is_tracing = torch._C._is_tracing
 # What calls a module, and the class of what torch.compile gives for one.
 _CALL_MODULE = nn.Module._wrapped_call_impl.__code__
 _COMPILED = "OptimizedModule"
@@ -65,7 +66,7 @@ class _Watched:
         self.forwards = self.samples = self.tokens = 0
 
 
-# A deep copy (an EMA model, say) carries the hooks along, but is not in here.
+# A replica (of DataParallel, say) carries the hooks along, but is not in here.
 _watched: dict[int, _Watched] = {}
 # The module inside of DDP: DDP may wait before it, and who validates may call it by itself.
 _inner: dict[int, _Watched] = {}
@@ -82,6 +83,7 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False) -> bool:
     module.register_forward_pre_hook(call_began, prepend=True, with_kwargs=True)
     # Also where forward raises: the time after that is not forward.
     module.register_forward_hook(_after_forward, prepend=True, always_call=True)
+    saving.keep_out(module, _ALL)
     # A scripted one takes no hooks.
     inside = module.module if isinstance(module, DistributedDataParallel) else None
     if inside is not None and not isinstance(inside, torch.jit.ScriptModule):
@@ -103,6 +105,7 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: _Watched) -> None:
     within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
     take_off(inside, _before_inner, _after_inner)
     inside._forward_pre_hooks[_OURS] = _before_inner
+    saving.keep_out(inside, _ALL)
     if not within.syncs_buffers:
         # A hook that has nothing to do costs microseconds in each forward, taking it off costs a
         # tenth of that.
@@ -128,7 +131,8 @@ def detach() -> None:
         model: Any = watched.model()
         if model is None:
             continue
-        take_off(model, call_began, _after_forward, _before_inner, _after_inner)
+        take_off(model, *_ALL)
+        saving.let_in(model)
         if isinstance(model._compiled_call_impl, _CompiledInPlace):
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
@@ -217,8 +221,9 @@ class _CompiledInPlace:
 
 def call_began(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
     """The hook before the forward of a watched model."""
-    # Traced into a graph this would break it; the compiled model then calls no hook.
-    if is_compiling():
+    # Traced into a graph this would break it; the compiled model then calls no hook. Beside
+    # torch.jit.trace our variables would give their names to tensors of the graph.
+    if is_compiling() or _is_tracing():
         return
     watched = _watched.get(id(module))
     if watched is None or not watched.stepper.alive:
@@ -232,7 +237,7 @@ def call_began(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -
 
 
 def _before_inner(module: nn.Module, *_: Any) -> None:
-    if is_compiling():
+    if is_compiling() or _is_tracing():
         return
     watched = _inner.get(id(module))
     if watched is None or not watched.stepper.alive:
@@ -265,7 +270,7 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
 
 
 def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
-    if is_compiling():
+    if is_compiling() or _is_tracing():
         return
     watched = _watched.get(id(module))
     if watched is None or not watched.stepper.alive:
@@ -324,3 +329,6 @@ def differentiable(output: Any) -> Iterator[torch.Tensor]:
         elif value is output or held.maps(kind):
             # A class of the user's: one level of its attributes.
             left.extend(islice(held.attributes(value).values(), _MOST_OF_ONE))
+
+
+_ALL = frozenset((call_began, _after_forward, _before_inner, _after_inner))

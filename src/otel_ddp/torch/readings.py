@@ -492,7 +492,8 @@ def _may_be_a_loss(value: Any) -> bool:
     """Whether it is a single number that backward may begin at."""
     return (
         _is_torchs(value)
-        and value.numel() == 1
+        # One element of a vector may be anything: what a critic thinks of a state, say.
+        and value.dim() == 0
         and value.is_floating_point()
         and bool(value.requires_grad)
     )

@@ -1,0 +1,84 @@
+"""A model that is watched is saved, loaded, copied and traced as one that is not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import otel_ddp
+from conftest import Here
+from loops import INPUT, train
+
+
+@pytest.fixture
+def model(place: Here) -> Iterator[nn.Module]:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    train(model, SGD(model.parameters(), lr=0.1), 1)
+    yield model
+    otel_ddp.finish()
+
+
+def test_a_model_is_loaded_with_weights_only_and_where_we_are_not_installed(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+
+    torch.save(model, path)
+
+    with torch.serialization.safe_globals([nn.Linear]):
+        loaded = torch.load(path)
+    assert torch.equal(model(INPUT), loaded(INPUT))
+    code = f"""
+import sys
+sys.modules["otel_ddp"] = None
+import torch
+torch.load({str(path)!r}, weights_only=False)(torch.ones(1, 4))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_copies_have_the_users_hooks_and_none_of_ours(model: nn.Module) -> None:
+    heard = model.register_forward_hook(_users, with_kwargs=True, always_call=True)
+
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+
+    for each in copies:
+        assert list(each._forward_hooks.values()) == [_users]
+        assert each._forward_hooks_with_kwargs.keys() == each._forward_hooks.keys()
+        assert each._forward_hooks_always_called.keys() == each._forward_hooks.keys()
+        assert not each._forward_pre_hooks
+        assert not each._forward_pre_hooks_with_kwargs
+        assert each.__dict__.keys() == nn.Linear(4, 1).__dict__.keys()
+    heard.remove()
+    assert _users not in model._forward_hooks.values()
+
+
+def _users(*args: object) -> None:
+    pass
+
+
+def test_nothing_is_left_on_a_model_that_is_watched_no_more(model: nn.Module) -> None:
+    otel_ddp.uninstrument()
+
+    assert model.__dict__.keys() == nn.Linear(4, 1).__dict__.keys()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning"
+)
+def test_a_model_is_traced_also_where_its_operations_are_about_to_be_counted(
+    model: nn.Module,
+) -> None:
+    traced = torch.jit.trace(model, INPUT)
+
+    assert torch.equal(model(INPUT), traced(INPUT))
