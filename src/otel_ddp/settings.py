@@ -213,7 +213,8 @@ TABLE: tuple[Setting, ...] = (
         _one_of("auto", "offline", "external", "off"),
         "Who runs the node agent: `auto` the first process of a run starts one; `offline` the "
         "same, but it sends nothing and keeps everything on disk for `otel-ddp replay`; "
-        "`external` the platform does; `off` nobody, and each journal holds only the latest.",
+        "`external` the platform does; with `off` none runs, and each journal holds only the "
+        "latest.",
     ),
     Setting(
         "strategy",

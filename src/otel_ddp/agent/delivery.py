@@ -418,7 +418,7 @@ class Delivery:
         return ", ".join(parts) or "nothing waits"
 
 
-@contained(default=Outcome("retry", "sending failed in a way nobody thought of"))
+@contained(default=Outcome("retry", "sending failed in an unknown way"))
 def _send(transport: Sender, request: Request) -> Outcome:
     return transport.send(request.signal, request.body)
 

@@ -95,7 +95,7 @@ class Room:
     def is_beside(self, world_size: int | None) -> bool:
         """Whether a process with such a world is not one of those that train together.
 
-        Nobody waits for it, so it is not compared, and neither stalls the run nor keeps it going.
+        No rank waits for it, so it is not compared, and neither stalls the run nor keeps it going.
         """
         return world_size is not None and world_size != self.world_size
 

@@ -308,7 +308,7 @@ class Spool:
 
 
 def listed(directory: Path) -> list[Entry]:
-    """The requests in a directory, in order, for somebody who only looks; raises OSError."""
+    """The requests in a directory, in order, without taking hold of it; raises OSError."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = [_entry(directory, name, opened) for name in sorted(os.listdir(opened))]
@@ -325,7 +325,7 @@ def _entry(directory: Path, name: str, opened: int) -> Entry | None:
     try:
         found = os.stat(name, dir_fd=opened, follow_symlinks=False)
     except FileNotFoundError:
-        return None  # somebody cleans up at this moment
+        return None  # another process cleans up at this moment
     if not stat.S_ISREG(found.st_mode):
         return None
     number, points, oldest_s = int(match[1]), int(match[3]), int(match[4])
