@@ -511,6 +511,34 @@ def test_the_exit_code_of_one_that_finished_is_waited_for_longer() -> None:
     assert rank(change.verdict) == "1"
 
 
+def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:
+    asked = killed(1, 0.05, signal="SIGTERM")
+    # It tells that it lost a peer before the other one is seen to be gone, and leaves after that.
+    others = [failed(each, PEER, world=3, waited_s=2.0) for each in (0, 2)]
+
+    # The launcher has hurried them.
+    hurried = {"signal": "SIGTERM"}
+    others = [each._replace(present_ns=T + S // 10, cause=hurried) for each in others]
+    found = of([*others, asked])
+
+    assert rank(found) == "1"
+    assert found.evidence["order_known_by"] == "evidence"
+    assert "SIGTERM, somebody asked it to end" in found.sentence
+    assert "Ranks 0 and 2 lost their connections and failed" in found.sentence
+
+
+@pytest.mark.parametrize("present_s", [0.04, None])
+def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
+    present_s: float | None,
+) -> None:
+    asked = killed(1, 0.05, signal="SIGTERM")
+    lost = failed(0, PEER, waited_s=2.0)._replace(
+        present_ns=0 if present_s is None else T + round(present_s * S)
+    )
+
+    assert rank(of([lost, asked])) != "1"
+
+
 def test_on_one_node_where_all_lost_a_peer_no_other_node_is_accused() -> None:
     found = of([failed(0, PEER), failed(1, PEER, 0.1)])
 

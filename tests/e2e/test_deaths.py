@@ -257,6 +257,19 @@ def test_an_exit_code_under_torchrun_is_told_as_the_cause() -> None:
         until(lambda: told_by_status(node) == [verdict["sentence"]], "the verdict in the status")
 
 
+@pytest.mark.skipif(not TELLS_EXITS, reason="this kernel keeps signals to itself")
+def test_a_rank_that_alone_is_asked_to_end_is_what_the_others_lost() -> None:
+    with Ward() as node:
+        torchrun(node, "import signal; os.kill(os.getpid(), signal.SIGTERM)")
+
+        until(lambda: "SIGTERM" in str(node.report()), "the kernel's word")
+        verdict = node.report_on(2)["verdict"]
+        assert verdict["who"]["rank"] == "1"
+        assert "SIGTERM, somebody asked it to end" in verdict["sentence"]
+        assert "Rank 0 lost its connection and failed" in verdict["sentence"]
+        until(lambda: told_by_status(node) == [verdict["sentence"]], "the verdict in the status")
+
+
 def test_an_interrupt_of_all_ranks_is_no_death() -> None:
     with Ward() as node:
         processes = node.ranks(2, INTERRUPTED)

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import signal
 import struct
 import time
@@ -135,6 +136,15 @@ class Causes:
         return [
             each.handle for each in self._watched.values() if each.handle >= 0 and not each.gone
         ]
+
+    def is_there(self, pid: int, start_ticks: int) -> bool:
+        """Whether this process is surely still there, whatever it has told of its end."""
+        watched = self._watched.get((pid, start_ticks))
+        if watched is None or watched.handle < 0:
+            return False
+        asked = select.poll()
+        asked.register(watched.handle, select.POLLIN)
+        return not asked.poll(0)
 
     @containment.contained()
     def forget(self, pid: int, start_ticks: int) -> None:

@@ -246,6 +246,7 @@ class Desk:
             room.last[seat.who] = said(intake)
             if (position := self._position(intake, seat)) is not None:
                 room.ended[seat.who] = position, gone.gone_ns
+        room.endings.look()
         found += room.endings.reconsidered(now_ns)
         if not found:
             return changes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from otel_ddp.agent.causes import Causes
 from otel_ddp.agent.intake import Intake
 from otel_ddp.catalog import STATES
@@ -21,19 +23,28 @@ class Endings:
     def __init__(self, causes: Causes) -> None:
         self._causes = causes
         self._ended: set[Who] = set()
-        # Whose end is to be thought of once more: process id and start, and when.
-        self._afterthoughts: list[tuple[Gone, tuple[int, int], int]] = []
+        # Whose end is to be thought of once more, and when.
+        self._afterthoughts: list[tuple[Gone, Intake, int]] = []
+        # Those that told their end, and may be there all the same.
+        self._leaving: dict[Intake, Gone] = {}
 
     def take(self, intake: Intake, who: Who, now_ns: int) -> Gone:
         """How this process ended, as far as that is known at once."""
         self._ended.add(who)
         gone = self._gone(intake, who)
-        pid = intake.pid, intake.reader.start_ticks
+        if gone.state != "killed":
+            self._leaving[intake] = gone
         self._afterthoughts += [
-            (gone._replace(waited_s=after / 1e9), pid, now_ns + after)
+            (gone._replace(waited_s=after / 1e9), intake, now_ns + after)
             for after in _AFTERTHOUGHTS_NS
         ]
         return gone
+
+    def look(self) -> None:
+        """See which of those that told their end are still there."""
+        for intake, gone in self._leaving.items():
+            if self._causes.is_there(*_process(intake)):
+                self._leaving[intake] = gone._replace(present_ns=time.time_ns())
 
     def take_back(self, who: Who) -> bool:
         """Somebody at work bears this name; whether one of that name had ended."""
@@ -46,20 +57,27 @@ class Endings:
 
     def reconsidered(self, now_ns: int) -> list[Gone]:
         """Those of whom more may be known by now."""
-        found = []
+        found: dict[Intake, Gone] = {}
         for thought in [each for each in self._afterthoughts if now_ns >= each[2]]:
             self._afterthoughts.remove(thought)
-            gone, pid, _ = thought
-            found.append(gone._replace(cause=self._causes.why(*pid)))
-            if not any(each[1] == pid for each in self._afterthoughts):
-                self._causes.forget(*pid)
-        return found
+            gone, intake, _ = thought
+            cause = self._causes.why(*_process(intake))
+            before = self._leaving.get(intake, gone)
+            found[intake] = before._replace(cause=cause, waited_s=gone.waited_s)
+            if intake in self._leaving:
+                self._leaving[intake] = found[intake]
+            if not any(each[1] is intake for each in self._afterthoughts):
+                self._causes.forget(*_process(intake))
+                self._leaving.pop(intake, None)
+        # What is said of one rests on when the others left, too.
+        return list({**self._leaving, **found}.values()) if found else []
 
     def think_no_more(self) -> None:
         """Nobody wants to know any more."""
-        for _, pid, _ in self._afterthoughts:
-            self._causes.forget(*pid)
+        for _, intake, _ in self._afterthoughts:
+            self._causes.forget(*_process(intake))
         self._afterthoughts.clear()
+        self._leaving.clear()
 
     def _gone(self, intake: Intake, who: Who) -> Gone:
         progress = intake.reader.progress()
@@ -75,6 +93,10 @@ class Endings:
             seen_alive_ns=told_ns if spoke else intake.seen_alive_ns,
             gone_ns=told_ns if spoke else intake.gone_ns,
             reason=described["reason"],
-            cause=self._causes.why(intake.pid, intake.reader.start_ticks),
+            cause=self._causes.why(*_process(intake)),
             world_size=intake.world_size,
         )
+
+
+def _process(intake: Intake) -> tuple[int, int]:
+    return intake.pid, intake.reader.start_ticks

@@ -199,6 +199,8 @@ def _first(members: list[Gone]) -> tuple[list[Gone], Order]:
     ]
     if len(struck) == 1:
         return struck, "evidence"
+    if (asked := _asked_alone(members)) is not None:
+        return [asked], "evidence"
     # One that raises closes its connections first and tells it when it leaves, seconds later
     # perhaps: of those who tell, one that lost a peer comes after one with another reason.
     reasons = {manner(each) for each in members} & {"own", "left"}
@@ -214,6 +216,23 @@ def _first(members: list[Gone]) -> tuple[list[Gone], Order]:
     best = max(map(_guilt, early))
     guilty = [each for each in early if _guilt(each) == best]
     return (guilty, "evidence") if len(guilty) == 1 else (guilty, "unknown")
+
+
+def _asked_alone(members: list[Gone]) -> Gone | None:
+    """The one that was asked to end while all others were there, which then lost it.
+
+    A launcher asks the others once one has left: this one was asked by something else.
+    """
+    # One that has told its end may be hurried by the launcher, and that is not what ended it.
+    asked = [
+        each for each in members if each.state == "killed" and each.cause.get("signal") in REQUESTS
+    ]
+    if len(asked) != 1 or len(members) == 1:
+        return None
+    (one,) = asked
+    rest = [each for each in members if each is not one]
+    outlived = all(each.present_ns > one.gone_ns for each in rest)
+    return one if outlived and {manner(each) for each in rest} == {"lost"} else None
 
 
 def _struck_alike(first: Gone, other: Gone) -> bool:

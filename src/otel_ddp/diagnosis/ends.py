@@ -54,6 +54,9 @@ class Gone(NamedTuple):
     """What `agent.causes` found."""
     world_size: int | None = None
     """How many ranks the run has, on all nodes."""
+    present_ns: int = 0
+    """When its process was last seen to be there after it told its end: Python takes a while to
+    leave. 0: it was not seen after that."""
     waited_s: float = 0.0
     """How long ago its end was first seen: by now others have told theirs, and its launcher has
     looked."""
