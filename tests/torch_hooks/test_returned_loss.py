@@ -49,6 +49,8 @@ class Returns(nn.Linear):
         (lambda logits, loss: (loss, loss * 2), "several_losses"),
         (lambda logits, loss: logits, "no_loss"),
         (lambda logits, loss: (logits, None), "no_loss"),
+        # What a critic thinks of one state is a vector of one.
+        (lambda logits, loss: (logits, loss.reshape(1)), "no_loss"),
     ],
 )
 def test_the_one_number_with_a_gradient_is_the_loss_and_else_it_is_said_why_there_is_none(
