@@ -23,6 +23,9 @@ PATIENCE_S = 60
 # From Python 3.13 on multiprocessing has handled the exception before anybody is told of the end.
 NO_MORE_DATA = "ValueError: no more data" if sys.version_info < (3, 13) else "exit code 1"
 
+# The line of a process whose journal no agent reads.
+UNREAD = "OTEL_DDP_AGENT=off: "
+
 
 def start(code: str, folder: Path, **env: str) -> subprocess.Popen[str]:
     """A Python program of its own, as a file: a spawned child imports it again."""
@@ -47,7 +50,7 @@ def run(code: str, folder: Path, **env: str) -> tuple[int, str, str]:
         finally:
             process.kill()
     # That no agent reads what they record is what these programs want, and another test's matter.
-    kept = [line for line in err.splitlines(True) if not line.startswith("OTEL_DDP_AGENT=off: ")]
+    kept = [line for line in err.splitlines(True) if not line.startswith(UNREAD)]
     return process.returncode, out, "".join(kept)
 
 
@@ -536,6 +539,21 @@ def test_a_child_with_a_run_of_its_own_may_use_its_parents_as_well(
         ("shared", [], "finished"),
         ("shared", [("shared", 1.0)], "finished"),
     ]
+
+
+@pytest.mark.parametrize("parent", [False, True])
+def test_workers_leave_what_holds_for_all_to_a_parent_that_has_a_run(
+    parent: bool, place: Here, tmp_path: Path
+) -> None:
+    code = SWEEP_IN_A_POOL.replace("{fork}", "spawn").replace("{how}", "tasks")
+    code = code.replace("sys.argv[2]", repr("parent" if parent else ""))
+    code = code.replace("context.Pool(1)", "context.Pool(1, maxtasksperchild=1)")
+
+    with start(code, tmp_path) as process:
+        _, err = process.communicate(timeout=PATIENCE_S)
+
+    said = [line for line in err.splitlines() if line.startswith(UNREAD)]
+    assert len(said) == (1 if parent else 3)
 
 
 def test_a_process_logs_for_a_hundred_others_at_most_and_says_so(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from otel_ddp import launchers, run_names
 from otel_ddp.errors import ConfigError
-from otel_ddp.run_names import INHERITED_RUN, hand_down
+from otel_ddp.run_names import INHERITED_RUN, hand_down, parent_has_run
 
 # What names each text, where no argument does: our own variable, then those of other trackers.
 _VARIABLES = {
@@ -432,6 +432,7 @@ __all__ = [
     "Identity",
     "hand_down",
     "of_rank",
+    "parent_has_run",
     "resolve",
     "settle",
 ]

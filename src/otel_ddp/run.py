@@ -217,9 +217,9 @@ class Run:
                 "sample_steps": conf.sample_steps,
             }
         )
+        self._say_kept(recorder)
         if self._settled:
             self._announce()
-        self._say_kept(recorder)
         self._look_around(writer.created_ns)
         self._place.ring()
         if config is not None:
@@ -308,7 +308,7 @@ class Run:
 
     def _speaks(self) -> bool:
         """Whether this process says what holds for all ranks."""
-        if self._logs_for is not None or pools.in_worker():
+        if self._logs_for is not None or (pools.in_worker() and identity.parent_has_run()):
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 import unicodedata
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from otel_ddp import launchers
@@ -88,6 +88,12 @@ def group_of_tasks(here: Here) -> str:
     parents = _handed_down(here)
     named = parents.group or parents.run or clean(here.env.get("OTEL_DDP_RUN", ""))
     return named or _derived(*launchers.launcher_process(here, ())).replace("run-", "pool-")
+
+
+def parent_has_run(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether the process that started this one by multiprocessing has opened a run."""
+    by = env.get(INHERITED_RUN, "").partition(":")[0]
+    return by == str(launchers.multiprocessing_parent())
 
 
 def hand_down(run: str, group: str, env: MutableMapping[str, str] = os.environ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import heapq
 import os
 import time
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from otel_ddp.agent.otlp.outcome import SIGNALS, Outcome, Signal
 from otel_ddp.agent.spool import LOCK, OFFLINE, Entry, listed
+from otel_ddp.journal import locks
 from otel_ddp.journal.place import lock_holder
 
 # Between the attempts at one request, once anything has been taken: a minute in all.
@@ -96,7 +96,7 @@ class Sent:
 
 def _lock(file: int) -> None:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.take(file)
     except BlockingIOError:
         raise BeingReplayed from None
     except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from otel_ddp.agent.processes import Processes
 from otel_ddp.agent.sampling import Sampling
 from otel_ddp.agent.sources.nvml.driver import Nvml
 from otel_ddp.errors import ConfigError
+from otel_ddp.journal import locks
 from otel_ddp.journal.place import Place, find, private_directory
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def take_the_lock(place: Place) -> int | None:
 
 def _locked(fd: int) -> bool:
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.take(fd)
     except OSError:
         return False
     return True

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Literal
 
 from otel_ddp.agent.otlp.outcome import SIGNALS, Signal
+from otel_ddp.journal import locks
 
 # What the directories of offline agents are called, before the digest.
 OFFLINE = "offline-"
@@ -261,7 +261,7 @@ class Spool:
                     return True
         descriptor = os.open(LOCK, _LOCK_FILE, 0o600, dir_fd=directory)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.take(descriptor)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(descriptor)

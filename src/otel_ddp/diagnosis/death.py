@@ -32,7 +32,7 @@ class _Around(NamedTuple):
 
     finished: Sequence[Gone]
     at_work: Collection[Who] | None
-    """Of those that train together. None where nobody said who is."""
+    """Of those that train together. None where that was not said."""
 
 
 class _Incident:

@@ -179,7 +179,7 @@ class Stragglers:
         self._left_out *= 0.99
         step_ns = middle([each.took_ns for each in facts])
         self._changes += regression.feed(facts, step_ns, bool(self._cases))
-        # Of processes that are each a world of one, nobody waits for anybody.
+        # Of processes that are each a world of one, none waits for another.
         if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
             return
         work_ns = [each.took_ns - each.wait_ns for each in facts]
@@ -253,7 +253,7 @@ class Stragglers:
         )
 
     def _stepless(self) -> str:
-        """Why there is nobody to compare a rank with, though it has others beside it."""
+        """Why a rank is compared with no other, though it has others beside it."""
         ranks = self._alignment.ranks
         others = sorted(dict(who).get("rank", "?") for who in self._here.difference(ranks))
         if len(ranks) != 1 or not others:

@@ -147,7 +147,7 @@ class _Search:
         self.between_calls()
 
     def _let_go(self, thread: int) -> None:
-        marked = self._marked.pop(thread, _nobody)
+        marked = self._marked.pop(thread, _no_module)
         module = marked()
         # Two threads may call one module.
         if module is not None and all(each() is not module for each in list(self._marked.values())):
@@ -280,5 +280,5 @@ def _outermost(frame: FrameType | None) -> nn.Module | None:
     return found
 
 
-def _nobody() -> None:
+def _no_module() -> None:
     pass

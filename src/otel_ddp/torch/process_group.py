@@ -41,7 +41,7 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     """What the default process group says; None where there is none.
 
     With `agree`, the name of the run that its store holds is part of it: the first rank's
-    `propose`, for all ranks that ask. One rank alone has nobody to agree with.
+    `propose`, for all ranks that ask. One rank alone has no other to agree with.
     """
     if not is_up():
         return None

@@ -99,13 +99,9 @@ def _steps_made(optimizer: torch.optim.Optimizer) -> int:
 
     Adam and its like count. A count on a device is not asked for: that would wait for the device.
     """
-    counts = [state["step"] for state in optimizer.state.values() if "step" in state][:1]
-    for count in counts:
-        if isinstance(count, int) or (
-            type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1
-        ):
-            return max(1, int(count))
-    return 1
+    count: Any = next((state["step"] for state in optimizer.state.values() if "step" in state), 1)
+    on_host = type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1
+    return max(1, int(count)) if on_host or isinstance(count, int) else 1
 
 
 def _nothing(*args: Any) -> None:
