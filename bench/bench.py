@@ -459,7 +459,7 @@ def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Ro
     sys.path.insert(0, str(ROOT / "tools"))
     from diagnosis_cases import Case, simulated, who
 
-    from otel_ddp.agent.desk import _learn
+    from otel_ddp.agent.verdicts.judge import _learn
     from otel_ddp.diagnosis.bounds import Bounds
     from otel_ddp.diagnosis.facts import alike, facts_of
     from otel_ddp.diagnosis.stall import Stalls

@@ -16,7 +16,7 @@ import pytest
 from otel_ddp import catalog, containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import Document, JournalReader, Progress, Scalars
+from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Scalars
 
 if TYPE_CHECKING:
     from tools.stack.build import Binaries
@@ -58,9 +58,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = set(threading.enumerate())
     yield
     # Only where the test imported it: some tests look at what is imported.
-    session = sys.modules.get("otel_ddp.session")
-    if session is not None:
-        session.finish()
+    api = sys.modules.get("otel_ddp.run.api")
+    if api is not None:
+        api.finish()
     os.environ.clear()
     os.environ.update(found)
     left = set(threading.enumerate()) - threads
@@ -82,7 +82,7 @@ class Journal:
             self.all_totals = reader.totals()
             progress = reader.progress()
             assert progress is not None
-            self.progress: Progress = progress
+            self.progress: ProgressRecord = progress
             self.reason = reader.reason()
         finally:
             reader.close()

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from otel_ddp.agent.exposition import parse
+from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.scrape.exposition import parse
 from otel_ddp.journal.place import Place
-from otel_ddp.survey import survey
 
 PATIENCE_S = 30.0
 _TOUCHY = ("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI")

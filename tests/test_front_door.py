@@ -64,7 +64,7 @@ def test_a_training_process_loads_neither_the_sdk_nor_torch_nor_the_agent(tmp_pa
 
     assert set() == {*FORBIDDEN} & {name.split(".")[0] for name in new}
     assert not [name for name in new if name.startswith(("otel_ddp.agent.", "otel_ddp.torch"))]
-    assert "otel_ddp.recorder" in new
+    assert "otel_ddp.recording.recorder" in new
 
 
 def test_where_there_is_no_torch_a_model_is_not_looked_for_and_values_are_recorded(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from otel_ddp import identity
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import GroupFacts, Identity, hand_down, resolve, settle
+from otel_ddp.identity import identity
+from otel_ddp.identity.identity import GroupFacts, Identity, hand_down, resolve, settle
 
 PID = 4000
 LAUNCHER = 3000

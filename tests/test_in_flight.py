@@ -16,11 +16,11 @@ import otel_ddp
 from conftest import Here, Journal
 from otel_ddp import catalog, settings
 from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.recorder import Recorder
+from otel_ddp.recording.recorder import Recorder
 
 torch = pytest.importorskip("torch")
 
-from otel_ddp.torch.in_flight import InFlight  # noqa: E402
+from otel_ddp.recording.device_scalars import DeviceScalars  # noqa: E402
 
 waited: list[str] = []
 
@@ -107,7 +107,7 @@ def recorder(place: Here, device: FakeDevice) -> Iterator[Recorder]:
     writer = JournalWriter(place.directory, 512 * 1024, {})
     recorder = Recorder(writer, settings.read())
     recorder.look_at = 2**63  # the test looks around itself
-    recorder.in_flight = InFlight(
+    recorder.in_flight = DeviceScalars(
         recorder._landed, module=lambda _: device, slab=lambda: torch.empty(256, dtype=torch.double)
     )
     recorder.state(0, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from node import Node, finished
 from otel_ddp.cli.demo import what_grew
-from otel_ddp.demo.injection import Injection, parse
+from otel_ddp.cli.demo.injection import Injection, parse
 
 
 @pytest.mark.parametrize(

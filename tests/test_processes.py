@@ -15,8 +15,8 @@ import pytest
 import otel_ddp
 from conftest import Here, Journal
 from node import until
-from otel_ddp import agent_link
-from otel_ddp.survey import survey
+from otel_ddp.agent.node_status import survey
+from otel_ddp.recording import agent_start
 
 PATIENCE_S = 60
 
@@ -782,7 +782,7 @@ def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
     said, interpreter = tmp_path / "said", tmp_path / "python"
     interpreter.write_text(INTERPRETER.format(said=said))
     interpreter.chmod(0o700)
-    root = str(Path(agent_link.__file__).parents[1])
+    root = str(Path(agent_start.__file__).parents[1])
     code = START.format(root=root, interpreter=str(interpreter), directory=str(place.directory))
 
     subprocess.run([sys.executable, *given, "-c", code], check=True, timeout=PATIENCE_S)
@@ -817,7 +817,7 @@ def test_a_program_that_is_no_python_is_not_started_once_more_as_an_agent(
     monkeypatch.setattr(sys, "executable", executable.format(tmp=tmp_path))
     monkeypatch.setattr(sys, "frozen", frozen, raising=False)
 
-    assert agent_link.ensure_agent(place) == starts
+    assert agent_start.ensure_agent(place) == starts
 
     assert place.agent_log.exists() == starts
     assert ["run `otel-ddp agent` on this node and set" in each for each in caplog.messages] == (
@@ -855,7 +855,7 @@ def test_a_training_that_was_started_for_an_agent_starts_none_and_has_none_start
     executable.chmod(0o700)
     script.write_text(
         TRAINS.format(
-            root=str(Path(agent_link.__file__).parents[1]),
+            root=str(Path(agent_start.__file__).parents[1]),
             directory=str(place.directory),
             said=str(said),
             executable=str(executable),
@@ -904,7 +904,7 @@ def test_a_spoilt_meeting_place_is_said_in_one_sentence_and_training_goes_on(
 
     started = []
     for _ in range(2):
-        started.append(agent_link.ensure_agent(place))
+        started.append(agent_start.ensure_agent(place))
         place.hold_starts(0)
     run.log({"loss": 0.5}, step=2)
     run.finish()

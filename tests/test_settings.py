@@ -11,7 +11,9 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import ConfigError, agent_link, identity, settings
+from otel_ddp import ConfigError, settings
+from otel_ddp.identity import identity
+from otel_ddp.recording import agent_start
 
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
@@ -182,7 +184,7 @@ def test_one_rank_of_a_node_says_whose_mode_keeps_it_from_sending(
 ) -> None:
     monkeypatch.delenv("OTEL_DDP_AGENT")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(agent_link, "ensure_agent", lambda _: None)
+    monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
 
     otel_ddp.init(local_rank=1).finish()
     assert caplog.messages == []
@@ -316,7 +318,7 @@ def test_what_cannot_be_sent_with_is_said_by_one_rank_of_a_node_before_the_first
     os.environ.update({f"OTEL_EXPORTER_OTLP_{name}": text for name, text in env.items()})
     # An agent is wanted, and none is started.
     os.environ["OTEL_DDP_AGENT"] = "auto"
-    monkeypatch.setattr(agent_link, "ensure_agent", lambda _: None)
+    monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
 
     otel_ddp.init(local_rank=1).finish()
     assert caplog.messages == []

@@ -16,8 +16,8 @@ from conftest import Here
 from otel_ddp import catalog, settings
 from otel_ddp.catalog import TRAINING_CHECKPOINT_DURATION, TRAINING_CHECKPOINT_TIMESTAMP
 from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.progress import Standing
-from otel_ddp.recorder import Recorder
+from otel_ddp.recording.progress import Progress
+from otel_ddp.recording.recorder import Recorder
 
 
 def test_a_span_knows_its_parent_and_shares_its_trace(place: Here) -> None:
@@ -257,13 +257,13 @@ def test_the_progress_says_the_last_step_and_since_when(place: Here) -> None:
 def test_a_phase_left_after_another_thread_closed_the_journal_is_left_unsaid(place: Here) -> None:
     writer = JournalWriter(place.directory, 128 * 1024, {})
     recorder = Recorder(writer, settings.read())
-    standing = Standing(recorder)
-    phase = standing.begin("eval")
+    progress = Progress(recorder)
+    phase = progress.begin("eval")
 
     recorder.close()
-    standing.end(phase, 0.5)
-    standing.begin("rollout")
-    standing.over("finished")
+    progress.end(phase, 0.5)
+    progress.begin("rollout")
+    progress.over("finished")
 
     assert (place.only().phase, place.only().state) == ("eval", "running")
 

@@ -12,7 +12,7 @@ import otel_ddp
 from conftest import Here
 from otel_ddp import Identity
 from otel_ddp.errors import ConfigError
-from otel_ddp.strategies import Choice
+from otel_ddp.identity.strategy import Choice
 
 
 def rank(number: int | None, local: int | None = None) -> Identity:

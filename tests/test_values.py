@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from otel_ddp import values
+from otel_ddp.recording import values
 
 torch = pytest.importorskip("torch")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from otel_ddp.agent.reading.workers import End, was_ended
 from otel_ddp.catalog import PHASES, STATES, TRAINING_STEPS
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
-from otel_ddp.workers import End, was_ended
 
 WORKER: Mapping[str, Any] = {"parent": 1234, "pool": False}
 POOLED: Mapping[str, Any] = {"parent": 1234, "pool": True}

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp.agent.steps import Parts, Step
+from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.facts import alike, facts_of
 from otel_ddp.diagnosis.straggler import Stragglers

@@ -15,7 +15,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from otel_ddp import catalog
-from otel_ddp.agent.exposition import parse
+from otel_ddp.agent.scrape.exposition import parse
 from otel_ddp.journal.place import Place
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "straggler.txt"
@@ -63,7 +63,7 @@ def main() -> None:
             OMP_NUM_THREADS="1",
         )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", "2", "-m", "otel_ddp.demo.training"]
+        command += ["--nproc-per-node", "2", "-m", "otel_ddp.cli.demo.training"]
         training = subprocess.Popen([*command, str(SECONDS), INJECTED], env=env)
         look_at = time.monotonic()
         while training.poll() is None:

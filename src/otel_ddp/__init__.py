@@ -7,31 +7,42 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from otel_ddp.errors import ConfigError, MissingDependency, OtelDdpError
-    from otel_ddp.identity import Identity
-    from otel_ddp.instrumentation import data, instrument, uninstrument
-    from otel_ddp.run import Run
-    from otel_ddp.session import config, current, event, finish, init, log, phase, span
+    from otel_ddp.identity.identity import Identity
+    from otel_ddp.run.api import (
+        config,
+        current,
+        data,
+        event,
+        finish,
+        init,
+        instrument,
+        log,
+        phase,
+        span,
+        uninstrument,
+    )
+    from otel_ddp.run.run import Run
 
 __version__ = "0.1.0"
 
 # Nothing is imported before it is asked for: a bare `import otel_ddp` costs about a millisecond.
 _HOME = {
     "ConfigError": "errors",
-    "Identity": "identity",
+    "Identity": "identity.identity",
     "MissingDependency": "errors",
     "OtelDdpError": "errors",
-    "Run": "run",
-    "config": "session",
-    "current": "session",
-    "data": "instrumentation",
-    "event": "session",
-    "finish": "session",
-    "init": "session",
-    "instrument": "instrumentation",
-    "log": "session",
-    "phase": "session",
-    "span": "session",
-    "uninstrument": "instrumentation",
+    "Run": "run.run",
+    "config": "run.api",
+    "current": "run.api",
+    "data": "run.api",
+    "event": "run.api",
+    "finish": "run.api",
+    "init": "run.api",
+    "instrument": "run.api",
+    "log": "run.api",
+    "phase": "run.api",
+    "span": "run.api",
+    "uninstrument": "run.api",
 }
 
 __all__ = [

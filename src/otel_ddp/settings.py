@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.run_names import INHERITED_RUN
+from otel_ddp.identity.run_names import INHERITED_RUN
 
 log = logging.getLogger("otel_ddp")
 

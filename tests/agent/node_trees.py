@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from otel_ddp.agent.sources.host import Host
-from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.node.host.host import Host
+from otel_ddp.agent.node.reading import Reading
 from otel_ddp.catalog import Metric
 
 BOOT_S = 1_700_000_000

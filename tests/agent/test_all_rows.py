@@ -11,13 +11,13 @@ import pytest
 from agent.node_trees import NodeTree
 from nvml_boards import FakeNvml, h100, state
 from otel_ddp import catalog
-from otel_ddp.agent.sources.file_systems import FileSystems
-from otel_ddp.agent.sources.gpu import Gpus
-from otel_ddp.agent.sources.kernel_files import KernelFiles
-from otel_ddp.agent.sources.nvml.driver import Nvml
-from otel_ddp.agent.sources.process import ProcessReader
-from otel_ddp.agent.sources.process_stat import read_process_stat
-from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.node.gpu.gpu import Gpus
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.host.file_systems import FileSystems
+from otel_ddp.agent.node.kernel_files import KernelFiles
+from otel_ddp.agent.node.process.process import ProcessReader
+from otel_ddp.agent.node.process.process_stat import read_process_stat
+from otel_ddp.agent.node.reading import Reading
 
 # Of a board, under a rank's labels: that needs both, and `test_sampling.py` sees it.
 OF_BOTH = {"gpu.process.memory.usage"}

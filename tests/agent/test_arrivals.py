@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.arrivals import Arrivals
-from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.steps import Step
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.steps import Step
+from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal import layout
@@ -36,7 +36,7 @@ class Rank:
         self.number = number
         said = {"group": "g", "run": "r", "host": "h", "global_rank": number, "settled": True}
         self.writer = JournalWriter(folder, 128 * 1024, said)
-        self.intake = Intake(JournalReader(self.writer.path), ledger, lambda who: "node-1")
+        self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda who: "node-1")
         self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
         os.mkfifo(self.ask)
         self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
@@ -46,7 +46,7 @@ class Rank:
     def step(self, spans_ms: list[tuple[str, float]], arrive_ms: list[float]) -> None:
         """One more step; and when in it the rank arrived at its collectives."""
         pairs = [] if self.steps else [(layout.STEPS_BEGAN, self.now_ns)]
-        reader = self.intake.reader
+        reader = self.journal.reader
         for at_ms in arrive_ms:
             number = len(self.entries) + 1
             self.entries.append(
@@ -68,8 +68,8 @@ class Rank:
         self.words += len(words)
 
     def take(self) -> list[Step]:
-        self.intake.take(self.intake.reader.created_ns, True)
-        return self.intake.fresh_steps()
+        self.journal.take(self.journal.reader.created_ns, True)
+        return self.journal.fresh_steps()
 
     def asked(self) -> int | None:
         """The last question that nobody has answered."""
@@ -85,7 +85,7 @@ class Rank:
         return base64.b64encode(zlib.compress(content)).decode()
 
     def answer(self, question: int, **arrivals: Any) -> None:
-        reader = self.intake.reader
+        reader = self.journal.reader
         said = {
             "question": question,
             "kind": "where",
@@ -98,7 +98,7 @@ class Rank:
 
     def close(self) -> None:
         os.close(self.fd)
-        self.intake.reader.close()
+        self.journal.reader.close()
         self.writer.close()
 
 
@@ -115,7 +115,7 @@ class Bench:
             (folder / f"{number}").mkdir()
             self.ranks.append(Rank(folder / f"{number}", number, ledger))
         # Both begin at one moment, in a journal that one of them has had for longer.
-        began_ns = [rank.intake.reader.created_monotonic_ns for rank in self.ranks]
+        began_ns = [rank.journal.reader.created_monotonic_ns for rank in self.ranks]
         for rank, own_ns in zip(self.ranks, began_ns, strict=True):
             rank.now_ns = max(began_ns) - own_ns
         self.arrivals = Arrivals()
@@ -123,7 +123,7 @@ class Bench:
         self.random = random.Random(1)
         for rank in self.ranks:
             rank.take()
-            self.arrivals.waits_known(rank.intake.labels, False)
+            self.arrivals.waits_known(rank.journal.labels, False)
 
     def train(self, steps: int, late_ms: float) -> None:
         for _ in range(steps):
@@ -133,7 +133,7 @@ class Bench:
                 spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
                 rank.step(spent, [10.0, 10.0 + mine])
         for rank in self.ranks:
-            self.arrivals.take(rank.intake.labels, rank.intake, rank.take())
+            self.arrivals.take(rank.journal.labels, rank.journal, rank.take())
 
     def look(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
         self.now_s += later_s
@@ -190,7 +190,7 @@ def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
 def test_time_that_is_lost_is_that_of_the_steps_in_between_as_well(bench: Bench) -> None:
     for _ in range(4):
         bench.sample(late_ms=30)
-    seen_s = bench.arrivals._seen_lost_s[bench.ranks[1].intake.labels]
+    seen_s = bench.arrivals._seen_lost_s[bench.ranks[1].journal.labels]
 
     lost_s = bench.arrivals.report().ranks[1].lost_s
 
@@ -257,7 +257,7 @@ def test_nobody_is_asked_while_something_else_is_found_out(bench: Bench) -> None
 
 def test_nobody_is_asked_whose_waits_are_known(bench: Bench) -> None:
     for rank in bench.ranks:
-        bench.arrivals.waits_known(rank.intake.labels, True)
+        bench.arrivals.waits_known(rank.journal.labels, True)
     bench.train(60, 0)
     bench.look()
     bench.look(later_s=100)
@@ -295,7 +295,7 @@ def test_a_rank_that_is_gone_takes_its_verdict_along(bench: Bench) -> None:
     for _ in range(4):
         bench.sample(late_ms=30)
 
-    bench.arrivals.forget(bench.ranks[1].intake.labels)
+    bench.arrivals.forget(bench.ranks[1].journal.labels)
 
     assert [each.opened for each in bench.look()] == [False]
     assert not bench.arrivals.wanted

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent import causes
-from otel_ddp.agent.causes import Causes
+from otel_ddp.agent.verdicts import exit_causes
+from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 
 PID, TICKS = 4711, 5000
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -87,11 +87,11 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[Machine], Causes]]:
-    made: list[Causes] = []
+def start() -> Iterator[Callable[[Machine], ExitCauses]]:
+    made: list[ExitCauses] = []
 
-    def begin(machine: Machine) -> Causes:
-        made.append(Causes(machine.root, lambda: machine.now))
+    def begin(machine: Machine) -> ExitCauses:
+        made.append(ExitCauses(machine.root, lambda: machine.now))
         return made[-1]
 
     yield begin
@@ -99,7 +99,7 @@ def start() -> Iterator[Callable[[Machine], Causes]]:
         each.close()
 
 
-Start = Callable[[Machine], Causes]
+Start = Callable[[Machine], ExitCauses]
 
 
 def blind(machine: Machine) -> None:
@@ -441,7 +441,7 @@ def test_the_same_number_in_another_namespace_is_another_process(
 
 
 def test_a_machine_that_shows_nothing_says_nothing(tmp_path: Path) -> None:
-    found = Causes(tmp_path)
+    found = ExitCauses(tmp_path)
     found.watch(PID, TICKS)
 
     assert found.why(PID, TICKS) == {}
@@ -484,7 +484,7 @@ def test_a_death_wakes_us_and_the_kernel_tells_how_it_was(
     evidence: dict[str, Any],
     child: subprocess.Popen[bytes],
 ) -> None:
-    found = Causes()
+    found = ExitCauses()
     found.watch(child.pid, ticks(child.pid))
     start_ticks = ticks(child.pid)
     (handle,) = found.handles()
@@ -504,7 +504,7 @@ def test_a_death_wakes_us_and_the_kernel_tells_how_it_was(
 
 def test_nothing_stays_open_of_those_that_are_forgotten(child: subprocess.Popen[bytes]) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    found = Causes()
+    found = ExitCauses()
     found.watch(child.pid, ticks(child.pid))
     found.watch(child.pid, ticks(child.pid))
 
@@ -525,7 +525,7 @@ def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
     machine.events(1)
 
     # The kernel's answer, which only new ones give.
-    monkeypatch.setattr(causes, "exit_status", lambda handle: int(signal.SIGTERM))
+    monkeypatch.setattr(exit_causes, "exit_status", lambda handle: int(signal.SIGTERM))
     assert told(found.why(PID, TICKS)) == {"signal"}
-    monkeypatch.setattr(causes, "exit_status", lambda handle: int(signal.SIGKILL))
+    monkeypatch.setattr(exit_causes, "exit_status", lambda handle: int(signal.SIGKILL))
     assert "out_of_memory" in found.why(PID, TICKS)

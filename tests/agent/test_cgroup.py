@@ -8,10 +8,10 @@ import pytest
 
 from agent.node_trees import GIB, NodeTree, values
 from otel_ddp import catalog
-from otel_ddp.agent.sources.cgroup import Cgroups, Group
-from otel_ddp.agent.sources.host import Host
-from otel_ddp.agent.sources.kernel_files import KernelFiles
-from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.node.host.cgroup import Cgroups, Group
+from otel_ddp.agent.node.host.host import Host
+from otel_ddp.agent.node.kernel_files import KernelFiles
+from otel_ddp.agent.node.reading import Reading
 
 UNLIMITED = str((1 << 63) - 4096)
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import settings
-from otel_ddp.agent.delivery import Delivery, Request
-from otel_ddp.agent.otlp.encode import (
+from otel_ddp.agent.export.delivery import Delivery, Request
+from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
     metric,
     metrics_request,
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.otlp.outcome import Outcome, Signal
-from otel_ddp.agent.otlp.transport import Transport
-from otel_ddp.agent.spool import BLOCK, Spool
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
+from otel_ddp.agent.export.otlp.transport import Transport
+from otel_ddp.agent.export.spool import BLOCK, Spool
 from otlp_receiver import Receiver
 
 DELIVERED = Outcome("delivered", "accepted by http://c")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from otel_ddp import catalog, containment
-from otel_ddp.agent import room as room_module
-from otel_ddp.agent.causes import Causes, Memory
-from otel_ddp.agent.desk import Desk
-from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.probe import Probe
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts import run_case as room_module
+from otel_ddp.agent.verdicts.exit_causes import ExitCauses, Memory
+from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.evidence import Evidence, Group
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
@@ -55,7 +55,9 @@ class Rank:
         self.number = number
         self.writer = JournalWriter(folder, SMALL, said)
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
-        self.intake = Intake(JournalReader(self.writer.path), bench.ledger, lambda who: "node-1")
+        self.journal = JournalFeed(
+            JournalReader(self.writer.path), bench.ledger, lambda who: "node-1"
+        )
         self.alive = True
         self.at_ns = self.words_told = self.steps = 0
         self.stand("forward")
@@ -63,7 +65,7 @@ class Rank:
 
     def stand(self, phase: str) -> None:
         """Say that it is in a phase from now on."""
-        since_ns = time.monotonic_ns() - self.intake.reader.created_monotonic_ns
+        since_ns = time.monotonic_ns() - self.journal.reader.created_monotonic_ns
         self.writer.phase(PHASES[phase], 0, max(since_ns, 0))
 
     def step(self, **spent_ms: float) -> None:
@@ -81,7 +83,7 @@ class Rank:
         self.writer.step(self.steps)
 
     def close(self) -> None:
-        self.intake.reader.close()
+        self.journal.reader.close()
         self.writer.close()
 
 
@@ -95,7 +97,7 @@ class Bench:
         self.ledger.keep_history = True
         self.now_ns = time.monotonic_ns()
         self.gpus: list[dict[str, Any]] = []
-        self.desk = Desk(
+        self.judge = Judge(
             *(self.ledger, FLOOR_S, folder / "incidents"),
             clock=lambda: self.now_ns,
             gpus=lambda: list(self.gpus),
@@ -113,12 +115,12 @@ class Bench:
         self.now_ns += int(later_s * 1e9)
         for rank in self.ranks:
             now_ns = time.time_ns()
-            if not rank.alive and not rank.intake.gone_ns:
-                rank.intake.gone_ns = now_ns
-            rank.intake.take(now_ns, rank.alive)
-        self.desk.take([rank.intake for rank in self.ranks])
+            if not rank.alive and not rank.journal.gone_ns:
+                rank.journal.gone_ns = now_ns
+            rank.journal.take(now_ns, rank.alive)
+        self.judge.take([rank.journal for rank in self.ranks])
         with self.ledger.lock:
-            self.desk.stand(time.time_ns())
+            self.judge.stand(time.time_ns())
 
     def train(self, steps: int, late_ms: float = 0.0, late: int = 1) -> None:
         """Two ranks in step, one of which may be late in backward."""
@@ -148,7 +150,7 @@ class Bench:
     def told(self) -> list[tuple[str, str, str]]:
         """Kind, state and severity of what is on its way; spans and records must agree."""
         found, spans = [], []
-        for _, _, documents in self.desk.documents():
+        for _, _, documents in self.judge.documents():
             for each in documents:
                 said = each.content["attributes"]
                 if each.kind == EVENT:
@@ -162,12 +164,12 @@ class Bench:
 
     def why(self) -> str:
         """Why nothing can be said of the one run."""
-        (lacks,) = self.desk.insufficient()
+        (lacks,) = self.judge.insufficient()
         assert (lacks["group"], lacks["run"]) == ("g", "r")
         return lacks["why"]
 
     def open(self) -> list[str]:
-        return sorted(each["kind"] for each in self.desk.verdicts())
+        return sorted(each["kind"] for each in self.judge.verdicts())
 
     def incidents(self) -> dict[str, dict[str, Any]]:
         """The post-mortems, by file."""
@@ -226,12 +228,12 @@ def test_what_a_process_says_of_its_own_collectives_reaches_the_detectors(
 def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
     bench.join(0, 1)
     for rank, clock in zip(bench.ranks, (1980e6, 1200e6), strict=True):
-        rank.intake.take(time.time_ns(), True)
-        of_rank = {"labels": dict(rank.intake.labels), "throttled": [], "sm_clock_hz": clock}
+        rank.journal.take(time.time_ns(), True)
+        of_rank = {"labels": dict(rank.journal.labels), "throttled": [], "sm_clock_hz": clock}
         bench.gpus.append({"index": "7", **of_rank})
     bench.train(150, late_ms=30)
 
-    (verdict,) = [each for each in bench.desk.verdicts() if each["kind"] == "straggler"]
+    (verdict,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
     assert verdict["sentence"].endswith("Its GPU 7 runs at 1200 MHz, those of the others at 1980.")
     assert verdict["evidence"]["gpu"]["sm_clock_hz"] == 1200e6
 
@@ -249,7 +251,7 @@ def test_what_ends_with_a_rank_is_not_told_as_if_it_were_cured(
         bench.take()
     bodies = [
         each.content["body"]
-        for _, _, documents in bench.desk.documents()
+        for _, _, documents in bench.judge.documents()
         for each in documents
         if each.kind == EVENT and each.content["attributes"]["verdict"] == "straggler"
     ]
@@ -278,7 +280,7 @@ def test_where_nothing_can_be_said_no_series_says_it(bench: Bench) -> None:
     assert bench.why().startswith("insufficient data: ")
     bench.train(150, late_ms=30)
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
-    assert bench.desk.insufficient() == []
+    assert bench.judge.insufficient() == []
 
     bench.ranks[1].alive = False
     bench.take()
@@ -367,7 +369,7 @@ def test_the_gpus_are_written_down_as_they_were_at_a_death(
     killed(bench)
     # It has left its device when it is thought of again.
     bench.gpus = [{"index": "3", "labels": {}}]
-    monkeypatch.setattr(Causes, "why", lambda *_: {"signal": "SIGKILL"})
+    monkeypatch.setattr(ExitCauses, "why", lambda *_: {"signal": "SIGKILL"})
     bench.take(later_s=3.0)
 
     ((_, said),) = bench.incidents().items()
@@ -380,7 +382,7 @@ def test_a_death_is_told_at_once_and_thought_of_again(
 ) -> None:
     file = killed(bench)
     why = {"signal": "SIGKILL", "out_of_memory": "kernel log", "out_of_memory_in": "node"}
-    monkeypatch.setattr(Causes, "why", lambda *_: why)
+    monkeypatch.setattr(ExitCauses, "why", lambda *_: why)
 
     bench.take(later_s=3.0)
 
@@ -389,11 +391,11 @@ def test_a_death_is_told_at_once_and_thought_of_again(
     assert name == file.name
     assert said["verdict"]["evidence"]["cause"] != "unknown"
     assert "memory" in said["verdict"]["sentence"]
-    (last,) = [each for each in bench.desk.told() if "memory" in each]
+    (last,) = [each for each in bench.judge.told() if "memory" in each]
     assert last == said["verdict"]["sentence"]
 
     # What changes nothing about the cause is written down, and not told once more.
-    monkeypatch.setattr(Causes, "why", lambda *_: {**why, "resident_bytes": 5 << 30})
+    monkeypatch.setattr(ExitCauses, "why", lambda *_: {**why, "resident_bytes": 5 << 30})
     bench.take(later_s=6.0)
 
     assert of("death", bench.told()) == []
@@ -408,7 +410,7 @@ def test_a_death_is_over_when_the_run_is_started_anew(
     killed(bench)
     bench.join(1)
     # The kernel has more to say of it by now, and nobody wants to know.
-    monkeypatch.setattr(Causes, "why", lambda *_: {"signal": "SIGSEGV"})
+    monkeypatch.setattr(ExitCauses, "why", lambda *_: {"signal": "SIGSEGV"})
 
     for _ in range(10):
         bench.take()
@@ -419,7 +421,7 @@ def test_a_death_is_over_when_the_run_is_started_anew(
 
 def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = (Group("world", 2, 17, 16, "gloo"), Group("other", 2, 3, None))
-    monkeypatch.setattr(Probe, "look", lambda *_: Evidence(groups=groups))
+    monkeypatch.setattr(StackQuestion, "look", lambda *_: Evidence(groups=groups))
     bench.join(0, 1)
     bench.train(25)
     bench.ranks[0].stand("comm_wait")
@@ -463,7 +465,7 @@ def test_who_has_ended_is_named_to_those_that_wait_though_its_journal_is_gone(
     for _ in range(13):
         bench.take(later_s=5)
 
-    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "stall"]
+    (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
     assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == (cause, ["1"])
     assert f"rank 1 {verb} before it" in found["sentence"]
 
@@ -477,7 +479,7 @@ def test_who_has_ended_is_named_to_those_that_wait_though_its_journal_is_gone(
         bench.ranks[0].step(forward=10.0)
     for _ in range(60):
         bench.take(later_s=12)
-    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "stall"]
+    (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
     assert found["evidence"]["cause"] == ("backend" if cause == "dead" else "elsewhere")
 
 
@@ -521,7 +523,7 @@ def test_memory_that_grows_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch
         asked.append(bench.now_ns)
         return Memory((1 << 30) + len(asked) * (8 << 20), 64 << 30)
 
-    monkeypatch.setattr(Causes, "memory", memory)
+    monkeypatch.setattr(ExitCauses, "memory", memory)
     bench.join(0)
     for _ in range(400):
         bench.take(later_s=2)
@@ -541,7 +543,7 @@ def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> Non
     (process / "stat").write_text(f"42 (python) S {'0 ' * 18}7 0")
     (process / "statm").write_text("9999 5000 3000 1 0 1 0")
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1048576 kB")
-    causes = Causes(tmp_path)
+    causes = ExitCauses(tmp_path)
 
     causes.watch(42, 7)
 
@@ -606,18 +608,18 @@ def test_stragglers_that_break_leave_what_bounds_the_run(
     assert bench.told() == [("bound", "opened", "INFO")]
 
 
-def size(desk: Desk) -> Callable[[], tuple[int, ...]]:
+def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
     return lambda: (
-        len(desk._rooms),
-        len(desk._seats),
-        len(desk.told()),
-        len(desk._causes._watched),
-        len(desk.verdicts()),
+        len(judge._cases),
+        len(judge._seats),
+        len(judge.told()),
+        len(judge._causes._watched),
+        len(judge.verdicts()),
     )
 
 
 def test_of_runs_that_ended_nothing_is_kept(bench: Bench) -> None:
-    kept = size(bench.desk)
+    kept = size(bench.judge)
     for number in range(3):
         bench.join(0, 1, run=f"r{number}")
         bench.train(150, late_ms=30)
@@ -627,7 +629,7 @@ def test_of_runs_that_ended_nothing_is_kept(bench: Bench) -> None:
         ended = kept()
         bench.ranks.clear()
         bench.take()
-        bench.desk.retire(set())
+        bench.judge.retire(set())
 
         assert ended == (1, 2, 2, 1, 1)
         assert kept() == (0, 0, 0, 0, 0)
@@ -640,14 +642,14 @@ def test_a_process_that_gets_another_name_is_not_waited_for_under_the_old_one(
 ) -> None:
     bench.join(0, 1)
     bench.train(50)
-    renamed = {**bench.ranks[1].intake.who, "global_rank": 3}
+    renamed = {**bench.ranks[1].journal.who, "global_rank": 3}
     bench.ranks[1].writer.document(layout.IDENTITY, renamed)
 
     bench.train(200, late_ms=30)
 
     straggler = bench.series(catalog.TRAINING_STRAGGLER)
     assert straggler["3", "backward"] == 1.0
-    assert bench.desk.insufficient() == []
+    assert bench.judge.insufficient() == []
 
 
 # -- roles, and what is beside the training
@@ -665,7 +667,7 @@ def test_ranks_that_train_together_are_compared_whatever_their_roles(bench: Benc
         row for each, rows in bench.ledger.families() for row in rows if "node.work" in each.name
     ]
     assert [dict(row.labels) for row in work] == [of_node, of_node]
-    of_run = [each["who"] for each in bench.desk.verdicts() if each["kind"] == "bound"]
+    of_run = [each["who"] for each in bench.judge.verdicts() if each["kind"] == "bound"]
     assert of_run == [{"group": "g", "run": "r"}]
 
 
@@ -687,7 +689,7 @@ def test_an_evaluator_beside_the_training_is_not_compared_with_it(bench: Bench, 
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
     roles = {dict(row.labels)["job_type"] for row in bench.rows(catalog.TRAINING_STRAGGLER)}
     assert roles == {"train"}
-    assert bench.desk.insufficient() == []
+    assert bench.judge.insufficient() == []
 
 
 def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
@@ -705,7 +707,7 @@ def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
 def test_what_is_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
-    monkeypatch.setattr(Probe, "look", lambda *_: Evidence())
+    monkeypatch.setattr(StackQuestion, "look", lambda *_: Evidence())
     bench.join(0, 1)
     bench.train(25)
     bench.join(0, job_type="eval", world_size=1)
@@ -720,7 +722,7 @@ def test_what_is_beside_the_training_neither_stalls_it_nor_keeps_it_going(
         if beside == "moves":
             evaluator.step(forward=10.0)
 
-    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "stall"]
+    (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
     assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == ("backend", [])
     assert len(found["evidence"]["ranks"]) == 2
     assert found["who"] == {"group": "g", "run": "r", "node": "node-1"}
@@ -779,9 +781,9 @@ def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
         if number % 25 == 24:
             bench.take()
 
-    (found,) = [each for each in bench.desk.verdicts() if each["kind"] == "straggler"]
+    (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
     assert (found["who"]["group"], found["who"]["rank"]) == ("g", "1")
-    bench.desk.retire({(("group", "other"), ("run", "r"))})
+    bench.judge.retire({(("group", "other"), ("run", "r"))})
     assert "straggler" not in bench.open()
 
 

@@ -30,7 +30,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from otel_ddp.agent.otlp.encode import (
+from otel_ddp.agent.export.otlp.encode import (
     HISTOGRAM_ATTRIBUTES,
     LogRecord,
     Span,

@@ -18,8 +18,8 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from otel_ddp import catalog, containment
-from otel_ddp.agent.endpoint import Endpoint
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger
+from otel_ddp.agent.scrape.endpoint import Endpoint
 
 RANK: Labels = (
     ("group", "g"),
@@ -219,7 +219,7 @@ def test_many_scrapers_at_once_are_all_let_in() -> None:
 
 
 def test_the_page_escapes_what_users_wrote() -> None:
-    from otel_ddp.agent.endpoint import page
+    from otel_ddp.agent.scrape.endpoint import page
 
     text = page(json.loads('{"node": "n", "processes": [{"run": "<script>", "rank": 0}]}'))
 

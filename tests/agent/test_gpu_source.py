@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from otel_ddp import catalog
-from otel_ddp.agent.sources.driver import Absent, Device, Lost, Missing, Question, User
-from otel_ddp.agent.sources.gpu import DeviceSample, Gpus, GpuSample, identity
-from otel_ddp.agent.sources.reading import Reading
-from otel_ddp.agent.sources.sampler import Sampler
+from otel_ddp.agent.node.gpu.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.node.gpu.gpu import DeviceSample, Gpus, GpuSample, identity
+from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.sampler import Sampler
 
 S = 1_000_000_000
 PATIENCE_S = 60.0

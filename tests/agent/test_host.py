@@ -10,9 +10,9 @@ import pytest
 
 from agent.node_trees import BOOT_S, GIB, NodeTree, values
 from otel_ddp import catalog
-from otel_ddp.agent.sources import file_systems
-from otel_ddp.agent.sources.file_systems import FileSystems
-from otel_ddp.agent.sources.host import Host
+from otel_ddp.agent.node.host import file_systems
+from otel_ddp.agent.node.host.file_systems import FileSystems
+from otel_ddp.agent.node.host.host import Host
 from otel_ddp.catalog import Kind
 
 

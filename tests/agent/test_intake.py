@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_ddp import catalog, survey
-from otel_ddp.agent.export import Renderer
-from otel_ddp.agent.intake import Intake
+from otel_ddp import catalog
+from otel_ddp.agent import node_status
+from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.nodes import NodeNames
-from otel_ddp.agent.step_spans import StepSpans
-from otel_ddp.agent.steps import Parts, Step
-from otel_ddp.identity import Identity
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.node_names import NodeNames
+from otel_ddp.agent.reading.step_spans import StepSpans
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
@@ -46,13 +47,13 @@ class Bench:
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.names = NodeNames(folder / "nodes.json", "")
-        self.intake = self.another()
+        self.journal = self.another()
         self.ids: dict[str, int] = {}
         self.shapes: dict[tuple[str, ...], Shape] = {}
         self.words_told = self.steps_told = 0
 
-    def another(self) -> Intake:
-        return Intake(JournalReader(self.writer.path), self.ledger, self.names.name)
+    def another(self) -> JournalFeed:
+        return JournalFeed(JournalReader(self.writer.path), self.ledger, self.names.name)
 
     def log(self, values: dict[str, float], step: int, at_ns: int | None = None) -> None:
         for name in values.keys() - self.ids:
@@ -83,21 +84,21 @@ class Bench:
         """Name and step of the spans that are on their way."""
         return [
             (each.content["name"], each.content["step"])
-            for each in self.intake.documents
+            for each in self.journal.documents
             if each.kind == layout.SPAN
         ]
 
     def take(self) -> None:
         now = time.time_ns()
-        self.intake.take(now, alive=True)
-        self.intake.stand(now, leads=True)
+        self.journal.take(now, alive=True)
+        self.journal.stand(now, leads=True)
 
     def start_again(self) -> None:
         """Another agent in the place of one that was killed."""
-        self.intake.reader.close()
+        self.journal.reader.close()
         self.ledger = Ledger()
         self.ledger.keep_history = True
-        self.intake = self.another()
+        self.journal = self.another()
 
     def sent(self, metric: catalog.Metric = catalog.TRAINING_SCALAR) -> dict[str, dict[float, int]]:
         """By name, the time of each value that this agent sends."""
@@ -118,7 +119,7 @@ class Bench:
         return found
 
     def close(self) -> None:
-        self.intake.reader.close()
+        self.journal.reader.close()
         self.writer.close()
 
 
@@ -142,7 +143,7 @@ def test_a_process_that_waits_for_its_group_is_not_told_of_under_a_provisional_n
 
     assert before == []
     assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert dict(bench.intake.labels)["run"] == "r"
+    assert dict(bench.journal.labels)["run"] == "r"
     bench.close()
 
 
@@ -150,10 +151,10 @@ def test_a_process_that_never_learns_its_name_is_told_of_when_it_ends(tmp_path: 
     bench = Bench(tmp_path, {**TOLD, "global_rank": None, "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
-    bench.intake.take(time.time_ns(), alive=False)
+    bench.journal.take(time.time_ns(), alive=False)
 
     assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert dict(bench.intake.labels)["rank"] == f"p{bench.intake.reader.pid}"
+    assert dict(bench.journal.labels)["rank"] == f"p{bench.intake.reader.pid}"
     bench.close()
 
 
@@ -164,19 +165,19 @@ def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -
     bench.take()
 
     assert list(bench.ledger.families()) == []
-    assert bench.intake.describe()["step"] == 4
+    assert bench.journal.describe()["step"] == 4
     bench.close()
 
 
 def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Bench) -> None:
     bench.log({"once": 42.0}, step=1)
     bench.take()
-    bench.intake.reader.commit(*bench.intake.reader.mark())
+    bench.journal.reader.commit(*bench.journal.reader.mark())
     bench.log({"loss": 2.0}, step=2)
 
     bench.ledger = Ledger()
     bench.ledger.keep_history = True
-    bench.intake = bench.another()
+    bench.journal = bench.another()
     bench.take()
 
     assert bench.told(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 2.0}
@@ -201,16 +202,16 @@ def test_an_agent_that_starts_again_gives_no_value_a_time_that_was_given_before(
         for number in numbers:
             others_too = {f"{name}": float(number) for name in range(others)}
             bench.log({"x": float(number), **others_too}, number, at_ns)
-        bench.intake.take(at_ns, alive=True)
+        bench.journal.take(at_ns, alive=True)
 
     log(1, 2, 3)
     bench.log({"on time": 0.0}, 0, at_ns - 10**10)
-    bench.intake.take(at_ns, alive=True)
-    mark = bench.intake.reader.mark()
+    bench.journal.take(at_ns, alive=True)
+    mark = bench.journal.reader.mark()
     # Sent, but killed before that was written down; then once more, before anything is.
     log(4, 5)
     log(6)
-    bench.intake.reader.commit(*mark)
+    bench.journal.reader.commit(*mark)
     lives = [bench.sent()]
     for number in (7, 9):
         bench.start_again()
@@ -235,14 +236,14 @@ def test_times_that_ran_ahead_are_forgotten_when_they_are_over(bench: Bench) -> 
     at_ns = time.time_ns()
     for number in (1, 2):
         bench.log({"x": float(number)}, number, at_ns)
-    bench.intake.take(at_ns, alive=True)
+    bench.journal.take(at_ns, alive=True)
     beside = bench.writer.path.with_suffix(layout.TAKEN_SUFFIX)
     kept = beside.read_bytes()
 
     for number in range(3, 9):
         at_ns += 2 * 10**9
         bench.log({"x": float(number)}, number, at_ns - 10**9)
-        bench.intake.take(at_ns, alive=True)
+        bench.journal.take(at_ns, alive=True)
 
     assert len(kept) > layout.TAKEN.size
     assert beside.read_bytes() == kept
@@ -382,7 +383,7 @@ def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
 
 
 def told_of_config(bench: Bench) -> list[dict[str, Any]]:
-    taken, bench.intake.documents = bench.intake.documents, []
+    taken, bench.journal.documents = bench.journal.documents, []
     return [each.content for each in taken]
 
 
@@ -459,8 +460,8 @@ def test_an_exception_that_ended_training_is_counted_by_its_class(
 ) -> None:
     bench.writer.reason(reason)
     bench.writer.state(catalog.STATES["failed"], 1)
-    bench.intake.take(time.time_ns(), True)
-    bench.intake.stand(time.time_ns(), True)
+    bench.journal.take(time.time_ns(), True)
+    bench.journal.stand(time.time_ns(), True)
 
     families = dict(bench.ledger.families())
     found = families.get(catalog.TRAINING_EXCEPTIONS, [])
@@ -474,8 +475,8 @@ def test_a_process_whose_place_was_taken_does_not_speak_for_it(bench: Bench) -> 
     before = bench.told(catalog.TRAINING_PHASE)
     bench.writer.phase(3, 0, 2)
 
-    bench.intake.take(time.time_ns(), alive=True)
-    bench.intake.stand(time.time_ns(), leads=False)
+    bench.journal.take(time.time_ns(), alive=True)
+    bench.journal.stand(time.time_ns(), leads=False)
 
     assert bench.told(catalog.TRAINING_PHASE) == before == {"": 2.0}
 
@@ -487,10 +488,10 @@ def test_a_progress_that_makes_no_sense_does_no_harm(bench: Bench) -> None:
     bench.take()
 
     assert bench.told(catalog.TRAINING_PHASE) == {"": 200.0}
-    made_ns = bench.intake.reader.created_ns
+    made_ns = bench.journal.reader.created_ns
     assert bench.told(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
     assert bench.told(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
-    described = survey.describe(bench.intake.reader, bench.intake.state, None, 0)
+    described = node_status.describe(bench.journal.reader, bench.journal.state, None, 0)
     assert (described["phase"], described["phase_since_ns"]) == ("other", made_ns)
 
 
@@ -504,14 +505,14 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     bench.take()
 
     assert bench.shown() == step_spans(100)
-    documents = [(bench.intake.labels, bench.intake.project, bench.intake.documents)]
+    documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents)]
     (request,) = Renderer({}).documents(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
     spans = message.resource_spans[0].scope_spans[0].spans
     for span in spans:
         attributes = {pair.key: pair.value for pair in span.attributes}
         found = {name: attributes[name].string_value for name in catalog.RANK_LABELS}
-        assert found == dict(bench.intake.labels)
+        assert found == dict(bench.journal.labels)
         assert attributes["step"].int_value == 100
     began_ns = bench.writer.created_ns + 10_000_000
     assert (spans[0].start_time_unix_nano, spans[0].end_time_unix_nano) == (
@@ -521,7 +522,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     assert [span.parent_span_id for span in spans] == [b"", spans[0].span_id, spans[0].span_id]
     # The id is this rank's, not any rank's.
     step = Step(100, began_ns, began_ns + 10_000_000, Parts(began_ns, b"", ()), (), 0.0, False, 0)
-    (root,) = StepSpans().spans(step, bench.intake.labels, every=100)
+    (root,) = StepSpans().spans(step, bench.journal.labels, every=100)
     assert spans[0].span_id.hex() == root["id"]
 
 
@@ -540,7 +541,7 @@ def test_a_rank_that_is_not_exported_shows_no_steps(tmp_path: Path) -> None:
 
     bench.take()
 
-    assert bench.intake.documents == []
+    assert bench.journal.documents == []
     bench.close()
 
 
@@ -549,7 +550,7 @@ def test_where_there_is_no_collector_no_documents_pile_up(bench: Bench) -> None:
     bench.steps(100)
     bench.writer.append(layout.SPAN, b'{"name": "save"}')
     bench.take()
-    before = list(bench.intake.documents)
+    before = list(bench.journal.documents)
 
     # One is found: what comes from now on is kept for it.
     bench.ledger.keep_history = True

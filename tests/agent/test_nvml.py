@@ -29,10 +29,10 @@ from nvml_boards import (
     state,
 )
 from nvml_boards import t4 as tesla_t4
-from otel_ddp.agent.sources.driver import Absent, Device, Lost, Missing, Question, User
-from otel_ddp.agent.sources.nvml.driver import Nvml
-from otel_ddp.agent.sources.nvml.visibility import visible
-from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.node.gpu.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.nvml.visibility import visible
+from otel_ddp.agent.node.reading import Reading
 
 BOOT_S = 1_700_000_000
 NOW_NS = 1_800_000_000 * 10**9
@@ -929,7 +929,7 @@ def test_the_driver_knows_what_is_visible_once_it_has_looked(seen: Seen) -> None
 
 _WATCH = """
 import json, sys
-from otel_ddp.agent.sources.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 driver = Nvml()
 driver.open()
 devices = driver.devices()

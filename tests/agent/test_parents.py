@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.causes import Causes
-from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.parents import Parents
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.parents import Parents
+from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -20,7 +20,7 @@ from otel_ddp.journal.writer import JournalWriter
 SIGTERM = {"signal": "SIGTERM"}
 
 
-class KernelsWord(Causes):
+class KernelsWord(ExitCauses):
     """What the kernel tells of an end, which comes when the test says so."""
 
     def __init__(self) -> None:
@@ -39,36 +39,36 @@ class Bench:
         self.now = 100.0
         self.parents = Parents(self.causes, clock=lambda: self.now)
         self.writers: list[JournalWriter] = []
-        self.intakes: list[Intake] = []
+        self.journals: list[JournalFeed] = []
         self.folder = folder
 
-    def worker(self, pool: bool) -> Intake:
+    def worker(self, pool: bool) -> JournalFeed:
         writer = JournalWriter(self.folder, 128 * 1024, {"run": "r", "settled": True})
         writer.document(layout.FACTS, {"parent": 1, "pool": pool})
         writer.phase(PHASES["other"], 0, 5)
         writer.state(STATES["running"], 6)
         reader = JournalReader(writer.path)
-        intake = Intake(reader, Ledger(), lambda who: "n", self.parents.have_ended)
+        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.have_ended)
         self.writers.append(writer)
-        self.intakes.append(intake)
+        self.journals.append(journal)
         self.look({})
-        return intake
+        return journal
 
-    def look(self, word: dict[str, Any], *gone: Intake, later_s: float = 0.0) -> list[float]:
+    def look(self, word: dict[str, Any], *gone: JournalFeed, later_s: float = 0.0) -> list[float]:
         """What the agent's loop does, so much later; the states that it finds."""
         self.now += later_s
         self.causes.word = word
-        for each in self.intakes:
+        for each in self.journals:
             each.gone_ns = each.gone_ns or (1 if each in gone else 0)
             each.take(1, each not in gone)
-        self.parents.watch(self.intakes)
+        self.parents.watch(self.journals)
         return [each.state for each in gone]
 
     def close(self) -> None:
         self.parents.watch([])
         self.causes.close()
-        for writer, intake in zip(self.writers, self.intakes, strict=True):
-            intake.reader.close()
+        for writer, journal in zip(self.writers, self.journals, strict=True):
+            journal.reader.close()
             writer.close()
 
 

@@ -13,9 +13,9 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import containment
-from otel_ddp.agent import postmortem
+from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.journal.reader import JournalReader
-from otel_ddp.survey import survey
 
 S = 1_000_000_000
 NOW = 1_700_000_000 * S

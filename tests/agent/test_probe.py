@@ -17,7 +17,7 @@ import pytest
 
 from node import Node, until
 from otel_ddp import catalog
-from otel_ddp.agent.probe import Probe
+from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.evidence import Evidence, Kernel, Position
 from otel_ddp.diagnosis.stall import Stalls
 from otel_ddp.diagnosis.verdict import Verdict
@@ -133,7 +133,7 @@ class Watched:
 
     def __init__(self, path: Path) -> None:
         self.reader = JournalReader(path)
-        self.probe = Probe(path, self.reader.pid, self.reader.start_ticks)
+        self.probe = StackQuestion(path, self.reader.pid, self.reader.start_ticks)
 
     @property
     def who(self) -> tuple[tuple[str, str], ...]:
@@ -352,9 +352,9 @@ def test_nothing_is_known_of_a_process_that_only_has_the_same_number(tmp_path: P
     mine = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     journal = tmp_path / "x.journal"
 
-    assert Probe(journal, os.getpid(), mine).look(1).kernel is not None
-    assert Probe(journal, os.getpid(), mine + 1).look(1).kernel is None
-    assert Probe(journal, os.getpid(), 0).look(1).kernel is None
+    assert StackQuestion(journal, os.getpid(), mine).look(1).kernel is not None
+    assert StackQuestion(journal, os.getpid(), mine + 1).look(1).kernel is None
+    assert StackQuestion(journal, os.getpid(), 0).look(1).kernel is None
 
 
 def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path)
             for path in (folder / "stat", tmp_path / "7" / "stat"):
                 path.write_text(f"7 (a ) b) {state} {'0 ' * 10}{ticks} 0 {'0 ' * 6}99 0 0\n")
 
-    probe = Probe(tmp_path / "x.journal", 7, 99, proc=tmp_path)
+    probe = StackQuestion(tmp_path / "x.journal", 7, 99, proc=tmp_path)
     write(100, 100, "S")
     first = probe.look(1_000_000_000).kernel
     write(200, 101, "D")
@@ -390,7 +390,7 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        probe = Probe(journal, 7, 99, proc=tmp_path)
+        probe = StackQuestion(journal, 7, 99, proc=tmp_path)
         probe.ask("where", 1)
         threads = [{"main": True, "id": main}, {"trains": True, "id": 8}]
         (tmp_path / "x.answer").write_text(json.dumps({"question": 99, "threads": threads}))
@@ -405,7 +405,7 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
 
 def test_nobody_there_is_told_from_nobody_answering(tmp_path: Path) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
-    probe = Probe(journal, 1, 0)
+    probe = StackQuestion(journal, 1, 0)
     assert not probe.ask("where", 1)
     os.mkfifo(fifo)
     assert not probe.ask("where", 1)
@@ -441,7 +441,7 @@ def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        probe = Probe(journal, 1, 0)
+        probe = StackQuestion(journal, 1, 0)
         probe.ask("where", 1)
         (tmp_path / "x.answer").write_text(content)
         assert not probe.look(2).heard

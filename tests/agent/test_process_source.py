@@ -17,8 +17,8 @@ import pytest
 from agent.node_trees import BOOT_S, NodeTree, values
 from node import until
 from otel_ddp import catalog
-from otel_ddp.agent.sources.process import ProcessReader
-from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.node.process.process import ProcessReader
+from otel_ddp.agent.node.reading import Reading
 from otel_ddp.catalog import Kind, Metric
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.agent.otlp.outcome import Outcome, Signal
-from otel_ddp.agent.replay import BeingReplayed, Replay, Sent, Tally, Unwritable, found, in_order
-from otel_ddp.agent.spool import BLOCK, Spool
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
+from otel_ddp.agent.export.replay import (
+    BeingReplayed,
+    Replay,
+    Sent,
+    Tally,
+    Unwritable,
+    found,
+    in_order,
+)
+from otel_ddp.agent.export.spool import BLOCK, Spool
 from otel_ddp.cli import main
 from otel_ddp.cli.replay import Progress
 from otlp_receiver import Receiver
@@ -23,7 +31,7 @@ TAKEN = Outcome("delivered", "")
 AWAY = Outcome("retry", "connection refused")
 
 HOLD = """
-import sys; from pathlib import Path; from otel_ddp.agent.replay import Sent
+import sys; from pathlib import Path; from otel_ddp.agent.export.replay import Sent
 sent = Sent(Path(sys.argv[1]), "metrics at home")
 print("there", flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.agent.otlp import resource
+from otel_ddp.agent.export.otlp import resource
 
 CONTAINER = "3f4a" * 16
 

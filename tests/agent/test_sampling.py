@@ -14,13 +14,13 @@ import pytest
 
 from node import until
 from otel_ddp import catalog
-from otel_ddp.agent import sampling
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.sampling import Rank, Sampling
-from otel_ddp.agent.sources.driver import Device, Missing, Question, User
-from otel_ddp.agent.sources.kernel_files import KernelFiles
-from otel_ddp.agent.sources.process_stat import read_process_stat
-from otel_ddp.agent.sources.reading import Reading
+from otel_ddp.agent.node import sampling
+from otel_ddp.agent.node.gpu.driver import Device, Missing, Question, User
+from otel_ddp.agent.node.kernel_files import KernelFiles
+from otel_ddp.agent.node.process.process_stat import read_process_stat
+from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.sampling import Rank, Sampling
 
 BOARD = Device("GPU-1234", "0", "H100")
 OF_BOARD = {"hw.id": "GPU-1234", "gpu": "0", "hw.name": "H100"}

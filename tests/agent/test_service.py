@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.agent.desk import Desk
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.processes import Processes
+from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.service import wait
+from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
@@ -108,9 +108,9 @@ def journal(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def processes(tmp_path: Path, place: Place) -> Iterator[Processes]:
+def processes(tmp_path: Path, place: Place) -> Iterator[Journals]:
     ledger = Ledger()
-    made = Processes(place, ledger, "n", Desk(ledger, 60.0, tmp_path))
+    made = Journals(place, ledger, "n", Judge(ledger, 60.0, tmp_path))
     yield made
     made.take()
     made.commit(made.marks())
@@ -138,7 +138,7 @@ def one_left_of(files: int) -> Iterator[None]:
 def test_a_journal_for_which_no_file_was_left_is_read_later(
     place: Place,
     journal: Path,
-    processes: Processes,
+    processes: Journals,
     files: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_journal_for_which_no_file_was_left_is_read_later(
 
 
 def test_many_processes_leave_files_for_what_else_the_agent_does(
-    place: Place, journal: Path, processes: Processes, files: int
+    place: Place, journal: Path, processes: Journals, files: int
 ) -> None:
     # Two for each process; 32 are for others.
     room = (files - 32) // 2
@@ -176,7 +176,7 @@ def test_many_processes_leave_files_for_what_else_the_agent_does(
 
 
 def test_what_is_no_journal_is_said_once_and_until_it_is_gone(
-    place: Place, journal: Path, processes: Processes, caplog: pytest.LogCaptureFixture
+    place: Place, journal: Path, processes: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, link = place.directory / "1.journal", place.directory / "2.journal"
     bad.write_bytes(b"no")
@@ -196,7 +196,7 @@ def test_what_is_no_journal_is_said_once_and_until_it_is_gone(
 
 
 def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
-    tmp_path: Path, place: Place, processes: Processes
+    tmp_path: Path, place: Place, processes: Journals
 ) -> None:
     told = {"run": "r", "description": "why", "tags": "a"}
     writer = JournalWriter(tmp_path, 128 * 1024, told)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.intake import Intake
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.silent_ranks import SilentRanks
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.catalog import STATES
-from otel_ddp.identity import Identity
+from otel_ddp.identity.identity import Identity
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
 
@@ -37,26 +37,26 @@ class Node:
         self.folder = folder
         self.silent = SilentRanks()
         self.writers: list[JournalWriter] = []
-        self.intakes: list[Intake] = []
+        self.journals: list[JournalFeed] = []
 
-    def rank(self, number: int, state: str = "running", **more: Any) -> Intake:
+    def rank(self, number: int, state: str = "running", **more: Any) -> JournalFeed:
         told = {**WHO, "global_rank": number, "local_rank": number % 2, "settled": True}
         told |= {"strategy": "all", "exported": True, **more}
         writer = JournalWriter(self.folder, 128 * 1024, told)
         writer.state(STATES[state], time.time_ns() // 1000)
-        intake = Intake(JournalReader(writer.path), Ledger(), lambda who: "h")
-        intake.take(time.time_ns(), alive=True)
+        journal = JournalFeed(JournalReader(writer.path), Ledger(), lambda who: "h")
+        journal.take(time.time_ns(), alive=True)
         self.writers.append(writer)
-        self.intakes.append(intake)
-        return intake
+        self.journals.append(journal)
+        return journal
 
-    def gone(self, intake: Intake) -> None:
+    def gone(self, journal: JournalFeed) -> None:
         """It has ended, and its journal was taken away."""
-        intake.reader.close()
-        self.intakes.remove(intake)
+        journal.reader.close()
+        self.journals.remove(journal)
 
     def said(self, later_ns: int = MINUTE_NS) -> list[str]:
-        self.silent.look(self.intakes, time.time_ns() + later_ns)
+        self.silent.look(self.journals, time.time_ns() + later_ns)
         assert all((each["run"], each["group"]) == ("r", "g") for each in self.silent.notes())
         return [each["sentence"] for each in self.silent.notes()]
 
@@ -65,8 +65,8 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
-    for intake in node.intakes:
-        intake.reader.close()
+    for journal in node.journals:
+        journal.reader.close()
     for writer in node.writers:
         writer.close()
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import settings
-from otel_ddp.agent.outlet import spool_directory
-from otel_ddp.agent.spool import BLOCK, Spool
+from otel_ddp.agent.export.exporter import spool_directory
+from otel_ddp.agent.export.spool import BLOCK, Spool
 from otel_ddp.journal.place import Place
 
 PLENTY = 1024 * BLOCK
 
 HOLD = """
-import sys; from pathlib import Path; from otel_ddp.agent.spool import Spool
+import sys; from pathlib import Path; from otel_ddp.agent.export.spool import Spool
 spool = Spool(Path(sys.argv[1]), 2**30)
 spool.append("metrics", b"theirs", 1)
 print("there", flush=True)
@@ -78,7 +78,8 @@ def test_a_kill_leaves_whole_requests_only(directory: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import os, sys; from pathlib import Path; from otel_ddp.agent.spool import Spool\n"
+            "import os, sys; from pathlib import Path\n"
+            "from otel_ddp.agent.export.spool import Spool\n"
             "spool = Spool(Path(sys.argv[1]), 2**30)\n"
             "for i in range(10**9):\n"
             "    spool.append('metrics', b'%d,' % i * 20000, 1)\n"
@@ -430,7 +431,7 @@ def test_a_full_disk_is_no_exception_and_leaves_no_half_file(
     # A limit on file size is the full disk that needs no root: the write comes back short.
     script = (
         "import os, resource, signal, sys; from pathlib import Path\n"
-        "from otel_ddp.agent.spool import Spool\n"
+        "from otel_ddp.agent.export.spool import Spool\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "spool = Spool(Path(sys.argv[1]), 2**24)\n"
         "assert spool.append('metrics', b'before', 1)\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.step_spans import StepSpans, sampled_every
-from otel_ddp.agent.steps import Parts, Step
+from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
+from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import OF_BUFFERS
 

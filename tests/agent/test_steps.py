@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.agent.steps import Part, Step, StepStream
+from otel_ddp.agent.reading.steps import Part, Step, StepStream
 from otel_ddp.catalog import PHASES
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps

@@ -17,8 +17,8 @@ from requests import Session
 from requests.adapters import HTTPAdapter
 
 from otel_ddp import settings
-from otel_ddp.agent.otlp import punctual
-from otel_ddp.agent.otlp.encode import (
+from otel_ddp.agent.export.otlp import punctual
+from otel_ddp.agent.export.otlp.encode import (
     LogRecord,
     Span,
     attribute_bytes,
@@ -29,8 +29,8 @@ from otel_ddp.agent.otlp.encode import (
     resource_bytes,
     spans_request,
 )
-from otel_ddp.agent.otlp.outcome import SIGNALS, Outcome, Signal
-from otel_ddp.agent.otlp.transport import Transport, probe
+from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
+from otel_ddp.agent.export.otlp.transport import Transport, probe
 from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"

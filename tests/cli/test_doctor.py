@@ -25,9 +25,9 @@ from conftest import Here
 from node import Node, finished
 from nvml_boards import Boards, a100_mig, h100, standin_library
 from otel_ddp import __version__, settings
-from otel_ddp.agent.otlp.outcome import Outcome
+from otel_ddp.agent.export.otlp.outcome import Outcome
 from otel_ddp.cli import doctor, main
-from otel_ddp.cli.doctor import Finding, Scene, examine, installation, port
+from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation, port
 from otel_ddp.errors import ConfigError
 from otlp_receiver import Receiver
 
@@ -37,11 +37,11 @@ checks_of_the_collector = importlib.import_module("otel_ddp.cli.doctor.collector
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 TRAINING = "import otel_ddp\nrun = otel_ddp.init(run='mine')\nrun.log({'loss': 1.0})\ninput()"
 
-Check = Callable[[Scene], Iterator[Finding]]
+Check = Callable[[DoctorInputs], Iterator[Finding]]
 
 
 def found(check: Check, **scene: Any) -> list[Finding]:
-    return list(examine(Scene(**scene), [check]))
+    return list(examine(DoctorInputs(**scene), [check]))
 
 
 def levels(findings: list[Finding]) -> list[str]:
@@ -94,11 +94,11 @@ def test_the_same_for_programs_and_what_failed_is_the_exit_status(
 
 
 def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
-    def broken(scene: Scene) -> Iterator[Finding]:
+    def broken(scene: DoctorInputs) -> Iterator[Finding]:
         yield Finding("ok", "broken", "until here")
         raise KeyError("what")
 
-    told = list(examine(Scene(), [broken, doctor.python]))
+    told = list(examine(DoctorInputs(), [broken, doctor.python]))
 
     assert [each.subject for each in told] == ["broken", "broken", "python"]
     assert told[0].sentence == "until here"
@@ -146,7 +146,7 @@ def test_a_broken_torch_breaks_nothing_else(
     (tmp_path / "torch.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
 
-    told = list(examine(Scene(), [doctor.torch, doctor.python]))
+    told = list(examine(DoctorInputs(), [doctor.torch, doctor.python]))
 
     assert levels(told) == ["fail", "ok"]
     assert why in told[0].sentence
@@ -173,7 +173,7 @@ def test_a_torch_that_does_not_suit_the_machine_is_said(
 ) -> None:
     told = json.dumps({"version": "2.9", **said})
     monkeypatch.setattr(installation, "_TORCH", f"print({told!r})")
-    scene = Scene()
+    scene = DoctorInputs()
     scene.boards = {"devices": [["0", "NVIDIA H100"]]}
 
     assert words in the(list(examine(scene, [doctor.torch])), level)
@@ -198,7 +198,7 @@ def test_a_setting_that_means_nothing_is_said_and_the_others_hold() -> None:
     os.environ.update(
         OTEL_DDP_STALL_TIMEOUT_S="soon", OTEL_DDP_AGENT="maybe", OTEL_DDP_JOURNAL_BYTES="4M"
     )
-    scene = Scene()
+    scene = DoctorInputs()
 
     told = list(examine(scene, [doctor.variables]))
 
@@ -264,7 +264,7 @@ def test_an_attribute_that_is_no_pair_is_a_finding_and_nothing_else(
 
 
 def test_what_opentelemetry_complains_of_is_a_finding(capfd: pytest.CaptureFixture[str]) -> None:
-    def check(scene: Scene) -> Iterator[Finding]:
+    def check(scene: DoctorInputs) -> Iterator[Finding]:
         logging.getLogger("opentelemetry.sdk.something").warning("odd: %s", 7)
         yield from ()
 
@@ -337,7 +337,7 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up(shown: Boards) -> None:
     shown.write([h100()], hang=1)
     before = children()
 
-    told = list(examine(Scene(nvml_s=0.5), [doctor.gpus, doctor.python]))
+    told = list(examine(DoctorInputs(nvml_s=0.5), [doctor.gpus, doctor.python]))
 
     assert levels(told) == ["fail", "ok"]
     assert "has not come to an end within 0.5 s" in told[0].sentence
@@ -364,8 +364,8 @@ def gpu(index: int, **labels: str) -> dict[str, Any]:
     return {"index": str(index), "name": "NVIDIA H100", "labels": labels, "processes": 0}
 
 
-def scene_with(*agents: dict[str, Any]) -> Scene:
-    scene = Scene()
+def scene_with(*agents: dict[str, Any]) -> DoctorInputs:
+    scene = DoctorInputs()
     alive = [{"alive": True, "version": __version__, "pid": 7, **each} for each in agents]
     scene.survey = {"agents": alive, "processes": []}
     scene.boards = {"missing": "none here"}
@@ -419,7 +419,7 @@ def test_a_directory_of_our_own_making_that_is_open_will_be_closed(tmp_path: Pat
     own = tmp_path / "otel_ddp"
     own.mkdir()
     own.chmod(0o755)
-    scene = Scene()
+    scene = DoctorInputs()
     scene.place = own
 
     told = list(examine(scene, [doctor.journals]))
@@ -481,7 +481,7 @@ def test_a_living_agent_answers() -> None:
     with Node() as node:
         node.python(TRAINING)
         pid, scrape = node.agent()["pid"], node.agent()["scrape"]
-        scene = Scene(str(node.place.directory))
+        scene = DoctorInputs(str(node.place.directory))
 
         told = list(examine(scene, checks))
 

@@ -16,12 +16,12 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent.sources.driver import Missing
-from otel_ddp.agent.sources.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
-from otel_ddp.agent.sources.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.driver import Missing
+from otel_ddp.agent.node.gpu.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node_status import survey
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
-from otel_ddp.survey import survey
 
 NOW_NS = 10_000_000_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.agent.logged import LoggedValues
+from otel_ddp.agent.verdicts.nonfinite_values import NonfiniteValues
 from otel_ddp.diagnosis.nonfinite import Nonfinite, Odd
 from otel_ddp.diagnosis.verdict import Change, Who
 from otel_ddp.journal.reader import JournalReader
@@ -27,7 +27,7 @@ class Log:
         names = ("loss", "grad_norm")
         self.shapes = {name: Shape([self.writer.name(name, "train")]) for name in names}
         self.reader = JournalReader(self.writer.path)
-        self.values = LoggedValues(self.reader)
+        self.values = NonfiniteValues(self.reader)
         self.step = 0
         self.now_ns = NOW
 

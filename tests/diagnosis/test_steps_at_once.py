@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from otel_ddp.agent.steps import Parts, Step, StepStream
+from otel_ddp.agent.reading.steps import Parts, Step, StepStream
 from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.facts import WORK_PHASES, alike, facts_of
 from otel_ddp.journal import layout

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.steps import Parts, Step
+from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.alignment import Alignment
 from otel_ddp.diagnosis.facts import WORK_PHASES, StepFacts, alike, facts_of

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from node import Node, finished, until
-from otel_ddp.agent.spool import Spool
+from otel_ddp.agent.export.spool import Spool
 from otel_ddp.journal.reader import JournalReader
 
 TRAIN = """

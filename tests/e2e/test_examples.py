@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from node import Node, finished, until
+from otel_ddp.agent.node_status import survey
 from otel_ddp.cli.status import lines
-from otel_ddp.survey import survey
 
 ROOT = Path(__file__).parents[2]
 COMING_FROM = ROOT / "docs" / "coming-from"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.replay import OFFLINE
+from otel_ddp.agent.export.replay import OFFLINE
 from otlp_receiver import Receiver
 
 STEPS = 2000

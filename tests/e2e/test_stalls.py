@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Node, until
-from otel_ddp.survey import survey
+from otel_ddp.agent.node_status import survey
 from otlp_receiver import Receiver
 
 LIMIT_S, STEPS, ODD = 2, 10, 1

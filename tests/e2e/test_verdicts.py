@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Labels, Node, finished, until
-from otel_ddp.survey import survey
+from otel_ddp.agent.node_status import survey
 from otlp_receiver import Receiver
 
 LATE_S = 0.03

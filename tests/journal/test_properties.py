@@ -28,7 +28,7 @@ from otel_ddp.journal.reader import (
     Document,
     JournalReader,
     Name,
-    Progress,
+    ProgressRecord,
     Scalars,
     Unreadable,
 )
@@ -106,7 +106,7 @@ class Conversation(RuleBasedStateMachine):
         self.lost_and_read = self.committed = (0, 0)
         self.mark = self.reader.mark()
         self.last: dict[int, tuple[Any, ...]] = {}
-        self.stands = Progress(None, 0, 0, 0, 0, 0, 0, 0.0)._asdict()
+        self.stands = ProgressRecord(None, 0, 0, 0, 0, 0, 0, 0.0)._asdict()
         self.totals: dict[str, list[float]] = {}
         self.places: dict[str, int] = {}
         return self.writer
@@ -266,7 +266,7 @@ class Conversation(RuleBasedStateMachine):
     def what_stands_is_what_was_written_last(self) -> None:
         if self.writer is None:
             return
-        said = Progress(**self.stands) if self.stands["state_since_ns"] else None
+        said = ProgressRecord(**self.stands) if self.stands["state_since_ns"] else None
         assert said == self.reader.progress()
         latest = [content(record) for record in self.reader.latest()]
         assert sorted(map(repr, self.last.values())) == sorted(map(repr, latest))
@@ -317,7 +317,7 @@ class Written:
             writer.phase(serial % 7, 1, serial)
             writer.step(serial)
             writer.state(1, serial)
-        self.progress = Progress(serial, 0, serial % 7, 1, 1, serial, serial * 1000, 0.0)
+        self.progress = ProgressRecord(serial, 0, serial % 7, 1, 1, serial, serial * 1000, 0.0)
         writer.reason("killed by its own hand")
         writer.close()
         self.content = writer.path.read_bytes()
@@ -565,9 +565,9 @@ def test_a_writer_stopped_at_any_bytecode_leaves_only_whole_values(directory: Pa
     reader = JournalReader(writer.path)
     shape = Shape([writer.name("a")])
     said, reported, moments = set[Any](), [], 0
-    seen: list[Progress] = []
-    stands = Progress(None, 0, 0, 0, 0, 0, 0, 0.0)
-    stood: list[Progress] = []
+    seen: list[ProgressRecord] = []
+    stands = ProgressRecord(None, 0, 0, 0, 0, 0, 0, 0.0)
+    stood: list[ProgressRecord] = []
 
     def look(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal moments
@@ -720,7 +720,7 @@ def serial_of(record: Scalars | Document) -> int:
     return step
 
 
-def serials_of(progress: Progress | None) -> list[int]:
+def serials_of(progress: ProgressRecord | None) -> list[int]:
     """The steps that its words belong to, in the order of their writing; each of them is whole."""
     if progress is None:
         return []

@@ -16,7 +16,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.reader import (
     Document,
     JournalReader,
-    Progress,
+    ProgressRecord,
     Scalars,
     Steps,
     Unopened,
@@ -341,7 +341,7 @@ def test_there_is_no_progress_before_its_state(
     # Its code is 0, and so is that of the first state of all.
     writer.state(0, 20)
 
-    assert Progress(1, 0, 3, 4, 0, 10, 20_000, 0.0) == reader.progress()
+    assert ProgressRecord(1, 0, 3, 4, 0, 10, 20_000, 0.0) == reader.progress()
 
 
 def test_a_progress_that_was_cut_off_is_the_one_before(

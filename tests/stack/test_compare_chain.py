@@ -15,10 +15,10 @@ from tools.dashboards.queries import FOLDER, board, panels
 from tools.stack.build import Binaries
 
 from otel_ddp import catalog, settings
-from otel_ddp.agent.export import Renderer
+from otel_ddp.agent.export.otlp import resource
+from otel_ddp.agent.export.otlp.transport import Transport
+from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.otlp import resource
-from otel_ddp.agent.otlp.transport import Transport
 from otel_ddp.catalog import Metric
 from stack.asked import ALL, Page, answer, expression, opened, over_time, since
 from stack.servers import DEPLOY, Prometheus, Sample

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch import capabilities
+from otel_ddp.torch.readings import capabilities
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 

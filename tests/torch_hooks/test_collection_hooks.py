@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from otel_ddp.torch import collection_hooks
+from otel_ddp.torch.hooks import garbage
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +25,14 @@ def _no_other_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
-    collection_hooks.detach()
+    garbage.detach()
     gc.enable()
     left, gc.callbacks[:] = list(gc.callbacks), callbacks
     assert left == []
 
 
 def a_stepper() -> Any:
-    return SimpleNamespace(standing=SimpleNamespace(gc_ns=5))
+    return SimpleNamespace(progress=SimpleNamespace(gc_ns=5))
 
 
 def readings(*each_ns: int) -> Callable[[], int]:
@@ -41,13 +41,13 @@ def readings(*each_ns: int) -> Callable[[], int]:
 
 def test_the_time_of_each_collection_is_added() -> None:
     stepper = a_stepper()
-    collection_hooks.attach(stepper, clock=readings(0, 100, 130, 200, 250))
+    garbage.attach(stepper, clock=readings(0, 100, 130, 200, 250))
 
     gc.collect()
-    once = stepper.standing.gc_ns
+    once = stepper.progress.gc_ns
     gc.collect()
 
-    assert (once, stepper.standing.gc_ns) == (35, 85)
+    assert (once, stepper.progress.gc_ns) == (35, 85)
 
 
 def test_a_collection_that_was_under_way_is_timed_from_then_on() -> None:
@@ -58,33 +58,33 @@ def test_a_collection_that_was_under_way_is_timed_from_then_on() -> None:
             self.itself = self
 
         def __del__(self) -> None:
-            collection_hooks.attach(stepper, clock=readings(100, 140))
+            garbage.attach(stepper, clock=readings(100, 140))
 
     Attaching()
     gc.collect()
 
-    assert stepper.standing.gc_ns == 45
+    assert stepper.progress.gc_ns == 45
 
 
 def test_a_second_stepper_takes_the_place_of_the_first() -> None:
     first, second = a_stepper(), a_stepper()
-    collection_hooks.attach(first)
-    collection_hooks.attach(second)
+    garbage.attach(first)
+    garbage.attach(second)
 
     gc.collect()
 
-    assert first.standing.gc_ns == 5 < second.standing.gc_ns
+    assert first.progress.gc_ns == 5 < second.progress.gc_ns
 
 
 def test_nothing_is_timed_any_more_afterwards() -> None:
     stepper = a_stepper()
-    collection_hooks.attach(stepper)
-    collection_hooks.detach()
-    collection_hooks.detach()
+    garbage.attach(stepper)
+    garbage.detach()
+    garbage.detach()
 
     gc.collect()
 
-    assert stepper.standing.gc_ns == 5
+    assert stepper.progress.gc_ns == 5
 
 
 class Preempted(Exception):
@@ -105,7 +105,7 @@ def test_what_a_handler_raises_while_garbage_is_collected_reaches_the_loop() -> 
         raise Preempted
 
     stepper = a_stepper()
-    collection_hooks.attach(stepper)
+    garbage.attach(stepper)
     Interrupting()
     before = signal.signal(signal.SIGUSR1, handle)
     try:
@@ -114,4 +114,4 @@ def test_what_a_handler_raises_while_garbage_is_collected_reaches_the_loop() -> 
     finally:
         signal.signal(signal.SIGUSR1, before)
 
-    assert stepper.standing.gc_ns > 5
+    assert stepper.progress.gc_ns > 5

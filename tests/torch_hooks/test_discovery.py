@@ -29,7 +29,7 @@ import otel_ddp
 from conftest import Here, Journal
 from loops import phase, totals
 from node import Node, finished
-from otel_ddp.torch import flops
+from otel_ddp.torch.readings import flops
 
 INPUT = torch.ones(8, 4)
 STEPS = 14

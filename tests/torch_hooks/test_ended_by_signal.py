@@ -27,10 +27,10 @@ from conftest import Here, Journal
 from otel_ddp import Run, catalog, containment
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
-from otel_ddp.torch import watch, witness
+from otel_ddp.torch import attach, stack_answers
 
 OURS = str(Path(otel_ddp.__file__).parent) + os.sep
-WITNESS = witness.__file__
+WITNESS = stack_answers.__file__
 # Where Python looks for signals: when a function has been entered, and after each call.
 MOMENTS = ("call", "c_return")
 INPUT = torch.ones(8, 4)
@@ -84,9 +84,9 @@ class Job:
         self.round()
 
     def preempted(self) -> None:
-        standing = self.run._standing
-        if standing is not None:
-            self.steps = standing.count
+        progress = self.run._progress
+        if progress is not None:
+            self.steps = progress.count
         self.run.finish("failed", reason="preempted")
         if self.leaves:
             raise SystemExit(0)
@@ -100,8 +100,8 @@ class Job:
         self.run.log({f"new{self._rounds}": float("nan")}, step=self._rounds)
         with self.run.phase("checkpoint"):
             self.run.event("saved")
-        if self.run._standing is not None:
-            self.run._standing.tell()
+        if self.run._progress is not None:
+            self.run._progress.tell()
 
 
 def _forget(place: Here) -> None:
@@ -194,7 +194,7 @@ def test_a_handler_ends_the_run_while_it_is_being_ended(
 
         if leaves:
             otel_ddp.finish()  # as it is when the program ends
-            watch.unwatch(None)
+            attach.unwatch(None)
 
         assert_quiet(caplog, handler)
         assert otel_ddp.current() is None
@@ -221,7 +221,7 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
 
         assert_quiet(caplog, handler)
         if leaves:
-            watch.unwatch(None)
+            attach.unwatch(None)
         assert not other._forward_hooks, handler.during
         assert gc.callbacks == callbacks, handler.during
         assert end_of(place.only())["state"] == "failed"
@@ -261,15 +261,15 @@ def test_a_program_that_is_left_while_its_run_is_being_opened_has_told_its_end(
 
 def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
     run = otel_ddp.init()
-    recorder, standing = run._recorder, run._standing
+    recorder, progress = run._recorder, run._progress
     assert recorder is not None
-    assert standing is not None
-    standing.begin("eval")
+    assert progress is not None
+    progress.begin("eval")
     held, came = threading.Event(), threading.Event()
 
     def tell() -> None:
         # Holds what a telling holds, and wants what a writing needs.
-        with standing._lock:
+        with progress._lock:
             held.set()
             came.wait(0.2)
             recorder.count(catalog.TRAINING_STEPS)

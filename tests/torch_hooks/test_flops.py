@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from otel_ddp.torch.flops import Counted, ForwardCounter, by_parameters, countable
+from otel_ddp.torch.readings.flops import Counted, ForwardCounter, by_parameters, countable
 
 
 @pytest.fixture(autouse=True)

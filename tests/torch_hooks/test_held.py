@@ -17,10 +17,10 @@ from torch.optim import SGD
 import otel_ddp
 from conftest import Here
 from otel_ddp import catalog
-from otel_ddp.torch import held
-from otel_ddp.torch.model_hooks import differentiable
-from otel_ddp.torch.readings import _loss_of
-from otel_ddp.torch.workload import workload
+from otel_ddp.torch import inspect_values
+from otel_ddp.torch.hooks.model import differentiable
+from otel_ddp.torch.readings.between_steps import _loss_of
+from otel_ddp.torch.readings.workload import workload
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -135,7 +135,7 @@ def test_nothing_of_the_users_is_called_to_look_at_an_output() -> None:
         (found,) = differentiable(output)
         assert found is loss
     assert len(list(differentiable([strange, HostileObject(loss=strange)]))) == 1
-    assert held.of_tensor(strange, "grad_fn") is not None
+    assert inspect_values.of_tensor(strange, "grad_fn") is not None
     assert workload((Hostile(input_ids=WORDS),), {}) == (2, 10)
     assert workload((strange, 1), {}) == (2, 0)
 

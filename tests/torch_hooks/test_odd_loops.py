@@ -252,7 +252,7 @@ def test_loops_without_steps_are_told_all_the_while(
 ) -> None:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
-    assert run._standing is not None
+    assert run._progress is not None
     batch = INPUT[:1]
     if what == "loader":
         for _ in otel_ddp.data(batch for _ in range(30_000)):
@@ -261,7 +261,7 @@ def test_loops_without_steps_are_told_all_the_while(
         for _ in range(15_000):
             model(batch)
 
-    assert len(run._standing._story) < 25_000
+    assert len(run._progress._story) < 25_000
     assert totals(place, tell=False)
 
 
@@ -270,14 +270,14 @@ def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, plac
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     optimizer = SGD(model.parameters(), lr=0.1)
-    standing = run._standing
-    assert standing is not None
+    progress = run._progress
+    assert progress is not None
     with run.phase("epoch"):
         for name in ("data", "forward", "optimizer"):
-            standing.enter(standing.phase(name))
+            progress.enter(progress.phase(name))
             train(model, optimizer, 1)
             assert Journal(place.journals()[0]).phase == "epoch"
-        assert [each.name for each in standing._open] == ["other", "epoch"]
+        assert [each.name for each in progress._open] == ["other", "epoch"]
     assert totals(place)["training.steps"] == 3
 
 

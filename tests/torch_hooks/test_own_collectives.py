@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from otel_ddp.torch import own_collectives
-from otel_ddp.torch.own_collectives import OwnCollectives
+from otel_ddp.torch.readings import own_collectives
+from otel_ddp.torch.readings.own_collectives import OwnCollectives
 
 
 def test_what_is_told_of_a_phase_does_not_change_from_look_to_look(

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Journal
 from node import Node, finished
-from otel_ddp.agent.steps import Step, StepStream
+from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import END, OF_BUFFERS
 from otel_ddp.journal.reader import Document, JournalReader, Steps

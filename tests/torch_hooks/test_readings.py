@@ -22,10 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import otel_ddp
 from conftest import Here
 from otel_ddp import catalog
-from otel_ddp.torch import watch
-from otel_ddp.torch.gradient_norm import square_norm
+from otel_ddp.torch import attach
+from otel_ddp.torch.readings.gradient_norm import square_norm
+from otel_ddp.torch.readings.workload import shares_its_batch, workload
 from otel_ddp.torch.stepper import Stepper
-from otel_ddp.torch.workload import shares_its_batch, workload
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -591,7 +591,7 @@ def test_a_reading_that_fails_takes_no_step_along(
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
     model = mlp()
     otel_ddp.instrument(model)
-    stepper = watch._stepper
+    stepper = attach._stepper
     assert stepper is not None
     tried = []
 

@@ -28,11 +28,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_ddp
 from conftest import Journal
 from loops import INPUT, PAUSE_S, Slow, in_a_thread, phase, totals, train
-from otel_ddp import versions
-from otel_ddp.agent.steps import StepStream
+from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Steps
-from otel_ddp.torch import model_hooks
+from otel_ddp.torch import versions
+from otel_ddp.torch.hooks import model as model_hooks
 
 
 @pytest.fixture
@@ -605,7 +605,7 @@ def test_an_output_is_saved_without_a_warning(
 def test_what_is_evaluated_without_steps_is_told_in_time(
     run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from otel_ddp import progress
+    from otel_ddp.recording import progress
 
     monkeypatch.setattr(progress, "_MOST_WORDS", 50)
     model = nn.Linear(4, 1).eval()

@@ -24,15 +24,15 @@ import torch
 
 from node import until
 from otel_ddp import containment
-from otel_ddp.torch import witness
+from otel_ddp.torch import stack_answers
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "1-00000000.journal"
-    witness.start(path, int)
+    stack_answers.start(path, int)
     yield path
-    witness.stop()
+    stack_answers.stop()
 
 
 def ask(journal: Path, question: str) -> None:
@@ -83,7 +83,7 @@ def test_it_says_which_thread_trains_and_which_the_end_of_the_program_waits_for(
     tmp_path: Path,
 ) -> None:
     journal, training = tmp_path / "1-00000000.journal", 0
-    witness.start(journal, lambda: training)
+    stack_answers.start(journal, lambda: training)
     held = threading.Event()
     helpers = {
         name: threading.Thread(target=held.wait, name=name, daemon=name == "daemon")
@@ -98,7 +98,7 @@ def test_it_says_which_thread_trains_and_which_the_end_of_the_program_waits_for(
         ask(journal, "2 where\n")
         said = answer(journal, 2)
     finally:
-        witness.stop()
+        stack_answers.stop()
         held.set()
         for each in helpers.values():
             each.join()
@@ -107,7 +107,7 @@ def test_it_says_which_thread_trains_and_which_the_end_of_the_program_waits_for(
     assert [each["name"] for each in said["threads"][:2]] == ["MainThread", "trains"]
     assert [each["name"] for each in said["threads"] if each["trains"]] == ["trains"]
     assert [each["name"] for each in said["threads"] if each["daemon"]] == ["daemon"]
-    assert witness.__file__.startswith(said["package"])
+    assert stack_answers.__file__.startswith(said["package"])
 
 
 def test_its_files_are_for_this_user_alone_and_go_with_it(journal: Path) -> None:
@@ -116,10 +116,10 @@ def test_its_files_are_for_this_user_alone_and_go_with_it(journal: Path) -> None
     files = [journal.with_suffix(".ask"), journal.with_suffix(".answer")]
     assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o600, 0o600]
 
-    witness.stop()
+    stack_answers.stop()
 
     assert not [each for each in files if each.exists()]
-    assert witness._witness is None
+    assert stack_answers._witness is None
 
 
 def test_several_questions_get_one_answer_with_the_most_that_was_asked(journal: Path) -> None:
@@ -179,7 +179,7 @@ def test_nothing_that_a_frame_held_is_held_on_to(journal: Path) -> None:
 def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
     ask(journal, "1 where\n")
     answer(journal, 1)
-    parked = witness._witness
+    parked = stack_answers._witness
     fd = os.open(journal.with_suffix(".ask"), os.O_WRONLY | os.O_NONBLOCK)
     try:
         for each in journal.parent.iterdir():
@@ -188,7 +188,7 @@ def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
         os.write(fd, b"2 where\n")
     finally:
         os.close(fd)
-    witness.stop()
+    stack_answers.stop()
 
     assert parked is not None
     assert parked._gone.is_set()
@@ -198,7 +198,7 @@ def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
 @pytest.fixture
 def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
     """The number of its fifo, which was closed and is now that of the user's pipe."""
-    parked = witness._witness
+    parked = stack_answers._witness
     assert parked is not None
     ours, user = parked._fd, os.pipe()
     calls = Path("/proc/self/task")
@@ -215,9 +215,9 @@ def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_descriptor_that_is_the_users_by_now_is_left_alone(taken: int) -> None:
-    parked = witness._witness
+    parked = stack_answers._witness
 
-    witness.stop()
+    stack_answers.stop()
 
     assert parked is not None
     assert parked._gone.is_set()
@@ -228,7 +228,7 @@ def test_a_descriptor_that_is_the_users_by_now_is_left_alone(taken: int) -> None
 def test_a_question_is_not_read_from_a_descriptor_that_is_the_users(
     journal: Path, taken: int
 ) -> None:
-    parked = witness._witness
+    parked = stack_answers._witness
 
     ask(journal, "1 where\n")
 
@@ -239,7 +239,7 @@ def test_a_question_is_not_read_from_a_descriptor_that_is_the_users(
 
 
 def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) -> None:
-    parked = witness._witness
+    parked = stack_answers._witness
 
     assert parked is not None
     parked.forget()
@@ -248,12 +248,12 @@ def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) 
 
 
 def test_a_descriptor_that_somebody_has_closed_is_not_missed(tmp_path: Path) -> None:
-    witness.start(tmp_path / "1-00000000.journal", int)
-    parked = witness._witness
+    stack_answers.start(tmp_path / "1-00000000.journal", int)
+    parked = stack_answers._witness
     assert parked is not None
     os.close(parked._fd)
 
-    witness.stop()
+    stack_answers.stop()
 
     assert parked._gone.is_set()
     assert containment.swallowed == {}
@@ -269,12 +269,12 @@ def test_a_handlers_time_limit_is_no_trouble_with_files(
         signal.raise_signal(signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handle)
-    parked = witness._witness
+    parked = stack_answers._witness
     assert parked is not None
     try:
         monkeypatch.setattr(os, "set_blocking", interrupted)
         with pytest.raises(TimeoutError):
-            witness.stop()
+            stack_answers.stop()
     finally:
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
@@ -282,17 +282,17 @@ def test_a_handlers_time_limit_is_no_trouble_with_files(
 
 
 def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
-    witness.start(tmp_path / "missing" / "1-0.journal", int)
+    stack_answers.start(tmp_path / "missing" / "1-0.journal", int)
 
-    assert witness._witness is None
+    assert stack_answers._witness is None
     assert containment.swallowed == {}
 
 
 def test_a_second_start_beside_another_journal_leaves_the_first(
     journal: Path, tmp_path: Path
 ) -> None:
-    witness.start(journal, int)
-    witness.start(tmp_path / "2-00000000.journal", int)
+    stack_answers.start(journal, int)
+    stack_answers.start(tmp_path / "2-00000000.journal", int)
 
     assert [each.name for each in tmp_path.iterdir()] == ["2-00000000.ask"]
 
@@ -327,8 +327,8 @@ class Price:
         self.worked_s += self.takes_s
         return self.worked_s
 
-    def arrivals(self, **env: str) -> witness._Arrivals:
-        return witness._Arrivals(env, lambda: self.now_s, self.works)
+    def arrivals(self, **env: str) -> stack_answers._Arrivals:
+        return stack_answers._Arrivals(env, lambda: self.now_s, self.works)
 
 
 @pytest.mark.parametrize(
@@ -372,9 +372,9 @@ def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None)
     before_ns = time.time_ns()
     for _ in range(3):
         torch.distributed.all_reduce(torch.ones(2))
-    assert witness._witness is not None
+    assert stack_answers._witness is not None
     # As if a minute had gone by.
-    witness._witness._arrivals._told_s -= 61
+    stack_answers._witness._arrivals._told_s -= 61
 
     ask(journal, "1 when\n")
     said = answer(journal, 1)
@@ -497,7 +497,7 @@ print(time.perf_counter() - began)
     )
 
     # A tenth of what it would wait for an answer that hangs.
-    assert float(took.stdout) < witness._END_S / 10
+    assert float(took.stdout) < stack_answers._END_S / 10
 
 
 def test_a_forked_child_neither_answers_nor_takes_the_questions(run: Run) -> None:
@@ -557,8 +557,8 @@ def test_whoever_joins_all_threads_does_not_wait_for_ours(journal: Path) -> None
 
 def test_what_is_blocked_in_the_main_thread_is_as_before(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    witness.start(tmp_path / "1-00000000.journal", int)
+    stack_answers.start(tmp_path / "1-00000000.journal", int)
     try:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
     finally:
-        witness.stop()
+        stack_answers.stop()

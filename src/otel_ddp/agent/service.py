@@ -16,20 +16,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_ddp import __version__, agent_terms, catalog, settings
-from otel_ddp.agent import postmortem
-from otel_ddp.agent.desk import Desk
+from otel_ddp import __version__, catalog, settings
+from otel_ddp.agent.export.exporter import Exporter
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.outlet import Outlet
-from otel_ddp.agent.processes import Processes
-from otel_ddp.agent.sampling import Sampling
-from otel_ddp.agent.sources.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.sampling import Sampling
+from otel_ddp.agent.reading.journals import Journals
+from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal import locks
+from otel_ddp.journal import agent_environment, locks
 from otel_ddp.journal.place import Place, find, private_directory
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.endpoint import Endpoint
+    from otel_ddp.agent.scrape.endpoint import Endpoint
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -56,15 +56,15 @@ class Agent:
         host = socket.gethostname()
         self.node = conf.node or host
         self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
-        desk = Desk(
+        judge = Judge(
             self.ledger,
             conf.stall_timeout_s,
             postmortem.place(conf.postmortem_directory),
             gpus=self.sampling.gpus,
         )
-        self.processes = Processes(place, self.ledger, conf.node, desk)
-        self.outlet = Outlet(conf, place, self.ledger, self.processes, self.node, host)
-        self.terms = agent_terms.terms(os.environ, offline=conf.offline)
+        self.processes = Journals(place, self.ledger, conf.node, judge)
+        self.exporter = Exporter(conf, place, self.ledger, self.processes, self.node, host)
+        self.terms = agent_environment.terms(os.environ, offline=conf.offline)
         self._lock = lock
         self._leaving = ""
         self._doorbell = -1
@@ -84,10 +84,10 @@ class Agent:
         self.processes.look()
         self._serve()
         self.sampling.start()
-        self.outlet.connect()
+        self.exporter.connect()
         self.place.hold_starts(0.0)
         self._say()
-        log.info("serving %s; OTLP: %s", self._url() or "nothing", self.outlet.state())
+        log.info("serving %s; OTLP: %s", self._url() or "nothing", self.exporter.state())
         stand_at = export_at = 0.0
         probe_at = time.monotonic() + _PROBE_S
         try:
@@ -97,7 +97,7 @@ class Agent:
                 self.processes.take()
                 if self.processes.somebody_waits():
                     self._stand()
-                    self.outlet.hand_over()
+                    self.exporter.hand_over()
                 now = time.monotonic()
                 if now >= stand_at:
                     stand_at = now + _STAND_S
@@ -105,11 +105,11 @@ class Agent:
                     self._look_at_ourselves()
                 if now >= probe_at:
                     probe_at = now + _PROBE_S
-                    self.outlet.connect()
+                    self.exporter.connect()
                 if now >= export_at:
                     export_at = now + self.conf.interval_s
-                    self.outlet.export()
-                if not self.outlet.open:
+                    self.exporter.export()
+                if not self.exporter.open:
                     self.processes.commit(self.processes.marks())
                 self.processes.release(self._say)
                 self._sleep()
@@ -119,7 +119,7 @@ class Agent:
     def _sleep(self) -> None:
         if not self._leaving:
             # A death wakes us as well: who was first is then known by the time.
-            wait(self._doorbell, self.processes.desk.handles())
+            wait(self._doorbell, self.processes.judge.handles())
 
     def _listen_to_signals(self) -> None:
         def stop(number: int, frame: object) -> None:
@@ -165,9 +165,9 @@ class Agent:
         self.processes.look()
         self.processes.take()
         self._stand()
-        if self.outlet.open:
-            self.outlet.export()
-            self.outlet.close()
+        if self.exporter.open:
+            self.exporter.export()
+            self.exporter.close()
         else:
             self.processes.commit(self.processes.marks())
         self.processes.release(self._say)
@@ -195,7 +195,7 @@ class Agent:
             self.ledger.put(metric, (*labels, *more), float(value), now_ns, self._started_ns)
 
         put(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time())
-        facts = self.outlet.facts()
+        facts = self.exporter.facts()
         if facts is None:
             return
         put(catalog.OTEL_DDP_SPOOL_SIZE, facts.spool_bytes)
@@ -209,7 +209,7 @@ class Agent:
     # -- the endpoint and the status
 
     def _serve(self) -> None:
-        from otel_ddp.agent.endpoint import Endpoint
+        from otel_ddp.agent.scrape.endpoint import Endpoint
 
         host, port = self.conf.scrape_host, self.conf.scrape_port
         try:
@@ -248,14 +248,14 @@ class Agent:
             "node": self.node,
             "started_ns": self._started_ns,
             "scrape": self._url(),
-            "export": self.outlet.state(),
+            "export": self.exporter.state(),
             "remark": "; ".join(filter(None, (self._remark, self.processes.remark()))),
             "unreadable": self.processes.unreadable(),
             "nodes": self.processes.nodes(),
             "ended": self.processes.ended(),
-            "verdicts": self.processes.desk.verdicts(),
-            "told": self.processes.desk.told(),
-            "insufficient": self.processes.desk.insufficient(),
+            "verdicts": self.processes.judge.verdicts(),
+            "told": self.processes.judge.told(),
+            "insufficient": self.processes.judge.insufficient(),
             "notes": self.processes.silent.notes(),
             **self.sampling.describe(),
         }

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from otel_ddp import __version__, system
+from otel_ddp import __version__
+from otel_ddp.journal import system
 
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",

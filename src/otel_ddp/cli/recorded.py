@@ -19,7 +19,7 @@ class Sample(NamedTuple):
 
 def samples(url: str) -> list[Sample]:
     """What is served there; nothing while nobody answers."""
-    from otel_ddp.agent.exposition import parse
+    from otel_ddp.agent.scrape.exposition import parse
 
     if not url:
         return []

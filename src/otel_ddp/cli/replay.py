@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TextIO
 
 from otel_ddp import settings
-from otel_ddp.agent.delivery import size
-from otel_ddp.agent.otlp.outcome import SIGNALS, wanted
-from otel_ddp.agent.replay import BeingReplayed, Replay, Spooled, Tally, Unwritable, found
+from otel_ddp.agent.export.delivery import size
+from otel_ddp.agent.export.otlp.outcome import SIGNALS, wanted
+from otel_ddp.agent.export.replay import BeingReplayed, Replay, Spooled, Tally, Unwritable, found
 from otel_ddp.cli.status import cell, tell
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.layout import SUFFIX
@@ -61,7 +61,7 @@ def run(asked: argparse.Namespace) -> int:
         if each not in signals:
             print(f"{each} are not sent: OTEL_{each.upper()}_EXPORTER=none")
     # These packages take long to import.
-    from otel_ddp.agent.otlp.transport import Transport, addressed
+    from otel_ddp.agent.export.otlp.transport import Transport, addressed
 
     conf_there = addressed(conf)
     if conf_there is None:

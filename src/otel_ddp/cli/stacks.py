@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.agent.probe import Probe, frames
+from otel_ddp.agent.verdicts.stack_question import StackQuestion, frames
 from otel_ddp.cli import where
 from otel_ddp.diagnosis.evidence import Evidence
 from otel_ddp.errors import ConfigError
@@ -37,7 +37,7 @@ class Asked:
         self.run = reader.identity.get("run")
         self.group = reader.identity.get("group")
         self.pid = reader.pid
-        self._probe = Probe(reader.path, reader.pid, reader.start_ticks)
+        self._probe = StackQuestion(reader.path, reader.pid, reader.start_ticks)
         self.heard = self._probe.ask("where", time.time_ns())
         self.known = Evidence()
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from otel_ddp.agent.node_status import World, survey, training_world
 from otel_ddp.cli import where
 from otel_ddp.errors import ConfigError
-from otel_ddp.survey import World, survey, training_world
 
 _LONGEST_CELL = 1000
 # A driver keeps something of each board for itself.

@@ -58,7 +58,7 @@ class Document(NamedTuple):
 Record = Scalars | Document | Steps
 
 
-class Progress(NamedTuple):
+class ProgressRecord(NamedTuple):
     """Where the process stands."""
 
     step: int | None
@@ -156,7 +156,7 @@ class JournalReader:
         self._stuck = 0
         # A record, and the padding before it, are written first and published then.
         self._unpublished = 2 * layout.largest_record(self._ring[1])
-        self._last_progress: Progress | None = None
+        self._last_progress: ProgressRecord | None = None
         self._taken_path = self.path.with_suffix(layout.TAKEN_SUFFIX)
         self.position, self._expected, self.lost = layout.read_taken(self._taken_path) or (0, 1, 0)
         self.refresh()
@@ -372,14 +372,14 @@ class JournalReader:
                 found.append(total)
         return found
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> ProgressRecord | None:
         """Where the process stands, each word as it was written last; None before the first one."""
         # The state first: where it has been written, so has all the rest.
         if self._word(layout.STATE):
             block = self._pread(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
                 phase, name, step, expect_ms, state, duration_s = layout.PROGRESS.unpack(block)
-                self._last_progress = Progress(
+                self._last_progress = ProgressRecord(
                     step - 1 if step else None,
                     expect_ms,
                     phase >> layout.CODE_SHIFT,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from otel_ddp import containment
-from otel_ddp.torch.in_flight import module_of
+from otel_ddp.recording.device_scalars import module_of
 
 _STEPS_TO_WAIT = 2
 _MOST_STEPS = 64

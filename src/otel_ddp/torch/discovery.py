@@ -15,7 +15,10 @@ from torch.compiler import is_compiling
 from torch.jit import ScriptModule
 
 from otel_ddp import containment
-from otel_ddp.torch import compile_hooks, every_module, model_hooks, optimizer_hooks
+from otel_ddp.torch.hooks import compile as compile_hooks
+from otel_ddp.torch.hooks import every_module
+from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.stepper import Stepper, calls
 
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from otel_ddp import containment
-from otel_ddp.identity import GroupFacts
+from otel_ddp.identity.identity import GroupFacts
 
 log = logging.getLogger("otel_ddp")
 

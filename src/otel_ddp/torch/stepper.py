@@ -19,8 +19,8 @@ from torch.compiler import is_compiling
 
 from otel_ddp import containment
 from otel_ddp.journal.writer import scratch
-from otel_ddp.progress import PHASE_WORD, Phase, Standing
-from otel_ddp.torch.workload import workload
+from otel_ddp.recording.progress import PHASE_WORD, Phase, Progress
+from otel_ddp.torch.readings.workload import workload
 
 _FAILURES_ALLOWED = 3
 # After so many steps of other optimizers, each with a backward of its own, that one ends ours;
@@ -108,7 +108,7 @@ def _nothing(*args: Any) -> None:
     pass
 
 
-class Ear:
+class BackwardHook:
     """Lends its hook to the nodes that gave a model's outputs: those are left as they are."""
 
     __slots__ = ("_hooks", "hook", "tensor")
@@ -140,7 +140,7 @@ class Stepper:
 
     forward_began: Callable[..., None]
     buffers_arrived: Callable[[], None]
-    forward_ended: Callable[[Any, torch.nn.Module, Any], Ear | None]
+    forward_ended: Callable[[Any, torch.nn.Module, Any], BackwardHook | None]
     on_gradient: Callable[[torch.Tensor], None]
     _on_gradients_done: Callable[[], None]
     _on_backward_ended: Callable[[], None]
@@ -149,24 +149,24 @@ class Stepper:
     data_began: Callable[[], None]
     data_ended: Callable[[], None]
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, progress: Progress) -> None:
         self.alive = True
-        self.standing = standing
+        self.progress = progress
         # Hooks that come in every step do what `enter` does by themselves: a function more is a
         # microsecond more, where training has filled the caches since the last step.
-        self._open, self._words, self._write = standing.pen()
+        self._open, self._words, self._write = progress.pen()
         self._failures = 0
         self._failed_aside: dict[str, int] = {}
-        self._tell: Callable[[], None] = standing.tell
+        self._tell: Callable[[], None] = progress.tell
         # Phases of ours, one each: none of them is ever inside itself.
-        self._data = standing.phase("data")
-        self._forward = standing.phase("forward")
-        self._eval = standing.phase("eval")
-        self._backward = standing.phase("backward")
-        self._wait = standing.phase("comm_wait")
-        self._buffers = standing.phase("comm_wait", of_buffers=True)
-        self._optimizer = standing.phase("optimizer")
-        self._compile = standing.phase("compile")
+        self._data = progress.phase("data")
+        self._forward = progress.phase("forward")
+        self._eval = progress.phase("eval")
+        self._backward = progress.phase("backward")
+        self._wait = progress.phase("comm_wait")
+        self._buffers = progress.phase("comm_wait", of_buffers=True)
+        self._optimizer = progress.phase("optimizer")
+        self._compile = progress.phase("compile")
         self._inside = 0  # forwards of watched models that are open, one inside the other
         self._training = False
         self._session = False  # one backward at a time, of whatever models
@@ -225,7 +225,7 @@ class Stepper:
         self.loads_elsewhere = self.closures = False
         self.float16 = False
         self._queue_callback = Variable._execution_engine.queue_callback
-        self._ear, self._doubtful_ear = Ear(), Ear()
+        self._ear, self._doubtful_ear = BackwardHook(), BackwardHook()
         self._doubtful_ear.hears(self._doubtful_gradient_arrived)
         self._prepare()
 
@@ -246,8 +246,8 @@ class Stepper:
         self.alive = False
         self._aside("on_interrupted")
         for phase in (self._forward, self._eval, self._backward, self._optimizer, self._data):
-            self.standing.leave(phase)
-        self.standing.tell()
+            self.progress.leave(phase)
+        self.progress.tell()
         self._words = scratch()
 
     # -- forward
@@ -273,37 +273,37 @@ class Stepper:
             return
         self._inside = 1
         self._holder = thread
-        standing = self.standing
+        progress = self.progress
         if not training:
             self._training = False
-            standing.enter(self._eval)
+            progress.enter(self._eval)
             return
-        self._training = standing.working = True
+        self._training = progress.working = True
         self._doubted = None
-        if thread != standing.thread:
-            standing.thread = thread
+        if thread != progress.thread:
+            progress.thread = thread
         # A forward inside an optimizer's step begins no other one: its closure has called us, once
         # more perhaps (LBFGS).
         if self._evaluating:
-            standing.leave(self._optimizer)
-        elif not standing.in_step or self._unstepped:
+            progress.leave(self._optimizer)
+        elif not progress.in_step or self._unstepped:
             self._begin_step()
         phase = self._forward
         self._open.append(phase)
         self._words[PHASE_WORD] = word = phase.base + _clock()
         self._write(word)
-        if standing.device_clock is not None:
-            standing.device_clock.mark(phase.code)
+        if progress.device_clock is not None:
+            progress.device_clock.mark(phase.code)
         if watched.syncs_buffers and module.will_sync_module_buffers():
-            standing.enter(self._buffers)
+            progress.enter(self._buffers)
         samples, tokens = workload(args, kwargs)
         if type(samples) is not int or type(tokens) is not int:
             samples = tokens = 0  # traced: sizes are tensors, of no number
         if watched.found and self._fed is not watched and not self._feeds(watched):
             self.fed_last = False
         else:
-            standing.samples += samples
-            standing.tokens += tokens
+            progress.samples += samples
+            progress.tokens += tokens
             self.fed_last = True
         if self.wants_loss:
             watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
@@ -311,7 +311,7 @@ class Stepper:
             watched.samples, watched.tokens = samples, tokens
             self._aside("on_forward", watched, module)
         elif each:
-            standing.flops += each * (samples if watched.by_samples else tokens or samples)
+            progress.flops += each * (samples if watched.by_samples else tokens or samples)
 
     def _feeds(self, watched: Any) -> bool:
         """Whether a step's batch is told by this model, as it is by the first that it calls.
@@ -332,9 +332,11 @@ class Stepper:
     def _buffers_arrived(self) -> None:
         """DDP has given every rank the same buffers; the model itself begins."""
         if _get_ident() == self._holder:
-            self.standing.leave(self._buffers)
+            self.progress.leave(self._buffers)
 
-    def _forward_ended(self, watched: Any, module: torch.nn.Module, output: Any) -> Ear | None:
+    def _forward_ended(
+        self, watched: Any, module: torch.nn.Module, output: Any
+    ) -> BackwardHook | None:
         """A watched model has returned, or raised; what is to listen to its outputs."""
         if _get_ident() != self._holder:
             return None
@@ -343,24 +345,24 @@ class Stepper:
         if self._inside or self._session:
             return None
         if self._training:
-            opened, standing = self._open, self.standing
+            opened, progress = self._open, self.progress
             if opened[-1] is self._forward:
                 opened.pop()
                 around = opened[-1]
                 self._words[PHASE_WORD] = word = around.base + _clock()
                 self._write(word)
-                if standing.device_clock is not None:
-                    standing.device_clock.mark(around.code)
+                if progress.device_clock is not None:
+                    progress.device_clock.mark(around.code)
             else:
-                standing.leave(self._forward)
+                progress.leave(self._forward)
             self.forwards += 1
             if not self.forwards % _OFTEN:
-                standing.tell_in_time()
+                progress.tell_in_time()
             if self.wants_loss or watched.flops_per_unit is None:
                 self._aside("on_output", watched, module, output)
             return self._ear
-        self.standing.leave(self._eval)
-        self.standing.tell_in_time()
+        self.progress.leave(self._eval)
+        self.progress.tell_in_time()
         if not _is_grad_enabled():
             return None
         self._doubted, self._doubted_backward = watched, False
@@ -381,7 +383,7 @@ class Stepper:
             self._open.append(phase)
             self._words[PHASE_WORD] = word = phase.base + _clock()
             self._write(word)
-            if (device := self.standing.device_clock) is not None:
+            if (device := self.progress.device_clock) is not None:
                 device.mark(phase.code)
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
@@ -395,7 +397,7 @@ class Stepper:
 
     def _session_has_raised(self) -> bool:
         """Whether another backward is under way than that of the session, and not inside of it."""
-        if _current_backward() == self._task or _get_ident() != self.standing.thread:
+        if _current_backward() == self._task or _get_ident() != self.progress.thread:
             return False
         if calls(sys._getframe(), _RUN_BACKWARD) != 1:
             return False
@@ -408,7 +410,7 @@ class Stepper:
             self._open.append(phase)
             self._words[PHASE_WORD] = word = phase.base + _clock()
             self._write(word)
-            if (device := self.standing.device_clock) is not None:
+            if (device := self.progress.device_clock) is not None:
                 device.mark(phase.code)
             self._queue_callback(self._on_backward_ended)
         except containment.ANYTHING:
@@ -419,14 +421,14 @@ class Stepper:
             self._session = False
             self._inside = 0
             # Takes the wait inside it along.
-            self.standing.leave(self._backward)
-            self.standing.micro_batches += 1
+            self.progress.leave(self._backward)
+            self.progress.micro_batches += 1
             self._unstepped += 1
             self.backwards += 1
             if self._evaluating and self._optimizer not in self._open:
-                self.standing.enter(self._optimizer)
+                self.progress.enter(self._optimizer)
             if self._unstepped % _OFTEN == 0:
-                self.standing.tell_in_time()
+                self.progress.tell_in_time()
             if self.backwards == _LONGEST_ACCUMULATION and not self.steps:
                 self.stuck()
             if self._stepped_in_backward:
@@ -475,7 +477,7 @@ class Stepper:
         if self._inside:
             self._close_forward()
         # The same one again: the last time it has raised, or this is the step of a class above.
-        if self._optimizing is not None or not self.standing.stepping:
+        if self._optimizing is not None or not self.progress.stepping:
             self._begin_step()
         self._optimizing = id(optimizer)
         self._evaluating = evaluating
@@ -487,7 +489,7 @@ class Stepper:
             self._open.append(phase)
             self._words[PHASE_WORD] = word = phase.base + _clock()
             self._write(word)
-            if (device := self.standing.device_clock) is not None:
+            if (device := self.progress.device_clock) is not None:
                 device.mark(phase.code)
         # The first one seen closes the step; another one (a GAN's second) is part of the next
         # step, which has just as much of it.
@@ -516,9 +518,9 @@ class Stepper:
             if not patient and not self._named:
                 self.ends_steps(optimizer)
         if id(optimizer) not in self._step_optimizer:
-            self.standing.leave(self._optimizer)
+            self.progress.leave(self._optimizer)
             return
-        if not self.standing.count:
+        if not self.progress.count:
             self._aside("_go_on", optimizer)
         if self.scaling is not None:
             self._stepped_round = self.scaling()
@@ -527,7 +529,7 @@ class Stepper:
 
     def _go_on(self, optimizer: torch.optim.Optimizer) -> None:
         """The first step is over: a run that was resumed has made others before."""
-        self.standing.goes_on_from(_steps_made(optimizer) - 1)
+        self.progress.goes_on_from(_steps_made(optimizer) - 1)
 
     # -- data
 
@@ -537,7 +539,7 @@ class Stepper:
             self.before_model()
             return
         thread = _get_ident()
-        if self._others(self.standing.thread or _MAIN, thread):
+        if self._others(self.progress.thread or _MAIN, thread):
             self.loads_elsewhere = True
             return  # somebody fetches ahead: nobody waits for that
         if thread != self._holder and self._at_work(thread):
@@ -550,21 +552,21 @@ class Stepper:
             # A model that fetches its batches by itself.
             self._load(thread)
         elif not self._session:
-            if not self.standing.in_step or self._unstepped or self.in_graph.stepped:
+            if not self.progress.in_step or self._unstepped or self.in_graph.stepped:
                 self._begin_step()
             self._load(thread)
 
     def _load(self, thread: int) -> None:
         self._loading = thread
         self.loads += 1
-        self.standing.enter(self._data)
+        self.progress.enter(self._data)
 
     def _data_ended(self) -> None:
         """The batch is there."""
         if _get_ident() == self._loading:
-            self.standing.leave(self._data)
+            self.progress.leave(self._data)
             if not self.loads % _OFTEN:
-                self.standing.tell_in_time()
+                self.progress.tell_in_time()
 
     # -- compilation
 
@@ -572,12 +574,12 @@ class Stepper:
         """A graph is being compiled, in the middle of whatever needs it."""
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
         evaluates = self._inside and thread == self._holder
-        if thread == self.standing.thread or self._session or evaluates:
-            self.standing.enter(self._compile)
+        if thread == self.progress.thread or self._session or evaluates:
+            self.progress.enter(self._compile)
 
     def compile_ended(self) -> None:
         """It is compiled."""
-        self.standing.leave(self._compile)
+        self.progress.leave(self._compile)
 
     # -- threads
 
@@ -585,7 +587,7 @@ class Stepper:
         """Whether another thread is in a forward that trains, or in a backward."""
         if self._session:
             # Autograd has threads of its own.
-            others = self._others(self.standing.thread, thread) and _outside_of_backward()
+            others = self._others(self.progress.thread, thread) and _outside_of_backward()
             return others and _backward_is_under_way()
         return bool(self._inside and self._training) and self._others(self._holder, thread)
 
@@ -593,14 +595,14 @@ class Stepper:
         """Whether a forward in this thread is no part of what is measured."""
         if self._session:
             # Also what a backward computes again in one of autograd's threads.
-            return self._others(self.standing.thread, thread) and _backward_is_under_way()
+            return self._others(self.progress.thread, thread) and _backward_is_under_way()
         if self._inside:
             # Training comes first: an actor's or an evaluator's forward is left.
             if self._others(self._holder, thread) and (self._training or not training):
                 return True
             self._close_forward()
             return False
-        return not training and self.standing.in_step and self._others(self.standing.thread, thread)
+        return not training and self.progress.in_step and self._others(self.progress.thread, thread)
 
     def in_forward_elsewhere(self) -> bool:
         """Whether another thread is inside a watched model: its parts may be called in this one."""
@@ -618,8 +620,8 @@ class Stepper:
     def _close_forward(self) -> None:
         """What Ctrl-C or sys.exit leaves in the middle of forward: torch calls no hook then."""
         self._inside = 0
-        self.standing.leave(self._forward)
-        self.standing.leave(self._eval)
+        self.progress.leave(self._forward)
+        self.progress.leave(self._eval)
         self.on_interrupted()
 
     def _close_what_raised(self) -> None:
@@ -630,14 +632,14 @@ class Stepper:
     def _close_session(self) -> None:
         self._session = False
         self._inside = 0
-        self.standing.leave(self._backward)
+        self.progress.leave(self._backward)
 
     def _begin_step(self) -> None:
         # An optimizer that raised has left its end untold.
         if self._optimizing is not None:
             self._optimizing = None
             self._evaluating = False
-            self.standing.leave(self._optimizer)
+            self.progress.leave(self._optimizer)
         # Work begins again after a backward, and no optimizer made a step of it: more of the same
         # step, unless the scaler has seen to it that none was made.
         if self.scaling is not None and self._left_out(self.scaling()):
@@ -646,10 +648,10 @@ class Stepper:
             self.in_graph.stepped = False
             self.steps_in_graph += 1
             self._finish_step()
-        if not self.standing.in_step:
-            if not self.standing.stepping:
+        if not self.progress.in_step:
+            if not self.progress.stepping:
                 self.on_first_step()
-            self.standing.begin_step()
+            self.progress.begin_step()
 
     def _left_out(self, now: Any) -> bool:
         """Whether the scaler has ended a round since it was last asked, and none of it was ours."""
@@ -662,11 +664,11 @@ class Stepper:
         self._unstepped = self._steps_of_others = 0
         self._fed = None
         self.steps += 1
-        standing = self.standing
-        if standing.step_finished(skipped, phase) or self._closely:
+        progress = self.progress
+        if progress.step_finished(skipped, phase) or self._closely:
             self._aside("_tell")
             self._aside("after_step")
-        following = standing.count + 1
+        following = progress.count + 1
         closely = self.every > 0 and following % self.every == 0
         counting = following == self.count_at
         if closely is not self._closely or counting is not self._counting:
@@ -684,7 +686,7 @@ class Stepper:
         self._prepare()
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        standing, every = self.standing, self.every
+        progress, every = self.progress, self.every
 
         def timed(*args: Any) -> Any:
             began, aside_s = time.perf_counter(), self._aside_s
@@ -692,7 +694,7 @@ class Stepper:
                 return hook(*args)
             finally:
                 took_s = time.perf_counter() - began - (self._aside_s - aside_s)
-                standing.hook_s += took_s * every
+                progress.hook_s += took_s * every
 
         return timed
 
@@ -717,7 +719,7 @@ class Stepper:
             if failures >= _FAILURES_ALLOWED:
                 setattr(self, reading, _nothing)
         took_s = time.perf_counter() - began
-        self.standing.hook_s += took_s
+        self.progress.hook_s += took_s
         self._aside_s += took_s
 
     def _prepare(self) -> None:

@@ -13,7 +13,7 @@ from otel_ddp.cli.doctor.agent import agent, endpoint
 from otel_ddp.cli.doctor.collector import collector
 from otel_ddp.cli.doctor.installation import packages, python, torch, variables
 from otel_ddp.cli.doctor.node import directories, gpus, journals, owners, processes
-from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
 from otel_ddp.cli.status import cell, tell
 
 
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(asked: argparse.Namespace) -> int:
     found: list[Finding] = []
-    for each in examine(Scene(asked.dir)):
+    for each in examine(DoctorInputs(asked.dir)):
         found.append(each)
         # At once: some checks take seconds.
         line = f"{each.level:<5} {each.subject:<12} {cell(each.sentence)}"
@@ -42,7 +42,7 @@ def run(asked: argparse.Namespace) -> int:
     return 1 if failed or trouble else 0
 
 
-def examine(scene: Scene, checks: Sequence[Check] | None = None) -> Findings:
+def examine(scene: DoctorInputs, checks: Sequence[Check] | None = None) -> Findings:
     """What all checks find, in their order; nothing is raised."""
     heard = _Heard()
     logs = [logging.getLogger(name) for name in ("otel_ddp", "opentelemetry")]
@@ -59,7 +59,7 @@ def examine(scene: Scene, checks: Sequence[Check] | None = None) -> Findings:
             log.removeHandler(heard)
 
 
-def _without_raising(subject: str, check: Check, scene: Scene) -> Findings:
+def _without_raising(subject: str, check: Check, scene: DoctorInputs) -> Findings:
     found: list[Finding] = []
 
     def collect() -> None:
@@ -92,7 +92,7 @@ class _Heard(logging.Handler):
         return taken
 
 
-Check = Callable[[Scene], Findings]
+Check = Callable[[DoctorInputs], Findings]
 
 CHECKS: tuple[Check, ...] = (
     python,

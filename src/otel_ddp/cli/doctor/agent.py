@@ -9,13 +9,13 @@ import socket
 from urllib.parse import urlsplit
 
 from otel_ddp import __version__
-from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
 from otel_ddp.cli.status import NO_AGENT, cell, unserved
 
 _LONGEST_ANSWER = 64 * 1024 * 1024
 
 
-def agent(scene: Scene) -> Findings:
+def agent(scene: DoctorInputs) -> Findings:
     for each in scene.agents:
         pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
         if each.get("starting") is True:
@@ -44,7 +44,7 @@ def agent(scene: Scene) -> Findings:
     yield Finding("ok" if scene.conf.starts_agent else "warn", "agent", NO_AGENT[conf])
 
 
-def endpoint(scene: Scene) -> Findings:
+def endpoint(scene: DoctorInputs) -> Findings:
     for each in scene.agents:
         url = each.get("scrape")
         if isinstance(url, str) and url.startswith("http://"):
@@ -57,7 +57,7 @@ def endpoint(scene: Scene) -> Findings:
 
 
 def _scraped(url: str, answer_s: float) -> Finding:
-    from otel_ddp.agent.exposition import parse
+    from otel_ddp.agent.scrape.exposition import parse
 
     try:
         host = urlsplit(url).hostname or ""

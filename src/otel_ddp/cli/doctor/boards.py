@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from otel_ddp.agent.sources.driver import Missing
-from otel_ddp.agent.sources.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.driver import Missing
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 
 
 def tell() -> None:

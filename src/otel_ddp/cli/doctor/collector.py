@@ -15,9 +15,9 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.otlp.outcome import Outcome, Signal, shown, wanted
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, shown, wanted
 from otel_ddp.cli.doctor.port import Spoken, spoken
-from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
 from otel_ddp.settings import Settings
 
 _PATHS = ("/v1/metrics", "/v1/traces", "/v1/logs")
@@ -51,9 +51,9 @@ class Way(NamedTuple):
     protocol_variable: str
 
 
-def collector(scene: Scene) -> Findings:
+def collector(scene: DoctorInputs) -> Findings:
     # These packages take long to import, and one that is broken must not end the other checks.
-    from otel_ddp.agent.otlp.transport import Transport, addressed
+    from otel_ddp.agent.export.otlp.transport import Transport, addressed
 
     env = scene.env
     signals = wanted(env)
@@ -203,7 +203,7 @@ def _off(signals: Sequence[str]) -> list[str]:
     return [f"OTEL_{each.upper()}_EXPORTER=none" for each in signals]
 
 
-def _connection(url: str, scene: Scene) -> http.client.HTTPConnection:
+def _connection(url: str, scene: DoctorInputs) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "https":
@@ -213,7 +213,7 @@ def _connection(url: str, scene: Scene) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(host, parts.port, timeout=scene.answer_s, context=context)
 
 
-def _clocks(destination: str, scene: Scene) -> Findings:
+def _clocks(destination: str, scene: DoctorInputs) -> Findings:
     try:
         connection = _connection(destination, scene)
         with contextlib.closing(connection):

@@ -9,12 +9,13 @@ import platform
 import sys
 from collections.abc import Iterator
 
-from otel_ddp import __version__, identity, settings
+from otel_ddp import __version__, settings
 from otel_ddp.cli.doctor.asking import ask
-from otel_ddp.cli.doctor.scene import Finding, Findings, Scene
+from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
 from otel_ddp.errors import ConfigError
-from otel_ddp.strategies import Choice
-from otel_ddp.versions import too_old
+from otel_ddp.identity import identity
+from otel_ddp.identity.strategy import Choice
+from otel_ddp.torch.versions import too_old
 
 _PACKAGES = {
     "opentelemetry-sdk": "opentelemetry.sdk.resources",
@@ -26,12 +27,12 @@ _PACKAGES = {
 _TORCH_S = 120.0
 
 
-def python(scene: Scene) -> Findings:
+def python(scene: DoctorInputs) -> Findings:
     sentence = f"otel_ddp {__version__} on Python {platform.python_version()} ({sys.executable})"
     yield Finding("ok", "python", sentence)
 
 
-def packages(scene: Scene) -> Findings:
+def packages(scene: DoctorInputs) -> Findings:
     found = []
     for package, module in _PACKAGES.items():
         try:
@@ -64,7 +65,7 @@ print(json.dumps({
 """
 
 
-def torch(scene: Scene) -> Findings:
+def torch(scene: DoctorInputs) -> Findings:
     if importlib.util.find_spec("torch") is None:
         sentence = (
             "torch is not installed for this Python: values can be logged, but no training is "
@@ -93,7 +94,7 @@ def torch(scene: Scene) -> Findings:
         yield Finding("ok", "torch", told)
 
 
-def _refused_by_init(scene: Scene) -> Iterator[str]:
+def _refused_by_init(scene: DoctorInputs) -> Iterator[str]:
     """What each variable means by itself, and still stops a training that starts from here."""
     for step in (
         lambda: Choice(scene.conf.strategy),
@@ -105,7 +106,7 @@ def _refused_by_init(scene: Scene) -> Iterator[str]:
             yield str(error)
 
 
-def variables(scene: Scene) -> Findings:
+def variables(scene: DoctorInputs) -> Findings:
     for sentence in (*scene.wrong, *_refused_by_init(scene)):
         yield Finding("fail", "variables", sentence)
     for sentence in settings.unknown(scene.env):

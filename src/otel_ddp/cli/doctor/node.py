@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.agent import postmortem
-from otel_ddp.agent.outlet import spool_directory
-from otel_ddp.cli.doctor.scene import Finding, Findings, Scene, nearest_that_is, problem
+from otel_ddp.agent.export.exporter import spool_directory
+from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings, nearest_that_is, problem
 from otel_ddp.cli.status import NO_DRIVER, OVER, cell, doubled, labels, mappings, user
 from otel_ddp.journal.place import Place, on_memory
 
@@ -20,7 +20,7 @@ _RANKS = 8
 _MIB = 1024 * 1024
 
 
-def gpus(scene: Scene) -> Findings:
+def gpus(scene: DoctorInputs) -> Findings:
     said = scene.boards
     if isinstance(said, str):
         sentence = (
@@ -60,7 +60,7 @@ def gpus(scene: Scene) -> Findings:
         yield Finding("ok" if seen else "warn", "gpus", f"{sentence} to what is started from here")
 
 
-def owners(scene: Scene) -> Findings:
+def owners(scene: DoctorInputs) -> Findings:
     for agent in scene.agents:
         devices = mappings(agent.get("gpus"))
         said = agent.get("gpu_remarks")
@@ -87,7 +87,7 @@ def _used(gpu: Mapping[str, Any], several_runs: bool) -> str:
     return ("rank " if labels(gpu).get("rank") else "") + user(gpu, several_runs)
 
 
-def journals(scene: Scene) -> Findings:
+def journals(scene: DoctorInputs) -> Findings:
     path, named = scene.place, bool(scene.conf.directory)
     if why := problem(path, named):
         sentence = f"{path} {why}; name another directory {scene.named_by}"
@@ -122,7 +122,7 @@ def _room(path: Path, journal_bytes: int) -> Finding:
     return Finding("warn" if free_bytes >= journal_bytes else "fail", "journals", sentence)
 
 
-def directories(scene: Scene) -> Findings:
+def directories(scene: DoctorInputs) -> Findings:
     conf = scene.conf
     for subject, variable, path in (
         (
@@ -144,7 +144,7 @@ def directories(scene: Scene) -> Findings:
             yield Finding("ok", subject, f"{path} can be written to")
 
 
-def processes(scene: Scene) -> Findings:
+def processes(scene: DoctorInputs) -> Findings:
     for sentence in doubled(scene.survey):
         yield Finding("warn", "processes", sentence)
     unseen = [

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import settings
+from otel_ddp.agent.node_status import survey
 from otel_ddp.cli.doctor.asking import ask
 from otel_ddp.cli.status import mappings
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import candidates, existing, on_memory
-from otel_ddp.survey import survey
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 Findings = Iterator[Finding]
 
 
-class Scene:
+class DoctorInputs:
     """What the checks look at, each found out when a check asks for it first."""
 
     def __init__(

@@ -1,0 +1,1 @@
+"""Sends the ledger by OTLP, and keeps on disk what cannot be delivered."""

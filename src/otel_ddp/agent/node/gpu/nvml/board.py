@@ -1,0 +1,269 @@
+"""What is asked of one board through NVML, how often, and in which units it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from otel_ddp import catalog
+from otel_ddp.agent.node.gpu.driver import Absent, Question
+from otel_ddp.agent.node.gpu.nvml.calls import U32, Calls
+from otel_ddp.agent.node.gpu.nvml.fields import POWER_NOW, Fields
+from otel_ddp.agent.node.gpu.nvml.readings import Readings
+from otel_ddp.agent.node.reading import Reading
+from otel_ddp.catalog import Metric
+
+_MOVING_S = 1.0
+_COUNTING_S = 5.0
+_SETTLED_S = 10.0
+
+_POLICIES = {0: "sw_power", 1: "thermal", 2: "sync_boost", 3: "board_limit", 5: "reliability"}
+
+_THROTTLING = {
+    0x002: "application_clocks",
+    0x004: "sw_power",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clock",
+}
+_CLOCKS = {"sm": 1, "memory": 2}
+_ECC = {"corrected": 0, "uncorrected": 1}
+_SINCE_DRIVER_LOAD = 0  # the "volatile" count
+_MOST_FANS = 16
+
+_MOST_BYTES = 2.0**50
+_FASTEST_HZ = 100e9
+
+Ask = Callable[[], Iterable[Reading]]
+
+
+class Board:
+    """A whole board, or with `part` a MIG instance: that one shares all but its memory."""
+
+    def __init__(self, calls: Calls, readings: Readings, pci: str, *, part: bool = False) -> None:
+        self._calls = calls
+        self._readings = readings
+        self._pci = pci
+        self._part = part
+        self._memory_by: tuple[Any, ...] | None = None
+
+    def questions(self, *, measures_pcie: bool) -> list[Question]:
+        """`measures_pcie`: whether somebody else counts the bytes on PCIe."""
+        asks: list[tuple[str, float, Ask]] = [("memory", _MOVING_S, self._memory)]
+        if not self._part:
+            asks += self._moving()
+            asks += self._settled()
+            asks += self._fields(measures_pcie)
+        return [Question(name, every_s, _at_once(ask)) for name, every_s, ask in asks]
+
+    def _moving(self) -> list[tuple[str, float, Ask]]:
+        asks: list[tuple[str, float, Ask]] = [
+            ("utilization", _MOVING_S, self._utilization),
+            ("temperature", _MOVING_S, self._temperature),
+            ("throttling", _MOVING_S, self._throttling),
+        ]
+        for task, function in _CODECS.items():
+            asks.append((f"{task} utilization", _MOVING_S, self._codec(task, function)))
+        for domain, clock in _CLOCKS.items():
+            asks.append((f"{domain} clock", _MOVING_S, self._clock(domain, clock)))
+        return asks
+
+    def _settled(self) -> list[tuple[str, float, Ask]]:
+        asks: list[tuple[str, float, Ask]] = [
+            ("energy", _COUNTING_S, self._energy),
+            ("power limit", _SETTLED_S, self._power_limit),
+            ("PCIe replays", _SETTLED_S, self._pcie_replays),
+            ("remapped rows", _SETTLED_S, self._remapped_rows),
+            ("fans", _SETTLED_S, self._fans),
+        ]
+        for kind, number in _ECC.items():
+            asks.append((f"{kind} memory errors", _SETTLED_S, self._ecc(kind, number)))
+        for what, (metric, most, functions) in _LINK.items():
+            for state, function in functions.items():
+                ask = self._link(metric, most, state, function)
+                asks.append((f"{state} PCIe {what}", _SETTLED_S, ask))
+        return asks
+
+    def _fields(self, measures_pcie: bool) -> list[tuple[str, float, Ask]]:
+        fields = Fields(self._calls, self._readings, self._pci)
+        asks: list[tuple[str, float, Ask]] = []
+        if fields.moving:
+            asks.append(("power and memory temperature", _MOVING_S, fields.ask_moving))
+        if POWER_NOW not in fields.moving:
+            asks.append(("power", _MOVING_S, self._power))
+        if fields.throttled:
+            asks.append(("throttled time", _COUNTING_S, fields.ask_throttled))
+        else:
+            for policy, word in _POLICIES.items():
+                ask = self._violation(policy, word)
+                asks.append((f"throttled time: {word}", _COUNTING_S, ask))
+        if fields.pcie and not measures_pcie:
+            asks.append(("PCIe bytes", _COUNTING_S, fields.ask_pcie))
+        if fields.nvlink:
+            asks.append(("NVLink bytes", _COUNTING_S, fields.ask_nvlink))
+        if fields.nvlink_errors:
+            asks.append(("NVLink errors", _SETTLED_S, fields.ask_nvlink_errors))
+        return asks
+
+    def _utilization(self) -> Iterable[Reading]:
+        rates = self._calls.ask("nvmlDeviceGetUtilizationRates")
+        task = (("hw.gpu.task", "general"),)
+        yield from self._readings.gauge(
+            catalog.HW_GPU_UTILIZATION, rates.gpu / 100, task, at_most=1
+        )
+        yield from self._readings.gauge(
+            catalog.GPU_MEM_CONTROLLER_UTILIZATION, rates.memory / 100, at_most=1
+        )
+
+    def _codec(self, task: str, function: str) -> Ask:
+        def ask() -> Iterable[Reading]:
+            percent, _period_us = self._calls.ask(function)
+            attributes = (("hw.gpu.task", task),)
+            return self._readings.gauge(
+                catalog.HW_GPU_UTILIZATION, percent / 100, attributes, at_most=1
+            )
+
+        return ask
+
+    def _memory(self) -> Iterable[Reading]:
+        memory = self._memory_info()
+        yield from self._readings.gauge(
+            catalog.HW_GPU_MEMORY_USAGE, memory.used, at_most=_MOST_BYTES
+        )
+        yield from self._readings.gauge(
+            catalog.HW_GPU_MEMORY_LIMIT, memory.total, at_least=1, at_most=_MOST_BYTES
+        )
+
+    def _memory_info(self) -> Any:
+        """By the second version, which does not count as used what the driver keeps for itself."""
+        if self._memory_by is None:
+            self._memory_by = (getattr(self._calls.lib, "nvmlMemory_v2", 0x0200_0028),)
+            try:
+                return self._calls.ask("nvmlDeviceGetMemoryInfo", *self._memory_by)
+            except Absent:
+                self._memory_by = ()
+        return self._calls.ask("nvmlDeviceGetMemoryInfo", *self._memory_by)
+
+    def _temperature(self) -> Iterable[Reading]:
+        try:
+            celsius = self._calls.ask("nvmlDeviceGetTemperature", 0)
+        except Absent:
+            # What is to replace it with CUDA 14.
+            celsius = self._calls.ask("nvmlDeviceGetTemperatureV", 0)
+        return self._readings.temperature("core", celsius)
+
+    def _power(self) -> Iterable[Reading]:
+        return self._readings.power(catalog.HW_POWER, self._calls.ask("nvmlDeviceGetPowerUsage"))
+
+    def _power_limit(self) -> Iterable[Reading]:
+        limit = self._calls.ask("nvmlDeviceGetEnforcedPowerLimit")
+        return self._readings.power(catalog.GPU_POWER_LIMIT, limit)
+
+    def _energy(self) -> Iterable[Reading]:
+        millijoules = self._calls.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return self._readings.counter(catalog.HW_ENERGY, millijoules, unit=1e-3)
+
+    def _clock(self, domain: str, clock: int) -> Ask:
+        def ask() -> Iterable[Reading]:
+            hertz = self._calls.ask("nvmlDeviceGetClockInfo", clock) * 1e6
+            attributes = (("gpu.clock.domain", domain),)
+            return self._readings.gauge(
+                catalog.GPU_CLOCK_FREQUENCY, hertz, attributes, at_most=_FASTEST_HZ
+            )
+
+        return ask
+
+    def _throttling(self) -> Iterable[Reading]:
+        try:
+            bits = self._calls.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        except Absent:
+            # Its name before driver 535.
+            bits = self._calls.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        if bits > U32:
+            self._readings.gauge(catalog.GPU_THROTTLE_ACTIVE, bits, at_most=U32)
+            return
+        for bit, reason in _THROTTLING.items():
+            yield Reading(
+                catalog.GPU_THROTTLE_ACTIVE, float(bool(bits & bit)), (("reason", reason),)
+            )
+
+    def _ecc(self, kind: str, number: int) -> Ask:
+        """Since the driver was loaded.
+
+        Of what a board has seen in all its life there is a count as well. It would start a run
+        with the errors of years, and it is written to the board late and in part.
+        """
+
+        def ask() -> Iterable[Reading]:
+            errors = self._calls.ask("nvmlDeviceGetTotalEccErrors", number, _SINCE_DRIVER_LOAD)
+            return self._readings.events(catalog.HW_ERRORS, errors, (("error.type", kind),))
+
+        return ask
+
+    def _remapped_rows(self) -> Iterable[Reading]:
+        corrected, uncorrected, _pending, _failed = self._calls.ask("nvmlDeviceGetRemappedRows")
+        for cause, rows in (("corrected", corrected), ("uncorrected", uncorrected)):
+            yield from self._readings.events(catalog.GPU_REMAPPED_ROWS, rows, (("cause", cause),))
+
+    def _pcie_replays(self) -> Iterable[Reading]:
+        replays = self._calls.ask("nvmlDeviceGetPcieReplayCounter")
+        return self._readings.events(catalog.GPU_PCIE_REPLAYS, replays, (("pci", self._pci),))
+
+    def _link(self, metric: Metric, most: int, state: str, function: str) -> Ask:
+        def ask() -> Iterable[Reading]:
+            attributes = (("pci", self._pci), ("state", state))
+            value = self._calls.ask(function)
+            return self._readings.gauge(metric, value, attributes, at_least=1, at_most=most)
+
+        return ask
+
+    def _fans(self) -> Iterable[Reading]:
+        count = min(self._calls.ask("nvmlDeviceGetNumFans"), _MOST_FANS)
+        if not count:
+            raise Absent("no fan")
+        for fan in range(count):
+            try:
+                percent = self._calls.ask("nvmlDeviceGetFanSpeed_v2", fan)
+            except Absent:
+                continue
+            # A fan may be told to turn faster than its nominal highest speed.
+            share = min(percent / 100, 1.0) if percent <= 200 else percent
+            yield from self._readings.gauge(
+                catalog.HW_FAN_SPEED_RATIO, share, (("fan", str(fan)),), at_most=1
+            )
+
+    def _violation(self, policy: int, word: str) -> Ask:
+        def ask() -> Iterable[Reading]:
+            nanoseconds = self._calls.ask("nvmlDeviceGetViolationStatus", policy).violationTime
+            return self._readings.throttled(word, nanoseconds)
+
+        return ask
+
+
+_CODECS = {
+    "encoder": "nvmlDeviceGetEncoderUtilization",
+    "decoder": "nvmlDeviceGetDecoderUtilization",
+}
+_LINK: Mapping[str, tuple[Metric, int, Mapping[str, str]]] = {
+    "generation": (
+        catalog.GPU_PCIE_LINK_GENERATION,
+        20,
+        {
+            "current": "nvmlDeviceGetCurrPcieLinkGeneration",
+            "max": "nvmlDeviceGetMaxPcieLinkGeneration",
+        },
+    ),
+    "width": (
+        catalog.GPU_PCIE_LINK_WIDTH,
+        64,
+        {"current": "nvmlDeviceGetCurrPcieLinkWidth", "max": "nvmlDeviceGetMaxPcieLinkWidth"},
+    ),
+}
+
+
+def _at_once(ask: Ask) -> Ask:
+    """All of it is read when it is asked for, not when it is looked at."""
+    return lambda: tuple(ask())

@@ -1,0 +1,311 @@
+"""Reads NVIDIA's devices through NVML, the library that comes with their driver."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp.agent.node.gpu.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.node.gpu.nvml.board import Board
+from otel_ddp.agent.node.gpu.nvml.calls import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    LIB_RM_VERSION_MISMATCH,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    Calls,
+    printable,
+    words,
+)
+from otel_ddp.agent.node.gpu.nvml.gpm import Gpm
+from otel_ddp.agent.node.gpu.nvml.readings import Readings
+from otel_ddp.agent.node.gpu.nvml.visibility import visible
+from otel_ddp.agent.node.gpu.nvml.xid import XidCounts, XidWatch
+from otel_ddp.agent.node.reading import Reading
+
+_MOST_USED_BYTES = 1 << 50
+# A board that was reset is found again only by opening the driver anew, which the others feel.
+_LOOKED_FOR_AGAIN_S = 600.0
+_PROCESSES = (
+    # The newest call first. Where both kinds list a process, both tell all of its memory.
+    ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
+    ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+)
+_IN_CONTAINERS = (
+    "a container has to be started with the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES that "
+    "include `utility`"
+)
+_HINTS = {
+    LIBRARY_NOT_FOUND: "There is no NVIDIA driver library (libnvidia-ml.so.1) here: "
+    f"install the driver if the machine has NVIDIA GPUs; {_IN_CONTAINERS}.",
+    DRIVER_NOT_LOADED: "The NVIDIA kernel driver is not loaded: load it with "
+    "`modprobe nvidia`, or reboot the machine; `nvidia-smi` says whether it works.",
+    LIB_RM_VERSION_MISMATCH: "NVIDIA's library and its loaded kernel driver are of "
+    "different versions, as after an upgrade: reboot the machine or reload the kernel modules, "
+    "then start the agent anew.",
+    NO_PERMISSION: "The NVIDIA driver may not be asked: this user needs access to "
+    f"/dev/nvidiactl and /dev/nvidia0 and so on, and {_IN_CONTAINERS}.",
+    FUNCTION_NOT_FOUND: "The NVIDIA driver is too old for GPU statistics: install a newer one.",
+}
+_CONTAINER_LACKS_LIBRARY = (
+    "The NVIDIA devices are here, but not the driver library (libnvidia-ml.so.1): "
+    f"{_IN_CONTAINERS}."
+)
+_NO_DEVICES = (
+    "The NVIDIA driver shows no GPU: see whether `nvidia-smi` does, and whether "
+    "NVIDIA_VISIBLE_DEVICES or the scheduler hides them."
+)
+
+
+class _Part(NamedTuple):
+    """How NVML is asked about one of our devices."""
+
+    calls: Calls
+    board: Calls
+    """The whole board's; the same, but for a MIG instance."""
+    instance: int | None = None
+
+
+class Nvml:
+    """The driver seam over nvidia-ml-py; `lib` looks like its module."""
+
+    def __init__(
+        self,
+        lib: Any = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+        proc: Path = Path("/proc"),
+        dev: Path = Path("/dev"),
+    ) -> None:
+        self._lib = lib
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._dev = dev
+        # The driver counts since it was loaded, which is at boot or, seldom, later.
+        self._readings = Readings(_boot_ns(proc))
+        self._opened = False
+        self._parts: dict[str, _Part] = {}
+        self._devices: list[Device] = []
+        self._older_names: dict[str, str] = {}
+        self._silent: list[str] = []
+        self._held: dict[str, list[XidWatch | Gpm]] = {}
+        # What outlives the driver: which board was where, and what it reported.
+        self._boards_before: dict[int, Device] = {}
+        self._xids: dict[str, XidCounts] = {}
+
+    @property
+    def impossible(self) -> int:
+        """How many numbers were left out because they cannot be."""
+        return self._readings.impossible
+
+    @property
+    def silent(self) -> Sequence[str]:
+        return tuple(self._silent)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What there is to say about what is left out, each sentence once."""
+        return tuple(self._readings.remarks)
+
+    def open(self) -> None:
+        if self._lib is None:
+            try:
+                # Only now: without a GPU nobody pays for it.
+                import pynvml
+            except ImportError as error:
+                raise Missing(
+                    "GPU statistics need nvidia-ml-py: pip install nvidia-ml-py."
+                ) from error
+            self._lib = pynvml
+        try:
+            self._lib.nvmlInit()
+            self._opened = True
+            count = self._lib.nvmlDeviceGetCount()
+        except self._lib.NVMLError as error:
+            self.close()
+            raise Missing(self._hint(error)) from error
+        if not count:
+            self.close()
+            raise Missing(_NO_DEVICES)
+
+    def _hint(self, error: Any) -> str:
+        if error.value == LIBRARY_NOT_FOUND and (self._dev / "nvidiactl").exists():
+            return _CONTAINER_LACKS_LIBRARY
+        told = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
+        return _HINTS.get(error.value, told)
+
+    def close(self) -> None:
+        for uuid in tuple(self._held):
+            self._release(uuid)
+        self._parts = {}
+        self._devices = []
+        if self._opened:
+            self._opened = False
+            with contextlib.suppress(self._lib.NVMLError):
+                self._lib.nvmlShutdown()
+
+    def _release(self, uuid: str) -> None:
+        for each in self._held.pop(uuid, ()):
+            each.close()
+
+    def version(self) -> str:
+        try:
+            return f"NVIDIA driver {words(self._lib.nvmlSystemGetDriverVersion)}"
+        except self._lib.NVMLError:
+            return "NVIDIA driver"
+
+    def devices(self) -> Sequence[Device]:
+        try:
+            count = self._lib.nvmlDeviceGetCount()
+        except self._lib.NVMLError as error:
+            raise Lost("the driver no longer counts its devices") from error
+        parts: dict[str, _Part] = {}
+        found: list[Device] = []
+        self._older_names, self._silent = {}, []
+        for index in range(count):
+            try:
+                calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
+                board = self._board(calls, index)
+            except (Absent, Lost, self._lib.NVMLError) as error:
+                # The others have to be seen all the same.
+                found += self._fallen(index, error)
+                continue
+            found.append(board)
+            parts[board.uuid] = _Part(calls, calls)
+            for device, part in self._instances(board, calls):
+                found.append(device)
+                parts[device.uuid] = part
+        for uuid in self._held.keys() - parts.keys():
+            self._release(uuid)
+        self._parts, self._devices = parts, found
+        return tuple(found)
+
+    def _board(self, calls: Calls, index: int) -> Device:
+        uuid = calls.words("nvmlDeviceGetUUID")
+        name = calls.words("nvmlDeviceGetName") or "NVIDIA GPU"
+        try:
+            pci = printable(calls.ask("nvmlDeviceGetPciInfo").busId)
+        except (Absent, UnicodeDecodeError):
+            pci = ""
+        board = Device(uuid, str(index), name, pci)
+        self._boards_before[index] = board
+        return board
+
+    def _fallen(self, index: int, error: Exception) -> Iterator[Device]:
+        """A board that no longer answers stays in view while there are faults of it to tell."""
+        sentence = (
+            f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
+            "kernel's log for Xid."
+        )
+        self._silent.append(sentence)
+        self._readings.remark(sentence)
+        before = self._boards_before.get(index)
+        if before is not None and any(self._xid_counts(before).codes.values()):
+            yield before
+
+    def _instances(self, board: Device, calls: Calls) -> Iterator[tuple[Device, _Part]]:
+        try:
+            current, _pending = calls.ask("nvmlDeviceGetMigMode")
+            most = calls.ask("nvmlDeviceGetMaxMigDeviceCount") if current else 0
+        except Absent:
+            return
+        for index in range(most):
+            try:
+                handle = calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
+            except (Absent, self._lib.NVMLError):
+                continue  # no instance has this number
+            part = Calls(self._lib, handle)
+            uuid = part.words("nvmlDeviceGetUUID")
+            instance = part.ask("nvmlDeviceGetGpuInstanceId")
+            compute = part.ask("nvmlDeviceGetComputeInstanceId")
+            self._older_names[f"MIG-{board.uuid}/{instance}/{compute}"] = uuid
+            name = part.words("nvmlDeviceGetName") or f"{board.name} MIG"
+            device = Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid)
+            yield device, _Part(part, calls, instance)
+
+    def questions(self, device: Device) -> Sequence[Question]:
+        part = self._parts.get(device.uuid)
+        if part is None:
+            return (self._of_the_fallen(device),)
+        self._release(device.uuid)
+        held = self._held[device.uuid] = []
+        asks = []
+        if part.instance is None:
+            # First of all: what it tells of may be why the other questions fail.
+            watch = XidWatch(part.calls, self._xid_counts(device))
+            held.append(watch)
+            asks.append(Question("Xid", 1.0, lambda: tuple(watch.ask())))
+        gpm = self._gpm(part, device)
+        if gpm is not None:
+            held.append(gpm)
+            asks.append(Question("engines", 1.0, lambda: tuple(gpm.ask())))
+        board = Board(part.calls, self._readings, device.pci, part=part.instance is not None)
+        return (*asks, *board.questions(measures_pcie=gpm is not None))
+
+    def _of_the_fallen(self, device: Device) -> Question:
+        counts, fell_s = self._xid_counts(device), self._clock()
+
+        def ask() -> tuple[Reading, ...]:
+            if self._clock() - fell_s > _LOOKED_FOR_AGAIN_S:
+                raise Lost("it fell, and is looked for again")
+            return tuple(counts.readings())
+
+        return Question("Xid", 10.0, ask)
+
+    def _gpm(self, part: _Part, device: Device) -> Gpm | None:
+        try:
+            if not part.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+                return None
+        except Absent:
+            return None
+        return Gpm(
+            part.board,
+            self._readings,
+            pci=device.pci,
+            clock=self._clock,
+            wall_ns=self._wall_ns,
+            instance=part.instance,
+        )
+
+    def _xid_counts(self, device: Device) -> XidCounts:
+        if device.uuid not in self._xids:
+            self._xids[device.uuid] = XidCounts(device.pci, self._wall_ns())
+        return self._xids[device.uuid]
+
+    def users(self, device: Device) -> Sequence[User]:
+        users: dict[int, User] = {}
+        for process in self._processes(self._parts.get(device.uuid)):
+            used = process.usedGpuMemory
+            known = used is not None and 0 <= used < _MOST_USED_BYTES
+            user = User(int(process.pid), int(used) if known else None)
+            if user.pid not in users or users[user.pid].used_bytes is None:
+                users[user.pid] = user
+        return tuple(users.values())
+
+    def _processes(self, part: _Part | None) -> Iterator[Any]:
+        if part is None:
+            return
+        for newer, older in _PROCESSES:
+            with contextlib.suppress(Absent):
+                try:
+                    yield from part.calls.ask(newer)
+                except Absent:
+                    yield from part.calls.ask(older)
+
+    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
+        if not self._devices:
+            return None
+        return visible(environment, self._devices, self._older_names)
+
+
+def _boot_ns(proc: Path) -> int:
+    try:
+        lines = (proc / "stat").read_text().splitlines()
+        return next(int(each.split()[1]) for each in lines if each.startswith("btime")) * 10**9
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0

@@ -1,0 +1,78 @@
+"""Counts the faults (Xid) that the driver reports of one board, without ever waiting for one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from otel_ddp.agent.node.gpu.nvml.calls import TIMEOUT, Calls
+from otel_ddp.agent.node.reading import Reading
+from otel_ddp.catalog import GPU_XID_ERRORS
+
+_XID_EVENT = 8
+# A storm of faults must not hold up the other questions.
+_MOST_AT_ONCE = 100
+# Those that end or taint a training start at 0, so that the first one shows as an increase. The
+# rest of some two hundred codes begin with their first fault.
+WATCHED = (13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120)
+
+
+class XidCounts:
+    """What one board has reported; outlives the handles, since the worst fault ends those."""
+
+    def __init__(self, pci: str, since_ns: int) -> None:
+        self._pci = pci
+        self._since_ns = since_ns
+        self.codes: Counter[int] = Counter(dict.fromkeys(WATCHED, 0))
+
+    def readings(self) -> Iterable[Reading]:
+        for code, times in sorted(self.codes.items()):
+            attributes = (("pci", self._pci), ("code", str(code)))
+            yield Reading(GPU_XID_ERRORS, times, attributes, self._since_ns)
+
+
+class XidWatch:
+    """A board's own set of events: NVML's handles are not for comparing."""
+
+    def __init__(self, calls: Calls, counts: XidCounts) -> None:
+        self._calls = calls
+        self._counts = counts
+        self._events: Any = None
+
+    def ask(self) -> Iterable[Reading]:
+        if self._events is None:
+            self._events = self._register()
+        self._calls.guarded(self._drain)
+        return self._counts.readings()
+
+    def _register(self) -> Any:
+        events = self._calls.guarded(self._calls.lib.nvmlEventSetCreate)
+        with contextlib.ExitStack() as given_back:
+            given_back.callback(self._calls.lib.nvmlEventSetFree, events)
+            self._calls.ask("nvmlDeviceRegisterEvents", _XID_EVENT, events)
+            given_back.pop_all()  # it is in use from here on
+        return events
+
+    def _drain(self) -> None:
+        lib = self._calls.lib
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                event = lib.nvmlEventSetWait(self._events, 0)
+            except lib.NVMLError as error:
+                if error.value == TIMEOUT:
+                    return
+                raise
+            if event.eventType & _XID_EVENT:
+                self._counts.codes[int(event.eventData)] += 1
+
+    def close(self) -> None:
+        """Take what has happened meanwhile, then give the set back."""
+        if self._events is None:
+            return
+        lib = self._calls.lib
+        with contextlib.suppress(lib.NVMLError):
+            self._drain()
+        with contextlib.suppress(lib.NVMLError):
+            lib.nvmlEventSetFree(self._events)

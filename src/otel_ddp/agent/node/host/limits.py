@@ -1,0 +1,155 @@
+"""What part of the node is ours: the cgroups that limit it, or those of the container."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from operator import itemgetter
+from typing import NamedTuple
+
+from otel_ddp.agent.node.host.cgroup import Cgroups, Group
+from otel_ddp.agent.node.kernel_files import KernelFiles, number
+
+# A cgroup of version 1 without a limit says so with a number near 2^63.
+_NO_LIMIT = 1 << 60
+
+
+class MemoryShare(NamedTuple):
+    """The cgroup whose memory is the node's, as far as we are concerned."""
+
+    path: str
+    version: int
+    limit_bytes: int | None
+
+
+class ProcessorShare(NamedTuple):
+    """The cgroup whose processor time is the node's, as far as we are concerned."""
+
+    path: str
+    version: int
+    cores: float
+
+
+class Limits:
+    """Looked for anew at each reading: limits are changed, and processes moved, at any time.
+
+    It is the tightest limit that counts, since an inner one that is wider never comes to bear.
+    Of equal ones the outermost counts: its users are all that share it.
+    """
+
+    def __init__(
+        self, files: KernelFiles, cgroups: Cgroups, whose: Callable[[], Collection[int | str]]
+    ) -> None:
+        """*whose*: the processes whose cgroups count."""
+        self._files = files
+        self._cgroups = cgroups
+        self._whose = whose
+
+    def _groups(self, controller: str) -> Iterator[Group]:
+        """Those that all of them are in: what limits one of them alone is not the node's."""
+        found = [[*self._cgroups.groups(each, controller)] for each in self._whose()]
+        first, *others = [each for each in found if each] or [[]]
+        for group in first:
+            here = [
+                next((each for each in of_one if each.top == group.top), None) for of_one in others
+            ]
+            paths = [group.path, *(each.path for each in here if each is not None)]
+            if len(paths) == 1 + len(others):
+                yield group._replace(path=os.path.commonpath(paths))
+
+    def memory(self, node_bytes: int | None) -> MemoryShare | None:
+        """None where all of the node's memory is ours."""
+        for group in self._groups("memory"):
+            name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
+            found = [
+                (limit, path)
+                for path in group.upward()
+                if (limit := self._memory_limit(f"{path}/{name}", node_bytes)) is not None
+            ]
+            if found:
+                limit_bytes, path = min(reversed(found), key=itemgetter(0))
+                return MemoryShare(path, group.version, limit_bytes)
+            if group.in_container() and os.path.exists(f"{group.top}/{name}"):
+                return MemoryShare(group.top, group.version, None)
+        return None
+
+    def processors(self, online: int) -> ProcessorShare | None:
+        """None where all of the node's processors are ours."""
+        found = [
+            *self._limited("cpu", self._quota, online),
+            *self._limited("cpuset", self._processor_set, online),
+        ]
+        if found:
+            cores, group, path = min(reversed(found), key=itemgetter(0))
+            return ProcessorShare(self._usage(group, path), group.version, cores)
+        for group in self._groups("cpuacct"):
+            if online and group.in_container():
+                return ProcessorShare(group.top, group.version, online)
+        return None
+
+    def container(self) -> str:
+        """The folder of the container's cgroup of version 2; empty where there is none."""
+        for group in self._groups(""):
+            if group.version == 2 and group.in_container():
+                return group.top
+        return ""
+
+    def _memory_limit(self, file: str, node_bytes: int | None) -> int | None:
+        text = (self._files.text(file) or "max").strip()
+        if text == "max":
+            return None
+        limit = number(text)
+        if not limit:
+            self._files.wrong(file, f"{text[:50]!r} is no limit")
+            return None
+        return limit if limit < (node_bytes or _NO_LIMIT) else None
+
+    def _limited(
+        self, controller: str, cores_of: Callable[[str, int], float | None], online: int
+    ) -> Iterator[tuple[float, Group, str]]:
+        """The cgroups that have fewer than all processors."""
+        for group in self._groups(controller):
+            for path in group.upward():
+                cores = cores_of(path, group.version)
+                if cores is not None and cores < online:
+                    yield cores, group, path
+
+    def _quota(self, path: str, version: int) -> float | None:
+        if version == 1:
+            file = f"{path}/cpu.cfs_quota_us"
+            words = [(self._files.text(file) or "-1").strip()]
+            if words == ["-1"]:
+                return None
+            words.append((self._files.text(f"{path}/cpu.cfs_period_us") or "").strip())
+        else:
+            file = f"{path}/cpu.max"
+            words = (self._files.text(file) or "max").split()
+            if words[:1] == ["max"]:
+                return None
+        numbers = [number(word) for word in words]
+        if len(numbers) == 2 and numbers[0] and numbers[1]:
+            return numbers[0] / numbers[1]
+        self._files.wrong(file, f"{' '.join(words)[:50]!r} is no quota")
+        return None
+
+    def _processor_set(self, path: str, version: int) -> int | None:
+        name = "cpuset.effective_cpus" if version == 1 else "cpuset.cpus.effective"
+        text = self._files.text(f"{path}/{name}")
+        if not text or not text.strip():
+            return None
+        count = 0
+        for part in text.strip().split(","):
+            first, _, last = part.partition("-")
+            low, high = number(first), number(last or first)
+            if low is None or high is None or high < low:
+                self._files.wrong(f"{path}/{name}", f"{text.strip()[:50]!r} is no list")
+                return None
+            count += high - low + 1
+        return count
+
+    def _usage(self, group: Group, path: str) -> str:
+        """Where the time of a limited cgroup is accounted; version 1 has a tree of its own."""
+        if group.version == 1:
+            for account in self._groups("cpuacct"):
+                return account.top + path[len(group.top) :]
+        return path

@@ -1,0 +1,93 @@
+"""Reads the node's memory, or the container's, and its swap space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from otel_ddp import catalog
+from otel_ddp.agent.node.host.limits import MemoryShare
+from otel_ddp.agent.node.kernel_files import KernelFiles, number
+from otel_ddp.agent.node.reading import Reading
+
+_OF_NODE = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "Shmem")
+_OF_SWAP = ("SwapTotal", "SwapFree")
+
+
+class Memory:
+    """Used, free, cached and buffers add up to the limit."""
+
+    def __init__(self, files: KernelFiles, *, proc: Path = Path("/proc")) -> None:
+        self._files = files
+        self._path = f"{proc}/meminfo"
+
+    def node(self) -> dict[str, int]:
+        """What the node has, in bytes, by the kernel's names."""
+        found = self._files.numbers(self._path, _OF_NODE + _OF_SWAP)
+        return {name: kibibytes * 1024 for name, kibibytes in found.items()}
+
+    def read(self, node: dict[str, int], share: MemoryShare | None) -> list[Reading]:
+        if share is None:
+            limit_bytes = node.get("MemTotal")
+            states = self._states_of_node(node)
+        else:
+            # In a container without a limit, too, what it does not use itself counts as free.
+            limit_bytes = share.limit_bytes or node.get("MemTotal")
+            states = self._states_of_group(share, limit_bytes)
+        readings = [
+            Reading(catalog.SYSTEM_MEMORY_USAGE, value, (("system.memory.state", state),))
+            for state, value in states.items()
+        ]
+        if limit_bytes:
+            readings.append(Reading(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
+        return readings + self._swap(node)
+
+    def _states_of_node(self, node: dict[str, int]) -> dict[str, int]:
+        states = {}
+        for state, name in (("free", "MemFree"), ("buffers", "Buffers")):
+            if name in node:
+                states[state] = node[name]
+        if {"Cached", "SReclaimable", "Shmem"} <= node.keys():
+            # Shared memory, where data loaders leave their batches, cannot be given back like a
+            # cache, though the kernel counts it there: it is in use, in a container too.
+            states["cached"] = node["Cached"] + node["SReclaimable"] - node["Shmem"]
+        if len(states) == 3 and "MemTotal" in node:
+            states["used"] = node["MemTotal"] - sum(states.values())
+        for state in [state for state, value in states.items() if value < 0]:
+            self._files.wrong(self._path, f"{state} memory would be negative")
+            del states[state]
+        return states
+
+    def _states_of_group(self, share: MemoryShare, limit_bytes: int | None) -> dict[str, int]:
+        if share.version == 1:
+            usage_file, inactive = "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            usage_file, inactive = "memory.current", "inactive_file"
+        text = self._files.text(f"{share.path}/{usage_file}")
+        if text is None:
+            return {}
+        charged = number(text.strip())
+        if charged is None:
+            self._files.wrong(f"{share.path}/{usage_file}", "it is no number")
+            return {}
+        states = {}
+        found = self._files.numbers(f"{share.path}/memory.stat", (inactive,))
+        if inactive in found:
+            # The kernel brings these up to date apart from each other, every two seconds.
+            states["cached"] = min(found[inactive], charged)
+            states["used"] = charged - states["cached"]
+        if limit_bytes:
+            # A limit is passed for a moment, and stays passed when it is lowered.
+            states["free"] = max(limit_bytes - charged, 0)
+        return states
+
+    def _swap(self, node: dict[str, int]) -> list[Reading]:
+        total, free = node.get("SwapTotal"), node.get("SwapFree")
+        if not total or free is None:
+            return []
+        if free > total:
+            self._files.wrong(self._path, "more swap space is free than there is")
+            return []
+        return [
+            Reading(catalog.SYSTEM_PAGING_USAGE, value, (("system.paging.state", state),))
+            for state, value in (("used", total - free), ("free", free))
+        ]

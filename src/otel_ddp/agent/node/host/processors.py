@@ -1,0 +1,145 @@
+"""Reads how the node's processors, or the container's, spent their time; and the load."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp import catalog
+from otel_ddp.agent.node.host.limits import ProcessorShare
+from otel_ddp.agent.node.kernel_files import KernelFiles, number
+from otel_ddp.agent.node.reading import Reading
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# In the order of /proc/stat; time of guests is in `user` and `nice` already.
+_MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
+# The kernel's manual says that these two may step back a little; the others never do.
+_UNSTEADY = ("idle", "iowait")
+# Clocks and accounting agree no better than this.
+_TOLERANCE_S = 0.1
+_TOLERANCE = 1.1
+
+
+class ProcessorTimes(NamedTuple):
+    """What /proc/stat says."""
+
+    spent_s: dict[str, float] | None
+    online: int
+    boot_ns: int
+    """When the machine was started, in nanoseconds since 1970; 0 where that is not known."""
+
+
+class _Seen(NamedTuple):
+    whose: str
+    at_s: float
+    spent_s: dict[str, float]
+
+
+class Processors:
+    """Shares of the time since the last reading; the first one gives none."""
+
+    def __init__(
+        self,
+        files: KernelFiles,
+        *,
+        proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._proc = proc
+        self._clock = clock
+        self._seen: _Seen | None = None
+
+    def read(self, times: ProcessorTimes, share: ProcessorShare | None) -> list[Reading]:
+        readings = self._load()
+        now_s = self._clock()
+        whose = share.path if share else ""
+        spent_s = self._spent_in(share) if share else times.spent_s
+        if spent_s is None:
+            return readings
+        before, self._seen = self._seen, _Seen(whose, now_s, spent_s)
+        if before is None or before.whose != whose:
+            return readings
+        passed_s = {mode: value - before.spent_s[mode] for mode, value in spent_s.items()}
+        for mode in _UNSTEADY:
+            passed_s[mode] = max(passed_s.get(mode, 0.0), 0.0)
+        if min(passed_s.values()) < 0:
+            self._files.wrong(whose or f"{self._proc}/stat", "time has gone back")
+            return readings
+        if share:
+            total_s = self._rest(passed_s, now_s - before.at_s, share.cores, times.online)
+        else:
+            total_s = sum(passed_s.values())
+        if total_s <= 0:
+            return readings
+        for mode, value in passed_s.items():
+            attributes = (("cpu.mode", mode),)
+            readings.append(Reading(catalog.SYSTEM_CPU_UTILIZATION, value / total_s, attributes))
+        return readings
+
+    def _rest(self, passed_s: dict[str, float], since_s: float, cores: float, online: int) -> float:
+        """Complete what a cgroup used by what it left of its cores; all of it together."""
+        if since_s <= 0:
+            return 0.0
+        used_s = passed_s["user"] + passed_s["system"]
+        if used_s > since_s * max(online, cores) * _TOLERANCE + _TOLERANCE_S:
+            self._files.wrong("cgroup", "more processor time than there was")
+            return 0.0
+        # A quota is dealt out in slices and may be saved up, so that it is passed for a moment.
+        passed_s["idle"] = max(since_s * cores - used_s, 0.0)
+        del passed_s["iowait"]
+        return used_s + passed_s["idle"]
+
+    def _spent_in(self, share: ProcessorShare) -> dict[str, float] | None:
+        if share.version == 1:
+            found = self._files.numbers(f"{share.path}/cpuacct.stat", ("user", "system"))
+            spent_s = {mode: ticks / _TICKS_PER_S for mode, ticks in found.items()}
+        else:
+            found = self._files.numbers(f"{share.path}/cpu.stat", ("user_usec", "system_usec"))
+            spent_s = {mode.removesuffix("_usec"): us / 1e6 for mode, us in found.items()}
+        return spent_s if len(spent_s) == 2 else None
+
+    def _load(self) -> list[Reading]:
+        path = f"{self._proc}/loadavg"
+        text = self._files.text(path)
+        if text is None:
+            return []
+        whole, _, part = text.partition(" ")[0].partition(".")
+        if number(whole) is None or number(part) is None:
+            self._files.wrong(path, "it does not begin with a number")
+            return []
+        return [Reading(catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
+
+
+def read_processor_times(files: KernelFiles, proc: Path) -> ProcessorTimes:
+    """Everything that others need of /proc/stat as well: it is the dearest file to read."""
+    path = f"{proc}/stat"
+    text = files.text(path)
+    if text is None:
+        return ProcessorTimes(None, 0, 0)
+    lines = text.splitlines()
+    spent_s = _spent_s(lines[0]) if lines else None
+    if spent_s is None:
+        files.wrong(path, "it does not begin with the times of all processors")
+    online = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
+    boot_s = next((number(line[6:]) for line in lines if line.startswith("btime ")), None)
+    if boot_s is None:
+        files.wrong(path, "it does not say when the machine was started")
+    return ProcessorTimes(spent_s, online, (boot_s or 0) * 1_000_000_000)
+
+
+def _spent_s(line: str) -> dict[str, float] | None:
+    name, _, rest = line.partition(" ")
+    words = rest.split()
+    if name != "cpu" or len(words) < len(_MODES):
+        return None
+    spent_s = dict.fromkeys(_MODES, 0.0)
+    for mode, word in zip(_MODES, words, strict=False):
+        ticks = number(word)
+        if ticks is None:
+            return None
+        spent_s[mode] += ticks / _TICKS_PER_S
+    return spent_s

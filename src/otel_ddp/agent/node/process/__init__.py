@@ -1,0 +1,1 @@
+"""What training processes and their descendants take."""

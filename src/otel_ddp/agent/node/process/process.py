@@ -1,0 +1,211 @@
+"""Reads what one training process and its data loader workers take, from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from otel_ddp import containment
+from otel_ddp.agent.node.host.processors import read_processor_times
+from otel_ddp.agent.node.kernel_files import KernelFiles, number
+from otel_ddp.agent.node.process.process_family import Amounts, Family, Relative
+from otel_ddp.agent.node.process.process_stat import ProcessStat, read_process_stat
+from otel_ddp.agent.node.process.process_tree import ProcessTree
+from otel_ddp.agent.node.reading import Reading
+from otel_ddp.catalog import (
+    PROCESS_CHILDREN_COUNT,
+    PROCESS_CHILDREN_CPU_TIME,
+    PROCESS_CHILDREN_DISK_IO,
+    PROCESS_CHILDREN_MEMORY_USAGE,
+    PROCESS_CONTEXT_SWITCHES,
+    PROCESS_CPU_TIME,
+    PROCESS_DISK_IO,
+    PROCESS_MEMORY_USAGE,
+    PROCESS_MEMORY_VIRTUAL,
+    PROCESS_THREAD_COUNT,
+    PROCESS_UNIX_FILE_DESCRIPTOR_COUNT,
+    PROCESS_UPTIME,
+    Metric,
+)
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
+_IGNORES_CHILDREN = 1 << (signal.SIGCHLD - 1)
+# By the kernel's word for them.
+_SWITCHES = {"voluntary": "voluntary", "nonvoluntary": "involuntary"}
+
+
+def _since_boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ProcessReader:
+    """One for all training processes of the node: they share a look at who is there."""
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        *,
+        own_pid: int | None = None,
+        since_boot_s: Callable[[], float] = _since_boot_s,
+    ) -> None:
+        self._files = KernelFiles()
+        self._proc = str(proc)
+        # Where the training is process 1 of a container, we are a child of it.
+        self._own_pid = os.getpid() if own_pid is None else own_pid
+        self._since_boot_s = since_boot_s
+        self._tree = ProcessTree(self._files, self._proc)
+        self._families: dict[tuple[int, int], Family] = {}
+        self._boot_ns = 0
+
+    @property
+    def errors(self) -> int:
+        """How many numbers were left out so far."""
+        return self._files.errors
+
+    @containment.contained()
+    def begin_round(self) -> None:
+        """See who is there, before each round of `read`."""
+        self._tree.look()
+        self._boot_ns = self._boot_ns or read_processor_times(self._files, Path(self._proc)).boot_ns
+        self._families = {
+            key: family for key, family in self._families.items() if key[0] in self._tree
+        }
+
+    @containment.contained()
+    def read(
+        self, pid: int, start_ticks: int, others: Collection[int] = ()
+    ) -> list[Reading] | None:
+        """Everything about this process; None where it is gone, or the number is another's by now.
+
+        *others* are the other training processes of the node.
+        """
+        stat = read_process_stat(self._files, self._proc, pid)
+        if stat is None or stat.start != start_ticks or not stat.alive:
+            return None
+        start_ns = self._boot_ns + start_ticks * _NS_PER_TICK if self._boot_ns else 0
+        family = self._family(pid, start_ticks)
+        status = self._files.text(f"{self._proc}/{pid}/status", "status") or ""
+        # Before its relatives are read, whom it may wait for at any moment: what it has of them by
+        # now they have had, and is taken off again.
+        io = self._io(pid) or {}
+        relatives = self._relatives(pid, {*others, self._own_pid})
+        self._settle(pid, family, relatives, status)
+        return [
+            *self._of_stat(stat, start_ns),
+            *self._descriptors(pid),
+            *_bytes(PROCESS_DISK_IO, family.own_io(io), family.start_ns),
+            *self._switches(status, start_ns),
+            *self._of_relatives(stat, family, relatives),
+        ]
+
+    # -- the process itself
+
+    def _of_stat(self, stat: ProcessStat, start_ns: int) -> Iterator[Reading]:
+        yield from _times(PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
+        resident = stat.resident_pages
+        uptime_s = self._since_boot_s() - stat.start / _TICKS_PER_S
+        for metric, value in (
+            (PROCESS_MEMORY_USAGE, None if resident is None else resident * _PAGE_BYTES),
+            (PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes),
+            (PROCESS_THREAD_COUNT, stat.threads),
+            (PROCESS_UPTIME, uptime_s if uptime_s >= 0 else None),
+        ):
+            if value is None:
+                self._files.wrong(metric.name, "impossible")
+            else:
+                yield Reading(metric, value)
+
+    def _descriptors(self, pid: int) -> Iterator[Reading]:
+        try:
+            count = len(os.listdir(f"{self._proc}/{pid}/fd"))
+        except OSError as error:
+            self._files.failed("fd", error)
+            return
+        yield Reading(PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
+
+    def _switches(self, status: str, start_ns: int) -> Iterator[Reading]:
+        """Those of its main thread: all threads would be dearer than everything else together."""
+        for word, kind in _SWITCHES.items() if status else ():
+            count = number(_line(status, f"{word}_ctxt_switches"))
+            if count is None:
+                self._files.wrong("status", f"it has no number of {kind} context switches")
+                continue
+            attributes = (("process.context_switch.type", kind),)
+            yield Reading(PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
+
+    def _io(self, pid: int) -> Amounts | None:
+        found = self._files.numbers(f"{self._proc}/{pid}/io", ("read_bytes", "write_bytes"), "io")
+        return {name.removesuffix("_bytes"): value for name, value in found.items()} or None
+
+    # -- its descendants
+
+    def _family(self, pid: int, start_ticks: int) -> Family:
+        found = self._families.get((pid, start_ticks))
+        if found is None:
+            now_ns = self._boot_ns + int(self._since_boot_s() * 1_000_000_000)
+            found = Family(now_ns if self._boot_ns else 0)
+            self._families[pid, start_ticks] = found
+        return found
+
+    def _relatives(self, pid: int, without: Collection[int]) -> dict[tuple[int, int], Relative]:
+        found = {}
+        for child in self._tree.descendants(pid, without):
+            stat = read_process_stat(self._files, self._proc, child)
+            if stat is not None:
+                found[child, stat.start] = Relative(stat, self._io(child))
+        return found
+
+    def _settle(
+        self,
+        pid: int,
+        family: Family,
+        relatives: dict[tuple[int, int], Relative],
+        status: str,
+    ) -> None:
+        def elsewhere(key: tuple[int, int]) -> bool:
+            # Who was there at the last look and ended since is no more, though in the tree.
+            stat = read_process_stat(self._files, self._proc, key[0])
+            return stat is not None and stat.start == key[1]
+
+        ignored = _line(status, "SigIgn")
+        try:
+            waits = not int(ignored or "0", 16) & _IGNORES_CHILDREN
+        except ValueError:
+            waits = True
+        family.update(pid, relatives, elsewhere, waits)
+
+    def _of_relatives(
+        self,
+        stat: ProcessStat,
+        family: Family,
+        relatives: dict[tuple[int, int], Relative],
+    ) -> Iterator[Reading]:
+        alive = [each.stat for each in relatives.values() if each.stat.alive]
+        yield Reading(PROCESS_CHILDREN_COUNT, len(alive))
+        pages = sum(each.resident_pages or 0 for each in alive)
+        yield Reading(PROCESS_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
+        total = family.total(stat)
+        since_ns = family.start_ns
+        yield from _times(PROCESS_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns)
+        yield from _bytes(PROCESS_CHILDREN_DISK_IO, total, since_ns)
+
+
+def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Reading]:
+    for mode, ticks in (("user", user), ("system", system)):
+        yield Reading(metric, ticks / _TICKS_PER_S, (("cpu.mode", mode),), start_ns)
+
+
+def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Reading]:
+    for direction in ("read", "write"):
+        if direction in amounts:
+            attributes = (("disk.io.direction", direction),)
+            yield Reading(metric, amounts[direction], attributes, start_ns)
+
+
+def _line(status: str, name: str) -> str:
+    return status.rpartition(f"\n{name}:")[2].partition("\n")[0].strip()

@@ -1,0 +1,1 @@
+"""Reads the journals of this node into the ledger."""

@@ -1,0 +1,198 @@
+"""Decides which steps are shown as spans, and says what these look like."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from hashlib import blake2s
+from typing import Any
+
+from otel_ddp.agent.ledger import Labels
+from otel_ddp.agent.reading.steps import Part, Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.journal.layout import OF_BUFFERS
+
+SAMPLED_EVERY = 100
+
+_WORDS = {code: word for word, code in PHASES.items()}
+_WAIT = PHASES["comm_wait"]
+# Phases that most steps have not, and whose steps are worth a look.
+_RARE = {PHASES[word]: word for word in ("compile", "checkpoint", "eval")}
+
+_RECENT = 200
+_ENOUGH = 20
+# The median and the deviation take a sort each: too much for every step, and they hardly move.
+_LOOK_EVERY = 10
+# Slow is what lies four robust standard deviations above the median. Where steps vary like a
+# log-normal of 15 %, these are 1.6 medians, which one step in 1,000 exceeds (one in 200 where the
+# deviation comes from 20 steps only). Never less than 1.25 medians, so that a job as even as a
+# clock is not reported for its last per cent; never as much as two, which is slow in any job.
+_DEVIATIONS = 4.0
+_NEVER_BELOW, _NEVER_ABOVE = 1.25, 1.9
+# Of a normal distribution, the standard deviation as a multiple of the median absolute one.
+_OF_NORMAL = 1.4826
+
+_GC_SHARE, _GC_S = 0.05, 0.005
+
+# What more than this share of the steps of late have is the way of the job, and nothing to look
+# at: a GAN whose generator runs without gradients has an evaluation in each step.
+_USUAL_SHARE = 0.25
+
+# Steps that are out of the ordinary: ten at once, then one every three seconds. Together that is
+# never more than thirty a minute, however broken the job is.
+_BURST = 10.0
+_REFILL_NS = 3_000_000_000
+
+_MOST_CHILDREN = 64
+
+
+def sampled_every(facts: dict[str, Any]) -> int:
+    """Every how many steps this process wants one shown; 0: none but the odd ones."""
+    said = facts.get("sample_steps")
+    if isinstance(said, int) and not isinstance(said, bool) and said >= 0:
+        return said
+    return SAMPLED_EVERY
+
+
+class StepSpans:
+    """One a process: what is usual for its steps, and how many odd ones may still go out."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        self._seen = 0
+        self._slow_ns = float("inf")
+        # What the steps of late had about them, and how many of them had each of it.
+        self._had: deque[list[str]] = deque()
+        self._how_many: Counter[str] = Counter()
+        self._allowed = _BURST
+        self._allowed_at_ns = 0
+        self._left_out = 0
+
+    def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
+        """What goes out of this step, as the journal would tell of a span: nothing, mostly."""
+        why = self._odd(step)
+        number = step.number
+        if number is None:
+            return []  # no trace to share with the other ranks
+        if every and number % every == 0:
+            why.insert(0, "sampled")
+        elif why and not self._allow(step.ended_ns):
+            self._left_out += 1
+            return []
+        if not why:
+            return []
+        left_out, self._left_out = self._left_out, 0
+        return list(_rendered(step, number, ",".join(why), left_out, labels))
+
+    def _odd(self, step: Step) -> list[str]:
+        """What is out of the ordinary about this step."""
+        took_ns = step.took_ns
+        why = ["slow"] if self._slow(took_ns) else []
+        return why + self._unusual(self._remarkable(step, took_ns))
+
+    def _remarkable(self, step: Step, took_ns: int) -> list[str]:
+        """What this step has about it, in whatever job it is made."""
+        why = []
+        if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * took_ns / 1e9:
+            why.append("gc")
+        phases = step.phases()
+        why += [word for code, word in _RARE.items() if code in phases]
+        if step.skipped:
+            why.append("skipped")
+        if step.retries:
+            why.append("retries")
+        return why
+
+    def _unusual(self, why: list[str]) -> list[str]:
+        """Of this, what few of the steps of late had."""
+        had, how_many = self._had, self._how_many
+        known = len(had)
+        unusual = why
+        if known >= _ENOUGH:
+            unusual = [each for each in why if how_many[each] <= _USUAL_SHARE * known]
+        if known == _RECENT:
+            how_many.subtract(had.popleft())
+        had.append(why)
+        how_many.update(why)
+        return unusual
+
+    def _slow(self, took_ns: int) -> bool:
+        slow = took_ns > self._slow_ns
+        recent = self._recent
+        recent.append(took_ns)
+        self._seen += 1
+        if len(recent) >= _ENOUGH and self._seen % _LOOK_EVERY == 0:
+            ordered = sorted(recent)
+            middle = len(ordered) // 2
+            usual = ordered[middle]
+            deviation = _OF_NORMAL * sorted([abs(each - usual) for each in ordered])[middle]
+            bound = max(usual + _DEVIATIONS * deviation, _NEVER_BELOW * usual)
+            self._slow_ns = min(bound, _NEVER_ABOVE * usual)
+        return slow
+
+    def _allow(self, now_ns: int) -> bool:
+        # By the journal's time, not ours: an agent that comes late finds many steps at once.
+        passed_ns = max(0, now_ns - self._allowed_at_ns)
+        self._allowed_at_ns = now_ns
+        self._allowed = min(_BURST, self._allowed + passed_ns / _REFILL_NS)
+        if self._allowed < 1.0:
+            return False
+        self._allowed -= 1.0
+        return True
+
+
+def _rendered(
+    step: Step, number: int, why: str, left_out: int, labels: Labels
+) -> Iterator[dict[str, Any]]:
+    by_name = dict(labels)
+    # Made of what the step is, so that one that is read twice is the same span twice. When it
+    # began is part of it: a run that is taken up again makes some of its steps a second time.
+    owner = f"{by_name.get('run')}/{by_name.get('rank')}/{number}/{step.began_ns}"
+
+    def span(
+        index: int, name: str, began_ns: int, ended_ns: int, attributes: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "name": name,
+            "id": _span_id(owner, index),
+            "parent": _span_id(owner, 0) if index else "",
+            "trace": f"step/{number}",
+            "start": began_ns,
+            "end": ended_ns,
+            "step": number if step.logged is None else step.logged,
+            "error": "",
+            "attributes": attributes,
+        }
+
+    attributes: dict[str, Any] = {"reason": why}
+    if step.gc_s > 0:
+        attributes["gc_s"] = step.gc_s
+    if step.retries:
+        attributes["retries"] = step.retries
+    if left_out:
+        attributes["left_out"] = left_out
+    shown = list(enumerate(step.parts, 1))
+    if len(shown) > _MOST_CHILDREN:
+        # The longest ones, where they were: a gap is honest, two phases under one name are not.
+        # How much each phase took altogether is then said beside them.
+        shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
+        shown = sorted(shown[:_MOST_CHILDREN])
+        for phase in sorted(step.phases()):
+            word = _WORDS.get(phase, "other")
+            key = f"{word}_s"
+            attributes[key] = attributes.get(key, 0.0) + step.seconds(phase)
+        attributes["parts_shown"] = _MOST_CHILDREN
+    yield span(0, "step", step.began_ns, step.ended_ns, attributes)
+    for index, part in shown:
+        name = _WORDS.get(part.phase, "other")
+        yield span(index, name, part.began_ns, part.ended_ns, _of_part(part))
+
+
+def _of_part(part: Part) -> dict[str, Any]:
+    if part.phase != _WAIT:
+        return {}
+    return {"sync": "buffers" if part.code & OF_BUFFERS else "gradients"}
+
+
+def _span_id(owner: str, index: int) -> str:
+    return blake2s(f"{owner}/{index}".encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -1,0 +1,138 @@
+"""Trains a small classifier under DDP for a while: what `otel-ddp demo` starts on each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+from otel_ddp.cli.demo.injection import TROUBLE_AT, Injection, parse
+
+CLASSES, FEATURES, BATCH = 10, 64, 128
+PAUSE_S = 0.005
+# Seen after seconds, and yet the ten minutes that a verdict takes fill no machine.
+LEAK_BYTES = 50_000
+
+
+class Pause(torch.autograd.Function):  # type: ignore[misc]
+    """Stands for the work of a model that is larger than this one."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(ctx.backward_s)
+        return gradients[0], None, None
+
+
+class Classifier(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(FEATURES, 256), nn.Linear(256, CLASSES)
+        self.late_s = {"forward": 0.0, "backward": 0.0}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        late = self.late_s
+        hidden = torch.relu(self.hidden(inputs))
+        return Pause.apply(self.out(hidden), PAUSE_S + late["forward"], PAUSE_S + late["backward"])
+
+
+def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Around ten centres, with enough noise that learning takes a while."""
+    centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(7))
+    labels = torch.randint(CLASSES, (size,), generator=generator)
+    noise = torch.randn(size, FEATURES, generator=generator)
+    return centres[labels] + 2.0 * noise, labels
+
+
+def batches(
+    generator: torch.Generator, rank: int, injected: Injection
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Without end, and on time unless something was injected."""
+    number = 0
+    while True:
+        trouble = number >= TROUBLE_AT
+        if trouble and injected.hits("hang", rank):
+            signal.pause()
+        if trouble:
+            time.sleep(injected.late("data", rank))
+        yield points(generator, BATCH)
+        number += 1
+
+
+def main(seconds: float, injected: Injection) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = Classifier()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    config = {"lr": 0.005, "batch": BATCH, "optimizer": {"name": "SGD", "momentum": 0.9}}
+
+    run = otel_ddp.instrument(model, group="demo", project="demo", config=config)
+
+    generator = torch.Generator().manual_seed(rank)
+    loss_of = nn.CrossEntropyLoss()
+    ends_at = time.monotonic() + seconds
+    go_on = torch.ones(1)
+    leaked = []
+    with tempfile.TemporaryDirectory() as folder:
+        for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
+            trouble = step >= TROUBLE_AT
+            if trouble and injected.hits("imbalance", rank):
+                # Twice the work, in the samples as well as in the time.
+                inputs, labels = inputs.repeat(2, 1), labels.repeat(2)
+                net.late_s.update(forward=PAUSE_S, backward=PAUSE_S)
+            elif trouble:
+                net.late_s.update({where: injected.late(where, rank) for where in net.late_s})
+            loss = loss_of(model(inputs), labels)
+            if trouble and injected.hits("nan", rank):
+                loss = loss * float("nan")
+            optimizer.zero_grad()
+            loss.backward()
+            if trouble:
+                time.sleep(injected.late("other", rank))
+                if injected.hits("kill", rank):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if injected.hits("leak", rank):
+                    leaked.append(b"\1" * LEAK_BYTES)
+                if lateness := injected.late("checkpoint", rank):
+                    with run.phase("checkpoint"):
+                        time.sleep(lateness)
+            optimizer.step()
+            run.log({"loss": loss, "lr": 0.005}, step=step, epoch=step // 100)
+            if step % 100 == 99:
+                with run.phase("eval"), torch.no_grad():
+                    inputs, labels = points(generator, BATCH)
+                    hits = (model.module(inputs).argmax(1) == labels).float().mean()
+                run.log({"accuracy": hits}, step=step, split="validation")
+                if rank == 0:
+                    with run.phase("checkpoint"):
+                        torch.save(model.module.state_dict(), Path(folder) / "model.pt")
+                # All ranks stop at the same step: the clock of one of them decides.
+                go_on[0] = float(time.monotonic() < ends_at)
+                dist.broadcast(go_on, src=0)
+                if not go_on.item():
+                    break
+    run.event("done", steps=step)
+    run.finish()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), parse(sys.argv[2] if len(sys.argv) > 2 else ""))

@@ -1,0 +1,325 @@
+"""What each launcher's variables tell a process, and which process the launcher is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp.errors import ConfigError
+
+_MOST_ANCESTORS = 16
+
+
+class ProcessFacts(NamedTuple):
+    """The world as this process finds it."""
+
+    env: Mapping[str, str]
+    proc: Path
+    host: str
+    pid: int
+    spawned: bool
+    parent: int = 0
+    """The process that called multiprocessing to start this one; 0: the parent that /proc names."""
+
+
+class LauncherFacts(NamedTuple):
+    """What a launcher told this process."""
+
+    launcher: str
+    global_rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    nodes: int | None = None
+    markers: tuple[str, ...] = ()
+    """The variables that the launcher gave this process and does not have itself."""
+
+
+class _Variables(NamedTuple):
+    """What one launcher calls things. Several names: the first that is set."""
+
+    launcher: str
+    global_rank: str
+    world_size: tuple[str, ...] = ()
+    local_rank: str = ""
+    local_world_size: str = ""
+    node_rank: str = ""
+    nodes: tuple[str, ...] = ()
+    marker: str = ""
+    """Set, beside the rank, in the processes this launcher starts and not in the launcher."""
+
+
+# torch.distributed.launch has been torchrun underneath since PyTorch 1.9 and sets the same.
+_TORCHRUN = _Variables(
+    "torchrun",
+    "RANK",
+    ("WORLD_SIZE",),
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    ("GROUP_WORLD_SIZE",),
+    "TORCHELASTIC_RUN_ID",
+)
+# DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's pytorch plugin, a shell loop.
+# Their other variables (PET_*, VC_TASK_INDEX, JOB_COMPLETION_INDEX) are not read: the first are
+# torchrun's arguments, the others count within a part of the job, which is no rank.
+# What a parent may have set for one child, rather than for itself.
+_OWN = ("environment", "kubernetes")
+_ENVIRONMENT = _Variables("environment", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# OMPI_COMM_WORLD_NODE_RANK is the process's index on its node over all jobs, not the node's index.
+_OPENMPI = _Variables(
+    "openmpi",
+    "OMPI_COMM_WORLD_RANK",
+    ("OMPI_COMM_WORLD_SIZE",),
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_MVAPICH = _Variables(
+    "mvapich",
+    "MV2_COMM_WORLD_RANK",
+    ("MV2_COMM_WORLD_SIZE",),
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
+# MPICH and Intel MPI. srun sets PMI_RANK as well, but not the local ones.
+_HYDRA = _Variables("hydra", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_SLURM = _Variables(
+    "slurm",
+    "SLURM_PROCID",
+    # SLURM_NTASKS may be what was asked of sbatch; the step knows what was started.
+    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    "SLURM_LOCALID",
+    node_rank="SLURM_NODEID",
+    nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+    marker="SLURM_STEP_ID",
+)
+_PMIX = _Variables("pmix", "PMIX_RANK")
+_PMI = _Variables("pmi", "PMI_RANK", ("PMI_SIZE",))
+
+MPI = frozenset({"openmpi", "mvapich", "hydra", "pmix", "pmi"})
+
+
+def read(here: ProcessFacts) -> LauncherFacts:
+    """What the innermost launcher tells; one around it fills gaps if it means the same process."""
+    candidates = list(_candidates(here.env))
+    if here.spawned and candidates and not _is_torchruns_own(here, candidates[0]):
+        return _spawned(here, candidates)
+    if not candidates:
+        return LauncherFacts("spawn" if here.spawned else "lone")
+    told = _told_by(candidates[0], here.env)
+    for variables in candidates[1:]:
+        try:
+            outer = _told_by(variables, here.env)
+        except ConfigError:
+            continue  # not the one we rely on
+        if (outer.global_rank, outer.world_size) == (told.global_rank, told.world_size):
+            gaps: dict[str, Any] = {
+                key: getattr(outer, key) for key, value in told._asdict().items() if value is None
+            }
+            told = told._replace(**gaps)
+    return told
+
+
+def _is_torchruns_own(here: ProcessFacts, innermost: _Variables) -> bool:
+    # torchrun may start its workers by multiprocessing, and a worker has children of its own.
+    return innermost.launcher == "torchrun" and not parent_was_given(here, "RANK")
+
+
+def restarts(env: Mapping[str, str]) -> int:
+    """How often this launch was started again, by all that do so."""
+    names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    # A count that makes no sense tells of nothing; it is no reason not to start.
+    return sum(_digits(env.get(name, "").strip()) or 0 for name in names)
+
+
+def slurm_step(env: Mapping[str, str]) -> str:
+    """`<job>.<step>` if srun started this process as a task, else nothing.
+
+    A batch script and an interactive shell have SLURM_PROCID=0 and the SLURM_NTASKS that was
+    asked for, but what is started from them by hand is no task of a step: the first has no step
+    or a reserved one (4294967280 and above), the second a terminal's port.
+    """
+    job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
+    step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
+    if not job or not env.get("SLURM_PROCID") or env.get("SLURM_PTY_PORT"):
+        return ""
+    if not (step.isascii() and step.isdecimal() and int(step[:20]) < 4294967280):
+        return ""
+    return f"{job}.{step}"
+
+
+def slurm_tasks(env: Mapping[str, str]) -> int | None:
+    """How many tasks srun started in this step. Nonsense is no answer here, and no error."""
+    return _digits(next((env[name] for name in _SLURM.world_size if env.get(name)), ""))
+
+
+def multiprocessing_parent() -> int | None:
+    """The process that called multiprocessing to start this one; None where nobody did."""
+    # Whoever is a child of multiprocessing has it imported.
+    module = sys.modules.get("multiprocessing")
+    parent = None if module is None else module.parent_process()
+    # Not os.getppid(): that is the fork server where there is one.
+    return None if parent is None else parent.pid or 0
+
+
+def parent_was_given(here: ProcessFacts, name: str) -> bool:
+    """Whether a variable is as our parent found it: then it is not our parent who set it."""
+    theirs = _environ(here.proc, here.parent or _parent(here.proc, here.pid))
+    return here.env.get(name) == theirs.get(name)
+
+
+def launcher_process(here: ProcessFacts, markers: tuple[str, ...]) -> tuple[str, ...]:
+    """What tells the process that launched us from every other there was on this node.
+
+    A shell between the launcher and us (`mpirun sh -c ...`) was given our variables, the launcher
+    itself was not: it is the first ancestor without them.
+    """
+    ours = {name: here.env[name] for name in markers if here.env.get(name)}
+    pid = _parent(here.proc, here.pid)
+    for _ in range(_MOST_ANCESTORS if ours else 0):
+        theirs = _environ(here.proc, pid)
+        above = _parent(here.proc, pid)
+        if above < 1 or any(theirs.get(name) != value for name, value in ours.items()):
+            break
+        pid = above
+    # A process id comes again, after a restart of the machine even with the same start time.
+    stat = _stat(here.proc, pid)
+    started = stat[19] if len(stat) > 19 else ""
+    return "process", _boot_id(here.proc), here.host, str(pid), started
+
+
+def whole(variable: str, text: str, least: int, advice: str) -> int:
+    """The number that a variable holds; raises ConfigError where it holds none."""
+    value = _digits(text)
+    if value is None or value < least:
+        raise ConfigError(
+            f"{variable} must be a whole number, {least} or more, got {text!r}; {advice}."
+        )
+    return value
+
+
+def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
+    """The launchers that started this process, the innermost first."""
+    ranked = bool(env.get("RANK")) and bool(env.get("WORLD_SIZE"))
+    # Lightning starts its processes with a local rank only, and counts the rest itself.
+    localised = bool(env.get("LOCAL_RANK")) and bool(env.get("WORLD_SIZE"))
+    if ranked and env.get("TORCHELASTIC_RUN_ID"):
+        yield _TORCHRUN
+    elif localised:
+        yield _ENVIRONMENT
+    # mpirun within a Slurm job starts its daemons with srun: on all nodes but the first, its
+    # processes carry the SLURM_PROCID of the daemon. So these come before Slurm.
+    for variables in (_OPENMPI, _MVAPICH, _HYDRA):
+        if env.get(variables.global_rank) and env.get(variables.local_rank):
+            yield variables
+    if ranked and not localised:
+        # A platform's RANK, which is the pod's, until a launcher within the pod says otherwise.
+        pod = bool(env.get("KUBERNETES_SERVICE_HOST"))
+        yield _ENVIRONMENT._replace(launcher="kubernetes" if pod else "environment")
+    if slurm_step(env):
+        yield _SLURM
+    for variables in (_PMIX, _PMI):
+        if env.get(variables.global_rank):
+            yield variables
+    # Last: a shell loop or a platform that counts and says no number of ranks. One that is no
+    # number at all is another program's.
+    if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
+        yield _ENVIRONMENT
+
+
+def _told_by(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
+    rank = _first(env, (variables.global_rank,))
+    world = _first(env, variables.world_size, 1)
+    local = _first(env, (variables.local_rank,))
+    local_world = _first(env, (variables.local_world_size,), 1)
+    node_rank = _first(env, (variables.node_rank,))
+    nodes = _first(env, variables.nodes, 1)
+    if nodes is None and world and local_world and world % local_world == 0:
+        nodes = world // local_world
+    if nodes == 1:
+        local_world = local_world or world
+        node_rank = node_rank or 0
+    if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
+        # --virtual-local-rank tells everyone 0, each with a GPU of its own to see.
+        local = rank % local_world if world == local_world * nodes else 0
+    return LauncherFacts(
+        launcher=variables.launcher,
+        global_rank=rank,
+        world_size=world,
+        local_rank=local,
+        local_world_size=local_world,
+        node_rank=node_rank,
+        nodes=nodes,
+        markers=tuple(name for name in (variables.global_rank, variables.marker) if name),
+    )
+
+
+def _spawned(here: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
+    """A multiprocessing child has its parent's variables: of those only the node's hold for it.
+
+    A RANK that differs from the one its parent was started with was set for the child.
+    """
+    told = (
+        _told_by(candidates[0], here.env)
+        if candidates[0].launcher in _OWN
+        else LauncherFacts("spawn")
+    )
+    if told.launcher in _OWN:
+        parent = _environ(here.proc, _parent(here.proc, here.pid))
+        if any(here.env.get(name, "") != parent.get(name, "") for name in ("RANK", "LOCAL_RANK")):
+            return told._replace(launcher="spawn", markers=())
+    for variables in candidates:
+        try:
+            outer = _told_by(variables, here.env)
+        except ConfigError:
+            continue  # not this process's own
+        if outer.nodes is not None:
+            return LauncherFacts("spawn", node_rank=outer.node_rank, nodes=outer.nodes)
+    return LauncherFacts("spawn")
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...], least: int = 0) -> int | None:
+    for name in names:
+        if name and (text := env.get(name, "").strip()):
+            return whole(name, text, least, "its launcher sets it: correct or unset it")
+    return None
+
+
+def _digits(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+def _stat(proc: Path, pid: int) -> list[str]:
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    # The second field is a name in brackets that may hold spaces and brackets.
+    return text.rpartition(")")[2].split()
+
+
+def _parent(proc: Path, pid: int) -> int:
+    stat = _stat(proc, pid)
+    if len(stat) > 1 and stat[1].isdecimal():
+        return int(stat[1])
+    return os.getppid() if pid == os.getpid() else 0
+
+
+def _environ(proc: Path, pid: int) -> dict[str, str]:
+    try:
+        content = (proc / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _boot_id(proc: Path) -> str:
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

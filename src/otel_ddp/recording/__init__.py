@@ -1,0 +1,1 @@
+"""What a training process records, and how that gets into its journal."""

@@ -1,0 +1,157 @@
+"""The training process's side of the agent: starts it, wakes it, hands the last records over."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from otel_ddp import containment
+from otel_ddp.journal import agent_environment, locks
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.writer import JournalWriter
+
+# How long an agent may take to its lock before another process may try, and how often ranks look.
+START_GRACE_S = 5.0
+LOOK_EVERY_NS = 4_000_000_000
+HAND_OVER_S = 0.25
+
+# CPython, PyPy and GraalPy, in whatever version, and the interpreters of conda and of venvs.
+_PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
+# What we start as an agent has this among its variables, and so has whatever that starts in turn.
+# No name of the settings: nobody is to set it, and nobody is to be told that it is unknown.
+_MARK = "_OTEL_DDP_IS_AGENT"
+_MARKED_HOLD_S = 60.0
+
+
+@containment.contained(default=False)
+def ensure_agent(place: Place) -> bool:
+    """Start the node's agent unless one lives or is being started; True if one was started."""
+    if _MARK in os.environ:
+        # What was taken for a Python was the training itself, which now runs twice: never again
+        # as long as this one lives, neither from here nor from where it was started.
+        place.hold_starts(_MARKED_HOLD_S)
+        _refuse(f"{sys.executable} runs this program, whatever it is asked")
+        return False
+    if place.agent_lives():
+        return False
+    try:
+        return _start_once(place)
+    except OSError as error:
+        containment.pass_on()
+        # The place was cleared away in mid-run, or is not what it was, or no process may be added.
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        containment.say_once("agent", "the node agent cannot be started (%s).", what)
+        return False
+
+
+def _start_once(place: Place) -> bool:
+    fd = _open(place.start_lock, os.O_RDWR)
+    try:
+        try:
+            locks.take(fd)
+        except OSError:
+            containment.pass_on()
+            return False  # another rank is at it
+        if time.monotonic() < place.start_not_before() or place.agent_lives():
+            return False
+        place.hold_starts(START_GRACE_S)
+        return _start(place)
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path, flags: int) -> int:
+    # Whatever this name is by now, opening it neither follows, waits nor is inherited.
+    carefully = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags | carefully, 0o600)
+
+
+def _start(place: Place) -> bool:
+    if why := _no_python():
+        _refuse(why)
+        return False
+    root = str(Path(__file__).parents[1])
+    # Appended, not prepended: our parent directory must not shadow anything of the agent's.
+    code = (
+        f"import sys; sys.path.append({root!r}); "
+        f"from otel_ddp.agent.service import main; main({str(place.directory)!r})"
+    )
+    command = shlex.join([sys.executable, *_flags(), "-c", code])
+    # The shell goes at once, so the agent belongs to init and is nobody's zombie; the working
+    # directory is given up so that no local json.py is imported and no file system kept busy.
+    script = f"cd / && {command} &"
+    # Opened here rather than by the shell, which would complain on the training's terminal.
+    log = _open(place.agent_log, os.O_WRONLY | os.O_APPEND)
+    try:
+        # Closing descriptors is not tidiness: torch's FileStore holds a flock on one that is
+        # inherited through exec, and an agent that kept it would hold the other ranks up for ever.
+        subprocess.run(
+            ["/bin/sh", "-c", script],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            close_fds=True,
+            check=False,
+        )
+    finally:
+        os.close(log)
+    return True
+
+
+def _no_python() -> str:
+    """Why this program's executable would not run an agent; empty where it would."""
+    path = sys.executable
+    if not path:
+        return "sys.executable is unset"
+    # As PyInstaller, cx_Freeze and their like set it: the executable is the training, and would
+    # begin once more, whatever it is asked to run.
+    if getattr(sys, "frozen", False):
+        return f"{path} is a frozen program"
+    # It may be a link with a name of its own.
+    if not any(_PYTHON.search(os.path.basename(each)) for each in (path, os.path.realpath(path))):
+        return f"{path} is no Python"
+    return ""
+
+
+def _refuse(why: str) -> None:
+    containment.say_once(
+        "agent",
+        "%s, so no node agent can be started from here: run `otel-ddp agent` on this node and set "
+        "OTEL_DDP_AGENT=external.",
+        why,
+    )
+
+
+def _flags() -> list[str]:
+    """What keeps strange modules out of the training process keeps them out of the agent, too."""
+    flags = sys.flags
+    asked = {"-I": flags.isolated, "-E": flags.ignore_environment, "-S": flags.no_site}
+    return [flag for flag, given in asked.items() if given]
+
+
+def _environment() -> dict[str, str]:
+    # What profilers and launchers preload into a training process is not meant for the agent.
+    left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
+    given = agent_environment.given(os.environ)
+    kept = {key: value for key, value in given.items() if key not in left_out}
+    return {**kept, _MARK: "1"}
+
+
+def hand_over(
+    place: Place, journal: JournalWriter, limit_s: float = HAND_OVER_S, pause_s: float = 0.002
+) -> bool:
+    """Wait, briefly, until the agent has taken the last record; True if it has."""
+    place.ring()
+    deadline = time.monotonic() + limit_s
+    while journal.taken() < journal.position:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+    return True

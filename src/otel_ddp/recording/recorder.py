@@ -1,0 +1,442 @@
+"""Puts what a user logs into the journal: from any thread, never waiting, never raising."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import fsum
+from operator import index
+from time import time_ns
+from typing import Any, NamedTuple
+
+from otel_ddp import catalog, containment
+from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
+from otel_ddp.recording import values
+from otel_ddp.recording.locked_journal import LockedJournal
+from otel_ddp.settings import Settings
+
+_NO_EPOCH = float("nan")
+_MOST_SHAPES = 4096
+# Of all shapes together: names that change with every call must not fill the memory.
+_MOST_SHAPED_NAMES = 200_000
+_LARGEST_STEP = 2**63
+_AS_FLOAT = float.conjugate
+_PLAIN_TYPES: set[type] = {float, int, bool}
+# A value of one of these names is also the epoch of all that is logged with it. Hugging Face's
+# Trainer logs the second one.
+_EPOCHS = frozenset({"epoch", "train/epoch"})
+# Nothing of the user's runs when one of these is walked through.
+_PLAIN_MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict})
+
+
+class _Written(NamedTuple):
+    """How the values of one set of names are written."""
+
+    shape: Shape
+    length: int
+
+
+class Recorder(LockedJournal):
+    """Knows the names of one journal, and how the values of each set of names are written."""
+
+    def __init__(self, writer: JournalWriter, conf: Settings) -> None:
+        super().__init__(writer, conf)
+        self._scalars = writer.scalars
+        # Called every few seconds of logging, with the time; and once, at the first value.
+        self.look_around: Callable[[int], None] = lambda now: None
+        self.first_value: Callable[[int], None] = lambda now: None
+        # Where hooks count the steps: to which of them a value belongs that is logged now, one of
+        # training's or another one.
+        self.step_of_hooks: Callable[[bool], int] = lambda trains: NO_STEP
+        # Plain tuples: each call takes one apart, and a subclass takes longer.
+        self._shapes: dict[tuple[Any, ...], tuple[Shape, int, bool, bool, str]] = {}
+        self._by_ids: dict[tuple[int, ...], _Written] = {}
+        self._shaped_names = 0
+        # The last step when a lower one was logged, and that one.
+        self._lower = (-1, -1)
+        # The step of what is logged of an evaluation while nothing trains.
+        self._evaluations = -1
+        self._names: dict[tuple[str, str], int] = {}
+        # Names of our own making; one that the user logs as well is the user's from then on.
+        self._offered: set[int] = set()
+        self._offering = False
+        self._named: dict[int, tuple[str, str]] = {}
+        # Made at the first tensor of a device, which is when torch is there for sure.
+        self.in_flight: Any = None
+
+    # -- values
+
+    def log(self, metrics: Any, step: Any, epoch: Any, split: Any) -> None:
+        """Record numbers. The quick way here: names seen before, plain finite numbers."""
+        now = time_ns()
+        try:
+            if type(metrics) not in _PLAIN_MAPPINGS:
+                return self._log_slowly(metrics, step, epoch, split, now)
+            key = (split, *metrics)
+            shape, length, floats, trains, name = self._shapes[key]
+            numbers = metrics.values()
+            # fsum, not sum: NumPy's scalars warn about an overflow or an infinity among them.
+            if floats:
+                # float's own method takes floats and no tensor, which would be asked for its value.
+                total = fsum(map(_AS_FLOAT, numbers))
+            elif _PLAIN_TYPES.issuperset(map(type, numbers)):
+                total = fsum(numbers)
+            else:
+                return self._log_slowly(metrics, step, epoch, split, now)
+            if total - total != 0.0 or (step is not None and (type(step) is not int or step < 0)):
+                return self._log_slowly(metrics, step, epoch, split, now)
+            if epoch is None:
+                at = metrics[name] if name else _NO_EPOCH
+            elif type(epoch) not in (int, float) or epoch - epoch != 0:
+                return self._log_slowly(metrics, step, epoch, split, now)
+            else:
+                at = epoch
+            # fmt: off
+            with self.lock:
+                if self._inside:
+                    return self._reentered()
+                self._inside = True
+                try:
+                    self._scalars(
+                        shape, now, self._next_step(trains) if step is None else step,
+                        at, numbers, length)
+                finally:
+                    self._inside = False
+                    if self._afterwards is not None:
+                        self._catch_up()
+            # fmt: on
+            if step is not None and trains:
+                self.step = step if step >= self.step else self._after_lower(step)
+        # Names seen for the first time, above all; whatever it is, the slow way is contained.
+        except containment.ANYTHING:
+            containment.pass_on()
+            return self._log_slowly(metrics, step, epoch, split, now)
+        if now > self.look_at:
+            self.look_around(now)
+        return None
+
+    @containment.contained()
+    def _log_slowly(self, metrics: Any, step: Any, epoch: Any, split: Any, now: int) -> None:
+        if self._closed:
+            return
+        if not containment.attempt(lambda: isinstance(metrics, Mapping), False):
+            kind = type(metrics).__name__
+            self.refuse("value", "log", f"log expects a mapping of names to numbers, got {kind}")
+            return
+        pairs: list[tuple[Any, Any]] = []
+        # What the mapping gave before it failed is kept.
+        if not _collect(metrics, pairs):
+            kind = type(metrics).__name__
+            self.refuse("value", "log", f"log could not read all of the {kind} it was given")
+        clean_epoch, word = self._epoch(epoch), self._split(split)
+        known = [(self._name(name, word), name, value) for name, value in pairs]
+        known = [each for each in known if each[0]]
+        trains = any(self._named[number][1] == "train" for number, _, _ in known)
+        if epoch is None:
+            clean_epoch = _epoch_among(known)
+        said = clean_step = self._whole(step)
+        if step is None and known:
+            clean_step = self._next_step(trains)
+        ids: list[int] = []
+        numbers: list[float] = []
+        for number, name, value in known:
+            if values.is_device_tensor(value):
+                self._fly(number, value, clean_step, clean_epoch, now)
+                continue
+            try:
+                numbers.append(values.number(value))
+            except values.Refused as why:
+                shown = values.shown(name)
+                self.refuse("value", f"value:{shown}", f"{shown} was not recorded: {why}")
+                continue
+            ids.append(number)
+        self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
+        if said is not None and trains:
+            self.step = said if said >= self.step else self._after_lower(said)
+        self._remember(metrics, pairs, split, ids, trains)
+        if now > self.look_at:
+            self.look_around(now)
+
+    def _next_step(self, trains: bool) -> int:
+        """The step of a value without one: that of the hooks, or each such call is a step."""
+        if self.steps_counted:
+            return self.step_of_hooks(trains)
+        if trains:
+            self.step += 1
+            self.own_steps += 1
+        elif self.step < 0:
+            self._evaluations += 1
+            return self._evaluations
+        return self.step
+
+    def current_step(self) -> int | None:
+        """The step of what happens now."""
+        step = self.step_of_hooks(True) if self.steps_counted else self.step
+        return step if step >= 0 else None
+
+    def _after_lower(self, step: int) -> int:
+        """Where training stands when a lower step than its last is logged.
+
+        It went back, if two of them follow each other; a single one counts epochs, say.
+        """
+        last, lower = self._lower
+        if last == self.step and step > lower:
+            return step
+        self._lower = self.step, step
+        return self.step
+
+    def _write(
+        self,
+        ids: tuple[int, ...],
+        numbers: Sequence[float],
+        step: int | None,
+        epoch: float | None,
+        now: int,
+    ) -> None:
+        if not ids or not self._alone(lambda: self._append(ids, numbers, step, epoch, now), False):
+            return
+        self.first_value(now)
+        for number, value in zip(ids, numbers, strict=True):
+            if value - value != 0.0:
+                name, split = self._named[number]
+                if not self.count(catalog.TRAINING_NONFINITE, name=name, split=split):
+                    containment.say_once(
+                        "nonfinite",
+                        "%s and further names are NaN or infinite and are recorded, but not "
+                        "counted: there is no room for more names (OTEL_DDP_JOURNAL_BYTES).",
+                        values.shown(name),
+                    )
+
+    def _append(
+        self,
+        ids: tuple[int, ...],
+        numbers: Sequence[float],
+        step: int | None,
+        epoch: float | None,
+        now: int,
+    ) -> bool:
+        written = self._by_ids.get(ids)
+        if written is None:
+            self._make_room()
+            self._shaped_names += len(ids)
+            written = self._by_ids[ids] = _Written(Shape(ids), len(ids))
+        # fmt: off
+        self.writer.scalars(
+            written.shape, now, NO_STEP if step is None else step,
+            _NO_EPOCH if epoch is None else epoch, numbers, written.length)
+        # fmt: on
+        return True
+
+    def _make_room(self) -> None:
+        # Names that change with every call: start over rather than grow.
+        known = max(len(self._by_ids), len(self._shapes))
+        if known >= _MOST_SHAPES or self._shaped_names >= _MOST_SHAPED_NAMES:
+            self._by_ids.clear()
+            self._shapes.clear()
+            self._shaped_names = 0
+
+    def _remember(
+        self,
+        metrics: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        split: Any,
+        ids: Sequence[int],
+        trains: bool,
+    ) -> None:
+        # Only what the quick way would write in just the same way.
+        if type(metrics) not in _PLAIN_MAPPINGS or not (split is None or type(split) is str):
+            return
+        written = self._by_ids.get(tuple(ids))
+        if written is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
+            return
+        longest = self._conf.max_name_length
+        if len(ids) > 512 or not all(type(k) is str and len(k) <= longest for k, _ in pairs):
+            return
+        if split is not None and not 0 < len(split) <= longest:
+            return
+        self._make_room()
+        self._shaped_names += len(ids)
+        self._by_ids[tuple(ids)] = written
+        key = (split, *(name for name, _ in pairs))
+        floats = all(isinstance(value, float) for _, value in pairs)
+        epoch = next((name for name, _ in pairs if name.lower() in _EPOCHS), "")
+        self._shapes[key] = (written.shape, written.length, floats, trains, epoch)
+        # NumPy's scalars come by the million; struct reads them as it reads a float.
+        for _, value in pairs:
+            kind = type(value)
+            if kind.__module__ == "numpy" and kind.__name__ in ("float64", "float32", "int64"):
+                _PLAIN_TYPES.add(kind)
+
+    def _name(self, name: Any, split: str | None) -> int:
+        try:
+            clean, changed = values.text(name, self._conf.max_name_length)
+        except values.Refused as why:
+            self.refuse("name", f"name:{type(name).__name__}", f"a value was not recorded: {why}")
+            return 0
+        key = (clean, values.split_of(clean, split))
+        known = self._names.get(key)
+        if known is not None:
+            if self._offering and known not in self._offered:
+                return 0
+            if not self._offering:
+                self._offered.discard(known)
+            return known
+        known = self._alone(lambda: self._new_name(key), -1)
+        if known < 0:
+            return 0
+        if known == 0:
+            self._refuse_name(clean)
+        elif self._offering:
+            self._offered.add(known)
+        elif changed:
+            self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
+        return known
+
+    def _new_name(self, key: tuple[str, str]) -> int:
+        # Another thread may have been here since we looked.
+        known = self._names.get(key)
+        if known is not None:
+            return known
+        if len(self._names) >= self._conf.max_names:
+            return 0
+        number = self.writer.name(*key)
+        if number:
+            self._names[key] = number
+            self._named[number] = key
+        return number
+
+    def _refuse_name(self, clean: str) -> None:
+        if "names" in self._warned:  # there may be very many: no text for nobody
+            self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="names_full")
+            return
+        full = len(self._names) >= self._conf.max_names
+        self.refuse(
+            "names_full",
+            "names",
+            f"{values.shown(clean)} and further new names are not recorded: this process has "
+            f"logged {len(self._names)} different ones "
+            f"({'OTEL_DDP_MAX_NAMES' if full else 'OTEL_DDP_JOURNAL_BYTES'})",
+        )
+
+    def _whole(self, step: Any) -> int | None:
+        if step is None:
+            return None
+        whole = containment.attempt(lambda: _whole_number(step), -1)
+        if not 0 <= whole < _LARGEST_STEP:
+            shown = values.shown(step)
+            self.refuse("value", "step", f"step must be a whole number from 0 on, got {shown}")
+            return None
+        return whole
+
+    def _epoch(self, epoch: Any) -> float | None:
+        if epoch is None:
+            return None
+        try:
+            number = values.number(epoch)
+            if number - number != 0.0:
+                raise values.Refused(f"a finite number was expected, got {number}")
+        except values.Refused as why:
+            self.refuse("value", "epoch", f"the epoch was not recorded: {why}")
+            return None
+        return number
+
+    def _split(self, split: Any) -> str | None:
+        if split is None:
+            return None
+        try:
+            return values.text(split, 64)[0]
+        except values.Refused as why:
+            self.refuse("name", "split", f"the split was not recorded: {why}")
+            return None
+
+    def offer(self, found: Mapping[str, Any], step: int) -> None:
+        """Record what was read off by itself, unless the user logs something of that name."""
+        now = time_ns()
+        self._offering = True
+        try:
+            known = {self._name(name, None): value for name, value in found.items()}
+        finally:
+            self._offering = False
+        known.pop(0, None)
+        for number, value in known.items():
+            if values.is_device_tensor(value):
+                self._fly(number, value, step, None, now)
+                continue
+            number_of = containment.attempt(partial(values.number, value), None)
+            if number_of is not None:
+                self._write((number,), (number_of,), step, None, now)
+
+    # -- tensors of a device
+
+    @containment.contained()
+    def _fly(
+        self, number: int, tensor: Any, step: int | None, epoch: float | None, now: int
+    ) -> None:
+        if self.in_flight is None:
+            from otel_ddp.recording.device_scalars import DeviceScalars
+
+            self.in_flight = DeviceScalars(self._landed)
+        if why := self.in_flight.take(number, tensor, step, epoch, now):
+            name = values.shown(self._named[number][0])
+            self.refuse("value", f"tensor:{name}", f"{name} was not recorded: {why}")
+
+    def _landed(
+        self, number: int, value: float, step: int | None, epoch: float | None, now: int
+    ) -> None:
+        self._write((number,), (value,), step, epoch, now)
+
+    @containment.contained()
+    def land(self) -> None:
+        """Record the tensors that have arrived by now."""
+        self._admit()
+        if self.in_flight is not None:
+            self.in_flight.land()
+            self._mourn()
+
+    @containment.contained()
+    def last_call(self) -> None:
+        """Give the tensors that are still on their way a moment."""
+        self._admit()
+        if self.in_flight is not None:
+            self.in_flight.last_call()
+            self._mourn()
+
+    def _mourn(self) -> None:
+        """Count the tensors that will never arrive."""
+        lost = self.in_flight.lost
+        self.in_flight.lost = 0
+        for _ in range(lost):
+            self.refuse("value", "lost", "tensors logged last were lost: their device failed")
+
+
+def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
+    """Put what a mapping holds into a list; False where it failed before its end."""
+
+    def walk() -> bool:
+        pairs.extend(metrics.items())
+        return True
+
+    return containment.attempt(walk, False)
+
+
+def _epoch_among(known: Sequence[tuple[int, Any, Any]]) -> float | None:
+    """The epoch, where one of these names and values is it."""
+    for _, name, value in known:
+        if isinstance(name, str) and name.lower() in _EPOCHS:
+            # What is no number is refused as a value, once.
+            number = containment.attempt(partial(values.number, value), None)
+            return number if number is not None and number - number == 0.0 else None
+    return None
+
+
+def _whole_number(value: Any) -> int:
+    """A step as a plain int, -1 where it is none. May run the user's code."""
+    if values.is_device_tensor(value) or values.is_spread(value):
+        return -1
+    # As itself where it can be: a float has no room for a large one.
+    whole = containment.attempt(lambda: index(value), None)
+    if whole is not None:
+        return int(whole)
+    number = values.number(value)
+    return int(number) if number.is_integer() else -1

@@ -1,0 +1,85 @@
+"""Spans: which one is open here, and how a finished one is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from otel_ddp.journal import layout
+from otel_ddp.recording import values
+from otel_ddp.recording.recorder import Recorder
+
+# The journal that the span which is open in this context belongs to, the span's id, and what its
+# trace is named after.
+_open_here: contextvars.ContextVar[tuple[bytes, str, str]] = contextvars.ContextVar(
+    "otel_ddp_span", default=(b"", "", "")
+)
+
+
+def _around(recorder: Recorder) -> tuple[str, str]:
+    journal, span_id, trace = _open_here.get()
+    # One of a run that has ended is around nothing of the next one.
+    return (span_id, trace) if journal == recorder.writer.journal_id else ("", "")
+
+
+class OpenSpan:
+    """A span from its beginning to its end."""
+
+    __slots__ = (
+        *("_began", "_name", "_parent", "_span_id", "_started_ns"),
+        *("_step", "_token", "_trace"),
+    )
+
+    def __init__(self, recorder: Recorder, name: Any, trace: str, step: int | None) -> None:
+        self._name, _ = values.text(name, 200)
+        self._step = step
+        self._parent, around = _around(recorder)
+        # One trace for what all ranks do at one step: they name it alike without asking.
+        self._trace = around or trace
+        self._span_id = os.urandom(8).hex()
+        self._token = _open_here.set((recorder.writer.journal_id, self._span_id, self._trace))
+        self._started_ns, self._began = time.time_ns(), time.perf_counter()
+
+    def leave(self) -> float:
+        """It is over; how many seconds it took."""
+        took_s = time.perf_counter() - self._began
+        # A generator may be closed in another context than the one it was opened in.
+        with contextlib.suppress(ValueError):
+            _open_here.reset(self._token)
+        return took_s
+
+    def record(
+        self, recorder: Recorder, took_s: float, attributes: Mapping[str, Any], error: str
+    ) -> None:
+        """Write it down."""
+        content = {
+            "name": self._name,
+            "id": self._span_id,
+            "parent": self._parent,
+            "trace": self._trace,
+            "start": self._started_ns,
+            "end": self._started_ns + int(took_s * 1e9),
+            "step": self._step,
+            "error": error,
+            "attributes": values.attributes(attributes),
+        }
+        recorder.append(layout.SPAN, content)
+
+
+def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
+    """Record that something happened now, in the span that is open here."""
+    clean, _ = values.text(name, 200)
+    span_id, trace = _around(recorder)
+    content = {
+        "name": clean,
+        "time": time.time_ns(),
+        "step": recorder.current_step(),
+        "span": span_id,
+        "trace": trace,
+        "attributes": values.attributes(attributes),
+    }
+    recorder.append(layout.EVENT, content)

@@ -1,0 +1,255 @@
+"""Turns what users log into plain floats and clean names, or says why not."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import sys
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2s
+from itertools import islice
+from math import isfinite, prod
+from typing import Any
+
+from otel_ddp import containment
+
+_SPLITS = {
+    "training": "train",
+    "validate": "val",
+    "validation": "val",
+    "eval": "val",
+    "evaluation": "val",
+    "valid": "val",
+    "testing": "test",
+}
+_KNOWN_SPLITS = ("train", "val", "test")
+# Of a configuration. The journal has room for fewer of them where they are long, and says so.
+MOST_SETTINGS = 2000
+LONGEST_SETTING = 1000
+_CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
+# Where an object lies in memory: another place in each launch of one and the same configuration.
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
+_CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
+
+
+class Refused(Exception):
+    """This value or name cannot be recorded; the text completes "... was not recorded: "."""
+
+
+def number(value: Any) -> float:
+    """One number as a float. A tensor of a device is none: asking it would make training wait."""
+    kind = type(value)
+    if kind is float or kind is bool:
+        return float(value)
+    # Whatever else it is may run the user's code, which may raise anything.
+    found = containment.attempt(lambda: _number(value), None)
+    if found is None:
+        raise Refused(f"a number was expected, got {shown(value)}")
+    if isinstance(found, str):
+        raise Refused(found)
+    return found
+
+
+def _number(value: Any) -> float | str | None:
+    """A float, or why there is none."""
+    if isinstance(value, complex):
+        return "a complex number has no place on a curve; log its parts"
+    if is_device_tensor(value):
+        return f"a number was expected, got {shown(value)}"
+    if _is_array(value):
+        if is_spread(value):
+            return "its parts are spread over ranks; log what full_tensor() gives"
+        shape = tuple(int(length) for length in value.shape)
+        if prod(shape) != 1:
+            return f"one number was expected, got {prod(shape)} (shape {shape})"
+        value = value.item()
+        if isinstance(value, complex):
+            return "a complex number has no place on a curve; log its parts"
+    # float() reads text and buffers as well, and those are no numbers.
+    if not hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return "it is larger than any float"
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "item") and hasattr(value, "shape")
+
+
+def is_device_tensor(value: Any) -> bool:
+    """Whether this is a torch tensor whose value lies on a device."""
+    # A torch that is still being imported has no Tensor yet.
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    if kind is None or kind not in type(value).__mro__:
+        return False
+    return containment.attempt(lambda: bool(value.device.type != "cpu"), True)
+
+
+def is_spread(tensor: Any) -> bool:
+    """Whether asking this tensor for its value would be a collective: a DTensor not replicated."""
+    placements = getattr(tensor, "placements", None)
+    return placements is not None and not all(each.is_replicate() for each in placements)
+
+
+def text(name: Any, longest: int) -> tuple[str, bool]:
+    """A name as clean text of bounded length, and whether it had to be changed."""
+    if isinstance(name, str):
+        clean = str.__str__(name)  # not what a subclass makes of it
+    elif isinstance(name, (int, float)):
+        # A whole number of thousands of digits refuses to be text.
+        clean = containment.attempt(lambda: str(name), "")
+        if not clean:
+            raise Refused(f"a name must be text, got {shown(name)}")
+    else:
+        raise Refused(f"a name must be text, got {shown(name)}")
+    if not clean:
+        raise Refused("a name must not be empty")
+    given = clean
+    # Too long first: cleaning a megabyte would be felt.
+    if len(clean) > longest:
+        digest = blake2s(clean.encode("utf-8", "replace"), digest_size=4).hexdigest()
+        clean = f"{clean[: longest - 9]}~{digest}"
+    clean = clean.encode("utf-8", "replace").decode().replace("\0", "?")
+    return clean, clean != given or not isinstance(name, str)
+
+
+def one_line(words: str, longest: int) -> str:
+    """Text for one line of a terminal or a table: what breaks or controls a line is a space."""
+    # Cut before as well: nobody's novel is walked through letter by letter.
+    return _CONTROLS.sub(" ", words[: 4 * longest]).strip()[:longest]
+
+
+def split_of(name: str, split: str | None) -> str:
+    """The split a value belongs to: as said, else by a prefix of its name, else train."""
+    if split is not None:
+        word = _SPLITS.get(split.lower(), split.lower())
+        return word if word in _KNOWN_SPLITS else split
+    prefix = name.replace("_", "/").replace(".", "/").split("/", 1)[0].lower()
+    word = _SPLITS.get(prefix, prefix)
+    return word if word in _KNOWN_SPLITS else "train"
+
+
+def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) -> dict[str, Any]:
+    """The attributes of a span or an event: scalars stay, the rest becomes short text."""
+    clean: dict[str, Any] = {}
+    for key, value in islice(given.items(), most):
+        try:
+            name, _ = text(key, 200)
+        except Refused:
+            name = "?"
+        clean[name] = plain(value, longest)
+    return clean
+
+
+def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) -> dict[str, Any]:
+    """A nested configuration as one level of dotted names, bounded in every direction."""
+    found: dict[str, Any] = {}
+    # A stack rather than recursion: a configuration may be deep, or contain itself.
+    stack: list[tuple[str, Any, int]] = [("", given, 0)]
+    while stack and len(found) < most:
+        prefix, value, depth = stack.pop()
+        inner = _pairs(value, most) if depth < 16 else None
+        # An empty mapping inside is a value as well.
+        if inner is None or (not inner and prefix):
+            if prefix:
+                found[prefix] = plain(value, longest)
+            continue
+        for key, item in reversed(inner):
+            words = str.__str__(key) if isinstance(key, str) else _words(key, 200)
+            name = words[:200].encode("utf-8", "replace").decode()
+            stack.append((f"{prefix}.{name}"[:1000] if prefix else name, item, depth + 1))
+    return found
+
+
+def _pairs(value: Any, most: int) -> list[tuple[Any, Any]] | None:
+    """What a mapping, or an object that only holds values, holds; None for anything else."""
+    # The first ones of a huge mapping are enough, and its owner's code may raise anything.
+    return containment.attempt(lambda: _inside(value, most), None)
+
+
+def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
+    if isinstance(value, Mapping):
+        return list(islice(value.items(), most))
+    if isinstance(value, type):
+        return None
+    # argparse.Namespace, dataclasses and their like.
+    if hasattr(value, "__dataclass_fields__"):
+        fields = islice(value.__dataclass_fields__, most)
+        return [(name, containment.attempt(partial(getattr, value, name), None)) for name in fields]
+    if type(value).__name__ in ("Namespace", "SimpleNamespace"):
+        return list(islice(vars(value).items(), most))
+    return None
+
+
+def plain(value: Any, longest: int) -> Any:
+    """A value that JSON can carry: scalars as they are, the rest as shortened text."""
+    return containment.attempt(lambda: _plain(value, longest), f"<{type(value).__name__}>")
+
+
+def _plain(value: Any, longest: int) -> Any:
+    if not isinstance(value, str) and not is_device_tensor(value) and _is_array(value):
+        shape = value.shape
+        if not is_spread(value) and len(shape) == 0:
+            value = value.item()  # NumPy's whole numbers are no int, and a scalar is no text
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, float):
+        # JSON has no infinity and no NaN.
+        return float(value) if isfinite(value) else str(float(value))
+    if isinstance(value, str):
+        return _short(str.__str__(value[: longest + 1]), longest)
+    return _words(value, longest)
+
+
+def _words(value: Any, longest: int) -> str:
+    """Any value as a user would print it; containers are walked only as far as can be shown."""
+    if is_device_tensor(value) or isinstance(value, _CONTAINERS):
+        return shown(value, longest)
+    words = containment.attempt(lambda: str(value), "")
+    if not isinstance(words, str) or not words:
+        return shown(value, longest)
+    return _short(_ADDRESS.sub("", words[: 2 * longest]), longest)
+
+
+def _short(words: str, longest: int) -> str:
+    words = words[: longest + 1].encode("utf-8", "replace").decode()
+    return words if len(words) <= longest else f"{words[: longest - 1]}…"
+
+
+class _Shown(reprlib.Repr):
+    """A repr of bounded cost that never asks a device for its values."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 20
+        self.maxdeque = self.maxarray = 20
+        self.maxstring = self.maxlong = self.maxother = max(longest, 16)
+
+    def repr1(self, x: Any, level: int) -> str:
+        if is_device_tensor(x):
+            return f"a tensor on {x.device}"  # its repr would synchronise
+        if isinstance(x, (bytes, bytearray)):
+            return repr(x[: self.maxstring])
+        return super().repr1(x, level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        return containment.attempt(lambda: repr(x), f"<{type(x).__name__}>")
+
+
+def shown(value: Any, longest: int = 60) -> str:
+    """A value in a few characters, for a warning."""
+    # A repr is the user's code: it may raise anything.
+    words = containment.attempt(lambda: _Shown(longest).repr(value), f"<{type(value).__name__}>")
+    return _short(words, longest)
+
+
+def error_line(error: BaseException) -> str:
+    """An exception in one line."""
+    message = one_line(containment.attempt(lambda: str(error), ""), 1000)
+    return f"{type(error).__name__}: {message}"[:1000] if message else type(error).__name__

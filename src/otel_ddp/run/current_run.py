@@ -1,0 +1,176 @@
+"""Which run is the one of this process, and how it ends when the process ends or forks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol, TypeVar
+
+from otel_ddp import containment
+from otel_ddp.recording import values
+
+
+class ProcessRun(Protocol):
+    """What has to be known of a run here."""
+
+    @property
+    def opened(self) -> bool: ...
+
+    @property
+    def logs_for_another_rank(self) -> bool: ...
+
+    def open(self) -> None: ...
+
+    def close(self, state: str, reason: str) -> None: ...
+
+    def brought_by_fork(self) -> bool: ...
+
+
+R = TypeVar("R", bound=ProcessRun)
+
+_current: ProcessRun | None = None
+# A run that came into this process by pickle or by fork and was not used yet.
+_inherited: ProcessRun | None = None
+# Of a process whose own run is another: a worker of a pool that does a task of a sweep, say.
+_beside: list[ProcessRun] = []
+_opening = threading.RLock()
+_watched: set[int] = set()
+
+
+def opening() -> threading.RLock:
+    """The lock of whoever opens a run. Another one in a forked child."""
+    return _opening
+
+
+def current() -> ProcessRun | None:
+    """The run of this process, if one is open."""
+    return _current
+
+
+def inherited() -> ProcessRun | None:
+    """The run that came into this process by pickle or by fork and was not used yet."""
+    return _inherited
+
+
+def attach(make: Callable[[], R]) -> ProcessRun:
+    """What an unpickled run becomes. Lazily: a data loader's worker has one too, and is silent."""
+    global _inherited
+    with _opening:
+        if _current is not None:
+            return _current
+        # However often it comes, and whoever uses it first: one process, one run.
+        if _inherited is None:
+            _inherited = make()
+        return _inherited
+
+
+def join(run: ProcessRun) -> None:
+    """Open a run that came by pickle or by fork and is used for the first time."""
+    global _inherited
+    with _opening:
+        # Another thread may have come first.
+        if run.opened:
+            return
+        if run is _inherited:
+            _inherited = None
+        if run.logs_for_another_rank:
+            run.open()
+        elif _current is None:
+            start(run)
+        else:
+            run.open()
+            _beside.append(run)
+
+
+def start(run: ProcessRun) -> None:
+    """Open this run and make it the one of the process."""
+    try:
+        run.open()
+        adopt(run)
+    except BaseException as raised:
+        # Ctrl-C, say: what has begun by then has an end as well.
+        run.close("failed", values.error_line(raised))
+        raise
+
+
+def adopt(run: ProcessRun) -> None:
+    """Make this the run of the process, and see to its end."""
+    global _current, _inherited
+    _current = run
+    if _inherited is run:
+        _inherited = None
+    pid = os.getpid()
+    if pid in _watched:
+        return
+    _watched.add(pid)
+    bootstrap = _bootstrap()
+    atexit.register(_at_exit, pid, bootstrap)
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        # A forked child leaves without atexit; and only here is its exception still at hand.
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
+
+
+def release(run: ProcessRun) -> None:
+    """This run is no longer the one of the process."""
+    global _current
+    if _current is run:
+        _current = None
+    elif run in _beside:
+        _beside.remove(run)
+
+
+def _bootstrap() -> FrameType | None:
+    """The frame of multiprocessing that has begun this child and knows how it ends.
+
+    From Python 3.13 on it has handled the exception already when finalizers are called.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "_bootstrap"
+        and frame.f_globals.get("__name__") == "multiprocessing.process"
+    ):
+        frame = frame.f_back
+    return frame
+
+
+@containment.contained()
+def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
+    if os.getpid() != pid:
+        return
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if hasattr(sys, "ps1"):
+        error = None  # what failed at a prompt hours ago did not end this process
+    if error is None:
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            # torch's spawn reports a failure by leaving with 1 from its exception handler.
+            error = (error.__context__ or error) if error.code else None
+    code = None if bootstrap is None else bootstrap.f_locals.get("exitcode")
+    reason = values.error_line(error) if error is not None else f"exit code {code}" if code else ""
+    for run in (_current, *_beside):
+        if run is not None:
+            run.close("failed" if reason else "finished", reason)
+
+
+def _after_fork() -> None:
+    global _current, _inherited, _opening
+    for run in _beside:
+        run.brought_by_fork()
+    _beside.clear()
+    # A thread of the parent may have held it, and that thread is not here.
+    _opening = threading.RLock()
+    candidate = _inherited if _current is None else _current
+    _current = None
+    _inherited = candidate if candidate is not None and candidate.brought_by_fork() else None
+
+
+# Where there is none, nothing is recorded either, and this module is imported all the same.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

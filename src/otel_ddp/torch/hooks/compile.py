@@ -1,0 +1,62 @@
+"""Times what torch.compile compiles."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from otel_ddp import containment
+from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.stepper import Stepper
+
+_stepper: Stepper | None = None
+_handler: Any = None
+
+
+def attach(stepper: Stepper) -> None:
+    """Listen to Dynamo, if it is there already: to import it takes a second."""
+    global _stepper, _handler
+    _stepper = stepper
+    # Private; a torch that has it otherwise counts compiling to what it was compiled for.
+    found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    if _handler is None and all(hasattr(found, name) for name in ("start_callbacks", "clear")):
+        found.start_callbacks.append(_began)
+        found.end_callbacks.append(_ended)
+        _handler = found
+
+
+def detach() -> None:
+    """Stop listening."""
+    global _stepper, _handler
+    _stepper = None
+    if _handler is not None:
+        for callbacks, ours in (
+            (_handler.start_callbacks, _began),
+            (_handler.end_callbacks, _ended),
+        ):
+            if ours in callbacks:
+                callbacks.remove(ours)
+        _handler = None
+
+
+def _began(*args: Any) -> None:
+    stepper = _stepper
+    if stepper is None or not stepper.alive:
+        return
+    try:
+        stepper.before_compile()
+        stepper.compile_began(threading.get_ident())
+        model_hooks.follow_compiled(stepper)
+    except containment.ANYTHING:
+        stepper.failed("before compiling")
+
+
+def _ended(*args: Any) -> None:
+    stepper = _stepper
+    if stepper is None or not stepper.alive:
+        return
+    try:
+        stepper.compile_ended()
+    except containment.ANYTHING:
+        stepper.failed("after compiling")

@@ -1,0 +1,1 @@
+"""What is read of models and devices between steps."""

@@ -1,0 +1,179 @@
+"""What is measured in this run, and what is not and why: said, never guessed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from otel_ddp import containment
+from otel_ddp.torch import inspect_values
+from otel_ddp.torch.hooks.model import differentiable
+from otel_ddp.torch.process_group import backend, is_up
+from otel_ddp.torch.readings import own_collectives
+from otel_ddp.torch.stepper import Stepper
+
+# Most loops compute their loss outside of the model, and log it: that is not worth a line.
+_UNSPOKEN = frozenset({"no_loss"})
+# What a backward through reentrant checkpointing is called in the graph.
+_REENTRANT = "CheckpointFunctionBackward"
+_MOST_NODES = 20_000
+
+# The word of a reason, and what a person is told.
+REASONS: Mapping[str, str] = {
+    "": "",
+    "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
+    "last, or what is called is a method of it",
+    "compiled_step": "the optimizer's step is compiled: steps are counted, its time is in none",
+    "closure": "it is given a closure in which no backward is heard: its time is in none",
+    "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
+    "compiled_backward": "backward is compiled, and calls no hooks",
+    "no_optimizer": "no optimizer of torch's steps the parameters of this model, nor one "
+    "that it wraps",
+    "no_loader": "no DataLoader of torch's is used: wrap yours in otel_ddp.data()",
+    "other_thread": "batches are loaded in another thread than the one that trains: wrap what that "
+    "one takes them from in otel_ddp.data()",
+    "shapes_unknown": "the model's inputs hold no tensor that we find",
+    "fsdp": "FSDP waits inside forward and backward",
+    "sync_batch_norm": "SyncBatchNorm waits inside forward and backward",
+    "tensor_parallel": "tensor parallelism waits inside forward and backward",
+    "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
+    "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
+    "host_ahead": "the host arrives at collectives, and the device waits: no straggler is named",
+    "no_recorder": "torch's flight recorder is empty: PyTorch 2.13 or newer fills it unless "
+    "TORCH_FR_BUFFER_SIZE=0",
+    "no_loss": "the model returns no loss that we find: log it",
+    "several_losses": "the model returns several single numbers with a gradient: log the one that "
+    "is the loss",
+    "divided_loss": "the model returns its share of a mean over all ranks and batches of the step, "
+    "as Hugging Face's Trainer asks it to: log the mean",
+    "no_scaler": "float16 without a scaler: pass it as instrument(scaler=...)",
+    "packed": "sequences that are packed into one dimension are counted as tokens alone",
+    "shared_batch": "tensor or pipeline parallelism: several ranks work on the same batch, so that "
+    "a sum over ranks would be a multiple of the truth; for FLOPs, pass this rank's share as "
+    "instrument(flops_per_sample=...)",
+    "uncountable": "the model's operations could not be counted, and it is given no tokens",
+    "compiled": "torch.compile was used in this process, and counting would make it compile once "
+    "more: pass instrument(flops_per_sample=...)",
+    "device_unknown": "this device has no events that could be asked without waiting for it",
+    "device_failed": "the device's clock failed",
+}
+
+
+def look(
+    models: list[nn.Module], stepper: Stepper, world_size: int, reentrant: bool
+) -> dict[str, str]:
+    """Word by word what is measured (no reason), and what is not (why)."""
+    found: dict[str, str] = {}
+    seen, backward = stepper.forwards > 0, stepper.backwards > 0
+    found["optimizer"] = _optimizer(stepper)
+    found["forward"] = "" if seen else "not_called"
+    found["backward"] = "" if backward else _unheard() if seen else "not_called"
+    found["comm_wait"] = (
+        _comm_wait(models, world_size, reentrant) if backward else found["backward"]
+    )
+    # What would tell waits from work where hooks do not.
+    heard = found["comm_wait"] and backward and not own_collectives.none_yet()
+    if heard and (reason := _arrivals()):
+        found["arrivals"] = reason
+    found["data"] = _data(stepper)
+    work = stepper.progress.samples
+    found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
+    found["flops"] = "" if stepper.progress.flops else "uncountable" if seen else "not_called"
+    if stepper.scaling is not None:
+        found["skipped_steps"] = ""
+    elif stepper.float16:
+        found["skipped_steps"] = "no_scaler"
+    return found
+
+
+def _optimizer(stepper: Stepper) -> str:
+    if not stepper.steps:
+        return "no_optimizer"
+    if stepper.closures and not stepper.backwards:
+        return "closure"
+    return "compiled_step" if stepper.steps_in_graph else ""
+
+
+def _unheard() -> str:
+    # Compiled autograd takes the hooks into its graph, where they can do nothing.
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    compiled = counters.get("compiled_autograd", {}).get("captures", 0)
+    return "compiled_backward" if compiled else "outputs_unknown"
+
+
+def _data(stepper: Stepper) -> str:
+    # Others may load for what they do beside the training, whose own loads are then measured.
+    if stepper.loads_elsewhere and stepper.loads < stepper.steps:
+        return "other_thread"
+    return "" if stepper.loads else "no_loader"
+
+
+def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:
+    if world_size <= 1:
+        return ""
+    if any(_is_sharded(each) for model in models for each in model.modules()):
+        return "fsdp"
+    if any(isinstance(e, nn.SyncBatchNorm) for model in models for e in model.modules()):
+        return "sync_batch_norm"
+    if any(hasattr(each, "placements") for model in models for each in model.parameters()):
+        return "tensor_parallel"
+    if not any(isinstance(e, DistributedDataParallel) for model in models for e in model.modules()):
+        return "no_ddp"
+    return "reentrant_checkpoint" if reentrant else ""
+
+
+def _arrivals() -> str:
+    if "nccl" in backend():
+        return "host_ahead"
+    c10d = getattr(torch._C, "_distributed_c10d", None)
+    summary = getattr(c10d, "_dump_fr_trace_json", lambda **_: b"{}")
+    said = json.loads(containment.attempt(lambda: summary(includeCollectives=False), None) or "{}")
+    return "" if said.get("pg_status") else "no_recorder"
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    # By name: importing them to ask would cost whoever does not use them.
+    return any(
+        base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in type(module).__mro__
+    )
+
+
+def checkpoints_reentrantly(output: Any) -> bool:
+    """Whether parts of the graph behind an output have a backward of their own inside of its."""
+    left: list[Any] = [inspect_values.of_tensor(each, "grad_fn") for each in differentiable(output)]
+    known: set[Any] = set()
+    while left and len(known) < _MOST_NODES:
+        node = left.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if node.name() == _REENTRANT:
+            return True
+        left += [each for each, _ in node.next_functions]
+    return False
+
+
+def sentences(found: Mapping[str, str]) -> Iterator[str]:
+    """What is not measured, for people."""
+    reasons: dict[str, list[str]] = {}
+    for what, reason in found.items():
+        if reason and reason not in _UNSPOKEN:
+            reasons.setdefault(reason, []).append(what)
+    for reason, missing in reasons.items():
+        yield f"{', '.join(missing)} ({REASONS[reason]})"
+
+
+def world_size() -> int:
+    """How many ranks the process group has, 1 where there is none."""
+    return int(sys.modules["torch.distributed"].get_world_size()) if is_up() else 1
+
+
+def rank() -> int:
+    """The rank in the process group, 0 where there is none."""
+    return int(sys.modules["torch.distributed"].get_rank()) if is_up() else 0

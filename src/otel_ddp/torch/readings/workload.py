@@ -1,0 +1,191 @@
+"""How much a step works on, from the shapes of what the model is given: never from values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from otel_ddp.torch import inspect_values
+
+# What language models call their input; its elements are tokens.
+_TOKEN_NAMES = ("input_ids", "tokens", "idx")
+_WHOLE = frozenset(
+    getattr(torch, name)
+    for name in ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
+    if hasattr(torch, name)
+)
+_MOST = 16
+_Tensor = torch.Tensor
+
+# Private, and asked for by name so that a torch without them costs only what they are for.
+_in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_functorch = getattr(torch._C, "_functorch", None)
+_is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
+_unwrapped = getattr(_functorch, "get_unwrapped", None)
+
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class _Note:
+    """The inputs of the forward that has just begun, where somebody asks for them."""
+
+    __slots__ = ("shapes", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.shapes: Shapes | None = None
+
+
+note = _Note()
+
+
+def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    """Samples and tokens of one forward; 0 for what the shapes do not tell."""
+    if note.wanted:
+        note.shapes = _shapes(args, kwargs)
+    if _in_functorch():
+        return _transformed(args, kwargs)
+    # The two ways in which nearly every model is called, without the search.
+    only: Any = None
+    if kwargs:
+        only = kwargs.get("input_ids")
+    elif len(args) == 1:
+        only = args[0]
+    if type(only) is _Tensor and (shape := only.shape):
+        if len(shape) == 2 and only.dtype in _WHOLE:
+            return shape[0], shape[0] * shape[1]
+        if not kwargs:
+            return shape[0], 0
+    return _searched(args, kwargs)
+
+
+def shares_its_batch(module: nn.Module) -> bool:
+    """Whether other ranks work on the same samples: asked where its forward begins."""
+    return _in_a_pipeline() or _is_split(module)
+
+
+def _in_a_pipeline() -> bool:
+    """Whether this is called by a stage of one of torch's pipelines."""
+    name = "torch.distributed.pipelining"
+    if name not in sys.modules:
+        return False
+    frame = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(name):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _is_split(module: nn.Module) -> bool:
+    """Whether products of this model are computed by several ranks together."""
+    distributed = [each for each in module.parameters() if hasattr(each, "placements")]
+    if not distributed:
+        return False
+    # By name: importing it to ask would cost whoever does not use it.
+    sharded = {
+        id(parameter)
+        for each in module.modules()
+        if any(kind.__name__ == "FSDPModule" for kind in type(each).__mro__)
+        for parameter in each.parameters()
+    }
+    return any(_is_beyond_fsdp(each, id(each) in sharded) for each in distributed)
+
+
+def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
+    mesh = parameter.device_mesh
+    if mesh.size() == 1:
+        return False
+    if not sharded:
+        return True
+    # FSDP has one dimension of the mesh, or two of which the first keeps copies. Any other is of
+    # somebody who splits the products.
+    if mesh.ndim == 2:
+        return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
+    return bool(mesh.ndim > 2)
+
+
+def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    fractions = others = 0
+    words: Any = None
+    for name, tensor in _tensors(args, kwargs):
+        shape, dtype = (
+            inspect_values.of_tensor(tensor, "shape"),
+            inspect_values.of_tensor(tensor, "dtype"),
+        )
+        if not shape:
+            continue
+        if dtype in _WHOLE and name in _TOKEN_NAMES:
+            # Of one dimension: sequences of any length, packed one behind the other.
+            return (shape[0] if len(shape) > 1 else 0), _numel(tensor)
+        if dtype.is_floating_point or dtype.is_complex:
+            fractions = fractions or shape[0]
+        elif dtype in _WHOLE and len(shape) == 2 and words is None:
+            words = tensor
+        else:
+            others = others or shape[0]
+    if fractions:
+        # Whole numbers beside them may as well be labels, or the edges of a graph.
+        return fractions, 0
+    if words is None:
+        return others, 0
+    return inspect_values.of_tensor(words, "shape")[0], _numel(words)
+
+
+def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes | None:
+    """The shapes of one sample: those of the inputs without their first dimension."""
+    found = tuple(
+        tuple(inspect_values.of_tensor(each, "shape"))[1:] for _, each in _tensors(args, kwargs)
+    )
+    # Traced, they hold tensors, which are not to be compared.
+    return found if all(type(size) is int for shape in found for size in shape) else None
+
+
+def _numel(tensor: Any) -> Any:
+    if type(tensor) is _Tensor:
+        return tensor.numel()
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch._C.TensorBase.numel(tensor)
+
+
+def _transformed(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    """The same inside `vmap` and the like, whose batch is in no shape.
+
+    Given one sample at a time, a model works on as many as lie side by side. Given several, or one
+    without its dimension, nobody can tell which of them these are.
+    """
+    if _is_wrapped is None or _unwrapped is None:
+        return 0, 0
+    samples, tokens = _searched(args, kwargs)
+    mapped = 1
+    for _, tensor in _tensors(args, kwargs):
+        inner = tensor
+        while _is_wrapped(inner):
+            inner = _unwrapped(inner)
+        mapped = max(mapped, _numel(inner) // max(1, _numel(tensor)))
+    if mapped == 1:
+        return samples, tokens
+    return (mapped, mapped * tokens) if samples == 1 else (0, 0)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    """The tensors among the inputs, and one level into the batch where it is a container."""
+    given = [*(("", each) for each in args), *(kwargs.items() if kwargs else ())]
+    for name, value in given[:_MOST]:
+        kind = type(value)
+        if issubclass(kind, _Tensor):
+            yield name, value
+        elif issubclass(kind, dict) or inspect_values.maps(kind):
+            for key, inner in islice(inspect_values.items(value), _MOST):
+                if issubclass(type(inner), _Tensor):
+                    yield key, inner
+        elif kind in (list, tuple):
+            for inner in value[:_MOST]:
+                if issubclass(type(inner), _Tensor):
+                    yield name, inner
