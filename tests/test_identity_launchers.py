@@ -20,7 +20,7 @@ WORKER = '''
 """Say who this process is, before and, where asked, after init_process_group."""
 import json, os, sys
 from pathlib import Path
-from otel_ddp import identity
+from otel_ddp.identity import identity
 
 def report(directory, tell, group=False):
     before = after = identity.resolve()

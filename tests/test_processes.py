@@ -765,10 +765,10 @@ START = """
 import sys
 from pathlib import Path
 sys.path.append({root!r})
-from otel_ddp import agent_link
+from otel_ddp.recording import agent_start
 from otel_ddp.journal.place import Place
 sys.executable = {interpreter!r}
-assert agent_link.ensure_agent(Place(Path({directory!r})))
+assert agent_start.ensure_agent(Place(Path({directory!r})))
 """
 
 
@@ -782,7 +782,7 @@ def test_an_agent_is_as_isolated_as_the_process_that_starts_it(
     said, interpreter = tmp_path / "said", tmp_path / "python"
     interpreter.write_text(INTERPRETER.format(said=said))
     interpreter.chmod(0o700)
-    root = str(Path(agent_start.__file__).parents[1])
+    root = str(Path(agent_start.__file__).parents[2])
     code = START.format(root=root, interpreter=str(interpreter), directory=str(place.directory))
 
     subprocess.run([sys.executable, *given, "-c", code], check=True, timeout=PATIENCE_S)
@@ -833,14 +833,14 @@ TRAINS = """
 import sys, time
 from pathlib import Path
 sys.path.append({root!r})
-from otel_ddp import agent_link
+from otel_ddp.recording import agent_start
 from otel_ddp.journal.place import Place
 place, said = Place(Path({directory!r})), Path({said!r})
 earlier = said.read_text().splitlines() if said.exists() else []
 if len(earlier) < 3:
     place.hold_starts(-1)
     sys.executable = {executable!r}
-    started = agent_link.ensure_agent(place) if len(earlier) < 2 else "again"
+    started = agent_start.ensure_agent(place) if len(earlier) < 2 else "again"
     held_s = place.start_not_before() - time.monotonic()
     with said.open("a") as file:
         file.write(f"{{started}} {{not started and held_s > 30}}\\n")
@@ -855,7 +855,7 @@ def test_a_training_that_was_started_for_an_agent_starts_none_and_has_none_start
     executable.chmod(0o700)
     script.write_text(
         TRAINS.format(
-            root=str(Path(agent_start.__file__).parents[1]),
+            root=str(Path(agent_start.__file__).parents[2]),
             directory=str(place.directory),
             said=str(said),
             executable=str(executable),

@@ -154,7 +154,7 @@ def test_a_process_that_never_learns_its_name_is_told_of_when_it_ends(tmp_path: 
     bench.journal.take(time.time_ns(), alive=False)
 
     assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert dict(bench.journal.labels)["rank"] == f"p{bench.intake.reader.pid}"
+    assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
     bench.close()
 
 

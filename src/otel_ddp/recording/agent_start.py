@@ -75,7 +75,7 @@ def _start(place: Place) -> bool:
     if why := _no_python():
         _refuse(why)
         return False
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     # Appended, not prepended: our parent directory must not shadow anything of the agent's.
     code = (
         f"import sys; sys.path.append({root!r}); "

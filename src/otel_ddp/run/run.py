@@ -28,7 +28,6 @@ from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import OpenSpan, record_event
 from otel_ddp.run import current_run
-from otel_ddp.torch.versions import too_old
 
 T = TypeVar("T")
 
@@ -600,6 +599,8 @@ class Run:
                 type(model).__name__,
             )
             return
+        from otel_ddp.torch.versions import too_old
+
         if remark := too_old(str(getattr(torch, "__version__", ""))):
             containment.say_once("torch", "%s.", remark[0].upper() + remark[1:])
             return
