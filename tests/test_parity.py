@@ -75,7 +75,9 @@ FIRST = f"| 000-1 | what it is | {HELD} |\n"
 
 
 def test_a_page_that_keeps_the_rules_passes() -> None:
-    inside = "`tests/agent/test_intake.py::TestNodeNames::test_what_the_user_says_wins`"
+    inside = (
+        "`tests/agent/reading/test_journal_feed.py::TestNodeNames::test_what_the_user_says_wins`"
+    )
 
     assert list(faults(WHOLE)) == []
     for held in (f"{HELD}, {inside}", "Comes later: logs", f"{HELD}. Comes later: logs"):
@@ -97,7 +99,7 @@ def test_a_page_that_keeps_the_rules_passes() -> None:
         (FIRST.replace("tests/test_parity", "tests/test_parities"), "is not there"),
         (FIRST.replace("test_a_page_that_breaks_a_rule_is_found", "faults"), "is not there"),
         (FIRST.replace("`", ""), "neither a test"),
-        (FIRST.replace(" |\n", ", tests/test_run.py |\n"), "not written as"),
+        (FIRST.replace(" |\n", ", tests/run/test_run.py |\n"), "not written as"),
     ],
 )
 def test_a_page_that_breaks_a_rule_is_found(instead: str, fault: str) -> None:

@@ -27,8 +27,8 @@ from tools.stack import versions
 from tools.stack.build import Binaries
 from tools.stack.server import NotUp, free_port
 
+from deploy.files import SERVICES, with_environment
 from node import Node, until
-from stack.deployed import SERVICES, with_environment
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, validated
 from stack.test_rules import COLLECTORS
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from stack.deployed import (
+from deploy.files import (
     COMPOSE,
     DEPLOY,
     ROOT,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.files import DEPLOY, GUIDE, ROOT, SERVICES, containers, environment, pods
 from otel_ddp import catalog
-from stack.deployed import DEPLOY, GUIDE, ROOT, SERVICES, containers, environment, pods
 from stack.servers import CONFIGURATIONS, binaries, validated
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.node_trees import BOOT_S, NodeTree, values
+from agent.node.node_trees import BOOT_S, NodeTree, values
 from node import until
 from otel_ddp import catalog
 from otel_ddp.agent.node.process.process import ProcessReader

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from deploy.files import DEPLOY, tool
 from node import Node, finished, until
 from otel_ddp.journal.place import Place
-from stack.deployed import DEPLOY, tool
 
 SLURM = DEPLOY / "slurm"
 SCRIPTS = sorted(SLURM.iterdir())

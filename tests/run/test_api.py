@@ -79,6 +79,6 @@ def test_where_there_is_no_torch_a_model_is_not_looked_for_and_values_are_record
 
 
 def test_the_version_is_the_packages_own() -> None:
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
     assert f'\nversion = "{otel_ddp.__version__}"\n' in text

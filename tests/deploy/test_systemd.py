@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stack.deployed import DEPLOY, tool
+from deploy.files import DEPLOY, tool
 
 UNIT = DEPLOY / "systemd" / "otel-ddp-agent@.service"
 

@@ -790,7 +790,7 @@ def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
 # -- a run that was recorded
 
 
-RECORDED = Path(__file__).parents[1] / "data" / "straggler.txt"
+RECORDED = Path(__file__).parents[2] / "data" / "straggler.txt"
 _LINE = re.compile(r"(\w+)\{(.*)\} (\S+) (\d+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node_trees import BOOT_S, GIB, NodeTree, values
+from agent.node.node_trees import BOOT_S, GIB, NodeTree, values
 from otel_ddp import catalog
 from otel_ddp.agent.node.host import file_systems
 from otel_ddp.agent.node.host.file_systems import FileSystems

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node_trees import NodeTree
+from agent.node.node_trees import NodeTree
 from nvml_boards import FakeNvml, h100, state
 from otel_ddp import catalog
 from otel_ddp.agent.node.gpu.gpu import Gpus

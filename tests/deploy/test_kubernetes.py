@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from stack.deployed import (
+from deploy.files import (
     DEPLOY,
     GUIDE,
     KUBERNETES,

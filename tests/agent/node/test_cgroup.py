@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node_trees import GIB, NodeTree, values
+from agent.node.node_trees import GIB, NodeTree, values
 from otel_ddp import catalog
 from otel_ddp.agent.node.host.cgroup import Cgroups, Group
 from otel_ddp.agent.node.host.host import Host
