@@ -1,4 +1,4 @@
-"""What every test starts from and must leave behind; and what a process wrote, read back."""
+"""The fixtures of every test: a clean process around it, and the journals that it wrote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRANGE = (
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the real servers before the first test: no test has the patience for that."""
+    """Build the real servers before the first test: it takes longer than a test may."""
     wanted = any("binaries" in getattr(item, "fixturenames", ()) for item in session.items)
     if wanted and not session.config.option.collectonly:
         from stack import servers
@@ -51,9 +51,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in found:
         if name.startswith(_STRANGE):
             del os.environ[name]
-    monkeypatch.setattr(containment, "reraise", True)
-    monkeypatch.setattr(containment, "swallowed", {})
-    monkeypatch.setattr(containment, "_said", set())
+    monkeypatch.setattr(containment, "raise_failures", True)
+    monkeypatch.setattr(containment, "failures", {})
+    monkeypatch.setattr(containment, "warned", set())
     monkeypatch.setattr(containment, "count_failure", None)
     threads = set(threading.enumerate())
     yield
@@ -158,7 +158,7 @@ def place() -> Iterator[Here]:
     memory = Path("/dev/shm")
     path = tempfile.mkdtemp(prefix="otel_ddp-test-", dir=memory if memory.is_dir() else None)
     os.environ.update(OTEL_DDP_DIR=path, OTEL_DDP_AGENT="off")
-    # That no agent reads it is what the test wants; another test looks at that sentence.
-    containment._said.add("off")
+    # The test wants no agent; the warning about that is checked by another test.
+    containment.warned.add("off")
     yield Here(Path(path))
     shutil.rmtree(path)

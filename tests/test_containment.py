@@ -1,4 +1,4 @@
-"""What is ours is swallowed and counted; what is meant for the training loop comes through."""
+"""Our own failures are caught and counted; errors meant for the training loop pass through."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from otel_ddp import containment
 
 
 class Preempted(Exception):
-    """What users raise."""
+    """An exception of the user's own."""
 
 
 @pytest.fixture(autouse=True)
 def _as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
 
 
 def end() -> None:
-    """As a handler does that acts once."""
+    """Ends a handler that acts once: it resets its signal, then raises."""
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     raise Preempted
 
@@ -77,7 +77,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_what_a_handler_raises_comes_through_though_another_stands_there_by_then(kind: str) -> None:
+def test_the_error_of_a_handler_passes_through_though_it_installed_another_one(kind: str) -> None:
     @containment.contained()
     def ours() -> None:
         signal.raise_signal(signal.SIGUSR1)
@@ -86,33 +86,33 @@ def test_what_a_handler_raises_comes_through_though_another_stands_there_by_then
 
     with pytest.raises(Preempted):
         ours()
-    assert containment.swallowed == {}
+    assert containment.failures == {}
 
 
 def raised_here(error: type[BaseException]) -> Any:
-    """Another thread raises it in this one: when this call is over."""
+    """A call after which the error is raised in this thread, as another thread does it."""
     ident = ctypes.c_ulong(threading.get_ident())
     return partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, ident, ctypes.py_object(error))
 
 
-def test_what_another_thread_has_raised_in_the_middle_of_ours_comes_through() -> None:
+def test_an_error_that_another_thread_raises_in_the_middle_of_our_code_passes_through() -> None:
     with pytest.raises(Preempted):
         containment.attempt(raised_here(Preempted), None)
 
 
-def test_a_class_that_our_own_code_could_raise_is_taken_for_ours() -> None:
+def test_an_error_class_that_our_own_code_could_raise_is_taken_for_our_own() -> None:
     # A known limit: it may be the one or the other, and ours must not end a training.
-    assert containment.attempt(raised_here(ValueError), "otherwise") == "otherwise"
+    assert containment.attempt(raised_here(ValueError), "default") == "default"
 
 
-def test_what_the_users_code_raises_where_we_ask_it_is_swallowed() -> None:
-    def asked() -> None:
+def test_an_error_of_user_code_that_we_call_is_caught() -> None:
+    def users_code() -> None:
         raise Preempted
 
-    assert containment.attempt(asked, "otherwise") == "otherwise"
+    assert containment.attempt(users_code, "default") == "default"
 
 
-def test_what_says_something_is_no_class_that_another_thread_gave() -> None:
+def test_an_error_with_a_message_did_not_come_from_another_thread() -> None:
     class Library(Exception):
         pass
 
@@ -122,16 +122,16 @@ def test_what_says_something_is_no_class_that_another_thread_gave() -> None:
     failed.set_exception(Library("a device has failed"))
     loop.close()
 
-    assert containment.attempt(failed.result, "otherwise") == "otherwise"
+    assert containment.attempt(failed.result, "default") == "default"
 
 
-def test_a_frame_that_is_handed_over_is_not_yet_a_handler() -> None:
+def test_a_function_that_takes_a_frame_is_not_yet_a_handler() -> None:
     def deeper(frame: Any) -> None:
         raise LookupError("ours")
 
-    @containment.contained(default="otherwise")
+    @containment.contained(default="default")
     def ours() -> Any:
         return (lambda: deeper(sys._getframe(1)))()
 
-    assert ours() == "otherwise"
-    assert containment.swallowed != {}
+    assert ours() == "default"
+    assert containment.failures != {}

@@ -1,4 +1,4 @@
-"""Keeps our own failures out of the training loop: logged once a place, counted, swallowed."""
+"""Keeps our own failures out of the training loop: each is logged once a place, and counted."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("otel_ddp")
-swallowed: dict[str, int] = {}
+
+# How often each place has failed.
+failures: dict[str, int] = {}
 
 # Our own test suite sets this, so that containment never hides a bug from us.
-reraise = False
+raise_failures = False
 
 # Set by the run, so that the failures of a process show in its series.
 count_failure: Callable[[], None] | None = None
 
-# For the one path that cannot pay for a wrapper: what it catches, a contained function sees next.
-ANYTHING: Final = Exception
+# For the one path that cannot pay for a wrapper. Whatever it catches, it hands on to a contained
+# function.
+ANY_ERROR: Final = Exception
 
-_said: set[str] = set()
+# The places that `warn_once` has warned about.
+warned: set[str] = set()
 
-# Whose errors may come up anywhere in what we do.
+# The packages whose errors our own code may raise.
 _KNOWN: Final = {"builtins", "torch", __name__.partition(".")[0], *sys.stdlib_module_names}
 
 
 def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function fail without anyone noticing but the log and a counter."""
+    """Catches whatever the function raises, and returns the default; the failure is recorded."""
 
     def wrap(func: Callable[P, T]) -> Callable[P, T]:
         where = func.__qualname__
@@ -43,9 +47,9 @@ def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]
             try:
                 return func(*args, **kwargs)
             except Exception:
-                if reraise:
+                if raise_failures:
                     raise
-                failed(where)
+                record_failure(where)
                 return default  # type: ignore[no-any-return]
 
         return guarded
@@ -53,20 +57,20 @@ def contained(default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T]]
     return wrap
 
 
-def attempt(ask: Callable[[], T], otherwise: T) -> T:
-    """What the user's code answers, or something else where it raises."""
+def attempt(call: Callable[[], T], default: T) -> T:
+    """Calls the user's code; returns the default if it raises."""
     try:
-        return ask()
+        return call()
     except Exception:
-        pass_on()
-        return otherwise
+        reraise_foreign()
+        return default
 
 
-def pass_on() -> None:
-    """Raise again what is being handled, if it came in the middle of our code by chance.
+def reraise_foreign() -> None:
+    """Raises the handled exception again if it interrupted our code and is not of our making.
 
-    A signal handler of the user's has raised it, or another thread of his: a time limit, a
-    preemption. It is meant for the training loop.
+    A signal handler or another thread of the user has raised it: a time limit, or a preemption.
+    It is meant for the training loop.
     """
     error = sys.exc_info()[1]
     if error is None or error.__traceback__ is None:
@@ -77,7 +81,7 @@ def pass_on() -> None:
 
 def _from_a_handler(trace: TracebackType | None) -> bool:
     if trace is None:
-        return False  # raised right where it is handled
+        return False  # It was raised in the frame that handles it.
     handlers = {_code(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
     while trace is not None:
         if trace.tb_frame.f_code in handlers or _was_given_its_caller(trace):
@@ -87,9 +91,9 @@ def _from_a_handler(trace: TracebackType | None) -> bool:
 
 
 def _was_given_its_caller(trace: TracebackType) -> bool:
-    """Whether it was called with the frame that called it, as Python does with signal handlers.
+    """Whether a function was called with its caller's frame, as Python calls signal handlers.
 
-    A handler may have put another one in its place before it raised.
+    The registered handlers alone do not tell: a handler may install another one before it raises.
     """
     frame = trace.tb_frame
     code, caller = frame.f_code, frame.f_back
@@ -105,10 +109,10 @@ def _was_given_its_caller(trace: TracebackType) -> bool:
 
 
 def _from_another_thread(error: BaseException) -> bool:
-    """Whether another thread had it raised in this one (PyThreadState_SetAsyncExc).
+    """Whether another thread raised the error in this thread (PyThreadState_SetAsyncExc).
 
-    Only a class is given there, so it says nothing; and it comes between two instructions of code
-    that cannot have raised a class like that.
+    That function takes a class only, so the error has no arguments. And the error interrupts code
+    that cannot raise such a class by itself.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -133,18 +137,18 @@ def _code(handler: Any) -> CodeType | None:
     return getattr(type(handler).__call__, "__code__", None) if callable(handler) else None
 
 
-def failed(where: str) -> None:
-    """Count the exception being handled; log it the first time it happens at this place."""
-    pass_on()
-    swallowed[where] = swallowed.get(where, 0) + 1
-    if swallowed[where] == 1:
+def record_failure(where: str) -> None:
+    """Counts the handled exception; logs the first one of each place."""
+    reraise_foreign()
+    failures[where] = failures.get(where, 0) + 1
+    if failures[where] == 1:
         log.warning("%s failed; training goes on without it.", where, exc_info=True)
     if count_failure is not None:
         attempt(count_failure, None)
 
 
-def say_once(place: str, text: str, *args: object) -> None:
-    """Warn once a place and process."""
-    if place not in _said:
-        _said.add(place)
+def warn_once(place: str, text: str, *args: object) -> None:
+    """Warns once a place and process."""
+    if place not in warned:
+        warned.add(place)
         log.warning(text, *args)

@@ -418,7 +418,7 @@ def test_what_no_agent_reads_is_said_at_the_start_and_when_it_begins_to_be_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     os.environ.update(OTEL_DDP_AGENT=agent, OTEL_DDP_JOURNAL_BYTES="128k")
-    containment._said.clear()
+    containment.warned.clear()
     # Each value is followed by a look around.
     monkeypatch.setattr(agent_start, "LOOK_EVERY_NS", 0)
     monkeypatch.setattr(agent_start, "hand_over", lambda *_: None)
@@ -456,7 +456,7 @@ def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
 def test_only_the_first_rank_says_that_no_agent_reads(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    containment._said.clear()
+    containment.warned.clear()
 
     otel_ddp.init(global_rank=8, local_rank=0, world_size=16).finish()
 
@@ -556,7 +556,7 @@ def test_with_says_how_the_run_ended_and_lets_the_exception_pass(end: str, place
 def test_our_own_failure_is_said_once_counted_and_goes_no_further(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    containment.reraise = False
+    containment.raise_failures = False
     run = otel_ddp.init()
 
     class Model:

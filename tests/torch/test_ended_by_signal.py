@@ -111,7 +111,7 @@ def _forget(place: Here) -> None:
 
 def assert_quiet(caplog: pytest.LogCaptureFixture, handler: Handler) -> None:
     said = [each for each in caplog.messages if not each.startswith("Not measured in this run")]
-    assert (said, containment.swallowed) == ([], {}), handler.during
+    assert (said, containment.failures) == ([], {}), handler.during
 
 
 def assert_no_mode(job: Job, handler: Handler) -> None:
@@ -301,7 +301,7 @@ class Preempted(Exception):
 @pytest.mark.parametrize("kind", ["function", "method", "object", "partial", "once"])
 def test_what_a_handler_raises_reaches_the_loop(kind: str, place: Here) -> None:
     # As users have it: nothing of ours is raised.
-    containment.reraise = False
+    containment.raise_failures = False
 
     class Limit:
         def raised(self, *_: Any) -> None:

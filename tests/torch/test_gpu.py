@@ -261,7 +261,7 @@ from torch import nn
 import otel_ddp
 from otel_ddp import containment
 
-containment.reraise = True
+containment.raise_failures = True
 
 def trained(watched):
     torch._dynamo.reset()
@@ -280,7 +280,7 @@ def trained(watched):
     return [p.detach().cpu() for p in model.parameters()]
 
 pairs = zip(trained(True), trained(False), strict=True)
-print("same", all(torch.equal(a, b) for a, b in pairs), containment.swallowed)
+print("same", all(torch.equal(a, b) for a, b in pairs), containment.failures)
 """)
 
     assert "same True {}" in said
@@ -300,7 +300,7 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 from otel_ddp import containment
 
-containment.reraise = True
+containment.raise_failures = True
 torch.cuda.set_device(0)
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -318,7 +318,7 @@ def trained(watched):
     return [p.detach().cpu() for p in model.parameters()]
 
 pairs = zip(trained(True), trained(False), strict=True)
-print("same", all(torch.equal(a, b) for a, b in pairs), containment.swallowed)
+print("same", all(torch.equal(a, b) for a, b in pairs), containment.failures)
 dist.destroy_process_group()
 """)
 

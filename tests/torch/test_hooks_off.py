@@ -237,7 +237,7 @@ def test_hooks_take_any_convention_of_torchs(place: Here, with_kwargs: bool) -> 
 def test_a_scripted_model_is_said_and_left_alone(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    containment.reraise = False
+    containment.raise_failures = False
     model = torch.jit.script(nn.Linear(4, 1))
 
     otel_ddp.instrument(model)

@@ -95,7 +95,7 @@ def test_what_holds_no_optimizer_of_torchs_is_said_once_and_training_goes_on(
         def optimizer(self) -> Any:
             raise ZeroDivisionError("the user's own")
 
-    containment.reraise = False
+    containment.raise_failures = False
     circle = Light(None)
     circle._optimizer = Light(circle)
     model = nn.Linear(4, 1)

@@ -444,7 +444,7 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
     def broken(*args: Any) -> Any:
         raise LookupError("ours")
 
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     monkeypatch.setattr(stepper, "workload", broken)

@@ -42,10 +42,10 @@ def ensure_agent(place: Place) -> bool:
     try:
         return _start_once(place)
     except OSError as error:
-        containment.pass_on()
+        containment.reraise_foreign()
         # The place was cleared away in mid-run, or is not what it was, or no process may be added.
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        containment.say_once("agent", "the node agent cannot be started (%s).", what)
+        containment.warn_once("agent", "the node agent cannot be started (%s).", what)
         return False
 
 
@@ -55,7 +55,7 @@ def _start_once(place: Place) -> bool:
         try:
             locks.take(fd)
         except OSError:
-            containment.pass_on()
+            containment.reraise_foreign()
             return False  # another rank is at it
         if time.monotonic() < place.start_not_before() or place.agent_lives():
             return False
@@ -121,7 +121,7 @@ def _no_python() -> str:
 
 
 def _refuse(why: str) -> None:
-    containment.say_once(
+    containment.warn_once(
         "agent",
         "%s, so no node agent can be started from here: run `otel-ddp agent` on this node and set "
         "OTEL_DDP_AGENT=external.",

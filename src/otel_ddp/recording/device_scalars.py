@@ -86,7 +86,7 @@ class DeviceScalars:
                 self._land()
                 return self._send(module, number, tensor, step, epoch, now)
             except RuntimeError as error:
-                containment.pass_on()
+                containment.reraise_foreign()
                 return f"its device failed: {str(error)[:200]}"
             finally:
                 self._busy = False
@@ -146,7 +146,7 @@ class DeviceScalars:
                 if _capturing(self._module(flight.device)) or not flight.arrived.query():
                     return
             except RuntimeError:
-                containment.pass_on()
+                containment.reraise_foreign()
                 # A device that has failed stays so: nothing more will come from it.
                 self.lost += len(self._flights)
                 self._flights.clear()

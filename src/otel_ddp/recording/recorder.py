@@ -109,8 +109,8 @@ class Recorder(LockedJournal):
             if step is not None and trains:
                 self.step = step if step >= self.step else self._after_lower(step)
         # Names seen for the first time, above all; whatever it is, the slow way is contained.
-        except containment.ANYTHING:
-            containment.pass_on()
+        except containment.ANY_ERROR:
+            containment.reraise_foreign()
             return self._log_slowly(metrics, step, epoch, split, now)
         if now > self.look_at:
             self.look_around(now)
@@ -201,7 +201,7 @@ class Recorder(LockedJournal):
             if value - value != 0.0:
                 name, split = self._named[number]
                 if not self.count(catalog.TRAINING_NONFINITE, name=name, split=split):
-                    containment.say_once(
+                    containment.warn_once(
                         "nonfinite",
                         "%s and further names are NaN or infinite and are recorded, but not "
                         "counted: there is no room for more names (OTEL_DDP_JOURNAL_BYTES).",

@@ -126,7 +126,7 @@ class Run:
                 known = getattr(who, name)
                 asked = identity.normal(name, value)
             if asked != known:
-                containment.say_once(
+                containment.warn_once(
                     f"again {name}",
                     "A run is open in this process, with %s=%r: %s=%r comes too late and is "
                     "ignored. Say it in the first call of init or instrument, or call finish() "
@@ -155,7 +155,7 @@ class Run:
         if lacking := system.missing():
             self._settled = True
             if not who.local_rank:
-                containment.say_once(
+                containment.warn_once(
                     "system",
                     "Nothing is recorded here: this system lacks %s, which Linux has. Your script "
                     "goes on as it is, and every call of otel_ddp does nothing.",
@@ -166,7 +166,7 @@ class Run:
         self._exported = self._exports(who)
         self._settled = who.settled
         if who.launcher == "environment" and who.world_size is None and not who.local_rank:
-            containment.say_once(
+            containment.warn_once(
                 "world size",
                 "RANK is set and WORLD_SIZE is not: this process is recorded as rank %s of an "
                 "unknown number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the "
@@ -175,13 +175,13 @@ class Run:
             )
         if conf.starts_agent and not who.local_rank:
             for doubt in settings.doubts(conf):
-                containment.say_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
+                containment.warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
         if not who.local_rank:
             for sentence in settings.unknown():
-                containment.say_once(sentence, "%s", sentence)
+                containment.warn_once(sentence, "%s", sentence)
         places, remark = place.find(conf.directory, offline=conf.offline)
         if remark:
-            containment.say_once("place", "%s.", remark)
+            containment.warn_once("place", "%s.", remark)
         if not places:
             return
         directories = [each.directory for each in places]
@@ -189,7 +189,7 @@ class Run:
         size = conf.journal_bytes if own else min(conf.journal_bytes, _RANK_JOURNAL_BYTES)
         writer, remark = open_journal(directories, size, self._told())
         if remark:
-            containment.say_once("journal", "%s.", remark)
+            containment.warn_once("journal", "%s.", remark)
         if writer is None:
             return
         self._place = place.Place(writer.path.parent)
@@ -234,7 +234,7 @@ class Run:
         self._say_unknown()
         who = self.identity
         if self._choice.text == "main" and who.local_rank == 0 and who.global_rank:
-            containment.say_once(
+            containment.warn_once(
                 "main",
                 "strategy 'main' exports rank 0 of the whole run: this is rank %d, the first of "
                 "its node, and its series stay here. strategy='node' exports the first of each.",
@@ -244,7 +244,7 @@ class Run:
     def _say_unknown(self) -> None:
         if self._exported is None:
             what = "LOCAL_RANK" if self._choice.text == "node" else "RANK"
-            containment.say_once(
+            containment.warn_once(
                 "strategy",
                 "strategy %r needs the %s of this process, which is not known here, so its series "
                 "stay on the node. Set OTEL_DDP_%s%s.",
@@ -264,7 +264,7 @@ class Run:
         if conf.offline:
             where = shlex.quote(conf.spools)
             by = settings.offline_by()
-            containment.say_once(
+            containment.warn_once(
                 "offline",
                 "%s=offline: nothing is sent. What is recorded is kept in %s, %d MiB at most on "
                 "each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.%s",
@@ -273,7 +273,7 @@ class Run:
             )
         elif conf.agent == "off":
             ring_bytes = recorder.writer.ring_bytes
-            containment.say_once(
+            containment.warn_once(
                 "off",
                 "OTEL_DDP_AGENT=off: no agent reads what is recorded. The journal of a process "
                 "holds the last %.1f MiB (OTEL_DDP_JOURNAL_BYTES), about %d steps; what is older "
@@ -290,7 +290,7 @@ class Run:
             "off": "OTEL_DDP_AGENT=offline would keep them on disk",
             "external": "start `otel-ddp agent` on this node",
         }
-        containment.say_once(
+        containment.warn_once(
             "overwritten",
             "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records "
             "are overwritten from now on; %s.",
@@ -317,7 +317,7 @@ class Run:
         if facts is None:
             return who
         if "global_rank" in who.given and who.global_rank != facts.global_rank:
-            containment.say_once(
+            containment.warn_once(
                 "rank",
                 "This process is rank %s by argument or OTEL_DDP_RANK, and rank %d of its process "
                 "group: it is recorded as the former. Leave it out, and the group is asked.",
@@ -351,7 +351,7 @@ class Run:
         if written is None:
             return
         if not written:
-            containment.say_once(
+            containment.warn_once(
                 "identity",
                 "What the process group says of this process found no room in its journal, so "
                 "its series keep the labels of before: set OTEL_DDP_JOURNAL_BYTES higher, or give "
@@ -484,7 +484,7 @@ class Run:
         ]
         cut += islice(recorder.settings, catalog.MOST_CONFIG_LABELS, None)
         if cut:
-            containment.say_once(
+            containment.warn_once(
                 "labels",
                 "training_run_info shows %d settings and %d characters of each, so %s cannot be "
                 "seen in full there: labels are bounded. The log record %s and `otel-ddp status "
@@ -592,7 +592,7 @@ class Run:
         if torch is None:
             return
         if model is not None and not isinstance(model, torch.nn.Module):
-            containment.say_once(
+            containment.warn_once(
                 "model",
                 "instrument was given a %s, which is no torch.nn.Module: no steps are measured; "
                 "what you log is recorded.",
@@ -602,7 +602,7 @@ class Run:
         from otel_ddp.torch.versions import too_old
 
         if remark := too_old(str(getattr(torch, "__version__", ""))):
-            containment.say_once("torch", "%s.", remark[0].upper() + remark[1:])
+            containment.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
             return
         from otel_ddp.torch import attach
 
@@ -662,7 +662,7 @@ class Run:
         try:
             other = identity.of_rank(who, global_rank, job_type, local_rank)
         except ConfigError as wrong:
-            containment.say_once("for_rank", "Nothing is recorded by for_rank: %s", wrong)
+            containment.warn_once("for_rank", "Nothing is recorded by for_rank: %s", wrong)
             return None
         key = other.global_rank, other.job_type
         if key == (who.global_rank, who.job_type):
@@ -671,7 +671,7 @@ class Run:
         if known is not None and not known.is_closed:
             return known
         if known is None and len(self._ranks) >= _MOST_RANKS:
-            containment.say_once(
+            containment.warn_once(
                 "most ranks",
                 "for_rank gives handles for %d ranks at most: what is logged for others is not "
                 "recorded. Let them log by themselves, or log their mean.",
@@ -900,8 +900,8 @@ def _import_torch() -> Any:
     try:
         return import_module("torch")
     except ImportError:
-        containment.pass_on()
-        containment.say_once(
+        containment.reraise_foreign()
+        containment.warn_once(
             "torch",
             "instrument() measures steps of PyTorch, which is not installed here; what you log is "
             "recorded.",

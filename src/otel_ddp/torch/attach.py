@@ -27,7 +27,7 @@ _readings: Readings | None = None
 def watch(model: nn.Module, progress: Progress, **wishes: Any) -> None:
     """Measure the steps that train this model."""
     if isinstance(model, ScriptModule):
-        containment.say_once(
+        containment.warn_once(
             "script",
             "A model that torch.jit has scripted or traced takes no hooks, so its steps cannot be "
             "measured; what you log is recorded as before.",
@@ -74,7 +74,7 @@ def _of_torch(name: str, given: Any) -> Any:
         return None
     found = optimizer_hooks.heard(given)
     if found is None:
-        containment.say_once(
+        containment.warn_once(
             name,
             "%s=%s: no torch.optim.Optimizer, and none in its .optimizer or ._optimizer, so its "
             "steps are not seen; the others are measured as if it had not been named.",

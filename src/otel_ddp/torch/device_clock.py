@@ -77,7 +77,7 @@ class DeviceClock:
             if len(self._open) >= _LONG_STEP:
                 self._long_step()
         except RuntimeError:
-            containment.pass_on()
+            containment.reraise_foreign()
             self._fail()
 
     def step_finished(self) -> None:
@@ -89,7 +89,7 @@ class DeviceClock:
             self._close_step()
             self._resolve()
         except RuntimeError:
-            containment.pass_on()
+            containment.reraise_foreign()
             self._fail()
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class DeviceClock:
                 self._close_step()
                 self._resolve(steps_to_wait=0)
         except RuntimeError:
-            containment.pass_on()
+            containment.reraise_foreign()
             self.failed = True
         finally:
             self._pool = []

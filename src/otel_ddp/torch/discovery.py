@@ -215,7 +215,7 @@ class _Search:
             self.begin()
         self.between_calls()
         if self._unseen == _STEPS_UNSEEN:
-            containment.say_once(
+            containment.warn_once(
                 "discovery",
                 "instrument() was given no model, and in %d steps of an optimizer none was seen "
                 "that is called and trains, so no steps are measured: pass the model, "
@@ -233,7 +233,7 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
         return
     try:
         search.called(module, args)
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         search.stepper.failed("looking for the model")
 
 
@@ -245,7 +245,7 @@ def _after_any(module: nn.Module, *_: Any) -> None:
         return
     try:
         search.ended(module)
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         search.stepper.failed("looking for the model")
 
 

@@ -49,7 +49,7 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
     try:
         rank, world_size = module.get_rank(), module.get_world_size()
     except (RuntimeError, ValueError):
-        containment.pass_on()
+        containment.reraise_foreign()
         return None  # destroyed by another thread since we asked
     store = _store(module)
     asks = agree and world_size > 1 and store is not None
@@ -66,7 +66,7 @@ def _store(module: Any) -> Any:
     try:
         store = getter()
     except (RuntimeError, ValueError, KeyError, TypeError):
-        containment.pass_on()
+        containment.reraise_foreign()
         return None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's agent keeps one store over all its restarts of the workers and prefixes each

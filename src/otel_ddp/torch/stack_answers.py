@@ -80,7 +80,7 @@ class _Witness:
         try:
             self._wake()
         except OSError:
-            containment.pass_on()
+            containment.reraise_foreign()
         gone = self._gone.wait(_END_S)
         for path in (self._ask, self._answer):
             _remove(path)
@@ -164,7 +164,7 @@ def _remove(path: Path) -> None:
     try:
         path.unlink()
     except OSError:
-        containment.pass_on()
+        containment.reraise_foreign()
 
 
 _witness: _Witness | None = None
@@ -180,7 +180,7 @@ def start(journal_path: Path, training: Callable[[], int]) -> None:
         try:
             _witness = _Witness(journal_path, training)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
-            containment.pass_on()
+            containment.reraise_foreign()
             containment.log.info("Nobody can ask this process where it hangs: %s", error)
 
 

@@ -231,7 +231,7 @@ class Stepper:
 
     def failed(self, where: str) -> None:
         """A hook of ours raised: after three times all of them are switched off."""
-        containment.failed(where)
+        containment.record_failure(where)
         self._failures += 1
         if self.alive and self._failures >= _FAILURES_ALLOWED:
             self.stop()
@@ -388,7 +388,7 @@ class Stepper:
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
             self._queue_callback(self._on_gradients_done)
-        except containment.ANYTHING:
+        except containment.ANY_ERROR:
             self.failed("backward began")
 
     def _doubtful_gradient_arrived(self, gradient: torch.Tensor) -> None:
@@ -413,7 +413,7 @@ class Stepper:
             if (device := self.progress.device_clock) is not None:
                 device.mark(phase.code)
             self._queue_callback(self._on_backward_ended)
-        except containment.ANYTHING:
+        except containment.ANY_ERROR:
             self.failed("gradients done")
 
     def _backward_ended(self) -> None:
@@ -434,7 +434,7 @@ class Stepper:
             if self._stepped_in_backward:
                 self._stepped_in_backward = False
                 self._finish_step()
-        except containment.ANYTHING:
+        except containment.ANY_ERROR:
             self.failed("backward ended")
 
     # -- optimizer
@@ -713,8 +713,8 @@ class Stepper:
         began = time.perf_counter()
         try:
             getattr(self, reading)(*args)
-        except containment.ANYTHING:
-            containment.failed(reading)
+        except containment.ANY_ERROR:
+            containment.record_failure(reading)
             self._failed_aside[reading] = failures = self._failed_aside.get(reading, 0) + 1
             if failures >= _FAILURES_ALLOWED:
                 setattr(self, reading, _nothing)

@@ -78,7 +78,7 @@ def test_a_request_knows_the_time_of_the_oldest_that_it_holds() -> None:
 def test_a_series_that_cannot_be_said_is_left_out_alone(
     odd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     ledger = Ledger()
     ledger.keep_history = True
 
@@ -111,7 +111,7 @@ def test_a_series_that_cannot_be_said_is_left_out_alone(
     assert [point.time_unix_nano for point in logged] == [5 * MS, 5 * MS]
     (steps,) = told[catalog.TRAINING_STEPS.name].sum.data_points
     assert steps.as_double == 7.0
-    assert containment.swallowed == {"_points": 1}
+    assert containment.failures == {"_points": 1}
 
 
 @pytest.mark.parametrize("time", NO_TIMES)

@@ -242,7 +242,7 @@ def test_an_agent_whose_loop_stands_still_is_not_well() -> None:
 
 
 def test_what_cannot_be_rendered_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     ledger = Ledger()
     ledger.put(catalog.TRAINING_STATE, (("run", "\udcff"),), 1.0, 1)
     endpoint = Endpoint(ledger, "127.0.0.1", 0, dict)

@@ -562,7 +562,7 @@ def test_a_detector_that_breaks_takes_nothing_from_the_others(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     name, method = broken.split(".")
     monkeypatch.setattr(getattr(room_module, name), method, fail)
     bench.join(0, 1)
@@ -584,7 +584,7 @@ def test_stragglers_that_break_leave_deaths_and_stalls(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     for method in ("feed", "look", "report", "forget"):
         monkeypatch.setattr(room_module.Stragglers, method, fail)
 
@@ -599,7 +599,7 @@ def test_stragglers_that_break_leave_what_bounds_the_run(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(containment, "reraise", False)
+    monkeypatch.setattr(containment, "raise_failures", False)
     monkeypatch.setattr(room_module.Stragglers, "feed", fail)
     bench.join(0, 1)
 

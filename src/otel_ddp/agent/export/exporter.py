@@ -124,7 +124,7 @@ class Exporter:
     def _say_full(self) -> None:
         facts = self.facts()
         if facts is not None and facts.dropped_points.get("spool_full"):
-            containment.say_once(
+            containment.warn_once(
                 "offline spool",
                 "what is kept for later fills OTEL_DDP_SPOOL_BYTES (%d bytes): from now on the "
                 "oldest makes room for the newest, first of all how series stood, then what was "

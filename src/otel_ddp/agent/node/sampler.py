@@ -94,6 +94,6 @@ class Sampler(Generic[T]):
         try:
             self._last = (self._read(), taken_ns, began_at)
             self._finished_at = self._clock()
-        except containment.ANYTHING:
+        except containment.ANY_ERROR:
             self.failures += 1
-            containment.failed(f"reading the {self.name}")
+            containment.record_failure(f"reading the {self.name}")

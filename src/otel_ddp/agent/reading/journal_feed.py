@@ -287,7 +287,7 @@ class JournalFeed:
     def _leave_out(self, name: str) -> None:
         self._too_fast += 1
         who = dict(self.labels)
-        containment.say_once(
+        containment.warn_once(
             f"too fast: {who['run']}",
             "rank %s logs %r more often than a thousand times a second, or its clock was set back: "
             "its points stand a millisecond apart at least and are a minute late by now, so what "

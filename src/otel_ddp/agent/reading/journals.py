@@ -95,11 +95,11 @@ class Journals:
                 )
         self._bad, self._waiting = bad, waiting
         if said := self.remark():
-            containment.say_once("too many files", "%s", said)
+            containment.warn_once("too many files", "%s", said)
         for each in waiting.values():
             if each.errno != errno.EMFILE:
                 text = "%s; this journal is tried again until it can be read"
-                containment.say_once(f"journal {each.errno}", text, each)
+                containment.warn_once(f"journal {each.errno}", text, each)
 
     def _open(self, path: Path) -> JournalReader:
         # Two files a process: its journal, and the handle that tells of its death.

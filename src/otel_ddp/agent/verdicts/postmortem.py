@@ -83,7 +83,7 @@ def write(
             _prune(opened)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        containment.say_once("postmortem", "no post-mortem in %s: %s", directory, why)
+        containment.warn_once("postmortem", "no post-mortem in %s: %s", directory, why)
         return None
     return directory / f"{name}.json"
 

@@ -57,7 +57,7 @@ class SilentRanks:
                 notes += _silent(launch, living, now_ns)
             notes += _differing(living)
         for note in notes:
-            containment.say_once(
+            containment.warn_once(
                 f"{note['run']}: {note['sentence']}", "run %s: %s", note["run"], note["sentence"]
             )
         self._notes = notes

@@ -48,7 +48,7 @@ def _began(*args: Any) -> None:
         stepper.before_compile()
         stepper.compile_began(threading.get_ident())
         model_hooks.follow_compiled(stepper)
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         stepper.failed("before compiling")
 
 
@@ -58,5 +58,5 @@ def _ended(*args: Any) -> None:
         return
     try:
         stepper.compile_ended()
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         stepper.failed("after compiling")

@@ -65,7 +65,7 @@ def _began() -> None:
     if stepper is not None and stepper.alive:
         try:
             stepper.data_began()
-        except containment.ANYTHING:
+        except containment.ANY_ERROR:
             stepper.failed("before the data")
 
 
@@ -74,7 +74,7 @@ def _ended() -> None:
     if stepper is not None and stepper.alive:
         try:
             stepper.data_ended()
-        except containment.ANYTHING:
+        except containment.ANY_ERROR:
             stepper.failed("after the data")
 
 

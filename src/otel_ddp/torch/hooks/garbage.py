@@ -31,7 +31,7 @@ def detach() -> None:
     try:
         gc.callbacks.remove(_callback)
     except ValueError:  # not there
-        containment.pass_on()
+        containment.reraise_foreign()
     _callback = None
 
 

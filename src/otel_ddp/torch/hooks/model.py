@@ -233,7 +233,7 @@ def call_began(module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -
         watched.aside.pop(_OURS, None)
     try:
         watched.stepper.forward_began(watched, module, args, kwargs)
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         watched.stepper.failed("before forward")
 
 
@@ -250,7 +250,7 @@ def _before_inner(module: nn.Module, *_: Any) -> None:
             module.register_forward_hook(_after_inner, always_call=True)
         elif watched.syncs_buffers:
             watched.stepper.buffers_arrived()
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         watched.stepper.failed("before the inner forward")
 
 
@@ -266,7 +266,7 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
     watched.alone = False
     try:
         watched.stepper.forward_ended(watched, module, None)
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         watched.stepper.failed("after the inner forward")
 
 
@@ -292,7 +292,7 @@ def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more:
         else:
             for tensor in differentiable(output):
                 _listen(tensor, inspect_values.of_tensor(tensor, "grad_fn"), ear)
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         stepper.failed("after forward")
 
 

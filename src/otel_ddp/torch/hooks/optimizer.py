@@ -150,7 +150,7 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
             # What `step` is given beside its optimizer is a closure, or None by what wraps it.
             given = len(args) > 1 or bool(kwargs)
             stepper.optimizer_began(optimizer, given and _is_given_some(args[1:], kwargs))
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         stepper.failed("before the optimizer")
 
 
@@ -173,5 +173,5 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
                 _search.stepped()
         elif _search is not None:
             _search.stepped_unseen()
-    except containment.ANYTHING:
+    except containment.ANY_ERROR:
         stepper.failed("after the optimizer")

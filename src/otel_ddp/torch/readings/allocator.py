@@ -40,7 +40,7 @@ class Allocator:
             found = ask(self._device)
             counts = self._counts()
         except RuntimeError:
-            containment.pass_on()
+            containment.reraise_foreign()
             # An allocator of the user's own that keeps no statistics, or a failed device.
             return None
         if not found:

@@ -188,8 +188,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         if not self._unknown:
             try:
                 self._count(func, types, args, kwargs, output)
-            except containment.ANYTHING:
-                containment.pass_on()
+            except containment.ANY_ERROR:
+                containment.reraise_foreign()
                 # A formula that does not know these shapes.
                 self._unknown = True
         return output

@@ -253,7 +253,7 @@ class Gpus:
                 good.append(Reading(each.metric, each.value, own + each.attributes, each.start_ns))
                 continue
             self._errors += 1
-            containment.say_once(
+            containment.warn_once(
                 f"gpu impossible {question.name}",
                 "GPU %s says that %s is %s, which cannot be; such numbers are left out.",
                 device.index,
@@ -271,9 +271,9 @@ class Gpus:
             return ask()
         except (Missing, Absent, Lost):
             raise
-        except containment.ANYTHING as why:
+        except containment.ANY_ERROR as why:
             self._errors += 1
-            containment.say_once(
+            containment.warn_once(
                 f"gpu {what}",
                 "GPU: %s failed (%s: %s); it is tried again.",
                 what,
@@ -290,7 +290,7 @@ class Gpus:
         ]
         devices = tuple(each.sample(now_ns) for each in self._watched)
         for remark in self._driver.remarks:
-            containment.say_once(f"gpu {remark}", "GPU: %s", remark)
+            containment.warn_once(f"gpu {remark}", "GPU: %s", remark)
         errors = self._errors + self._driver.impossible
         left += self._driver.silent
         return GpuSample(devices, " ".join([self._remark, *left]).strip(), errors, self._version)
