@@ -537,7 +537,7 @@ def test_what_a_handler_said_in_the_middle_is_counted(name: str, place: Here) ->
 
     before = signal.signal(signal.SIGUSR1, lambda *_: run.log({name: 3.0}))
     try:
-        recorder._alone(lambda: signal.raise_signal(signal.SIGUSR1), None)
+        recorder._locked(lambda: signal.raise_signal(signal.SIGUSR1), None)
     finally:
         signal.signal(signal.SIGUSR1, before)
     run.log({"loss": 2.0})
@@ -561,7 +561,7 @@ def test_what_a_thread_says_after_the_end_is_left_unsaid(
     recorder.log({"new": 2.0}, None, None, None)
     recorder.append(17, {"name": "late"})
     recorder.count(catalog.TRAINING_NONFINITE, name="loss", split="train")
-    recorder.land()
+    recorder.poll_copies()
 
     assert caplog.messages == []
     assert finished(place).points == [("loss", 1.0)]

@@ -106,9 +106,11 @@ def device() -> Iterator[FakeDevice]:
 def recorder(place: Here, device: FakeDevice) -> Iterator[Recorder]:
     writer = JournalWriter(place.directory, 512 * 1024, {})
     recorder = Recorder(writer, settings.read())
-    recorder.look_at = 2**63  # the test looks around itself
-    recorder.in_flight = DeviceScalars(
-        recorder._landed, module=lambda _: device, slab=lambda: torch.empty(256, dtype=torch.double)
+    recorder.check_due_ns = 2**63  # the test looks around itself
+    recorder.device_scalars = DeviceScalars(
+        recorder._copy_arrived,
+        module=lambda _: device,
+        slab=lambda: torch.empty(256, dtype=torch.double),
     )
     recorder.state(0, 1)
     yield recorder
@@ -128,11 +130,11 @@ def test_a_tensor_is_recorded_once_it_arrived_with_the_step_and_time_of_its_logg
 ) -> None:
     log(recorder, {"loss": on_device(0.5), "lr": 0.1}, step=7)
     log(recorder, {"lr": 0.2}, step=8)
-    recorder.land()
+    recorder.poll_copies()
     before = place.only()
 
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     assert before.points == [("lr", 0.1), ("lr", 0.2)]
     after = place.only()
@@ -148,11 +150,11 @@ def test_tensors_are_recorded_in_the_order_of_their_logging(
         log(recorder, {"loss": on_device(float(step))}, step=step)
     device.done = 3
 
-    recorder.land()
+    recorder.poll_copies()
 
     assert [call.step for call in place.only().calls] == [0, 1, 2]
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
     assert [float(step) for step in range(5)] == [value for _, value in place.only().points]
 
 
@@ -172,7 +174,7 @@ def test_every_kind_of_scalar_flies(
 
     log(recorder, {"x": tensor})
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     expected = torch.tensor(value).double().item() if torch.tensor(value).ndim == 0 else 1.5
     assert [("x", expected)] == place.only().points
@@ -183,7 +185,7 @@ def test_a_tensor_that_is_nan_is_counted_when_it_lands(
 ) -> None:
     log(recorder, {"loss": on_device(math.nan)})
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     assert place.only().total(catalog.TRAINING_NONFINITE, name="loss", split="train") == 1
 
@@ -199,7 +201,7 @@ def test_the_quick_way_never_asks_a_tensor(
     log(recorder, {"loss": on_device(2.0), "lr": on_device(3.0)}, step=1)
     log(recorder, {"loss": 4.0, "lr": on_device(5.0)}, step=2)
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     expected = [("loss", 1.0), ("lr", 1.0)] * 2
     expected += [("loss", 4.0), ("loss", 2.0), ("lr", 3.0), ("lr", 5.0)]
@@ -234,7 +236,7 @@ def test_where_too_many_are_on_their_way_the_next_is_refused_and_room_comes_back
     device.finish_all()
     log(recorder, {"loss": on_device(1.0)}, step=300)
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     assert len(place.only().calls) == 257
     assert refused(place.only()) == 300 - 256
@@ -248,7 +250,7 @@ def test_while_a_graph_is_captured_nothing_is_sent_and_nothing_is_asked(
     device.capturing = True
 
     log(recorder, {"loss": on_device(2.0)}, step=2)
-    recorder.land()
+    recorder.poll_copies()
 
     assert place.only().points == []
     assert refused(place.only()) == 1
@@ -256,7 +258,7 @@ def test_while_a_graph_is_captured_nothing_is_sent_and_nothing_is_asked(
         "'loss' was not recorded: a graph is being captured; log outside of it."
     ]
     device.capturing = False
-    recorder.land()
+    recorder.poll_copies()
     assert place.only().points == [("loss", 1.0)]
 
 
@@ -267,9 +269,9 @@ def test_a_device_that_failed_costs_its_tensors_and_nothing_else(
         log(recorder, {"loss": on_device(1.0), "lr": 0.1}, step=step)
     device.broken = True
 
-    recorder.land()
+    recorder.poll_copies()
     log(recorder, {"lr": 0.2})
-    recorder.last_call()
+    recorder.drain_copies()
 
     assert [value for _, value in place.only().points] == [0.1, 0.1, 0.1, 0.2]
     assert refused(place.only()) == 3
@@ -281,7 +283,7 @@ def test_a_hung_device_holds_the_end_for_a_moment_only(
 ) -> None:
     log(recorder, {"loss": on_device(1.0)})
 
-    recorder.last_call()
+    recorder.drain_copies()
 
     assert refused(place.only()) == 1
 
@@ -292,7 +294,7 @@ def test_an_event_is_recorded_on_the_stream_of_the_tensors_own_device(
     for where in ("cuda:0", "cuda:1", "cuda:0"):
         log(recorder, {"loss": on_device(1.0, where)})
         device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     first, second, third = device.recorded
     assert (third.stream, second.stream) == ("the stream of cuda:0", "the stream of cuda:1")
@@ -309,7 +311,7 @@ def test_inference_mode_and_another_default_device_do_not_matter(
     with torch.device("meta"):
         log(recorder, {"loss": tensor})
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     assert place.only().points == [("val/loss", 1.0), ("loss", 2.0)]
 
@@ -360,7 +362,7 @@ def test_a_tensor_spread_over_ranks_is_recorded_where_it_is_whole_and_else_refus
 
     log(recorder, {"whole": whole, "part": part})
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     assert place.only().points == [("whole", 1.5)]
     (said,) = caplog.messages
@@ -389,14 +391,14 @@ def test_threads_that_log_tensors_lose_none_and_mix_up_none(
         for step in range(50):
             log(recorder, {f"of{number}": on_device(float(1000 * number + step))}, step=step)
             device.finish_all()
-            recorder.land()
+            recorder.poll_copies()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    recorder.land()
+    recorder.poll_copies()
 
     found: dict[str, deque[float]] = {}
     for name, value in place.only().points:
@@ -412,17 +414,17 @@ def test_a_signal_handler_in_the_middle_mixes_up_nothing(
     def handler() -> None:
         device.interrupt = lambda: None
         log(recorder, {"handled": on_device(9.0)})
-        recorder.land()
+        recorder.poll_copies()
 
     device.interrupt = handler
     log(recorder, {"loss": on_device(1.0)}, step=1)
     log(recorder, {"loss": on_device(2.0)}, step=2)
     device.done = 1
     device.interrupt = handler
-    recorder.land()
+    recorder.poll_copies()
     one = place.only().points
     device.finish_all()
-    recorder.land()
+    recorder.poll_copies()
 
     assert one == [("loss", 1.0)]
     assert place.only().points == [("loss", 1.0), ("loss", 2.0)]
@@ -451,10 +453,10 @@ def test_what_a_handler_raises_in_the_middle_reaches_the_loop_and_costs_no_tenso
         device.finish_all()
         device.interrupt = signal_comes
         with pytest.raises(WorkerDied):
-            recorder.land()
+            recorder.poll_copies()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    recorder.land()
+    recorder.poll_copies()
 
     # Of the first nothing was on its way yet.
     assert place.only().points == [("loss", 2.0)]

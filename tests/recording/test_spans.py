@@ -263,7 +263,7 @@ def test_a_phase_left_after_another_thread_closed_the_journal_is_left_unsaid(pla
     recorder.close()
     progress.end(phase, 0.5)
     progress.begin("rollout")
-    progress.over("finished")
+    progress.end_run("finished")
 
     assert (place.only().phase, place.only().state) == ("eval", "running")
 

@@ -158,7 +158,7 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
         if handled:
             # The first call that could tell comes from a signal handler, in the middle of a record.
             assert run._recorder is not None
-            run._recorder._alone(lambda: run.log({"loss": 1.0}), None)
+            run._recorder._locked(lambda: run.log({"loss": 1.0}), None)
             assert before == place.only().identity
         run.log({"loss": 1.0})
     finally:

@@ -86,7 +86,7 @@ class Job:
     def preempted(self) -> None:
         progress = self.run._progress
         if progress is not None:
-            self.steps = progress.count
+            self.steps = progress.step_count
         self.run.finish("failed", reason="preempted")
         if self.leaves:
             raise SystemExit(0)
@@ -101,7 +101,7 @@ class Job:
         with self.run.phase("checkpoint"):
             self.run.event("saved")
         if self.run._progress is not None:
-            self.run._progress.tell()
+            self.run._progress.flush()
 
 
 def _forget(place: Here) -> None:
@@ -284,7 +284,7 @@ def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
         run.finish("failed", reason="preempted")
         came.set()
 
-    recorder._alone(handle, None)
+    recorder._locked(handle, None)
     other.join(10)
     finished.start()
     finished.join(10)

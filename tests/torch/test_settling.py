@@ -86,7 +86,7 @@ def test_a_process_that_only_logs_is_asked_every_few_seconds_and_not_at_each_val
     assert (place_of(place), asked) == ((0, 1, True), [])
 
     assert run._recorder is not None
-    run._recorder.look_at = 0
+    run._recorder.check_due_ns = 0
     run.log({"loss": 1.0})
 
     assert (place_of(place), asked) == ((1, 2, True), [1])

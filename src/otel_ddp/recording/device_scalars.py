@@ -13,7 +13,7 @@ import torch
 from otel_ddp import containment
 
 _SLOTS = 256
-_LAST_CALL_S = 0.2
+_DRAIN_S = 0.2
 
 
 class _Copy(NamedTuple):
@@ -37,24 +37,24 @@ class DeviceScalars:
 
     def __init__(
         self,
-        landed: Callable[[int, float, int | None, float | None, int], None],
+        record: Callable[[int, float, int | None, float | None, int], None],
         *,
         module: Callable[[torch.device], Any] = module_of,
         slab: Callable[[], torch.Tensor] | None = None,
     ) -> None:
         self.lost = 0
-        """How many will never arrive."""
-        self._landed = landed
+        """How many copies will never arrive."""
+        self._record = record
         self._module = module
         self._make_slab = slab or _page_locked
         self._lock = threading.RLock()
         self._busy = False
-        self._flights: deque[_Copy] = deque()
+        self._copies: deque[_Copy] = deque()
         self._free = list(range(_SLOTS))
         self._events: dict[torch.device, list[Any]] = {}
         self._slab: torch.Tensor | None = None
 
-    def take(
+    def start_copy(
         self,
         number: int,
         tensor: torch.Tensor,
@@ -83,7 +83,7 @@ class DeviceScalars:
                 return "a signal handler logged it in the middle of another"
             self._busy = True
             try:
-                self._land()
+                self._poll()
                 return self._send(module, number, tensor, step, epoch, now)
             except RuntimeError as error:
                 containment.reraise_foreign()
@@ -110,14 +110,14 @@ class DeviceScalars:
             try:
                 value = tensor.detach().reshape(()).to(torch.float64)
                 self._slab[slot].copy_(value, non_blocking=True)
-                arrived = self._record(module, tensor.device)
+                arrived = self._record_event(module, tensor.device)
             except BaseException:
                 self._free.append(slot)
                 raise
-        self._flights.append(_Copy(arrived, tensor.device, slot, number, step, epoch, now))
+        self._copies.append(_Copy(arrived, tensor.device, slot, number, step, epoch, now))
         return ""
 
-    def _record(self, module: Any, device: torch.device) -> Any:
+    def _record_event(self, module: Any, device: torch.device) -> Any:
         known = self._events.get(device)
         arrived = known.pop() if known else module.Event()
         # The copy runs on the tensor's device, which need not be the current one.
@@ -127,46 +127,46 @@ class DeviceScalars:
             arrived.record()
         return arrived
 
-    def land(self) -> None:
+    def poll(self) -> None:
         """Record what has arrived, in the order in which it was logged."""
         with self._lock:
             if self._busy:
                 return
             self._busy = True
             try:
-                self._land()
+                self._poll()
             finally:
                 self._busy = False
 
-    def _land(self) -> None:
-        while self._flights:
-            flight = self._flights[0]
+    def _poll(self) -> None:
+        while self._copies:
+            copy = self._copies[0]
             try:
                 # Asking for an event would spoil a graph that is being captured.
-                if _capturing(self._module(flight.device)) or not flight.arrived.query():
+                if _capturing(self._module(copy.device)) or not copy.arrived.query():
                     return
             except RuntimeError:
                 containment.reraise_foreign()
                 # A device that has failed stays so: nothing more will come from it.
-                self.lost += len(self._flights)
-                self._flights.clear()
+                self.lost += len(self._copies)
+                self._copies.clear()
                 return
-            self._flights.popleft()
+            self._copies.popleft()
             assert self._slab is not None
-            value = float(self._slab[flight.slot])
-            self._free.append(flight.slot)
-            self._events.setdefault(flight.device, []).append(flight.arrived)
-            self._landed(flight.number, value, flight.step, flight.epoch, flight.logged_ns)
+            value = float(self._slab[copy.slot])
+            self._free.append(copy.slot)
+            self._events.setdefault(copy.device, []).append(copy.arrived)
+            self._record(copy.number, value, copy.step, copy.epoch, copy.logged_ns)
 
-    def last_call(self) -> None:
+    def drain(self) -> None:
         """At the end of a run: wait a moment for the stragglers, never for a hung device."""
-        deadline = time.monotonic() + _LAST_CALL_S
-        self.land()
-        while self._flights and time.monotonic() < deadline:
+        deadline = time.monotonic() + _DRAIN_S
+        self.poll()
+        while self._copies and time.monotonic() < deadline:
             time.sleep(0.002)
-            self.land()
-        self.lost += len(self._flights)
-        self._flights.clear()
+            self.poll()
+        self.lost += len(self._copies)
+        self._copies.clear()
 
 
 def _page_locked() -> torch.Tensor:

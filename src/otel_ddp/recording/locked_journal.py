@@ -33,11 +33,11 @@ class LockedJournal:
         self.writer = writer
         # The last step of training that was logged, or counted for values without a step: of these
         # there were so many, less one.
-        self.step = self.own_steps = -1
+        self.step = self.implied_steps = -1
         # Whether hooks count the steps.
         self.steps_counted = False
         # From when on the next look around is due; at once, where a signal handler was refused.
-        self.look_at = 0
+        self.check_due_ns = 0
         self._conf = conf
         # Also that of whoever tells where the process stands: with two, threads that take them in
         # turn could wait for each other.
@@ -45,10 +45,10 @@ class LockedJournal:
         self._inside = False
         self._closed = False
         self._interrupted = 0
-        self._afterwards: Callable[[], None] | None = None
+        self._deferred: Callable[[], None] | None = None
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
-        self._places: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        self._slots: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
         self._said: Mapping[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
@@ -56,41 +56,41 @@ class LockedJournal:
 
     # -- one at a time
 
-    def _alone(self, act: Callable[[], T], otherwise: T) -> T:
+    def _locked(self, act: Callable[[], T], otherwise: T) -> T:
         """Touch the journal. `Recorder.log` does the same itself, to save the calls."""
         with self.lock:
             if self._closed:
                 return otherwise
             if self._inside:
-                self._reentered()
+                self._note_reentry()
                 return otherwise
             self._inside = True
             try:
                 return act()
             finally:
                 self._inside = False
-                if self._afterwards is not None:
-                    self._catch_up()
+                if self._deferred is not None:
+                    self._run_deferred()
 
-    def _reentered(self) -> None:
+    def _note_reentry(self) -> None:
         # A signal handler that logs while its own thread is inside log: the lock lets it in, and
         # writing now would tear what is being written. Even counting has to wait.
         self._interrupted += 1
-        self.look_at = 0
+        self.check_due_ns = 0
 
-    def after(self, act: Callable[[], None]) -> bool:
+    def defer(self, act: Callable[[], None]) -> bool:
         """Whether this came in the middle of a writing: then it is done right after that."""
         with self.lock:
             if self._inside:
-                self._afterwards = act
+                self._deferred = act
             return self._inside
 
-    def _catch_up(self) -> None:
-        act, self._afterwards = self._afterwards, None
+    def _run_deferred(self) -> None:
+        act, self._deferred = self._deferred, None
         if act is not None:
             act()
 
-    def _admit(self) -> None:
+    def _count_interrupted(self) -> None:
         """Count what signal handlers said at a bad moment."""
         lost, self._interrupted = self._interrupted, 0
         if lost:
@@ -107,7 +107,7 @@ class LockedJournal:
 
     def identity(self, content: Mapping[str, Any]) -> bool | None:
         """Say who this process is; False if that found no room, None if now is a bad moment."""
-        written: bool | None = self._alone(partial(self._identify, content), None)
+        written: bool | None = self._locked(partial(self._identify, content), None)
         return written
 
     def _identify(self, content: Mapping[str, Any]) -> bool:
@@ -122,7 +122,7 @@ class LockedJournal:
         new = {key: value for key, value in content.items() if self._facts.get(key) != value}
         if not new:
             return
-        written = self._alone(partial(self.writer.document, layout.FACTS, new), None)
+        written = self._locked(partial(self.writer.document, layout.FACTS, new), None)
         if written:
             self._facts.update(new)
         elif written is not None:
@@ -140,7 +140,7 @@ class LockedJournal:
         # As many as there is room for, the first ones first.
         while left and size:
             part = {key: new[key] for key in left[:size]}
-            if self._alone(partial(self._configure, part), False):
+            if self._locked(partial(self._configure, part), False):
                 del left[:size]
             else:
                 size //= 2
@@ -160,7 +160,7 @@ class LockedJournal:
     def append(self, kind: int, content: Mapping[str, Any]) -> None:
         """Record a span or an event."""
         payload = json.dumps(content, separators=(",", ":")).encode()
-        if not self._alone(lambda: self.writer.append(kind, payload), True):
+        if not self._locked(lambda: self.writer.append(kind, payload), True):
             shown = values.shown(content.get("name"))
             self.refuse("value", "record", f"{shown} was not recorded: it is too large")
 
@@ -169,7 +169,7 @@ class LockedJournal:
         for at in range(0, len(words), _MOST_WORDS):
             piece = words[at : at + _MOST_WORDS]
             payload = struct.pack(f"<{len(piece) + 1}Q", before + at, *piece)
-            self._alone(partial(self.writer.append, kind, payload), False)
+            self._locked(partial(self.writer.append, kind, payload), False)
 
     # -- totals
 
@@ -182,7 +182,7 @@ class LockedJournal:
 
     def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> bool:
         """Raise a cumulative total; False if there is no room for it."""
-        return self._alone(lambda: self._count(metric, amount, attributes), True)
+        return self._locked(lambda: self._count(metric, amount, attributes), True)
 
     def _count(self, metric: catalog.Metric, amount: float, attributes: Mapping[str, str]) -> bool:
         place = self._total(metric, attributes)
@@ -191,23 +191,23 @@ class LockedJournal:
 
     def raise_totals(self, amounts: Sequence[Amount]) -> None:
         """Raise several totals at once."""
-        self._alone(lambda: self._raise_totals(amounts), None)
+        self._locked(lambda: self._raise_totals(amounts), None)
 
     def _raise_totals(self, amounts: Sequence[Amount]) -> None:
         for metric, labels, amount in amounts:
-            place = self._places.get((metric.name, labels))
+            place = self._slots.get((metric.name, labels))
             if place is None:
                 place = self._total(metric, dict(labels))
-                self._places[(metric.name, labels)] = place
+                self._slots[(metric.name, labels)] = place
             self.writer.add(place, amount)
 
     def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:
         """Overwrite a value of which only the last one counts."""
-        self._alone(lambda: self.writer.set(self._total(metric, attributes), value), None)
+        self._locked(lambda: self.writer.set(self._total(metric, attributes), value), None)
 
     def observe(self, metric: catalog.Metric, value: float) -> None:
         """Put a value into a histogram."""
-        self._alone(lambda: self._observe(metric, value), None)
+        self._locked(lambda: self._observe(metric, value), None)
 
     def observe_all(self, metric: catalog.Metric, found: Sequence[float]) -> None:
         """Put several values into a histogram."""
@@ -235,7 +235,7 @@ class LockedJournal:
 
     def text_number(self, text: str) -> int:
         """The number of a word that the progress refers to; 0 where no more fit."""
-        return self._alone(lambda: self._text_number(text), 0)
+        return self._locked(lambda: self._text_number(text), 0)
 
     def _text_number(self, text: str) -> int:
         if text not in self._texts and len(self._texts) < self._conf.max_names:
@@ -244,7 +244,7 @@ class LockedJournal:
 
     def step_duration(self, seconds: float) -> None:
         """Overwrite how long the last step took."""
-        self._alone(lambda: self.writer.step_duration(seconds), None)
+        self._locked(lambda: self.writer.step_duration(seconds), None)
 
     # The two below are single words: a signal handler may come in between, another thread's close
     # may not.
@@ -272,4 +272,4 @@ class LockedJournal:
 
     def reason(self, text: str) -> None:
         """Say why the run ended."""
-        self._alone(lambda: self.writer.reason(text), None)
+        self._locked(lambda: self.writer.reason(text), None)

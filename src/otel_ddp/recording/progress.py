@@ -30,7 +30,7 @@ _RETRIES, _STEP_WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
 NAMED = 0x40
 # How long what happened may wait to be told. A step of a millisecond is too short to tell of each
 # by itself; where the process stands is always told at once.
-_TOLD_EVERY_NS = 100_000_000
+_FLUSH_EVERY_NS = 100_000_000
 # More backwards than that without a step of an optimizer: none is to be expected.
 _MOST_ACCUMULATED = 64
 # A run of very many phases within that time is told earlier: memory must not grow.
@@ -97,15 +97,15 @@ class Progress:
         self._words = writer.words
         self._origin = writer.created_monotonic_ns
         self._lock = recorder.lock
-        self._telling = False
-        self._afterwards: Callable[[], None] | None = None
+        self._flushing = False
+        self._deferred: Callable[[], None] | None = None
         self._over = False
         self._outside = Phase("other", _OTHER, self._origin)
         self._open: list[Phase] = [self._outside]
         # What happened since it was last told.
-        self._story: list[int] = []
-        self._told_words = 0
-        self._tell_at = 0
+        self._pending: list[int] = []
+        self._flushed_words = 0
+        self._flush_due_ns = 0
         # Where the telling has come to.
         self._code, self._since = _OTHER, 0
         self._counting = False
@@ -115,27 +115,27 @@ class Progress:
         self.gc_ns = 0
         self.flops = self.hook_s = 0.0
         self.flops_method = ""
-        self._told: tuple[float, ...] = (0,) * 6
-        self._gc_in_story = self._work_in_story = 0
+        self._flushed_work: tuple[float, ...] = (0,) * 6
+        self._gc_written = self._work_written = 0
         self.retries = 0
-        self.stepping = False
+        self.steps_began = False
         self.in_step = False
         # Whether a model was called in this step: waiting for a batch may be the end of an epoch.
-        self.working = False
+        self.model_called = False
         # How many steps there were, the same on all ranks; and under which number the user logs
         # the last of them, which may be another one and is known to those who log alone.
-        self.count = self.number = 0
-        self.thread = 0  # the one that trains
+        self.step_count = self.logged_number = 0
+        self.training_thread = 0  # the one that trains
         self._logged = self._logged_before = recorder.step
-        recorder.step_of_hooks = self.step_of_values
+        recorder.step_from_hooks = self.step_of_values
         # The other clock, where there is one: told of each change on the training thread.
         self.device_clock: DeviceClock | None = None
         self._on_device: dict[int, float] = {}
         # The phase first: nobody reads it before there is a state.
         writer.phase(_OTHER, 0, _clock() - self._origin)
-        self._become("starting")
+        self._set_state("starting")
 
-    def phase(self, name: str, of_buffers: bool = False) -> Phase:
+    def hook_phase(self, name: str, of_buffers: bool = False) -> Phase:
         """A phase for hooks: made once, entered and left in each step."""
         code = _CODES[name] | (layout.OF_BUFFERS if of_buffers else 0)
         phase = Phase(name, code, self._origin)
@@ -160,9 +160,9 @@ class Progress:
         with self._lock:
             if not beside:
                 self._open.append(phase)
-                self._change()
+                self._write_phase()
             if self._state == "starting" and not self._over:
-                self._become("running")
+                self._set_state("running")
         return phase
 
     def end(self, phase: Phase, took_s: float) -> None:
@@ -175,46 +175,46 @@ class Progress:
                 self.recorder.observe(catalog.TRAINING_CHECKPOINT_DURATION, took_s)
                 self.recorder.stamp(catalog.TRAINING_CHECKPOINT_TIMESTAMP, time.time())
             if was_open:
-                self._change()
+                self._write_phase()
 
     def _is_beside_training(self) -> bool:
         """Whether this thread is another one than that which trains, and which is still there."""
-        if not self.stepping or threading.get_ident() == self.thread:
+        if not self.steps_began or threading.get_ident() == self.training_thread:
             return False
-        return any(each.ident == self.thread for each in threading.enumerate())
+        return any(each.ident == self.training_thread for each in threading.enumerate())
 
-    def running(self, now_ns: int = 0) -> None:
+    def mark_running(self, now_ns: int = 0) -> None:
         """The first sign of work."""
         with self._lock:
             if self._state == "starting" and not self._over:
-                self._become("running")
+                self._set_state("running")
 
-    def over(self, state: str) -> None:
+    def end_run(self, state: str) -> None:
         """The run has ended."""
         with self._lock:
-            self.tell()
-            self._become(state)
+            self.flush()
+            self._set_state(state)
             self._over = True
             self._words = scratch()
 
-    def after(self, act: Callable[[], None], state: str) -> bool:
+    def defer(self, act: Callable[[], None], state: str) -> bool:
         """Whether this came in the middle of a telling or a writing: then it is done after that.
 
         The state is shown at once: who has ended the run may end the process as well.
         """
         with self._lock:
-            if self._telling:
-                self._afterwards = act
-            elif not self.recorder.after(act):
+            if self._flushing:
+                self._deferred = act
+            elif not self.recorder.defer(act):
                 return False
-            self._become(state)
+            self._set_state(state)
             return True
 
-    def _become(self, state: str) -> None:
+    def _set_state(self, state: str) -> None:
         self._state = state
         self.recorder.state(catalog.STATES[state], time.time_ns() // 1000)
 
-    def _change(self) -> None:
+    def _write_phase(self) -> None:
         """Another phase is the innermost one now: write it down, and tell what was."""
         innermost = self._open[-1]
         since = _clock()
@@ -222,22 +222,22 @@ class Progress:
         code, word, expect_ms = innermost.code, innermost.word, innermost.expect_ms
         if not self.recorder.phase(code, word, after_ns, expect_ms):
             return
-        self._story.append(innermost.base + since)
-        if self.device_clock is not None and threading.get_ident() == self.thread:
+        self._pending.append(innermost.base + since)
+        if self.device_clock is not None and threading.get_ident() == self.training_thread:
             self.device_clock.mark(innermost.code)
-        self.tell()
+        self.flush()
 
     # -- hooks: what they call is short, for it is felt
 
-    def pen(self) -> tuple[list[Phase], memoryview[int], Callable[[int], None]]:
+    def raw_writer(self) -> tuple[list[Phase], memoryview[int], Callable[[int], None]]:
         """What `enter` writes with, for hooks that write by themselves: a call is felt as well."""
-        return self._open, self._words, self._story.append
+        return self._open, self._words, self._pending.append
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase inside the one that is open."""
         self._open.append(phase)
         self._words[PHASE_WORD] = word = phase.base + _clock()
-        self._story.append(word)
+        self._pending.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(phase.code)
 
@@ -254,7 +254,7 @@ class Progress:
             return
         around = opened[-1]
         self._words[PHASE_WORD] = word = around.base + _clock()
-        self._story.append(word)
+        self._pending.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(around.code)
 
@@ -262,49 +262,49 @@ class Progress:
         """Hooks have seen work: from here on time outside of any phase is part of a step."""
         self.in_step = True
         self._logged_before = self.recorder.step
-        if not self.stepping:
+        if not self.steps_began:
             recorder = self.recorder
-            if recorder.step == recorder.own_steps:
+            if recorder.step == recorder.implied_steps:
                 # No step was logged yet: what was counted instead gives way to the steps of hooks.
                 recorder.step = self._logged = self._logged_before = -1
-            self.stepping = recorder.steps_counted = True
-            if not self.thread:
-                self.thread = threading.get_ident()
-            self._story.append(_BEGAN + _clock() - self._origin)
-            self.running()
+            self.steps_began = recorder.steps_counted = True
+            if not self.training_thread:
+                self.training_thread = threading.get_ident()
+            self._pending.append(_BEGAN + _clock() - self._origin)
+            self.mark_running()
 
-    def under_way(self) -> int:
+    def next_logged_number(self) -> int:
         """Under which number the user will log the step that ends next."""
         logged = self.recorder.step
         if logged == self._logged:
-            return self.number + 1
+            return self.logged_number + 1
         # What was logged within a step is said of it, what was logged after one, of that one.
         return logged if self.in_step and logged != self._logged_before else logged + 1
 
     def step_of_values(self, trains: bool) -> int:
         """To which step a value belongs that is logged now without one."""
-        if not self.count and self.micro_batches > _MOST_ACCUMULATED:
+        if not self.step_count and self.micro_batches > _MOST_ACCUMULATED:
             # A loop that changes the weights by itself has no other steps than these.
             return self.micro_batches
-        if trains and self.working:
-            return self.under_way()
+        if trains and self.model_called:
+            return self.next_logged_number()
         logged = self.recorder.step
-        return self.number if logged == self._logged else logged
+        return self.logged_number if logged == self._logged else logged
 
-    def goes_on_from(self, done: int) -> None:
+    def resume_from(self, done: int) -> None:
         """So many steps were made before this process began; a number that was logged wins."""
-        if not self.count and self.recorder.step < 0:
-            self.number = done
+        if not self.step_count and self.recorder.step < 0:
+            self.logged_number = done
 
     def step_finished(self, skipped: bool = False, phase: Phase | None = None) -> bool:
         """The optimizer has done its step, or left it out; whether it is time to tell.
 
         *phase* is the innermost one, if the step's end is its end as well.
         """
-        if not self.stepping:
+        if not self.steps_began:
             self.begin_step()
         now = _clock()
-        story = self._story
+        story = self._pending
         opened = self._open
         if phase is not None and opened[-1] is phase:
             opened.pop()
@@ -316,20 +316,20 @@ class Progress:
             if self.device_clock is not None:
                 self.device_clock.mark(opened[-1].code)
         logged = self.recorder.step
-        number = self.number + 1 if logged == self._logged else self.under_way()
-        self.number, self._logged = number, logged
-        self.count += 1
-        story.append(_NUMBER | self.count)
-        if number != self.count:
+        number = self.logged_number + 1 if logged == self._logged else self.next_logged_number()
+        self.logged_number, self._logged = number, logged
+        self.step_count += 1
+        story.append(_NUMBER | self.step_count)
+        if number != self.step_count:
             story.append(_LOGGED | number)
-        if self.gc_ns != self._gc_in_story:
-            story.append(_GC | self.gc_ns - self._gc_in_story)
-            self._gc_in_story = self.gc_ns
+        if self.gc_ns != self._gc_written:
+            story.append(_GC | self.gc_ns - self._gc_written)
+            self._gc_written = self.gc_ns
         work = self.tokens or self.samples
-        if work != self._work_in_story:
+        if work != self._work_written:
             # Less than before: tokens, of which there were none until now.
-            story.append(_STEP_WORK | max(0, work - self._work_in_story))
-            self._work_in_story = work
+            story.append(_STEP_WORK | max(0, work - self._work_written))
+            self._work_written = work
         if self.retries:
             story.append(_RETRIES | self.retries)
             self.retries = 0
@@ -340,43 +340,43 @@ class Progress:
         if phase is None:
             story.append(word)
         self._words[_STEP_WORD] = number + 1
-        self.in_step = self.working = False
+        self.in_step = self.model_called = False
         if self.device_clock is not None:
             self.device_clock.step_finished()
-        return now >= self._tell_at or len(story) > _MOST_WORDS
+        return now >= self._flush_due_ns or len(story) > _MOST_WORDS
 
-    def device_time(self, code: int, seconds: float) -> None:
+    def add_device_time(self, code: int, seconds: float) -> None:
         """The device has spent this long in a phase; told with the rest."""
         self._on_device[code] = self._on_device.get(code, 0.0) + seconds
 
     # -- telling
 
-    def tell_in_time(self) -> None:
+    def flush_if_due(self) -> None:
         """Tell if it is time, or if there is much to tell: also where no step ever ends."""
-        if len(self._story) > _MOST_WORDS or _clock() >= self._tell_at:
+        if len(self._pending) > _MOST_WORDS or _clock() >= self._flush_due_ns:
             # Who only evaluates is at work as well.
-            self.running()
-            self.tell()
+            self.mark_running()
+            self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Put what happened into the totals and into the ring."""
         with self._lock:
             # A signal handler may come in the middle of this; whatever it did is told next time.
-            if self._telling or self._over:
+            if self._flushing or self._over:
                 return
-            self._telling = True
+            self._flushing = True
             try:
-                self._tell()
+                self._flush()
             finally:
-                self._telling = False
-                act, self._afterwards = self._afterwards, None
+                self._flushing = False
+                act, self._deferred = self._deferred, None
                 if act is not None:
                     act()
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         now = _clock()
-        self._tell_at = now + _TOLD_EVERY_NS
-        story = self._story
+        self._flush_due_ns = now + _FLUSH_EVERY_NS
+        story = self._pending
         # Hooks may go on writing while another thread is here.
         count = len(story)
         words = story[:count]
@@ -414,12 +414,14 @@ class Progress:
         if until > since and (code != _OTHER or self._counting):
             charged[code] = charged.get(code, 0) + until - since
         self._code, self._since = code, max(since, until)
-        self._put(charged, durations, steps, skipped)
-        if self.stepping and words:
-            self.recorder.append_words(layout.STEPS, self._told_words, words)
-            self._told_words += len(words)
+        self._raise_totals(charged, durations, steps, skipped)
+        if self.steps_began and words:
+            self.recorder.append_words(layout.STEPS, self._flushed_words, words)
+            self._flushed_words += len(words)
 
-    def _put(self, charged: dict[int, int], durations: list[int], steps: int, skipped: int) -> None:
+    def _raise_totals(
+        self, charged: dict[int, int], durations: list[int], steps: int, skipped: int
+    ) -> None:
         amounts: list[Amount] = [
             (catalog.TRAINING_PHASE_TIME, _LABELS[code], nanoseconds / 1e9)
             for code, nanoseconds in charged.items()
@@ -433,8 +435,8 @@ class Progress:
             *(self.samples, self.tokens, self.micro_batches),
             *(self.gc_ns / 1e9, self.hook_s, self.flops),
         )
-        grown = [now - before for now, before in zip(work, self._told, strict=True)]
-        self._told = work
+        grown = [now - before for now, before in zip(work, self._flushed_work, strict=True)]
+        self._flushed_work = work
         for metric, amount in (
             (catalog.TRAINING_STEPS, steps),
             *zip(_WORK, grown[:-1], strict=True),

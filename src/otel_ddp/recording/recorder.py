@@ -44,11 +44,11 @@ class Recorder(LockedJournal):
         super().__init__(writer, conf)
         self._scalars = writer.scalars
         # Called every few seconds of logging, with the time; and once, at the first value.
-        self.look_around: Callable[[int], None] = lambda now: None
-        self.first_value: Callable[[int], None] = lambda now: None
+        self.check_agent: Callable[[int], None] = lambda now: None
+        self.on_first_value: Callable[[int], None] = lambda now: None
         # Where hooks count the steps: to which of them a value belongs that is logged now, one of
         # training's or another one.
-        self.step_of_hooks: Callable[[bool], int] = lambda trains: NO_STEP
+        self.step_from_hooks: Callable[[bool], int] = lambda trains: NO_STEP
         # Plain tuples: each call takes one apart, and a subclass takes longer.
         self._shapes: dict[tuple[Any, ...], tuple[Shape, int, bool, bool, str]] = {}
         self._by_ids: dict[tuple[int, ...], _Written] = {}
@@ -59,11 +59,11 @@ class Recorder(LockedJournal):
         self._evaluations = -1
         self._names: dict[tuple[str, str], int] = {}
         # Names of our own making; one that the user logs as well is the user's from then on.
-        self._offered: set[int] = set()
-        self._offering = False
+        self._reading_names: set[int] = set()
+        self._in_reading = False
         self._named: dict[int, tuple[str, str]] = {}
         # Made at the first tensor of a device, which is when torch is there for sure.
-        self.in_flight: Any = None
+        self.device_scalars: Any = None
 
     # -- values
 
@@ -95,7 +95,7 @@ class Recorder(LockedJournal):
             # fmt: off
             with self.lock:
                 if self._inside:
-                    return self._reentered()
+                    return self._note_reentry()
                 self._inside = True
                 try:
                     self._scalars(
@@ -103,8 +103,8 @@ class Recorder(LockedJournal):
                         at, numbers, length)
                 finally:
                     self._inside = False
-                    if self._afterwards is not None:
-                        self._catch_up()
+                    if self._deferred is not None:
+                        self._run_deferred()
             # fmt: on
             if step is not None and trains:
                 self.step = step if step >= self.step else self._after_lower(step)
@@ -112,8 +112,8 @@ class Recorder(LockedJournal):
         except containment.ANY_ERROR:
             containment.reraise_foreign()
             return self._log_slowly(metrics, step, epoch, split, now)
-        if now > self.look_at:
-            self.look_around(now)
+        if now > self.check_due_ns:
+            self.check_agent(now)
         return None
 
     @containment.contained()
@@ -142,7 +142,7 @@ class Recorder(LockedJournal):
         numbers: list[float] = []
         for number, name, value in known:
             if values.is_device_tensor(value):
-                self._fly(number, value, clean_step, clean_epoch, now)
+                self._start_copy(number, value, clean_step, clean_epoch, now)
                 continue
             try:
                 numbers.append(values.number(value))
@@ -154,17 +154,17 @@ class Recorder(LockedJournal):
         self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
         if said is not None and trains:
             self.step = said if said >= self.step else self._after_lower(said)
-        self._remember(metrics, pairs, split, ids, trains)
-        if now > self.look_at:
-            self.look_around(now)
+        self._remember_shape(metrics, pairs, split, ids, trains)
+        if now > self.check_due_ns:
+            self.check_agent(now)
 
     def _next_step(self, trains: bool) -> int:
         """The step of a value without one: that of the hooks, or each such call is a step."""
         if self.steps_counted:
-            return self.step_of_hooks(trains)
+            return self.step_from_hooks(trains)
         if trains:
             self.step += 1
-            self.own_steps += 1
+            self.implied_steps += 1
         elif self.step < 0:
             self._evaluations += 1
             return self._evaluations
@@ -172,7 +172,7 @@ class Recorder(LockedJournal):
 
     def current_step(self) -> int | None:
         """The step of what happens now."""
-        step = self.step_of_hooks(True) if self.steps_counted else self.step
+        step = self.step_from_hooks(True) if self.steps_counted else self.step
         return step if step >= 0 else None
 
     def _after_lower(self, step: int) -> int:
@@ -194,9 +194,9 @@ class Recorder(LockedJournal):
         epoch: float | None,
         now: int,
     ) -> None:
-        if not ids or not self._alone(lambda: self._append(ids, numbers, step, epoch, now), False):
+        if not ids or not self._locked(lambda: self._append(ids, numbers, step, epoch, now), False):
             return
-        self.first_value(now)
+        self.on_first_value(now)
         for number, value in zip(ids, numbers, strict=True):
             if value - value != 0.0:
                 name, split = self._named[number]
@@ -236,7 +236,7 @@ class Recorder(LockedJournal):
             self._shapes.clear()
             self._shaped_names = 0
 
-    def _remember(
+    def _remember_shape(
         self,
         metrics: Any,
         pairs: Sequence[tuple[Any, Any]],
@@ -277,18 +277,18 @@ class Recorder(LockedJournal):
         key = (clean, values.split_of(clean, split))
         known = self._names.get(key)
         if known is not None:
-            if self._offering and known not in self._offered:
+            if self._in_reading and known not in self._reading_names:
                 return 0
-            if not self._offering:
-                self._offered.discard(known)
+            if not self._in_reading:
+                self._reading_names.discard(known)
             return known
-        known = self._alone(lambda: self._new_name(key), -1)
+        known = self._locked(lambda: self._new_name(key), -1)
         if known < 0:
             return 0
         if known == 0:
             self._refuse_name(clean)
-        elif self._offering:
-            self._offered.add(known)
+        elif self._in_reading:
+            self._reading_names.add(known)
         elif changed:
             self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
         return known
@@ -350,18 +350,18 @@ class Recorder(LockedJournal):
             self.refuse("name", "split", f"the split was not recorded: {why}")
             return None
 
-    def offer(self, found: Mapping[str, Any], step: int) -> None:
+    def record_reading(self, found: Mapping[str, Any], step: int) -> None:
         """Record what was read off by itself, unless the user logs something of that name."""
         now = time_ns()
-        self._offering = True
+        self._in_reading = True
         try:
             known = {self._name(name, None): value for name, value in found.items()}
         finally:
-            self._offering = False
+            self._in_reading = False
         known.pop(0, None)
         for number, value in known.items():
             if values.is_device_tensor(value):
-                self._fly(number, value, step, None, now)
+                self._start_copy(number, value, step, None, now)
                 continue
             number_of = containment.attempt(partial(values.number, value), None)
             if number_of is not None:
@@ -370,42 +370,42 @@ class Recorder(LockedJournal):
     # -- tensors of a device
 
     @containment.contained()
-    def _fly(
+    def _start_copy(
         self, number: int, tensor: Any, step: int | None, epoch: float | None, now: int
     ) -> None:
-        if self.in_flight is None:
+        if self.device_scalars is None:
             from otel_ddp.recording.device_scalars import DeviceScalars
 
-            self.in_flight = DeviceScalars(self._landed)
-        if why := self.in_flight.take(number, tensor, step, epoch, now):
+            self.device_scalars = DeviceScalars(self._copy_arrived)
+        if why := self.device_scalars.start_copy(number, tensor, step, epoch, now):
             name = values.shown(self._named[number][0])
             self.refuse("value", f"tensor:{name}", f"{name} was not recorded: {why}")
 
-    def _landed(
+    def _copy_arrived(
         self, number: int, value: float, step: int | None, epoch: float | None, now: int
     ) -> None:
         self._write((number,), (value,), step, epoch, now)
 
     @containment.contained()
-    def land(self) -> None:
+    def poll_copies(self) -> None:
         """Record the tensors that have arrived by now."""
-        self._admit()
-        if self.in_flight is not None:
-            self.in_flight.land()
-            self._mourn()
+        self._count_interrupted()
+        if self.device_scalars is not None:
+            self.device_scalars.poll()
+            self._count_lost()
 
     @containment.contained()
-    def last_call(self) -> None:
+    def drain_copies(self) -> None:
         """Give the tensors that are still on their way a moment."""
-        self._admit()
-        if self.in_flight is not None:
-            self.in_flight.last_call()
-            self._mourn()
+        self._count_interrupted()
+        if self.device_scalars is not None:
+            self.device_scalars.drain()
+            self._count_lost()
 
-    def _mourn(self) -> None:
+    def _count_lost(self) -> None:
         """Count the tensors that will never arrive."""
-        lost = self.in_flight.lost
-        self.in_flight.lost = 0
+        lost = self.device_scalars.lost
+        self.device_scalars.lost = 0
         for _ in range(lost):
             self.refuse("value", "lost", "tensors logged last were lost: their device failed")
 

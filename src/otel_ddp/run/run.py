@@ -195,8 +195,8 @@ class Run:
         self._place = place.Place(writer.path.parent)
         recorder = self._recorder = Recorder(writer, conf)
         self._progress = Progress(recorder)
-        recorder.first_value = self._progress.running
-        recorder.look_around = self._look_around
+        recorder.on_first_value = self._progress.mark_running
+        recorder.check_agent = self._look_around
         if self._logs_for is None:
             containment.count_failure = self._count_failures
             self._count_failures(0.0)
@@ -533,9 +533,9 @@ class Run:
         if not 0.0 <= expected < 1e9:
             expected = 0.0
         entered = progress.begin(clean, expected) if phase else None
-        if progress.stepping:
+        if progress.steps_began:
             # All ranks count alike, whoever of them logs.
-            trace, step = f"step/{progress.count + 1}", progress.under_way()
+            trace, step = f"step/{progress.step_count + 1}", progress.next_logged_number()
             return _Opened(progress, OpenSpan(recorder, clean, trace, step), entered)
         logged = recorder.step
         trace = f"step/{logged}" if logged >= 0 else f"name/{clean}"
@@ -708,7 +708,7 @@ class Run:
             current_run.release(self)
             return
         # A signal handler that ends the run in the middle of what its own thread records.
-        if progress.after(partial(self.close, state, reason), state):
+        if progress.defer(partial(self.close, state, reason), state):
             current_run.release(self)
             return
         # Another thread that ends it is waited for, not for ever: it may need what this one has.
@@ -725,9 +725,9 @@ class Run:
                     *(partial(each.close, state, "") for each in list(self._ranks.values())),
                     partial(self._settle, recorder) if not self._settled else _nothing,
                     partial(self._unwatch, progress),
-                    recorder.last_call,
+                    recorder.drain_copies,
                     partial(recorder.reason, reason) if reason else _nothing,
-                    partial(progress.over, state),
+                    partial(progress.end_run, state),
                     # After the progress: whoever has taken this record has seen the end.
                     lambda: recorder.append(layout.END, {"state": state, "time": time.time_ns()}),
                     partial(self._hand_over, recorder, where) if last else _nothing,
@@ -793,8 +793,8 @@ class Run:
         recorder = self._recorder
         if recorder is None or self._place is None:
             return
-        recorder.look_at = now + agent_start.LOOK_EVERY_NS
-        recorder.land()
+        recorder.check_due_ns = now + agent_start.LOOK_EVERY_NS
+        recorder.poll_copies()
         if self.identity.may_have_others:
             self._settle(recorder)
         if self._settings.starts_agent:

@@ -60,7 +60,7 @@ def _prepared(progress: Progress, wishes: dict[str, Any]) -> Stepper:
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
         garbage.attach(stepper)
-    stack_answers.start(progress.recorder.writer.path, lambda: progress.thread)
+    stack_answers.start(progress.recorder.writer.path, lambda: progress.training_thread)
     readings.hear(StepOptions(**wishes))
     optimizer_hooks.expect(wishes["optimizer"])
     # Who only evaluates compiles as well.

@@ -154,19 +154,19 @@ class Stepper:
         self.progress = progress
         # Hooks that come in every step do what `enter` does by themselves: a function more is a
         # microsecond more, where training has filled the caches since the last step.
-        self._open, self._words, self._write = progress.pen()
+        self._open, self._words, self._write = progress.raw_writer()
         self._failures = 0
         self._failed_aside: dict[str, int] = {}
-        self._tell: Callable[[], None] = progress.tell
+        self._tell: Callable[[], None] = progress.flush
         # Phases of ours, one each: none of them is ever inside itself.
-        self._data = progress.phase("data")
-        self._forward = progress.phase("forward")
-        self._eval = progress.phase("eval")
-        self._backward = progress.phase("backward")
-        self._wait = progress.phase("comm_wait")
-        self._buffers = progress.phase("comm_wait", of_buffers=True)
-        self._optimizer = progress.phase("optimizer")
-        self._compile = progress.phase("compile")
+        self._data = progress.hook_phase("data")
+        self._forward = progress.hook_phase("forward")
+        self._eval = progress.hook_phase("eval")
+        self._backward = progress.hook_phase("backward")
+        self._wait = progress.hook_phase("comm_wait")
+        self._buffers = progress.hook_phase("comm_wait", of_buffers=True)
+        self._optimizer = progress.hook_phase("optimizer")
+        self._compile = progress.hook_phase("compile")
         self._inside = 0  # forwards of watched models that are open, one inside the other
         self._training = False
         self._session = False  # one backward at a time, of whatever models
@@ -247,7 +247,7 @@ class Stepper:
         self._aside("on_interrupted")
         for phase in (self._forward, self._eval, self._backward, self._optimizer, self._data):
             self.progress.leave(phase)
-        self.progress.tell()
+        self.progress.flush()
         self._words = scratch()
 
     # -- forward
@@ -278,10 +278,10 @@ class Stepper:
             self._training = False
             progress.enter(self._eval)
             return
-        self._training = progress.working = True
+        self._training = progress.model_called = True
         self._doubted = None
-        if thread != progress.thread:
-            progress.thread = thread
+        if thread != progress.training_thread:
+            progress.training_thread = thread
         # A forward inside an optimizer's step begins no other one: its closure has called us, once
         # more perhaps (LBFGS).
         if self._evaluating:
@@ -357,12 +357,12 @@ class Stepper:
                 progress.leave(self._forward)
             self.forwards += 1
             if not self.forwards % _OFTEN:
-                progress.tell_in_time()
+                progress.flush_if_due()
             if self.wants_loss or watched.flops_per_unit is None:
                 self._aside("on_output", watched, module, output)
             return self._ear
         self.progress.leave(self._eval)
-        self.progress.tell_in_time()
+        self.progress.flush_if_due()
         if not _is_grad_enabled():
             return None
         self._doubted, self._doubted_backward = watched, False
@@ -397,7 +397,7 @@ class Stepper:
 
     def _session_has_raised(self) -> bool:
         """Whether another backward is under way than that of the session, and not inside of it."""
-        if _current_backward() == self._task or _get_ident() != self.progress.thread:
+        if _current_backward() == self._task or _get_ident() != self.progress.training_thread:
             return False
         if calls(sys._getframe(), _RUN_BACKWARD) != 1:
             return False
@@ -428,7 +428,7 @@ class Stepper:
             if self._evaluating and self._optimizer not in self._open:
                 self.progress.enter(self._optimizer)
             if self._unstepped % _OFTEN == 0:
-                self.progress.tell_in_time()
+                self.progress.flush_if_due()
             if self.backwards == _LONGEST_ACCUMULATION and not self.steps:
                 self.stuck()
             if self._stepped_in_backward:
@@ -477,7 +477,7 @@ class Stepper:
         if self._inside:
             self._close_forward()
         # The same one again: the last time it has raised, or this is the step of a class above.
-        if self._optimizing is not None or not self.progress.stepping:
+        if self._optimizing is not None or not self.progress.steps_began:
             self._begin_step()
         self._optimizing = id(optimizer)
         self._evaluating = evaluating
@@ -520,7 +520,7 @@ class Stepper:
         if id(optimizer) not in self._step_optimizer:
             self.progress.leave(self._optimizer)
             return
-        if not self.progress.count:
+        if not self.progress.step_count:
             self._aside("_go_on", optimizer)
         if self.scaling is not None:
             self._stepped_round = self.scaling()
@@ -529,7 +529,7 @@ class Stepper:
 
     def _go_on(self, optimizer: torch.optim.Optimizer) -> None:
         """The first step is over: a run that was resumed has made others before."""
-        self.progress.goes_on_from(_steps_made(optimizer) - 1)
+        self.progress.resume_from(_steps_made(optimizer) - 1)
 
     # -- data
 
@@ -539,7 +539,7 @@ class Stepper:
             self.before_model()
             return
         thread = _get_ident()
-        if self._others(self.progress.thread or _MAIN, thread):
+        if self._others(self.progress.training_thread or _MAIN, thread):
             self.loads_elsewhere = True
             return  # somebody fetches ahead: nobody waits for that
         if thread != self._holder and self._at_work(thread):
@@ -566,7 +566,7 @@ class Stepper:
         if _get_ident() == self._loading:
             self.progress.leave(self._data)
             if not self.loads % _OFTEN:
-                self.progress.tell_in_time()
+                self.progress.flush_if_due()
 
     # -- compilation
 
@@ -574,7 +574,7 @@ class Stepper:
         """A graph is being compiled, in the middle of whatever needs it."""
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
         evaluates = self._inside and thread == self._holder
-        if thread == self.progress.thread or self._session or evaluates:
+        if thread == self.progress.training_thread or self._session or evaluates:
             self.progress.enter(self._compile)
 
     def compile_ended(self) -> None:
@@ -587,7 +587,7 @@ class Stepper:
         """Whether another thread is in a forward that trains, or in a backward."""
         if self._session:
             # Autograd has threads of its own.
-            others = self._others(self.progress.thread, thread) and _outside_of_backward()
+            others = self._others(self.progress.training_thread, thread) and _outside_of_backward()
             return others and _backward_is_under_way()
         return bool(self._inside and self._training) and self._others(self._holder, thread)
 
@@ -595,14 +595,16 @@ class Stepper:
         """Whether a forward in this thread is no part of what is measured."""
         if self._session:
             # Also what a backward computes again in one of autograd's threads.
-            return self._others(self.progress.thread, thread) and _backward_is_under_way()
+            return self._others(self.progress.training_thread, thread) and _backward_is_under_way()
         if self._inside:
             # Training comes first: an actor's or an evaluator's forward is left.
             if self._others(self._holder, thread) and (self._training or not training):
                 return True
             self._close_forward()
             return False
-        return not training and self.progress.in_step and self._others(self.progress.thread, thread)
+        progress = self.progress
+        beside = progress.in_step and not training
+        return beside and self._others(progress.training_thread, thread)
 
     def in_forward_elsewhere(self) -> bool:
         """Whether another thread is inside a watched model: its parts may be called in this one."""
@@ -649,7 +651,7 @@ class Stepper:
             self.steps_in_graph += 1
             self._finish_step()
         if not self.progress.in_step:
-            if not self.progress.stepping:
+            if not self.progress.steps_began:
                 self.on_first_step()
             self.progress.begin_step()
 
@@ -668,7 +670,7 @@ class Stepper:
         if progress.step_finished(skipped, phase) or self._closely:
             self._aside("_tell")
             self._aside("after_step")
-        following = progress.count + 1
+        following = progress.step_count + 1
         closely = self.every > 0 and following % self.every == 0
         counting = following == self.count_at
         if closely is not self._closely or counting is not self._counting:

@@ -147,7 +147,7 @@ class Readings:
             return
         self._device = device
         self._allocator = Allocator(device) if device.type == "cuda" else None
-        self._clock = clock_for(device, self._progress.device_time)
+        self._clock = clock_for(device, self._progress.add_device_time)
         self._progress.device_clock = self._clock
 
     # -- in a step
@@ -329,7 +329,7 @@ class Readings:
 
     def _next_turn(self) -> None:
         # Hooks that were taken off and put on again go on counting.
-        done = self._progress.count + 1
+        done = self._progress.step_count + 1
         self._stepper.count_at = next(turn for turn in self._turns if turn > done)
 
     # -- between steps
@@ -369,12 +369,12 @@ class Readings:
             scale = getattr(self._wishes.scaler, "_scale", None)
             if scale is not None:
                 found["loss_scale"] = scale
-        number = self._progress.number
+        number = self._progress.logged_number
         if found:
-            self._progress.recorder.offer(found, number)
+            self._progress.recorder.record_reading(found, number)
         if loss is not None:
             since = self._stepper.steps - self._loss_after - 1
-            self._progress.recorder.offer({"loss": loss}, max(0, number - since))
+            self._progress.recorder.record_reading({"loss": loss}, max(0, number - since))
 
     def _read_memory(self) -> None:
         now = time.monotonic()
