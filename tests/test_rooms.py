@@ -73,11 +73,13 @@ KNOWS = {
         "saving": "",
         "stack_answers": "",
         "versions": "",
+        "wrappers": "",
         "readings": "device_clock hooks inspect_values process_group stepper",
         "stepper": "readings",
         "hooks": "inspect_values saving stepper",
         "discovery": "hooks stepper",
         "attach": "discovery hooks readings stack_answers stepper",
+        "measure": "attach versions",
     },
 }
 # Floors whose circles are not opened yet.

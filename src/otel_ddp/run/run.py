@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -573,51 +572,29 @@ class Run:
         recorder = self._ready()
         if recorder is None:
             return
-        inner = _unwrapped(model)
-        counts: dict[str, int] = {}
-        for parameter in inner.parameters() if hasattr(inner, "parameters") else ():
-            key = "true" if parameter.requires_grad else "false"
-            # A lazy one has no size yet, and raises.
-            size = containment.attempt(parameter.numel, 0)
-            counts[key] = counts.get(key, 0) + int(size)
-        recorder.facts({"model": type(inner).__name__[:200], "parameters": counts})
+        from otel_ddp.torch import wrappers
+
+        recorder.facts(wrappers.describe(model))
 
     @containment.contained()
-    def watch(self, model: Any = None, **wishes: Any) -> None:
+    def watch(self, model: Any = None, **options: Any) -> None:
         """Measure the steps that train this model, or, without one, the models that are found."""
         recorder, progress = self._ready(), self._progress
         if recorder is None or progress is None:
             return
-        torch = _import_torch() if model is None else sys.modules.get("torch")
-        if torch is None:
-            return
-        if model is not None and not isinstance(model, torch.nn.Module):
-            containment.warn_once(
-                "model",
-                "instrument was given a %s, which is no torch.nn.Module: no steps are measured; "
-                "what you log is recorded.",
-                type(model).__name__,
-            )
-            return
-        from otel_ddp.torch.versions import too_old
+        from otel_ddp.torch import measure
 
-        if remark := too_old(str(getattr(torch, "__version__", ""))):
-            containment.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
+        if not measure.can_measure(model):
             return
-        from otel_ddp.torch import attach
-
         _tell_backend(recorder)
         who = self.identity
-        wishes.update(
+        options.update(
             every=self._settings.sample_steps,
             leads=not who.global_rank,
             speaks=not who.local_rank,
             settle=self._settle_by_hooks,
         )
-        if model is None:
-            attach.look_for_models(progress, self.describe, **wishes)
-        else:
-            attach.watch(model, progress, **wishes)
+        measure.start(model, progress, self.describe, **options)
         # A signal handler may have ended the run in the meantime.
         if self._progress is not progress:
             self._unwatch(progress)
@@ -630,10 +607,10 @@ class Run:
 
     @containment.contained()
     def _unwatch(self, progress: Progress) -> None:
-        if "otel_ddp.torch.attach" in sys.modules:
-            from otel_ddp.torch import attach
+        if "otel_ddp.torch.measure" in sys.modules:
+            from otel_ddp.torch import measure
 
-            attach.unwatch(progress)
+            measure.stop(progress)
 
     # -- other ranks
 
@@ -837,38 +814,6 @@ def _do(acts: list[Callable[[], Any]]) -> None:
         raise
 
 
-# What wraps a model, and where it keeps it. By name: to ask for the types would be to import them.
-_WRAPPERS = {
-    **dict.fromkeys(("DistributedDataParallel", "DataParallel"), "module"),
-    **dict.fromkeys(("FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"), "module"),
-    "OptimizedModule": "_orig_mod",
-}
-_MOST_WRAPPERS = 8
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model inside of DDP, of what torch.compile has made, and the like."""
-    for _ in range(_MOST_WRAPPERS):
-        inner = _wrapped(model)
-        if inner is None:
-            break
-        model = inner
-    return model
-
-
-def _wrapped(model: Any) -> Any:
-    for each in type(model).__mro__:
-        if (name := _WRAPPERS.get(each.__name__)) is not None:
-            return getattr(model, name, None)
-    # What else has a `module` may be a model of which that is a part.
-    if not hasattr(model, "parameters"):
-        return getattr(model, "module", None)
-    if not hasattr(model, "named_children") or any(True for _ in model.parameters(recurse=False)):
-        return None
-    parts = dict(model.named_children())
-    return parts["module"] if parts.keys() == {"module"} else None
-
-
 def _attach(arguments: dict[str, Any]) -> Run:
     """What an unpickled run becomes."""
     return cast("Run", current_run.attach(partial(Run, arguments, joins=True)))
@@ -893,20 +838,6 @@ def _tell_backend(recorder: Recorder) -> None:
 
     if backend := process_group.backend():
         recorder.facts({"backend": backend})
-
-
-def _import_torch() -> Any:
-    """torch, imported if need be: a program whose model is looked for is about to do it."""
-    try:
-        return import_module("torch")
-    except ImportError:
-        containment.reraise_foreign()
-        containment.warn_once(
-            "torch",
-            "instrument() measures steps of PyTorch, which is not installed here; what you log is "
-            "recorded.",
-        )
-        return None
 
 
 def _in_data_worker() -> bool:
