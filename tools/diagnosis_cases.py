@@ -177,7 +177,7 @@ def replayed(case: Case, own: bool = False) -> Found:
         for rank, step in enumerate(steps):
             for run in alike([step]):
                 detector.feed(who(rank), facts_of(run))
-        for verdict, opened in detector.look():
+        for verdict, opened in detector.poll():
             found.kinds.add(verdict.kind)
             if opened and verdict.kind in ("straggler", "imbalance"):
                 rank = int(dict(verdict.who)["rank"])

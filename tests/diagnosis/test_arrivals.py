@@ -223,7 +223,7 @@ def judged(job: Job, samples: int, steps_between: int = 100) -> list[Change]:
         job.train(steps_between)
         for rank, facts in job.compared().facts.items():
             stragglers.feed(rank, facts)
-        told += stragglers.look()
+        told += stragglers.poll()
     return told
 
 

@@ -56,7 +56,7 @@ class Run:
                     told.setdefault(rank, []).append(self.facts(rank, ms))
             for rank, facts in told.items():
                 self.bounds.feed(who(rank), facts)
-            changes += self.bounds.look()
+            changes += self.bounds.poll()
         return changes
 
     def facts(self, rank: int, ms: Mapping[str, int]) -> StepFacts:
@@ -159,8 +159,8 @@ def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: s
     if when == "after":
         assert ".item()" in changes[0].verdict.sentence
         run.bounds.own_collectives(who(1), ("other",))
-        changes = run.bounds.look()
-        assert run.bounds.look() == []
+        changes = run.bounds.poll()
+        assert run.bounds.poll() == []
 
     assert phases(changes) == [("other", True)]
     sentence = changes[0].verdict.sentence
@@ -182,7 +182,7 @@ def test_collectives_of_the_users_own_in_other_phases_are_said_where_they_count(
 
     assert "of your own" not in run.steps(500, COMPUTE)[0].verdict.sentence
     run.bounds.own_collectives(who(0), ("data", "other"))
-    assert run.bounds.look() == []
+    assert run.bounds.poll() == []
     (change,) = run.steps(500, {**COMPUTE, "data": 60})
     assert change.verdict.sentence.endswith("you have collectives of your own in data.")
 
@@ -236,7 +236,7 @@ def test_a_run_that_is_gone_has_no_bound() -> None:
     run.steps(500, COMPUTE)
     run.bounds.forget(who(0))
 
-    assert phases(run.bounds.look()) == [("compute", False)]
+    assert phases(run.bounds.poll()) == [("compute", False)]
 
 
 # --- Memory ---------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def fed(creep: Creep, used: Callable[[float], float], start: float, minutes: flo
     changes: list[Change] = []
     for tick in range(round(start * 12), round((start + minutes) * 12)):
         creep.feed(who(0), used(tick / 12), NOW + tick * 5 * S)
-        changes += creep.look()
+        changes += creep.poll()
     return changes
 
 
@@ -325,4 +325,4 @@ def test_a_process_that_is_gone_does_not_creep() -> None:
     fed(creep, leak, 0, 30)
     creep.forget(who(0))
 
-    assert [each.opened for each in creep.look()] == [False]
+    assert [each.opened for each in creep.poll()] == [False]

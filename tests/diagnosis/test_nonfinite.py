@@ -37,7 +37,7 @@ class Log:
             self.step += 1
             self.writer.scalars(self.shapes[name], NOW + self.step, self.step, 0.0, [value], 1)
 
-    def look(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
+    def poll(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
         self.now_ns += int(later_s * S)
         self.reader.read()
         return [(odd.name, odd.step) for odd in self.values.odd(self.now_ns, ended)]
@@ -53,59 +53,59 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 def test_the_first_value_that_is_not_finite_is_found_among_many(log: Log) -> None:
     log.put(0.5, 0.4)
-    assert log.look() == []
+    assert log.poll() == []
 
     log.put(0.3, NAN, 0.2, INF, NAN, NAN)
 
     # The one that went before was followed by a finite one.
-    assert log.look() == [("loss", 6)]
+    assert log.poll() == [("loss", 6)]
     log.put(NAN)
-    assert log.look() == [("loss", 6)]
+    assert log.poll() == [("loss", 6)]
 
 
 def test_it_is_over_with_the_next_finite_value(log: Log) -> None:
     log.put(0.5, NAN, NAN)
-    assert log.look() == [("loss", 2)]
+    assert log.poll() == [("loss", 2)]
 
     log.put(0.5)
 
-    assert log.look() == []
+    assert log.poll() == []
 
 
 def test_one_infinite_norm_may_be_the_search_for_a_loss_scale(log: Log) -> None:
     log.put(1.0, INF, name="grad_norm")
 
-    assert log.look() == []
+    assert log.poll() == []
     # Steps are slow: nothing has come after it.
-    assert log.look() == []
+    assert log.poll() == []
     log.put(1.0, name="grad_norm")
-    assert log.look() == []
+    assert log.poll() == []
     log.put(INF, name="grad_norm")
-    assert log.look() == []
+    assert log.poll() == []
     log.put(INF, name="grad_norm")
-    assert log.look() == [("grad_norm", 4)]
+    assert log.poll() == [("grad_norm", 4)]
 
 
 def test_one_that_nothing_comes_after_counts_after_a_minute_or_at_the_end(log: Log) -> None:
     log.put(1.0, NAN)
 
-    assert log.look() == []
-    assert log.look(ended=True) == [("loss", 2)]
-    assert log.look(57.0) == []
-    assert log.look(2.0) == [("loss", 2)]
+    assert log.poll() == []
+    assert log.poll(ended=True) == [("loss", 2)]
+    assert log.poll(57.0) == []
+    assert log.poll(2.0) == [("loss", 2)]
 
 
 def test_what_was_never_finite_has_not_become_so(log: Log) -> None:
     log.put(INF, INF, INF)
-    assert log.look() == []
+    assert log.poll() == []
     log.put(INF)
-    assert log.look() == []
+    assert log.poll() == []
 
     log.put(0.5)
-    assert log.look() == []
+    assert log.poll() == []
     log.put(INF, INF)
 
-    assert log.look() == [("loss", 6)]
+    assert log.poll() == [("loss", 6)]
 
 
 def test_names_do_not_mix(log: Log) -> None:
@@ -113,16 +113,16 @@ def test_names_do_not_mix(log: Log) -> None:
     log.put(1.0, INF, INF, name="grad_norm")
     log.put(0.3)
 
-    assert log.look() == [("grad_norm", 4)]
+    assert log.poll() == [("grad_norm", 4)]
 
 
 def test_where_the_journal_was_written_over_it_began_with_what_is_left(log: Log) -> None:
     log.put(0.5)
-    log.look()
+    log.poll()
 
     log.put(*[NAN] * 5000)
 
-    ((name, step),) = log.look()
+    ((name, step),) = log.poll()
     assert name == "loss"
     assert step is not None
     assert 2 < step < 5000
@@ -155,7 +155,7 @@ def test_the_rank_that_was_first_is_named() -> None:
     values.feed(who(0), [odd(151), odd(152, "grad_norm")])
     values.feed(who(1), [odd(150)])
 
-    ((verdict, opened),) = values.look(NOW)
+    ((verdict, opened),) = values.poll(NOW)
 
     assert opened
     assert verdict.who == (("group", "g"), ("run", "r"))
@@ -163,7 +163,7 @@ def test_the_rank_that_was_first_is_named() -> None:
     assert verdict.sentence.startswith(
         "loss became NaN at step 150 on rank 1 (n1). Since then also: grad_norm."
     )
-    assert values.look(NOW + S) == []
+    assert values.poll(NOW + S) == []
 
 
 def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
@@ -171,7 +171,7 @@ def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
     values.feed(who(0), [odd(7, value=-INF, time_ns=NOW + 1)])
     values.feed(who(1), [odd(7, value=-INF)])
 
-    ((verdict, _),) = values.look(NOW)
+    ((verdict, _),) = values.poll(NOW)
 
     assert verdict.sentence.startswith(
         "loss became infinite at step 7 on rank 1 (n1), and on rank 0 (n1)."
@@ -183,33 +183,33 @@ def test_without_steps_the_clock_says_who_was_first() -> None:
     values.feed(who(0), [odd(None, time_ns=NOW + 5)])
     values.feed(who(1), [odd(None, time_ns=NOW)])
 
-    assert told(values.look(NOW)) == [("1", None, True)]
+    assert told(values.poll(NOW)) == [("1", None, True)]
 
 
 def test_it_is_one_incident_until_all_has_been_well_for_a_minute() -> None:
     values = Nonfinite()
     values.feed(who(0), [odd(5)])
-    changes = values.look(NOW)
+    changes = values.poll(NOW)
     values.feed(who(0), [])
-    changes += values.look(NOW + S)
+    changes += values.poll(NOW + S)
     values.feed(who(0), [odd(9)])
-    changes += values.look(NOW + 50 * S)
+    changes += values.poll(NOW + 50 * S)
     values.feed(who(0), [])
     for after_s in (60, 119):
-        changes += values.look(NOW + after_s * S)
+        changes += values.poll(NOW + after_s * S)
 
     assert told(changes) == [("0", 5, True)]
-    assert told(values.look(NOW + 120 * S)) == [("0", 5, False)]
-    assert values.look(NOW + 200 * S) == []
+    assert told(values.poll(NOW + 120 * S)) == [("0", 5, False)]
+    assert values.poll(NOW + 200 * S) == []
 
 
 def test_one_that_was_earlier_and_tells_later_is_the_one() -> None:
     values = Nonfinite()
     values.feed(who(0), [odd(201)])
-    changes = values.look(NOW)
+    changes = values.poll(NOW)
     values.feed(who(1), [odd(200)])
-    changes += values.look(NOW + S)
+    changes += values.poll(NOW + S)
     values.feed(who(1), [])
-    changes += values.look(NOW + 2 * S)
+    changes += values.poll(NOW + 2 * S)
 
     assert told(changes) == [("0", 201, True), ("1", 200, True)]

@@ -61,7 +61,7 @@ class Job:
 
     def tick(self, seconds: float = TICK_S) -> list[Change]:
         self.now_ns += int(seconds * SECOND)
-        changes = self.stalls.look(self.now_ns, self.positions.values(), self.evidence)
+        changes = self.stalls.poll(self.now_ns, self.positions.values(), self.evidence)
         for each, question in self.stalls.questions.items() if self.answering else ():
             rank = int(dict(each)["rank"])
             self.asked.append((self.now_s, rank, question))

@@ -81,7 +81,7 @@ class Node:
                 if rank not in silent:
                     facts = self.facts(rank, late.get(rank, {}), took_s, **said.get(rank, {}))
                     self.detector.feed(who(rank), [facts])
-            changes += self.detector.look()
+            changes += self.detector.poll()
         return changes
 
     def report(self) -> Report:
@@ -295,7 +295,7 @@ def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> Non
             )
             node.detector.feed(who(rank), [facts])
 
-    assert node.detector.look() == []
+    assert node.detector.poll() == []
 
 
 def test_steps_from_before_it_began_are_not_counted_in() -> None:
@@ -349,7 +349,7 @@ def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance(
     for number in range(1000):
         fed(node, number, 50, 60 if number % 5 < 3 else 50, 50, 50)
 
-    assert node.detector.look() == []
+    assert node.detector.poll() == []
 
 
 def test_pauses_are_no_straggler() -> None:
@@ -403,7 +403,7 @@ def test_a_process_that_is_gone_has_no_verdict() -> None:
     node.steps(200, {1: {"backward": 0.03}})
     node.detector.forget(who(1))
 
-    assert told(node.detector.look()) == [("straggler", "1", "backward", False)]
+    assert told(node.detector.poll()) == [("straggler", "1", "backward", False)]
 
 
 # --- What it costs --------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
     node.steps(200, {1: {"backward": 0.03}})
     node.detector.waits_known(who(0), False)
 
-    assert told(node.detector.look()) == [("straggler", "1", "backward", False)]
+    assert told(node.detector.poll()) == [("straggler", "1", "backward", False)]
 
 
 @pytest.mark.parametrize("waiting", [(0,), (0, 1, 3)], ids=["gather", "all-reduce"])
@@ -610,7 +610,7 @@ def test_a_verdict_falls_when_collectives_of_the_users_own_turn_up() -> None:
     node.steps(200, late)
     node.detector.own_collectives(who(2), ("other",))
 
-    assert told(node.detector.look()) == [("straggler", "0", "other", False)]
+    assert told(node.detector.poll()) == [("straggler", "0", "other", False)]
     assert "0 of the first 90 steps" in node.report().insufficient
     assert node.steps(200, late) == []
     # The other ranks say the same, and what was seen stays.
@@ -647,7 +647,7 @@ def fed_by_rank(node: Node, pieces: dict[int, list[StepFacts]], at_once: int) ->
         for rank, facts in pieces.items():
             for each in facts[start : start + at_once]:
                 node.detector.feed(who(rank), [each])
-    return node.detector.look()
+    return node.detector.poll()
 
 
 def collected(node: Node, steps: int, late: Mapping[int, Mapping[str, float]],
@@ -836,7 +836,7 @@ def test_a_regression_ends_with_its_run() -> None:
     for rank in node.ranks:
         node.detector.forget(who(rank))
 
-    assert told(node.detector.look()) == [("regression", "", "backward", False)]
+    assert told(node.detector.poll()) == [("regression", "", "backward", False)]
 
 
 def test_steps_are_fed_to_nobody_without_end() -> None:

@@ -59,7 +59,7 @@ class Agent:
         judge = Judge(
             self.ledger,
             conf.stall_timeout_s,
-            postmortem.place(conf.postmortem_directory),
+            postmortem.directory(conf.postmortem_directory),
             gpus=self.sampling.gpus,
         )
         self.processes = Journals(place, self.ledger, conf.node, judge)
@@ -254,7 +254,7 @@ class Agent:
             "nodes": self.processes.nodes(),
             "ended": self.processes.ended(),
             "verdicts": self.processes.judge.verdicts(),
-            "told": self.processes.judge.told(),
+            "told": self.processes.judge.findings(),
             "insufficient": self.processes.judge.insufficient(),
             "notes": self.processes.silent.notes(),
             **self.sampling.describe(),

@@ -43,7 +43,7 @@ class Asked:
 
     def answered(self) -> bool:
         """Whether there is nothing left to wait for."""
-        self.known = self._probe.look(time.time_ns())
+        self.known = self._probe.poll(time.time_ns())
         return self.known.heard or not self.heard
 
     @property

@@ -146,7 +146,7 @@ class Bounds:
             self._changes.append(Change(self._open, False))
             self._open = None
 
-    def look(self) -> list[Change]:
+    def poll(self) -> list[Change]:
         """What has changed since the last look."""
         changes, self._changes = self._changes, []
         return changes

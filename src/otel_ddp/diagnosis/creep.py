@@ -62,7 +62,7 @@ class Creep:
         if memory and memory.open:
             self._changes.append(Change(memory.open, False))
 
-    def look(self) -> list[Change]:
+    def poll(self) -> list[Change]:
         """What has changed since the last look."""
         changes, self._changes = self._changes, []
         return changes

@@ -51,7 +51,7 @@ class Nonfinite:
         """What is not finite on this rank now. What it was when the rank ended, stays."""
         self._odd[who] = odd
 
-    def look(self, now_ns: int) -> list[Change]:
+    def poll(self, now_ns: int) -> list[Change]:
         """What has changed since the last look."""
         found = sorted(
             (_Found(odd.order, who, odd) for who, each in self._odd.items() for odd in each),

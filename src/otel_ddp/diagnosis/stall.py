@@ -70,7 +70,7 @@ class Stalls:
             if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
                 rank.stretch(phase, began_ns, began_ns + spent_ns)
 
-    def look(
+    def poll(
         self, now_ns: int, positions: Iterable[Position], evidence: Mapping[Who, Evidence]
     ) -> list[Change]:
         """Where everybody is now, and what is known of them: what has changed by that."""

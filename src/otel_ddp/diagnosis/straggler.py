@@ -218,7 +218,7 @@ class Stragglers:
             self._changes += self._regression.close()
             self._regression = None
 
-    def look(self) -> list[Change]:
+    def poll(self) -> list[Change]:
         """What has changed since the last look."""
         changes, self._changes = self._changes, []
         return changes

@@ -133,11 +133,11 @@ class Bench:
                 spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
                 rank.step(spent, [10.0, 10.0 + mine])
         for rank in self.ranks:
-            self.arrivals.take(rank.journal.labels, rank.journal, rank.take())
+            self.arrivals.feed(rank.journal.labels, rank.journal, rank.take())
 
-    def look(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
+    def poll(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
         self.now_s += later_s
-        return self.arrivals.look(int(self.now_s * 1e9), quiet)
+        return self.arrivals.poll(int(self.now_s * 1e9), quiet)
 
     def asked(self) -> list[int | None]:
         return [rank.asked() for rank in self.ranks]
@@ -147,7 +147,7 @@ class Bench:
         began_s = self.now_s
         while None in (questions := self.asked()):
             assert questions == [None, None]
-            self.look()
+            self.poll()
             assert self.now_s < began_s + 3600
         took_s = self.now_s - began_s
         for rank, question in zip(self.ranks, questions, strict=True):
@@ -158,7 +158,7 @@ class Bench:
     def sample(self, late_ms: float) -> list[Change]:
         self.train(60, late_ms)
         self.pause_s()
-        return self.look()
+        return self.poll()
 
 
 @pytest.fixture
@@ -218,12 +218,12 @@ def test_ranks_are_asked_again_when_they_say_so_and_more_rarely_while_all_is_wel
 ) -> None:
     bench.train(60, 0)
     assert bench.pause_s(in_s=40.0, packed=bench.ranks[0].packed()) == pytest.approx(6, abs=1)
-    bench.look()
+    bench.poll()
     pauses = []
     for _ in range(8):
         bench.train(60, 0)
         pauses.append(bench.pause_s(in_s=40.0))
-        bench.look()
+        bench.poll()
 
     # A tenth more than they say.
     assert pauses[:3] == [pytest.approx(44, abs=1)] * 3
@@ -231,7 +231,7 @@ def test_ranks_are_asked_again_when_they_say_so_and_more_rarely_while_all_is_wel
 
     bench.train(60, 30)
     bench.pause_s(in_s=40.0)
-    bench.look()
+    bench.poll()
     assert bench.pause_s() == pytest.approx(44, abs=1)
 
 
@@ -241,17 +241,17 @@ def test_who_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
     for rank in bench.ranks:
         said = json.loads(rank.writer.path.with_suffix(layout.ANSWER_SUFFIX).read_text())
         rank.answer(said["question"], in_s=50.0)
-    bench.look()
+    bench.poll()
 
     assert bench.pause_s() == pytest.approx(55, abs=1)
 
 
 def test_nobody_is_asked_while_something_else_is_found_out(bench: Bench) -> None:
     bench.train(60, 0)
-    bench.look()
-    bench.look(later_s=10, quiet=False)
+    bench.poll()
+    bench.poll(later_s=10, quiet=False)
     assert bench.asked() == [None, None]
-    bench.look()
+    bench.poll()
     assert None not in bench.asked()
 
 
@@ -259,8 +259,8 @@ def test_nobody_is_asked_whose_waits_are_known(bench: Bench) -> None:
     for rank in bench.ranks:
         bench.arrivals.waits_known(rank.journal.labels, True)
     bench.train(60, 0)
-    bench.look()
-    bench.look(later_s=100)
+    bench.poll()
+    bench.poll(later_s=100)
 
     assert bench.asked() == [None, None]
     assert not bench.arrivals.wanted
@@ -268,13 +268,13 @@ def test_nobody_is_asked_whose_waits_are_known(bench: Bench) -> None:
 
 def test_a_rank_that_does_not_answer_is_not_waited_for(bench: Bench) -> None:
     bench.train(60, 0)
-    bench.look()
-    bench.look(later_s=10)
+    bench.poll()
+    bench.poll(later_s=10)
     first = bench.asked()
     assert None not in first
 
-    bench.look(later_s=11)
-    bench.look(later_s=70)
+    bench.poll(later_s=11)
+    bench.poll(later_s=70)
 
     again = bench.asked()
     assert None not in again
@@ -285,7 +285,7 @@ def test_a_verdict_does_not_outlive_the_samples_that_it_rests_on(bench: Bench) -
     for _ in range(4):
         bench.sample(late_ms=30)
 
-    changes = bench.look(later_s=21 * 60)
+    changes = bench.poll(later_s=21 * 60)
 
     assert [(each.verdict.kind, each.opened) for each in changes] == [("straggler", False)]
     assert "has not been asked yet" in bench.arrivals.report().insufficient
@@ -297,7 +297,7 @@ def test_a_rank_that_is_gone_takes_its_verdict_along(bench: Bench) -> None:
 
     bench.arrivals.forget(bench.ranks[1].journal.labels)
 
-    assert [each.opened for each in bench.look()] == [False]
+    assert [each.opened for each in bench.poll()] == [False]
     assert not bench.arrivals.wanted
 
 
@@ -310,7 +310,7 @@ def test_devices_that_wait_are_not_judged_by_their_hosts(bench: Bench) -> None:
         said["groups"][0]["backend"] = "cpu:gloo,cuda:nccl"
         path.write_text(json.dumps(said))
 
-    assert bench.look() == []
+    assert bench.poll() == []
     assert "no collectives that a host waits in" in bench.arrivals.report().insufficient
 
 
@@ -346,6 +346,6 @@ def test_what_is_no_answer_is_no_sample_and_runs_nothing(
     bench.train(60, 30)
     bench.pause_s(**answer)
 
-    assert bench.look() == []
+    assert bench.poll() == []
     assert bench.arrivals.report().insufficient
     assert not (tmp_path / "evil").exists()

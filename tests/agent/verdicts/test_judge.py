@@ -118,9 +118,9 @@ class Bench:
             if not rank.alive and not rank.journal.gone_ns:
                 rank.journal.gone_ns = now_ns
             rank.journal.take(now_ns, rank.alive)
-        self.judge.take([rank.journal for rank in self.ranks])
+        self.judge.poll([rank.journal for rank in self.ranks])
         with self.ledger.lock:
-            self.judge.stand(time.time_ns())
+            self.judge.update_series(time.time_ns())
 
     def train(self, steps: int, late_ms: float = 0.0, late: int = 1) -> None:
         """Two ranks in step, one of which may be late in backward."""
@@ -150,7 +150,7 @@ class Bench:
     def told(self) -> list[tuple[str, str, str]]:
         """Kind, state and severity of what is on its way; spans and records must agree."""
         found, spans = [], []
-        for _, _, documents in self.judge.documents():
+        for _, _, documents in self.judge.flush_documents():
             for each in documents:
                 said = each.content["attributes"]
                 if each.kind == EVENT:
@@ -251,7 +251,7 @@ def test_what_ends_with_a_rank_is_not_told_as_if_it_were_cured(
         bench.take()
     bodies = [
         each.content["body"]
-        for _, _, documents in bench.judge.documents()
+        for _, _, documents in bench.judge.flush_documents()
         for each in documents
         if each.kind == EVENT and each.content["attributes"]["verdict"] == "straggler"
     ]
@@ -391,7 +391,7 @@ def test_a_death_is_told_at_once_and_thought_of_again(
     assert name == file.name
     assert said["verdict"]["evidence"]["cause"] != "unknown"
     assert "memory" in said["verdict"]["sentence"]
-    (last,) = [each for each in bench.judge.told() if "memory" in each]
+    (last,) = [each for each in bench.judge.findings() if "memory" in each]
     assert last == said["verdict"]["sentence"]
 
     # What changes nothing about the cause is written down, and not told once more.
@@ -421,7 +421,7 @@ def test_a_death_is_over_when_the_run_is_started_anew(
 
 def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = (Group("world", 2, 17, 16, "gloo"), Group("other", 2, 3, None))
-    monkeypatch.setattr(StackQuestion, "look", lambda *_: Evidence(groups=groups))
+    monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence(groups=groups))
     bench.join(0, 1)
     bench.train(25)
     bench.ranks[0].stand("comm_wait")
@@ -554,7 +554,7 @@ def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "broken",
-    ["Stalls.learn", "Stalls.look", "Bounds.feed", "Bounds.look", "Deaths.gone", "Creep.look"],
+    ["Stalls.learn", "Stalls.poll", "Bounds.feed", "Bounds.poll", "Deaths.gone", "Creep.poll"],
 )
 def test_a_detector_that_breaks_takes_nothing_from_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -585,7 +585,7 @@ def test_stragglers_that_break_leave_deaths_and_stalls(
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(containment, "raise_failures", False)
-    for method in ("feed", "look", "report", "forget"):
+    for method in ("feed", "poll", "report", "forget"):
         monkeypatch.setattr(room_module.Stragglers, method, fail)
 
     killed(bench)
@@ -612,7 +612,7 @@ def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
     return lambda: (
         len(judge._cases),
         len(judge._seats),
-        len(judge.told()),
+        len(judge.findings()),
         len(judge._causes._watched),
         len(judge.verdicts()),
     )
@@ -707,7 +707,7 @@ def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
 def test_what_is_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
-    monkeypatch.setattr(StackQuestion, "look", lambda *_: Evidence())
+    monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence())
     bench.join(0, 1)
     bench.train(25)
     bench.join(0, job_type="eval", world_size=1)

@@ -375,8 +375,8 @@ def test_a_full_disk_is_said_once_and_leaves_nothing_half(
 
 
 def test_by_default_they_lie_where_a_reboot_leaves_them() -> None:
-    assert postmortem.place("") == Path(f"/var/tmp/otel_ddp-{os.geteuid()}/postmortems")
-    assert postmortem.place("there") == Path.cwd() / "there"
+    assert postmortem.directory("") == Path(f"/var/tmp/otel_ddp-{os.geteuid()}/postmortems")
+    assert postmortem.directory("there") == Path.cwd() / "there"
 
 
 # -- what the agent feeds it

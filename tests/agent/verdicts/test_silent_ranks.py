@@ -56,7 +56,7 @@ class Node:
         self.journals.remove(journal)
 
     def said(self, later_ns: int = MINUTE_NS) -> list[str]:
-        self.silent.look(self.journals, time.time_ns() + later_ns)
+        self.silent.poll(self.journals, time.time_ns() + later_ns)
         assert all((each["run"], each["group"]) == ("r", "g") for each in self.silent.notes())
         return [each["sentence"] for each in self.silent.notes()]
 

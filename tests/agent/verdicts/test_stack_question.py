@@ -180,28 +180,28 @@ class Job:
         """Rank and process."""
         return {dict(each.who)["rank"]: each.reader.pid for each in self.ranks}
 
-    def look(self) -> list[Verdict | None]:
+    def poll(self) -> list[Verdict | None]:
         """One look of the agent; the verdicts, None for one that holds no longer."""
         now_ns = time.time_ns()
         found = {each: each.position() for each in self.ranks}
         positions = [each for each in found.values() if each is not None]
-        changes = self.stalls.look(now_ns, positions, self.known)
+        changes = self.stalls.poll(now_ns, positions, self.known)
         for each in self.ranks:
             question = self.stalls.questions.get(each.who)
             if question is not None:
                 self.questions.append(question)
                 each.probe.ask(question, now_ns)
-        self.known = {each.who: each.probe.look(now_ns) for each in self.ranks}
+        self.known = {each.who: each.probe.poll(now_ns) for each in self.ranks}
         return [each.verdict if each.opened else None for each in changes]
 
     def verdict(self) -> Verdict:
         """The first one."""
-        found = until(self.look, "a verdict")
+        found = until(self.poll, "a verdict")
         (verdict,) = found
         return verdict
 
     def over(self) -> None:
-        assert until(self.look, "the end of the stall") == [None]
+        assert until(self.poll, "the end of the stall") == [None]
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str],
     assert job.questions == ["where", "where", "what", "what"]
     # Nothing changes, so nothing is told again.
     for _ in range(20):
-        assert job.look() == []
+        assert job.poll() == []
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_loop_of_collectives_that_no_hook_sees_is_no_stall(hang: Callable[[str
     until(lambda: all((each.position() or NOWHERE).name for each in job.ranks), "the loop")
     began = time.monotonic()
     while time.monotonic() < began + 2 * FLOOR_S:
-        assert job.look() == []
+        assert job.poll() == []
         time.sleep(0.02)
     assert "where" in job.questions
 
@@ -352,9 +352,9 @@ def test_nothing_is_known_of_a_process_that_only_has_the_same_number(tmp_path: P
     mine = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     journal = tmp_path / "x.journal"
 
-    assert StackQuestion(journal, os.getpid(), mine).look(1).kernel is not None
-    assert StackQuestion(journal, os.getpid(), mine + 1).look(1).kernel is None
-    assert StackQuestion(journal, os.getpid(), 0).look(1).kernel is None
+    assert StackQuestion(journal, os.getpid(), mine).poll(1).kernel is not None
+    assert StackQuestion(journal, os.getpid(), mine + 1).poll(1).kernel is None
+    assert StackQuestion(journal, os.getpid(), 0).poll(1).kernel is None
 
 
 def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path) -> None:
@@ -367,10 +367,10 @@ def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path)
 
     probe = StackQuestion(tmp_path / "x.journal", 7, 99, proc=tmp_path)
     write(100, 100, "S")
-    first = probe.look(1_000_000_000).kernel
+    first = probe.poll(1_000_000_000).kernel
     write(200, 101, "D")
-    second = probe.look(3_000_000_000).kernel
-    third = probe.look(4_000_000_000).kernel
+    second = probe.poll(3_000_000_000).kernel
+    third = probe.poll(4_000_000_000).kernel
 
     assert first == Kernel("S", False, None)
     assert second == Kernel("D", False, 100 / os.sysconf("SC_CLK_TCK") / 2, "", 1)
@@ -394,7 +394,7 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
         probe.ask("where", 1)
         threads = [{"main": True, "id": main}, {"trains": True, "id": 8}]
         (tmp_path / "x.answer").write_text(json.dumps({"question": 99, "threads": threads}))
-        kernel = probe.look(2).kernel
+        kernel = probe.poll(2).kernel
     finally:
         os.close(reader)
 
@@ -409,7 +409,7 @@ def test_nobody_there_is_told_from_nobody_answering(tmp_path: Path) -> None:
     assert not probe.ask("where", 1)
     os.mkfifo(fifo)
     assert not probe.ask("where", 1)
-    assert probe.look(2).silent_s is None
+    assert probe.poll(2).silent_s is None
 
     reader = os.open(fifo, os.O_RDWR)
     try:
@@ -417,7 +417,7 @@ def test_nobody_there_is_told_from_nobody_answering(tmp_path: Path) -> None:
         # However often it is asked, the agent does not wait for room.
         while probe.ask("where", 2_000_000_000) and _unread(reader) < 60_000:
             pass
-        assert probe.look(5_000_000_000).silent_s == 4.0
+        assert probe.poll(5_000_000_000).silent_s == 4.0
     finally:
         os.close(reader)
 
@@ -444,9 +444,9 @@ def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None
         probe = StackQuestion(journal, 1, 0)
         probe.ask("where", 1)
         (tmp_path / "x.answer").write_text(content)
-        assert not probe.look(2).heard
+        assert not probe.poll(2).heard
         numbers = '{"question": 99, "threads": [{"main": true, "frames": [[1], 2]}], "groups": [3]}'
         (tmp_path / "x.answer").write_text(numbers)
-        assert probe.look(3).heard
+        assert probe.poll(3).heard
     finally:
         os.close(reader)

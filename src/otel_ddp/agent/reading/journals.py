@@ -127,7 +127,7 @@ class Journals:
             for journal in self._journals.values():
                 if not journal.gone_ns and journal.reader.writer_lives():
                     journal.seen_alive_ns = time.time_ns()
-        self.judge.take(self._journals.values())
+        self.judge.poll(self._journals.values())
 
     @containment.contained()
     def _take_one(self, journal: JournalFeed) -> None:
@@ -142,7 +142,7 @@ class Journals:
 
     def documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that were read since the last time, and the verdicts."""
-        taken = self.judge.documents()
+        taken = self.judge.flush_documents()
         for journal in self._journals.values():
             if journal.documents:
                 taken.append((journal.labels, journal.project, journal.documents))
@@ -193,8 +193,8 @@ class Journals:
                 self._stand_one(
                     journal, now_ns, newest[journal.labels] == journal.reader.created_ns
                 )
-            self.judge.stand(now_ns)
-        self.silent.look(self._journals.values(), now_ns)
+            self.judge.update_series(now_ns)
+        self.silent.poll(self._journals.values(), now_ns)
 
     def _seats(self) -> Iterator[tuple[Labels, int]]:
         for journal in self._journals.values():

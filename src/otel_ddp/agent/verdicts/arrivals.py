@@ -102,7 +102,7 @@ class Arrivals:
         """Whether the rank's waits are told apart from its work without us."""
         (self._waits_unknown.discard if known else self._waits_unknown.add)(who)
 
-    def take(self, who: Who, journal: JournalFeed, steps: Sequence[Step]) -> None:
+    def feed(self, who: Who, journal: JournalFeed, steps: Sequence[Step]) -> None:
         """More steps of a rank, as its journal tells them."""
         seat = self._seats.get(who)
         if seat is None or seat.journal is not journal:
@@ -118,7 +118,7 @@ class Arrivals:
 
     # -- asking
 
-    def look(self, now_ns: int, quiet: bool) -> list[Change]:
+    def poll(self, now_ns: int, quiet: bool) -> list[Change]:
         """What has changed. *quiet*: nobody is asked anything else at the moment."""
         if not self.wanted:
             self._let_go()
@@ -130,7 +130,7 @@ class Arrivals:
             self._ask(now_ns)
         if self._heard_ns is not None and now_ns - self._heard_ns > _STALE_NS:
             self._let_go()
-        changes = self._stragglers.look()
+        changes = self._stragglers.poll()
         return [each for each in changes if each.verdict.kind in _SPEED]
 
     def _ask(self, now_ns: int) -> None:
@@ -145,7 +145,7 @@ class Arrivals:
     def _listen(self, now_ns: int) -> None:
         assert self._asked_ns is not None
         for seat in self._seats.values():
-            if seat.answer is None and seat.probe.look(now_ns).silent_s is None:
+            if seat.answer is None and seat.probe.poll(now_ns).silent_s is None:
                 seat.answer = _understood(seat.probe.answer)
         answers = {who: seat.answer for who, seat in self._seats.items() if seat.answer}
         pause_s = max((each.in_s for each in answers.values()), default=_SILENT_S)

@@ -28,7 +28,7 @@ class Exits:
         # Those that told their end, and may be there all the same.
         self._leaving: dict[JournalFeed, Gone] = {}
 
-    def take(self, journal: JournalFeed, who: Who, now_ns: int) -> Gone:
+    def feed(self, journal: JournalFeed, who: Who, now_ns: int) -> Gone:
         """How this process ended, as far as that is known at once."""
         self._ended.add(who)
         gone = self._gone(journal, who)
@@ -40,7 +40,7 @@ class Exits:
         ]
         return gone
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See which of those that told their end are still there."""
         for journal, gone in self._leaving.items():
             if self._causes.is_there(*_process(journal)):

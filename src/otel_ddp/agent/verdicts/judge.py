@@ -75,7 +75,7 @@ class Judge:
         self._series = VerdictSeries(ledger, self._origin_ns)
 
     @containment.contained()
-    def take(self, journals: Iterable[JournalFeed]) -> None:
+    def poll(self, journals: Iterable[JournalFeed]) -> None:
         """What the processes have told since the last time, and where they stand now."""
         now_ns = self._origin_ns + self._clock()
         # Of two with one name the newer one is the one that stands there.
@@ -164,15 +164,15 @@ class Judge:
         looks: tuple[Callable[[], list[Change]], ...] = (
             lambda: self._deaths(case, journals, now_ns),
             lambda: self._stalls(case, journals, now_ns),
-            case.stragglers.look,
-            lambda: case.arrivals.look(now_ns, not case.stalls.suspects),
-            case.bounds.look,
-            case.creep.look,
-            lambda: case.nonfinite.look(now_ns),
+            case.stragglers.poll,
+            lambda: case.arrivals.poll(now_ns, not case.stalls.suspects),
+            case.bounds.poll,
+            case.creep.poll,
+            lambda: case.nonfinite.poll(now_ns),
         )
         # All are asked before anything is told: post-mortems say what else was found.
         for change in [each for look in looks for each in _found(look)]:
-            self._reporter.tell(case, change, journals, now_ns)
+            self._reporter.report(case, change, journals, now_ns)
 
     def _stalls(self, case: RunCase, journals: list[JournalFeed], now_ns: int) -> list[Change]:
         # Those who have ended first: who lives may have the name of one of them.
@@ -192,9 +192,9 @@ class Judge:
                 positions.append(position)
             # It costs a file a thread: only where there is a suspicion.
             if seat.who in case.stalls.suspects:
-                evidence[seat.who] = seat.probe.look(now_ns)
+                evidence[seat.who] = seat.probe.poll(now_ns)
         case.heard = {who: each.groups for who, each in evidence.items() if each.groups}
-        changes = case.stalls.look(now_ns, positions, evidence)
+        changes = case.stalls.poll(now_ns, positions, evidence)
         for journal in journals:
             seat = self._seats[journal]
             if (question := case.stalls.questions.get(seat.who)) and journal.ended_at is None:
@@ -243,12 +243,12 @@ class Judge:
                 continue
             case.leave(seat.who)
             case.leaving.append(seat.who)
-            gone = case.endings.take(journal, seat.who, now_ns)
+            gone = case.endings.feed(journal, seat.who, now_ns)
             found.append(gone)
             case.last[seat.who] = said(journal)
             if (position := self._position(journal, seat)) is not None:
                 case.ended[seat.who] = position, gone.gone_ns
-        case.endings.look()
+        case.endings.poll()
         found += case.endings.reconsidered(now_ns)
         if not found:
             return changes
@@ -259,16 +259,16 @@ class Judge:
         """Descriptors that become readable when a process dies."""
         return self._causes.handles()
 
-    def documents(self) -> list[tuple[Labels, str, list[Document]]]:
+    def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """What is to be exported, once."""
-        return self._reporter.documents()
+        return self._reporter.flush_documents()
 
     # -- standing
 
-    def stand(self, now_ns: int) -> None:
+    def update_series(self, now_ns: int) -> None:
         """Bring the series up to date. The caller holds the ledger's lock."""
         for case in self._cases.values():
-            self._series.stand(case, now_ns)
+            self._series.update_series(case, now_ns)
 
     def retire(self, runs: set[Who]) -> None:
         """Forget the runs of which nothing is left to show."""
@@ -285,9 +285,9 @@ class Judge:
         cases = list(self._cases.values())
         return [plain(each) for case in cases for each in list(case.verdicts.values())][-_KEPT:]
 
-    def told(self) -> list[str]:
+    def findings(self) -> list[str]:
         """What was ever found, also where it is over."""
-        return self._reporter.told()[-_KEPT:]
+        return self._reporter.findings()[-_KEPT:]
 
     def insufficient(self) -> list[dict[str, str]]:
         """Runs of which nothing can be said, and why."""
@@ -320,7 +320,7 @@ def _feed(detector: Stragglers | Bounds, who: Who, facts: Sequence[StepFacts]) -
 
 @containment.contained()
 def _listen(arrivals: Arrivals, who: Who, journal: JournalFeed, steps: Sequence[Step]) -> None:
-    arrivals.take(who, journal, steps)
+    arrivals.feed(who, journal, steps)
 
 
 @containment.contained(default=())

@@ -42,7 +42,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDED = ("finished", "failed", "killed")
 
 
-def place(named: str) -> Path:
+def directory(named: str) -> Path:
     """Where post-mortems lie: not in memory, so that they outlive the journals and a reboot."""
     if named:
         return Path(named).absolute()

@@ -39,7 +39,7 @@ class VerdictReporter:
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
     @containment.contained()
-    def tell(
+    def report(
         self, case: RunCase, change: Change, journals: Sequence[JournalFeed], now_ns: int
     ) -> None:
         """A verdict of this run is reached, has changed, or holds no longer."""
@@ -127,12 +127,12 @@ class VerdictReporter:
             earlier=earlier,
         )
 
-    def documents(self) -> list[tuple[Labels, str, list[Document]]]:
+    def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """What is to be exported, once."""
         documents, self._documents = self._documents, []
         return documents
 
-    def told(self) -> list[str]:
+    def findings(self) -> list[str]:
         """What was ever found, also where it is over, the latest last."""
         return list(self._told.values())
 

@@ -15,18 +15,18 @@ class VerdictSeries:
         self._ledger = ledger
         self._origin_ns = origin_ns
 
-    def stand(self, case: RunCase, now_ns: int) -> None:
+    def update_series(self, case: RunCase, now_ns: int) -> None:
         """Bring the series of this run up to date."""
         case.showing = set()
-        self._stand_speed(case, now_ns)
-        self._stand_own_collectives(case, now_ns)
-        self._stand_stalls(case, now_ns)
+        self._update_speed(case, now_ns)
+        self._update_own_collectives(case, now_ns)
+        self._update_stalls(case, now_ns)
         for metric, labels in case.shown - case.showing:
             self._ledger.forget(self._ledger.series(metric, labels))
         case.shown = case.showing
 
     @containment.contained()
-    def _stand_speed(self, case: RunCase, now_ns: int) -> None:
+    def _update_speed(self, case: RunCase, now_ns: int) -> None:
         if case.report is None or case.report_is_old:
             case.report_is_old = False
             told_by = case.arrivals if case.arrivals.wanted else case.stragglers
@@ -53,14 +53,14 @@ class VerdictSeries:
             )
 
     @containment.contained()
-    def _stand_own_collectives(self, case: RunCase, now_ns: int) -> None:
+    def _update_own_collectives(self, case: RunCase, now_ns: int) -> None:
         for who, phases in case.own.items():
             for phase in phases:
                 metric = catalog.TRAINING_OWN_COLLECTIVES
                 self._show(case, metric, who, 1.0, now_ns, ("phase", phase))
 
     @containment.contained()
-    def _stand_stalls(self, case: RunCase, now_ns: int) -> None:
+    def _update_stalls(self, case: RunCase, now_ns: int) -> None:
         for who, limit_s in case.stalls.limits.items():
             self._show(case, catalog.TRAINING_STALL_TIMEOUT, who, limit_s, now_ns)
             stalled = float(case.stalls.stalled.get(who, False))

@@ -39,7 +39,7 @@ class SilentRanks:
         return self._notes
 
     @containment.contained()
-    def look(self, journals: Iterable[JournalFeed], now_ns: int) -> None:
+    def poll(self, journals: Iterable[JournalFeed], now_ns: int) -> None:
         """What is true now; each sentence goes to the log once."""
         by_launch: dict[str, list[JournalFeed]] = {}
         for journal in journals:

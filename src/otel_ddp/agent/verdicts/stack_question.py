@@ -73,7 +73,7 @@ class StackQuestion:
             self._asked_ns = now_ns
         return True
 
-    def look(self, now_ns: int) -> Evidence:
+    def poll(self, now_ns: int) -> Evidence:
         """What is known by now. *now_ns* is on the clock that `ask` was given."""
         if self._asked_ns is not None:
             self._listen(now_ns)

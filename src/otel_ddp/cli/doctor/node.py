@@ -133,7 +133,7 @@ def directories(scene: DoctorInputs) -> Findings:
         (
             "post-mortem",
             "OTEL_DDP_POSTMORTEM_DIR",
-            postmortem.place(conf.postmortem_directory),
+            postmortem.directory(conf.postmortem_directory),
         ),
     ):
         named = subject != "spool" and bool(conf.postmortem_directory)
