@@ -32,13 +32,15 @@ KNOWS = {
     "agent": {
         "__init__": "",
         "ledger": "",
+        "reading": "ledger",
+        "node": "ledger reading",
+        "verdicts": "ledger node reading",
         "node_status": "reading",
-        "reading": "ledger node node_status verdicts",
-        "node": "ledger",
-        "verdicts": "ledger node node_status reading",
-        "export": "ledger reading",
+        "export": "ledger",
         "scrape": "ledger",
-        "service": "export ledger node reading scrape verdicts",
+        "startup": "",
+        "wakeup": "",
+        "service": "export ledger node reading scrape startup verdicts wakeup",
     },
     "identity": {
         "__init__": "",
@@ -83,7 +85,7 @@ KNOWS = {
     },
 }
 # Floors whose circles are not opened yet.
-CIRCLES = {"agent", "torch"}
+CIRCLES = {"torch"}
 # A third-party package, and the only places that may name it.
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/",

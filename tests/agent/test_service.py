@@ -15,8 +15,7 @@ import pytest
 
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.service import wait
-from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.wakeup import wait
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
@@ -107,15 +106,20 @@ def journal(tmp_path: Path) -> Path:
     return copy
 
 
+def delete_done(journals: Journals) -> None:
+    done = journals.done()
+    journals.close(done)
+    journals.delete(done)
+
+
 @pytest.fixture
-def processes(tmp_path: Path, place: Place) -> Iterator[Journals]:
-    ledger = Ledger()
-    made = Journals(place, ledger, "n", Judge(ledger, 60.0, tmp_path))
+def journals(tmp_path: Path, place: Place) -> Iterator[Journals]:
+    made = Journals(place, Ledger(), "n")
     yield made
-    made.take()
+    made.poll()
     made.commit(made.marks())
-    made.release(lambda: None)
-    made.take()
+    delete_done(made)
+    made.poll()
     assert not made.marks()
 
 
@@ -138,28 +142,28 @@ def one_left_of(files: int) -> Iterator[None]:
 def test_a_journal_for_which_no_file_was_left_is_read_later(
     place: Place,
     journal: Path,
-    processes: Journals,
+    journals: Journals,
     files: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second = (shutil.copy(journal, place.directory / f"{n}.journal") for n in (1, 2))
 
     with one_left_of(files):
-        processes.look()
-        processes.look()
+        journals.find()
+        journals.find()
 
-        assert list(processes.marks()) == [first]
-        assert processes.unreadable() == [f"{second}: Too many open files"]
-        said = processes.remark()
+        assert list(journals.marks()) == [first]
+        assert journals.unreadable() == [f"{second}: Too many open files"]
+        said = journals.remark()
     assert f"the agent may have {files} files open. Raise that limit" in said
     assert [each.message for each in caplog.records] == [said]
-    processes.look()
-    assert list(processes.marks()) == [first, second]
-    assert (processes.unreadable(), processes.remark()) == ([], "")
+    journals.find()
+    assert list(journals.marks()) == [first, second]
+    assert (journals.unreadable(), journals.remark()) == ([], "")
 
 
 def test_many_processes_leave_files_for_what_else_the_agent_does(
-    place: Place, journal: Path, processes: Journals, files: int
+    place: Place, journal: Path, journals: Journals, files: int
 ) -> None:
     # Two for each process; 32 are for others.
     room = (files - 32) // 2
@@ -167,36 +171,36 @@ def test_many_processes_leave_files_for_what_else_the_agent_does(
         shutil.copy(journal, place.directory / f"{number}.journal")
 
     with limited_to(files):
-        processes.look()
+        journals.find()
 
-        assert len(processes.marks()) == room
-        assert processes.remark().startswith("2 of the journals wait")
-    processes.look()
-    assert len(processes.marks()) == room + 2
+        assert len(journals.marks()) == room
+        assert journals.remark().startswith("2 of the journals wait")
+    journals.find()
+    assert len(journals.marks()) == room + 2
 
 
 def test_what_is_no_journal_is_said_once_and_until_it_is_gone(
-    place: Place, journal: Path, processes: Journals, caplog: pytest.LogCaptureFixture
+    place: Place, journal: Path, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, link = place.directory / "1.journal", place.directory / "2.journal"
     bad.write_bytes(b"no")
     link.symlink_to(journal)
 
-    processes.look()
-    processes.look()
+    journals.find()
+    journals.find()
 
     told = [f"{bad} is not a journal", f"{link}: Too many levels of symbolic links"]
-    assert processes.unreadable() == told
+    assert journals.unreadable() == told
     assert [each.message.partition(";")[0] for each in caplog.records] == told
-    assert processes.remark() == ""
+    assert journals.remark() == ""
     bad.unlink()
     os.replace(shutil.copy(journal, place.directory / "whole"), link)
-    processes.look()
-    assert (list(processes.marks()), processes.unreadable()) == ([link], [])
+    journals.find()
+    assert (list(journals.marks()), journals.unreadable()) == ([link], [])
 
 
 def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
-    tmp_path: Path, place: Place, processes: Journals
+    tmp_path: Path, place: Place, journals: Journals
 ) -> None:
     told = {"run": "r", "description": "why", "tags": "a"}
     writer = JournalWriter(tmp_path, 128 * 1024, told)
@@ -204,12 +208,12 @@ def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
     copies = [shutil.copy(writer.path, place.directory / f"{n:02}.journal") for n in range(22)]
     writer.close()
 
-    processes.look()
-    processes.take()
-    processes.commit(processes.marks())
-    processes.release(lambda: None)
+    journals.find()
+    journals.poll()
+    journals.commit(journals.marks())
+    delete_done(journals)
 
-    ended = processes.ended()
+    ended = journals.describe_ended()
     assert [each["journal"] for each in ended] == [path.name for path in copies]
     prose = [(each["description"], each["config"]) for each in ended]
     assert prose == [("", {})] * 2 + [("why", {"lr": 0.1})] * 20

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from otel_ddp import catalog
 from otel_ddp.agent.reading import workers
+from otel_ddp.agent.reading.process_status import OVER, describe, long_texts, state_of
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
-_STATES = {code: word for word, code in catalog.STATES.items()}
-_PHASES = {code: word for word, code in catalog.PHASES.items()}
 # An agent writes its file every few seconds.
 _SILENT_S = 20.0
-_OVER = ("finished", "failed", "killed")
-ENDED = tuple(catalog.STATES[word] for word in _OVER)
 # By then an agent is up, and who took the place of another has it for itself.
 _LONG_NS = 10_000_000_000
 _LAST_BYTES = 4096
@@ -56,7 +53,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
             where = {"directory": str(place.directory), "agent_log": _last_line(place)}
             unserved.append({**where, "processes": len(long_here)})
     # The agent goes on about a run that is over: its ranks are gone, so one or none is left.
-    going = [_run(each) for each in processes if each.get("state") not in _OVER]
+    going = [_run(each) for each in processes if each.get("state") not in OVER]
     for agent in agents:
         agent["insufficient"] = [each for each in agent["insufficient"] if _run(each) in going]
     processes.sort(key=lambda each: (each["started_ns"], str(each["node"]), each["rank"] or 0))
@@ -95,7 +92,7 @@ def _processes(
 
 
 def _long_here(process: Mapping[str, Any], now_ns: int) -> bool:
-    return process["state"] not in _OVER and now_ns - process["started_ns"] > _LONG_NS
+    return process["state"] not in OVER and now_ns - process["started_ns"] > _LONG_NS
 
 
 def _last_line(place: Place) -> str:
@@ -171,96 +168,10 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     reader.refresh()
     last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
     progress = reader.progress()
-    state = judge(None if progress is None else progress.state, alive)
+    state = state_of(None if progress is None else progress.state, alive)
     if state == catalog.STATES["killed"]:
         lives = os.path.exists(f"/proc/{workers.parent(reader)}")
         if workers.was_ended(reader, workers.End(parent_lives=lives)):
             state = catalog.STATES["finished"]
     seen_ns = time.time_ns() if alive else 0
-    return {**describe(reader, state, last_step, seen_ns), **prose(reader)}
-
-
-def judge(said: int | None, alive: bool) -> int:
-    """The state of a process: what it said last, or killed if it went without a word."""
-    state = catalog.STATES["starting"] if said is None else said
-    if state not in _STATES:
-        state = catalog.STATES["running"]
-    if state not in ENDED and not alive:
-        return catalog.STATES["killed"]
-    return state
-
-
-class World(NamedTuple):
-    """What a process says of how many ranks train with it."""
-
-    size: int
-    trains: bool
-    """It has made a step, or a launcher has started it again: not so most evaluators and actors."""
-
-
-def training_world(living: Iterable[World], last: World) -> int:
-    """How many ranks of a run train together, by its living processes, and as it was *last*.
-
-    What is left, or comes, after the training has ended does not become the training: it has to
-    train, or to be several where no process was ever heard to train.
-    """
-    living = list(living)
-    if trains := [each.size for each in living if each.trains]:
-        return max(trains)
-    largest = max((each.size for each in living), default=0)
-    if not last.size or (largest > 1 and not last.trains):
-        return largest
-    return last.size
-
-
-def prose(reader: JournalReader) -> dict[str, Any]:
-    """What may be long of what is said of a process."""
-    return {"description": reader.identity.get("description"), "config": reader.config}
-
-
-def describe(
-    reader: JournalReader, state: int, last_step: int | None, seen_alive_ns: int
-) -> dict[str, Any]:
-    """One process in words."""
-    who = reader.identity
-    progress = reader.progress()
-    phase, since_ns, steps = "other", reader.created_ns, [last_step]
-    if progress is not None:
-        phase = _PHASES.get(progress.phase_code, "other")
-        # A name is of a phase without a code; inside of it there may be others.
-        name = reader.names.get(progress.phase_name)
-        if phase == "other" and name is not None:
-            phase = name.text
-        since_ns = reader.created_ns + progress.phase_after_ns
-        steps.append(progress.step)
-    return {
-        "run": who.get("run"),
-        "group": who.get("group"),
-        "job_type": who.get("job_type"),
-        "project": who.get("project"),
-        "name": who.get("name"),
-        "tags": who.get("tags"),
-        "node": who.get("node") or who.get("host"),
-        "host": who.get("host"),
-        "rank": who.get("global_rank"),
-        "local_rank": who.get("local_rank"),
-        "world_size": who.get("world_size"),
-        "node_rank": who.get("node_rank"),
-        "trains": bool(who.get("restarts")) or workers.made_steps(reader),
-        "proxy": workers.is_proxy(reader),
-        "launcher": who.get("launcher"),
-        "strategy": who.get("strategy"),
-        "exported": bool(who.get("exported")),
-        "settled": bool(who.get("settled")),
-        "pid": reader.pid,
-        "state": _STATES.get(state, "running"),
-        "reason": reader.reason(),
-        "step": max((step for step in steps if step is not None), default=None),
-        "phase": phase,
-        "phase_since_ns": since_ns,
-        # Of a process that is gone: when it was last seen, if anybody looked.
-        "seen_alive_ns": seen_alive_ns or None,
-        "started_ns": reader.created_ns,
-        "lost": reader.lost,
-        "journal": reader.path.name,
-    }
+    return {**describe(reader, state, last_step, seen_ns), **long_texts(reader)}

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from otel_ddp.agent.node_status import World, survey, training_world
+from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.cli import where
 from otel_ddp.errors import ConfigError
 

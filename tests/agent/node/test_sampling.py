@@ -20,7 +20,8 @@ from otel_ddp.agent.node.gpu.driver import Device, Missing, Question, User
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.process.process_stat import read_process_stat
 from otel_ddp.agent.node.reading import Reading
-from otel_ddp.agent.node.sampling import Rank, Sampling
+from otel_ddp.agent.node.sampling import Sampling
+from otel_ddp.agent.reading.rank import Rank
 
 BOARD = Device("GPU-1234", "0", "H100")
 OF_BOARD = {"hw.id": "GPU-1234", "gpu": "0", "hw.name": "H100"}

@@ -12,9 +12,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_ddp import catalog
-from otel_ddp.agent import node_status
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading import process_status
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.step_spans import StepSpans
@@ -90,8 +90,8 @@ class Bench:
 
     def take(self) -> None:
         now = time.time_ns()
-        self.journal.take(now, alive=True)
-        self.journal.stand(now, leads=True)
+        self.journal.poll(now, alive=True)
+        self.journal.update_series(now, is_newest=True)
 
     def start_again(self) -> None:
         """Another agent in the place of one that was killed."""
@@ -151,7 +151,7 @@ def test_a_process_that_never_learns_its_name_is_told_of_when_it_ends(tmp_path: 
     bench = Bench(tmp_path, {**TOLD, "global_rank": None, "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
-    bench.journal.take(time.time_ns(), alive=False)
+    bench.journal.poll(time.time_ns(), alive=False)
 
     assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
     assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
@@ -202,11 +202,11 @@ def test_an_agent_that_starts_again_gives_no_value_a_time_that_was_given_before(
         for number in numbers:
             others_too = {f"{name}": float(number) for name in range(others)}
             bench.log({"x": float(number), **others_too}, number, at_ns)
-        bench.journal.take(at_ns, alive=True)
+        bench.journal.poll(at_ns, alive=True)
 
     log(1, 2, 3)
     bench.log({"on time": 0.0}, 0, at_ns - 10**10)
-    bench.journal.take(at_ns, alive=True)
+    bench.journal.poll(at_ns, alive=True)
     mark = bench.journal.reader.mark()
     # Sent, but killed before that was written down; then once more, before anything is.
     log(4, 5)
@@ -236,14 +236,14 @@ def test_times_that_ran_ahead_are_forgotten_when_they_are_over(bench: Bench) -> 
     at_ns = time.time_ns()
     for number in (1, 2):
         bench.log({"x": float(number)}, number, at_ns)
-    bench.journal.take(at_ns, alive=True)
+    bench.journal.poll(at_ns, alive=True)
     beside = bench.writer.path.with_suffix(layout.TAKEN_SUFFIX)
     kept = beside.read_bytes()
 
     for number in range(3, 9):
         at_ns += 2 * 10**9
         bench.log({"x": float(number)}, number, at_ns - 10**9)
-        bench.journal.take(at_ns, alive=True)
+        bench.journal.poll(at_ns, alive=True)
 
     assert len(kept) > layout.TAKEN.size
     assert beside.read_bytes() == kept
@@ -460,8 +460,8 @@ def test_an_exception_that_ended_training_is_counted_by_its_class(
 ) -> None:
     bench.writer.reason(reason)
     bench.writer.state(catalog.STATES["failed"], 1)
-    bench.journal.take(time.time_ns(), True)
-    bench.journal.stand(time.time_ns(), True)
+    bench.journal.poll(time.time_ns(), True)
+    bench.journal.update_series(time.time_ns(), True)
 
     families = dict(bench.ledger.families())
     found = families.get(catalog.TRAINING_EXCEPTIONS, [])
@@ -475,8 +475,8 @@ def test_a_process_whose_place_was_taken_does_not_speak_for_it(bench: Bench) -> 
     before = bench.told(catalog.TRAINING_PHASE)
     bench.writer.phase(3, 0, 2)
 
-    bench.journal.take(time.time_ns(), alive=True)
-    bench.journal.stand(time.time_ns(), leads=False)
+    bench.journal.poll(time.time_ns(), alive=True)
+    bench.journal.update_series(time.time_ns(), is_newest=False)
 
     assert bench.told(catalog.TRAINING_PHASE) == before == {"": 2.0}
 
@@ -491,7 +491,7 @@ def test_a_progress_that_makes_no_sense_does_no_harm(bench: Bench) -> None:
     made_ns = bench.journal.reader.created_ns
     assert bench.told(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
     assert bench.told(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
-    described = node_status.describe(bench.journal.reader, bench.journal.state, None, 0)
+    described = process_status.describe(bench.journal.reader, bench.journal.state, None, 0)
     assert (described["phase"], described["phase_since_ns"]) == ("other", made_ns)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.reading.parents import Parents
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts.parents import Parents
 from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -60,7 +60,7 @@ class Bench:
         self.causes.word = word
         for each in self.journals:
             each.gone_ns = each.gone_ns or (1 if each in gone else 0)
-            each.take(1, each not in gone)
+            each.poll(1, each not in gone)
         self.parents.watch(self.journals)
         return [each.state for each in gone]
 

@@ -68,8 +68,8 @@ class Rank:
         self.words += len(words)
 
     def take(self) -> list[Step]:
-        self.journal.take(self.journal.reader.created_ns, True)
-        return self.journal.fresh_steps()
+        self.journal.poll(self.journal.reader.created_ns, True)
+        return self.journal.new_steps()
 
     def asked(self) -> int | None:
         """The last question that nobody has answered."""

@@ -98,7 +98,7 @@ class Bench:
         self.now_ns = time.monotonic_ns()
         self.gpus: list[dict[str, Any]] = []
         self.judge = Judge(
-            *(self.ledger, FLOOR_S, folder / "incidents"),
+            *(self.ledger, FLOOR_S, folder / "incidents", ExitCauses()),
             clock=lambda: self.now_ns,
             gpus=lambda: list(self.gpus),
         )
@@ -117,7 +117,7 @@ class Bench:
             now_ns = time.time_ns()
             if not rank.alive and not rank.journal.gone_ns:
                 rank.journal.gone_ns = now_ns
-            rank.journal.take(now_ns, rank.alive)
+            rank.journal.poll(now_ns, rank.alive)
         self.judge.poll([rank.journal for rank in self.ranks])
         with self.ledger.lock:
             self.judge.update_series(time.time_ns())
@@ -228,7 +228,7 @@ def test_what_a_process_says_of_its_own_collectives_reaches_the_detectors(
 def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
     bench.join(0, 1)
     for rank, clock in zip(bench.ranks, (1980e6, 1200e6), strict=True):
-        rank.journal.take(time.time_ns(), True)
+        rank.journal.poll(time.time_ns(), True)
         of_rank = {"labels": dict(rank.journal.labels), "throttled": [], "sm_clock_hz": clock}
         bench.gpus.append({"index": "7", **of_rank})
     bench.train(150, late_ms=30)
@@ -642,7 +642,7 @@ def test_a_process_that_gets_another_name_is_not_waited_for_under_the_old_one(
 ) -> None:
     bench.join(0, 1)
     bench.train(50)
-    renamed = {**bench.ranks[1].journal.who, "global_rank": 3}
+    renamed = {**bench.ranks[1].journal.identity, "global_rank": 3}
     bench.ranks[1].writer.document(layout.IDENTITY, renamed)
 
     bench.train(200, late_ms=30)

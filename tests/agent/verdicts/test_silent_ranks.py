@@ -45,7 +45,7 @@ class Node:
         writer = JournalWriter(self.folder, 128 * 1024, told)
         writer.state(STATES[state], time.time_ns() // 1000)
         journal = JournalFeed(JournalReader(writer.path), Ledger(), lambda who: "h")
-        journal.take(time.time_ns(), alive=True)
+        journal.poll(time.time_ns(), alive=True)
         self.writers.append(writer)
         self.journals.append(journal)
         return journal

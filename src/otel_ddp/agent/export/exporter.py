@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from hashlib import blake2s
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import containment
 from otel_ddp.agent.export.otlp.outcome import wanted
 from otel_ddp.agent.export.spool import OFFLINE
-from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading.journals import Journals
+from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +27,22 @@ if TYPE_CHECKING:
 _SETTLE_S = 0.12
 
 
+Marks = dict[Path, tuple[int, int, int]]
+
+
+class Source(Protocol):
+    """What the exporter needs of the journals: they keep everything that is not committed."""
+
+    def marks(self) -> Marks:
+        """How far each journal is read."""
+
+    def commit(self, marks: Marks) -> None:
+        """What was read up to here is delivered or on disk."""
+
+    def submitted(self, marks: Marks) -> None:
+        """What was read up to here was handed to the delivery."""
+
+
 class Exporter:
     """Closed until `connect` finds somewhere to send to."""
 
@@ -35,15 +51,18 @@ class Exporter:
         conf: Settings,
         place: Place,
         ledger: Ledger,
-        processes: Journals,
+        source: Source,
+        documents: Callable[[], list[tuple[Labels, str, list[Document]]]],
         node: str,
         host: str,
         env: Mapping[str, str] = os.environ,
     ) -> None:
+        """*documents*: the spans and events that are new since the last call."""
         self._conf = conf
         self._place = place
         self._ledger = ledger
-        self._processes = processes
+        self._source = source
+        self._documents = documents
         self._node, self._host = node, host
         self._env = env
         self._signals = wanted(env)
@@ -87,15 +106,15 @@ class Exporter:
         """Hand everything new to the delivery; the journals' marks follow when it is settled."""
         if self._delivery is None or self._renderer is None:
             return
-        marks = self._processes.marks()
+        marks = self._source.marks()
 
         def in_safe_hands() -> None:
-            self._processes.commit(marks)
+            self._source.commit(marks)
             if settled is not None:
                 settled()
 
         requests = self._renderer.metrics(self._ledger, time.time_ns())
-        requests += self._renderer.documents(self._processes.documents())
+        requests += self._renderer.documents(self._documents())
         to_export = [request for request in requests if request.signal in self._signals]
         self._delivery.submit(to_export, in_safe_hands)
         if self._conf.offline:
@@ -104,10 +123,10 @@ class Exporter:
     def hand_over(self) -> None:
         """A process has ended and may be waiting: see its last values into safe hands now."""
         if self._delivery is None:
-            self._processes.commit(self._processes.marks())
+            self._source.commit(self._source.marks())
             return
         settled: list[bool] = []
-        self._processes.handed(self._processes.marks())
+        self._source.submitted(self._source.marks())
         self.export(lambda: settled.append(True))
         deadline = time.monotonic() + _SETTLE_S
         while not settled and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,21 +21,12 @@ from otel_ddp.agent.node.process.process import ProcessReader
 from otel_ddp.agent.node.process.process_stat import read_process_stat
 from otel_ddp.agent.node.reading import Reading
 from otel_ddp.agent.node.sampler import Sampler
+from otel_ddp.agent.reading.rank import Rank
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
 # What is older than so many periods is told no longer: absent, rather than of another time.
 _FRESH_PERIODS = 3
 _STOP_S = 0.5
-
-
-class Rank(NamedTuple):
-    """A living process of this node, as far as sampling has to know it."""
-
-    labels: Labels
-    pid: int
-    """As we see it; 0 where we cannot."""
-    start_ticks: int
-    facts: Mapping[str, Any]
 
 
 class _Taken(NamedTuple):

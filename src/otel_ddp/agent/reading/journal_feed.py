@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from otel_ddp import catalog, containment
-from otel_ddp.agent import node_status
 from otel_ddp.agent.ledger import MS, Buckets, Labels, Ledger, Series
+from otel_ddp.agent.reading import process_status
 from otel_ddp.agent.reading.run_info import ConfigRecords, info_labels
 from otel_ddp.agent.reading.series_times import ALL, SeriesTimes
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
@@ -37,6 +37,11 @@ class _Entry(NamedTuple):
     epoch: Series
 
 
+def journal_alone_shows(journal: JournalFeed) -> bool | None:
+    """Whether its parent ended this process, as far as its journal shows that."""
+    return was_ended(journal.reader)
+
+
 class JournalFeed:
     """One journal's way into the ledger."""
 
@@ -45,9 +50,7 @@ class JournalFeed:
         reader: JournalReader,
         ledger: Ledger,
         name_node: Callable[[dict[str, Any]], str],
-        parent_ended: Callable[[JournalFeed], bool | None] = lambda journal: was_ended(
-            journal.reader
-        ),
+        parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
     ) -> None:
         """*parent_ended*: whether its parent has ended this one, which is gone without a word;
         None where that is not known yet."""
@@ -82,29 +85,29 @@ class JournalFeed:
         self._capabilities: set[tuple[str, str]] = set()
         self._steps = StepStream(reader.created_ns)
         self._step_spans = StepSpans()
-        self._fresh_steps: list[Step] = []
+        self._new_steps: list[Step] = []
 
     # -- who it is
 
     @property
-    def who(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return self.reader.identity
 
     @property
     def world_size(self) -> int | None:
         """How many ranks train together with this one, where that is known."""
-        size = self.who.get("world_size")
+        size = self.identity.get("world_size")
         return size if isinstance(size, int) else None
 
     @property
     def restarted(self) -> bool:
         """Whether a launcher has started it again."""
-        return bool(self.who.get("restarts"))
+        return bool(self.identity.get("restarts"))
 
     @property
     def exported(self) -> bool:
         """Whether the strategy lets this process's series leave the node."""
-        return bool(self.who.get("exported"))
+        return bool(self.identity.get("exported"))
 
     @property
     def is_proxy(self) -> bool:
@@ -113,11 +116,11 @@ class JournalFeed:
 
     @property
     def project(self) -> str:
-        return str(self.who.get("project") or "")
+        return str(self.identity.get("project") or "")
 
     def settled(self) -> bool:
         """Whether it knows who it is, or will not learn it any more."""
-        if self.who.get("settled"):
+        if self.identity.get("settled"):
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
         return self.ended_at is not None or age_s > _UNSETTLED_S or self.reader.used() > 0.5
@@ -126,7 +129,7 @@ class JournalFeed:
         if self._known_identities == self.reader.identities:
             return
         self._known_identities = self.reader.identities
-        labels = rank_labels(self.who, self._name_node(self.who), self.reader.pid)
+        labels = rank_labels(self.identity, self._name_node(self.identity), self.reader.pid)
         if labels != self.labels:
             self.forget()
             self.labels = labels
@@ -143,13 +146,13 @@ class JournalFeed:
 
     # -- reading
 
-    def take(self, now_ns: int, alive: bool) -> None:
+    def poll(self, now_ns: int, alive: bool) -> None:
         """Read what is new. The caller holds the ledger's lock."""
         self.reader.refresh()
         if alive:
             self.seen_alive_ns = now_ns
         progress = self.reader.progress()
-        self._judge(progress, alive)
+        self._update_state(progress, alive)
         if not self.settled():
             return
         self._label()
@@ -166,10 +169,10 @@ class JournalFeed:
                 self._take_steps(record)
             elif record.kind == END:
                 # It may have ended after we looked at its progress.
-                self._judge(self.reader.progress(), alive)
+                self._update_state(self.reader.progress(), alive)
             elif self._sent:
                 self.documents.append(record)
-        if self._sent and self.who.get("global_rank") == 0:
+        if self._sent and self.identity.get("global_rank") == 0:
             self.documents += self._config.fresh(self.reader, now_ns)
         if self._late:
             self._keep_times(now_ns)
@@ -182,7 +185,7 @@ class JournalFeed:
     @containment.contained()
     def _take_steps(self, record: Steps) -> None:
         steps = self._steps.feed(record)
-        self._fresh_steps += steps
+        self._new_steps += steps
         if not self._sent:
             return
         every = sampled_every(self.reader.facts)
@@ -190,9 +193,9 @@ class JournalFeed:
             for content in self._step_spans.spans(step, self.labels, every):
                 self.documents.append(Document(SPAN, content, record.position))
 
-    def fresh_steps(self) -> list[Step]:
+    def new_steps(self) -> list[Step]:
         """The steps that were read since the last time."""
-        steps, self._fresh_steps = self._fresh_steps, []
+        steps, self._new_steps = self._new_steps, []
         return steps
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:
@@ -204,18 +207,18 @@ class JournalFeed:
         self.reader.lost -= len(found)
         return found
 
-    def _judge(self, progress: ProgressRecord | None, alive: bool) -> None:
+    def _update_state(self, progress: ProgressRecord | None, alive: bool) -> None:
         said = None if progress is None else progress.state
-        self.state = node_status.judge(said, alive)
+        self.state = process_status.state_of(said, alive)
         if self.state == STATES["killed"]:
             if self._was_ended is None:
                 self._was_ended = self._parent_ended(self)
             if self._was_ended is None:
                 # Nothing is told of its end before it is known what it was.
-                self.state = node_status.judge(said, alive=True)
+                self.state = process_status.state_of(said, alive=True)
             elif self._was_ended:
                 self.state = STATES["finished"]
-        if self.state in node_status.ENDED and self.ended_at is None:
+        if self.state in process_status.ENDED and self.ended_at is None:
             self.ended_at = time.monotonic()
 
     def _restore(self) -> None:
@@ -321,17 +324,17 @@ class JournalFeed:
 
     # -- what stands rather than flows
 
-    def stand(self, now_ns: int, leads: bool) -> None:
+    def update_series(self, now_ns: int, is_newest: bool) -> None:
         """Bring the series of state and totals up to date. The caller holds the ledger's lock.
 
-        *leads* is false for a process that another one with the same labels has replaced: of a
+        *is_newest* is false for a process that another one with the same labels has replaced: of a
         parent and the child that became rank 0, or of two attempts, the newest speaks.
         """
-        if not self.labels or not self.exported or not leads:
+        if not self.labels or not self.exported or not is_newest:
             return
         progress = self.reader.progress()
         self._put(catalog.TRAINING_STATE, self.state, now_ns)
-        self._put(catalog.TRAINING_RESTARTS, float(self.who.get("restarts") or 0), now_ns)
+        self._put(catalog.TRAINING_RESTARTS, float(self.identity.get("restarts") or 0), now_ns)
         if self.world_size is not None:
             self._put(catalog.TRAINING_WORLD_SIZE, self.world_size, now_ns)
         # What another process logs for a rank says nothing of whether that rank lives, or where
@@ -355,7 +358,7 @@ class JournalFeed:
         self._put(catalog.OTEL_DDP_RECORDS_LOST, self._too_fast, now_ns, ("why", "too_fast"))
         self._put_totals(now_ns)
         self._put_capabilities(now_ns)
-        if self.who.get("global_rank") == 0 and not self.is_proxy:
+        if self.identity.get("global_rank") == 0 and not self.is_proxy:
             self._put_run(now_ns)
 
     def step(self) -> int | None:
@@ -415,7 +418,10 @@ class JournalFeed:
             self._info_of = version
             if self._info is not None:
                 self._ledger.forget(self._info)
-            labels = (*self.labels, *info_labels(self.who, self.reader.facts, self.reader.config))
+            labels = (
+                *self.labels,
+                *info_labels(self.identity, self.reader.facts, self.reader.config),
+            )
             self._info = self._ledger.series(
                 catalog.TRAINING_RUN_INFO, labels, self.reader.created_ns, self.project
             )
@@ -423,7 +429,7 @@ class JournalFeed:
 
     def describe(self) -> dict[str, Any]:
         """What `otel-ddp status` shows of this process."""
-        described = node_status.describe(
+        described = process_status.describe(
             self.reader, self.state, self.last_step, self.seen_alive_ns
         )
         described["node"] = dict(self.labels).get("node", described["node"])

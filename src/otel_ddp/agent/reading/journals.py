@@ -1,4 +1,4 @@
-"""The processes of this node: found by their journals, read, let go when all is in safe hands."""
+"""All journals of this node: found, read, and deleted once everything in them is exported."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import containment
-from otel_ddp.agent import node_status
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.node.sampling import Rank
-from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
-from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
-from otel_ddp.diagnosis.facts import run_of
+from otel_ddp.agent.reading.process_status import long_texts
+from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place, lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, Unopened, Unreadable
@@ -32,133 +29,137 @@ Marks = dict[Path, Mark]
 
 _HIDDEN_S = 60.0
 _MOST_ENDED = 500
-# Of the last ones that ended: all of this is written anew every few seconds.
-_MOST_PROSE = 20
-# For who scrapes, for the collector, and for what is written: without them nothing leaves.
+# Only so many of them keep their long texts: the agent's file is rewritten every few seconds.
+_MOST_LONG_TEXTS = 20
+# Files for scrapes, the collector and the spool: without them nothing leaves the node.
 _SPARE_FILES = 32
 
 
 class Ended(NamedTuple):
-    """What is left of a process whose journal is gone: its series, and what is said of it."""
+    """What remains of a process after its journal is deleted: its labels and its description."""
 
     labels: Labels
     created_ns: int
     ended_at: float
-    described: dict[str, Any]
+    description: dict[str, Any]
 
 
 class Journals:
-    """Called from the agent's loop alone, but for `commit`."""
+    """One a node. Only the agent's loop calls it, except for `commit`."""
 
-    def __init__(self, place: Place, ledger: Ledger, own_name: str, judge: Judge) -> None:
+    def __init__(
+        self,
+        place: Place,
+        ledger: Ledger,
+        own_name: str,
+        parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+    ) -> None:
+        """*parent_ended*: as in JournalFeed."""
         self._place = place
-        self.judge = judge
         self._ledger = ledger
-        self._names = NodeNames(place.nodes_file, own_name, living=self._living)
-        self.silent = SilentRanks()
+        self._parent_ended = parent_ended
+        self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         self._journals: dict[Path, JournalFeed] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
-        self._handed: Marks = {}
-        self._bad: dict[Path, str] = {}
-        self._waiting: dict[Path, Unopened] = {}
+        self._submitted: Marks = {}
+        self._unreadable: dict[Path, str] = {}
+        self._unopened: dict[Path, Unopened] = {}
 
-    def _living(self) -> Iterator[Mapping[str, Any]]:
-        # Asked of the lock: what was last seen of it may be a tick old.
+    def _living_identities(self) -> Iterator[Mapping[str, Any]]:
+        # The lock says who lives now: what was read last may be a tick old.
         return (
-            each.who
+            each.identity
             for each in list(self._journals.values())
             if each.ended_at is None and each.reader.writer_lives()
         )
 
     # -- finding and reading
 
-    def look(self) -> None:
-        """Find the journals that are new, and those that could not be opened before."""
-        bad = {path: why for path, why in self._bad.items() if os.path.exists(path)}
-        waiting: dict[Path, Unopened] = {}
-        # Where no file is left, the place itself cannot be looked through.
-        for path in dict.fromkeys((*self._place.journals(), *self._waiting)):
-            if path in self._journals or path in bad:
+    def find(self) -> None:
+        """Open the journals that are new, and those that could not be opened before."""
+        unreadable = {path: why for path, why in self._unreadable.items() if os.path.exists(path)}
+        unopened: dict[Path, Unopened] = {}
+        # With no file descriptor left, the place cannot be listed: try the known ones too.
+        for path in dict.fromkeys((*self._place.journals(), *self._unopened)):
+            if path in self._journals or path in unreadable:
                 continue
             try:
                 reader = self._open(path)
             except Unopened as why:
                 if os.path.exists(path):
-                    waiting[path] = why
+                    unopened[path] = why
             except Unreadable as why:
-                bad[path] = str(why)
+                unreadable[path] = str(why)
                 log.warning("%s", why)
             else:
                 self._journals[path] = JournalFeed(
-                    reader, self._ledger, self._names.name, self.judge.parents.have_ended
+                    reader, self._ledger, self._names.name, self._parent_ended
                 )
-        self._bad, self._waiting = bad, waiting
-        if said := self.remark():
-            containment.warn_once("too many files", "%s", said)
-        for each in waiting.values():
+        self._unreadable, self._unopened = unreadable, unopened
+        if remark := self.remark():
+            containment.warn_once("too many files", "%s", remark)
+        for each in unopened.values():
             if each.errno != errno.EMFILE:
                 text = "%s; this journal is tried again until it can be read"
                 containment.warn_once(f"journal {each.errno}", text, each)
 
     def _open(self, path: Path) -> JournalReader:
-        # Two files a process: its journal, and the handle that tells of its death.
+        # Two files a process: its journal, and the handle that shows its death.
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * (len(self._journals) + 1) + _SPARE_FILES
-        if most != resource.RLIM_INFINITY and wanted > most:
+        needed = 2 * (len(self._journals) + 1) + _SPARE_FILES
+        if most != resource.RLIM_INFINITY and needed > most:
             raise Unopened(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         return JournalReader(path)
 
-    def sweep(self) -> None:
-        """Remove what a process left that was killed while it made its journal."""
+    def delete_unfinished(self) -> None:
+        """Delete the hidden files of processes that were killed while they made their journal."""
         for path in self._place.directory.glob(f".*{layout.SUFFIX}"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _HIDDEN_S and lock_holder(path) is None:
                     path.unlink()
 
-    def take(self) -> None:
+    def poll(self) -> None:
         """Read what is new into the ledger."""
         before = {path for path, journal in self._journals.items() if journal.gone_ns}
         for journal in self._journals.values():
-            self._take_one(journal)
-        self.judge.parents.watch(self._journals.values())
+            self._poll(journal)
         if any(journal.gone_ns and path not in before for path, journal in self._journals.items()):
-            # Who was asked before the dead one, and still lives, was not the first.
+            # A process that was polled before the dead one, and still lives, did not die first.
             for journal in self._journals.values():
                 if not journal.gone_ns and journal.reader.writer_lives():
                     journal.seen_alive_ns = time.time_ns()
-        self.judge.poll(self._journals.values())
 
     @containment.contained()
-    def _take_one(self, journal: JournalFeed) -> None:
-        # Asked before reading: what a process wrote before it died is then surely read.
+    def _poll(self, journal: JournalFeed) -> None:
+        # The lock is asked before the journal is read: so all that a dead process wrote is read.
         now_ns = time.time_ns()
         alive = journal.reader.writer_lives()
         if not alive and not journal.gone_ns:
-            # It was alive when it was last asked, and dead by now; in between it died.
+            # It was alive at the last poll and is dead now: it died in between.
             journal.gone_ns = time.time_ns()
         with self._ledger.lock:
-            journal.take(now_ns, alive)
+            journal.poll(now_ns, alive)
 
     def documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """The spans and events that were read since the last time, and the verdicts."""
-        taken = self.judge.flush_documents()
+        """The spans and events that were read since the last call."""
+        documents = []
         for journal in self._journals.values():
             if journal.documents:
-                taken.append((journal.labels, journal.project, journal.documents))
+                documents.append((journal.labels, journal.project, journal.documents))
                 journal.documents = []
-        return taken
+        return documents
 
-    # -- safe hands
+    # -- what is exported
 
     def marks(self) -> Marks:
         """How far each journal is read."""
         return {path: journal.reader.mark() for path, journal in self._journals.items()}
 
     def commit(self, marks: Marks) -> None:
-        """What was read up to here is in safe hands.
+        """What was read up to here is delivered or on disk.
 
-        Called by the delivery's threads as well; batches settle in order, so marks only grow.
+        The delivery's threads call this too; batches settle in order, so marks only grow.
         """
         for path, mark in marks.items():
             journal = self._journals.get(path)
@@ -167,72 +168,47 @@ class Journals:
                 self._committed[path] = mark
                 journal.reader.commit(*mark)
 
-    def somebody_waits(self) -> bool:
-        """Whether a process has ended whose last values nobody has been given yet."""
+    def submitted(self, marks: Marks) -> None:
+        """What was read up to here was handed to the delivery in a hurry: once is enough."""
+        self._submitted.update(marks)
+
+    def has_unsubmitted_end(self) -> bool:
+        """Whether a process has ended and its last values were not handed to the delivery yet."""
         return any(
             journal.ended_at is not None
-            and mark not in (self._committed.get(path), self._handed.get(path))
+            and mark not in (self._committed.get(path), self._submitted.get(path))
             for path, journal in self._journals.items()
             for mark in [journal.reader.mark()]
         )
 
-    def handed(self, marks: Marks) -> None:
-        """These marks were given to the delivery in a hurry: once is enough."""
-        self._handed.update(marks)
+    # -- series
 
-    # -- standing
-
-    def stand(self) -> None:
-        """Bring the series of states and totals up to date."""
-        now_ns = time.time_ns()
+    def update_series(self, now_ns: int) -> None:
+        """Write states and totals into the ledger. The caller holds the ledger's lock."""
         newest: dict[Labels, int] = {}
-        for labels, created_ns in self._seats():
+        for labels, created_ns in self._all_labels():
             newest[labels] = max(created_ns, newest.get(labels, 0))
-        with self._ledger.lock:
-            for journal in self._journals.values():
-                self._stand_one(
-                    journal, now_ns, newest[journal.labels] == journal.reader.created_ns
-                )
-            self.judge.update_series(now_ns)
-        self.silent.poll(self._journals.values(), now_ns)
+        for journal in self._journals.values():
+            self._update_series(
+                journal, now_ns, newest[journal.labels] == journal.reader.created_ns
+            )
 
-    def _seats(self) -> Iterator[tuple[Labels, int]]:
+    @containment.contained()
+    def _update_series(self, journal: JournalFeed, now_ns: int, is_newest: bool) -> None:
+        journal.update_series(now_ns, is_newest)
+
+    def _all_labels(self) -> Iterator[tuple[Labels, int]]:
+        """The labels of each process that has series, and when its journal was made."""
         for journal in self._journals.values():
             yield journal.labels, journal.reader.created_ns
         for ended in self._ended:
             yield ended.labels, ended.created_ns
 
-    @containment.contained()
-    def _stand_one(self, journal: JournalFeed, now_ns: int, leads: bool) -> None:
-        journal.stand(now_ns, leads)
+    # -- the end of a journal
 
-    # -- letting go
-
-    def release(self, tell: Callable[[], None]) -> None:
-        """Give the memory of dead processes back: shared memory belongs to the living.
-
-        *tell* writes down what is known of them, before their journals go.
-        """
-        done = [path for path, journal in self._journals.items() if self._is_done(path, journal)]
-        if done:
-            # Once more, so that their series say how they ended.
-            self.stand()
-        for path in done:
-            journal = self._journals.pop(path)
-            self._committed.pop(path, None)
-            self._handed.pop(path, None)
-            ended_at = journal.ended_at or 0.0
-            described = {**journal.describe(), **node_status.prose(journal.reader)}
-            self._ended.append(
-                Ended(journal.labels, journal.reader.created_ns, ended_at, described)
-            )
-            journal.reader.close()
-        if done:
-            tell()
-        for path in done:
-            path.unlink(missing_ok=True)
-            for suffix in layout.BESIDE:
-                path.with_suffix(suffix).unlink(missing_ok=True)
+    def done(self) -> list[Path]:
+        """The journals of dead processes in which nothing is left to read or to export."""
+        return [path for path, journal in self._journals.items() if self._is_done(path, journal)]
 
     def _is_done(self, path: Path, journal: JournalFeed) -> bool:
         reader = journal.reader
@@ -244,26 +220,57 @@ class Journals:
             and not reader.writer_lives()
         )
 
-    def retire(self, linger_s: float) -> None:
-        """Forget the series of what ended long ago."""
+    def close(self, done: Collection[Path]) -> None:
+        """Keep the descriptions of these journals, and close them."""
+        for path in done:
+            journal = self._journals.pop(path)
+            self._committed.pop(path, None)
+            self._submitted.pop(path, None)
+            ended_at = journal.ended_at or 0.0
+            description = {**journal.describe(), **long_texts(journal.reader)}
+            self._ended.append(
+                Ended(journal.labels, journal.reader.created_ns, ended_at, description)
+            )
+            journal.reader.close()
+
+    def delete(self, done: Collection[Path]) -> None:
+        """Delete their files: shared memory belongs to the living."""
+        for path in done:
+            path.unlink(missing_ok=True)
+            for suffix in layout.BESIDE:
+                path.with_suffix(suffix).unlink(missing_ok=True)
+
+    def forget_ended(self, linger_s: float) -> None:
+        """Drop the series of the processes that ended long ago."""
         now = time.monotonic()
         old = [each for each in self._ended if now - each.ended_at >= linger_s]
         self._ended = [each for each in self._ended if now - each.ended_at < linger_s]
-        held = {labels for labels, _ in self._seats()}
+        in_use = self.labels()
         with self._ledger.lock:
             for each in old:
-                if each.labels and each.labels not in held:
+                if each.labels and each.labels not in in_use:
                     self._ledger.drop(each.labels)
-        self.judge.retire({run_of(labels) for labels in held})
 
-    # -- what there is
+    # -- questions
+
+    def feeds(self) -> Collection[JournalFeed]:
+        """The journals that are open."""
+        return self._journals.values()
+
+    def labels(self) -> set[Labels]:
+        """The labels of each process that has series."""
+        return {labels for labels, _ in self._all_labels()}
 
     def any_alive(self) -> bool:
         """Whether a process of this node is still at work."""
         return any(journal.ended_at is None for journal in self._journals.values())
 
+    def is_empty(self) -> bool:
+        """Whether nothing is left to read, to export or to show."""
+        return not self._journals and not self._ended
+
     def ranks(self) -> list[Rank]:
-        """Those that are at work, as far as sampling has to know them."""
+        """The ranks that are at work."""
         return [
             Rank(each.labels, each.pid, each.reader.start_ticks, each.reader.facts)
             for each in self._journals.values()
@@ -271,28 +278,34 @@ class Journals:
         ]
 
     def pids(self) -> set[int]:
-        """Of all that have a journal, also of those whose run is over and that live on."""
+        """The processes that have a journal, also those that live on after the end of their run."""
         return {each.pid for each in self._journals.values()} - {0}
 
-    def empty(self) -> bool:
-        """Whether nothing is left to read, to hand over or to show."""
-        return not self._journals and not self._ended
-
     def terms(self) -> set[str]:
-        """Under which terms for their agent the living processes were started."""
+        """The terms for their agent with which the living processes were started."""
         return {
             str(journal.reader.facts.get("terms") or "")
             for journal in self._journals.values()
             if journal.ended_at is None
         }
 
+    def node_names(self) -> dict[str, str]:
+        """The node label of each journal."""
+        return {
+            path.name: dict(journal.labels)["node"]
+            for path, journal in self._journals.items()
+            if journal.labels
+        }
+
+    # -- for people
+
     def unreadable(self) -> list[str]:
-        """Why the journals that are there and are not read are not."""
-        return [*self._bad.values(), *map(str, self._waiting.values())]
+        """One sentence for each journal that cannot be read."""
+        return [*self._unreadable.values(), *map(str, self._unopened.values())]
 
     def remark(self) -> str:
-        """What to do where there are more processes than we may have files open."""
-        count = sum(each.errno == errno.EMFILE for each in self._waiting.values())
+        """What to do if there are more processes than the agent may have files open."""
+        count = sum(each.errno == errno.EMFILE for each in self._unopened.values())
         if not count:
             return ""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -302,20 +315,12 @@ class Journals:
             "the training, or the agent, is started"
         )
 
-    def nodes(self) -> dict[str, str]:
-        """The node label of each journal."""
-        return {
-            path.name: dict(journal.labels)["node"]
-            for path, journal in self._journals.items()
-            if journal.labels
-        }
+    def describe(self) -> list[dict[str, Any]]:
+        """Every process."""
+        return [*self.describe_ended(), *(each.describe() for each in list(self.feeds()))]
 
-    def ended(self) -> list[dict[str, Any]]:
-        """What is said of the processes whose journals are gone."""
-        told = [each.described for each in self._ended[-_MOST_ENDED:]]
-        older = [{**each, "description": "", "config": {}} for each in told[:-_MOST_PROSE]]
-        return [*older, *told[-_MOST_PROSE:]]
-
-    def described(self) -> list[dict[str, Any]]:
-        """What is said of every process."""
-        return [*self.ended(), *(each.describe() for each in list(self._journals.values()))]
+    def describe_ended(self) -> list[dict[str, Any]]:
+        """The processes whose journals are deleted."""
+        all_ended = [each.description for each in self._ended[-_MOST_ENDED:]]
+        older, newer = all_ended[:-_MOST_LONG_TEXTS], all_ended[-_MOST_LONG_TEXTS:]
+        return [*({**each, "description": "", "config": {}} for each in older), *newer]

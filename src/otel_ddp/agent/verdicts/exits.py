@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from otel_ddp.agent.node_status import ENDED
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.process_status import ENDED
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.catalog import STATES
 from otel_ddp.diagnosis.ends import Gone

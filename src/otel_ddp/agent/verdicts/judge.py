@@ -10,7 +10,6 @@ from typing import Any
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.reading.parents import Parents
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
@@ -57,6 +56,7 @@ class Judge:
         ledger: Ledger,
         floor_s: float,
         postmortems: Path,
+        causes: ExitCauses,
         clock: Callable[[], int] = time.monotonic_ns,
         gpus: Callable[[], Sequence[Gpu]] = tuple,
     ) -> None:
@@ -66,8 +66,7 @@ class Judge:
         self._floor_s = floor_s
         self._cases: dict[Who, RunCase] = {}
         self._seats: dict[JournalFeed, _Seat] = {}
-        self._causes = ExitCauses()
-        self.parents = Parents(self._causes)
+        self._causes = causes
         self._look_at = self._watch_at = 0
         # The clock of all that is said here: set once, and going on without jumps.
         self._origin_ns = time.time_ns() - clock()
@@ -129,7 +128,7 @@ class Judge:
         if not case.node:
             # The first one's: of two nodes on one host the series would jump from one to the other.
             case.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
-        steps = journal.fresh_steps()
+        steps = journal.new_steps()
         if journal.ended_at is None:
             case.hear_of_world(seat.who, journal, trains=bool(steps) or journal.restarted)
         if not case.is_beside(journal.world_size):
@@ -254,10 +253,6 @@ class Judge:
             return changes
         beside = {self._seats[e].who for e in journals if case.is_beside(e.world_size)}
         return changes + case.deaths.gone(found, at_work - beside)
-
-    def handles(self) -> list[int]:
-        """Descriptors that become readable when a process dies."""
-        return self._causes.handles()
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """What is to be exported, once."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.node_status import World, training_world
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.arrivals import Arrivals
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses

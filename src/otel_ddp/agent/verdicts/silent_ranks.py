@@ -43,16 +43,18 @@ class SilentRanks:
         """What is true now; each sentence goes to the log once."""
         by_launch: dict[str, list[JournalFeed]] = {}
         for journal in journals:
-            if journal.labels and (launched_by := str(journal.who.get("launched_by") or "")):
+            if journal.labels and (launched_by := str(journal.identity.get("launched_by") or "")):
                 by_launch.setdefault(launched_by, []).append(journal)
         # One without journals is over.
         self._launches = {key: self._launches.get(key, _Launch()) for key in by_launch}
         notes = []
         for key, ranks in by_launch.items():
             launch = self._launches[key]
-            launch.local_ranks |= {each.who.get("local_rank") for each in ranks}
+            launch.local_ranks |= {each.identity.get("local_rank") for each in ranks}
             launch.began_ns = min(launch.began_ns, *(each.reader.created_ns for each in ranks))
-            living = [each for each in ranks if each.ended_at is None and each.who.get("settled")]
+            living = [
+                each for each in ranks if each.ended_at is None and each.identity.get("settled")
+            ]
             if launch.began_ns > self._started_ns - _BEFORE_NS:
                 notes += _silent(launch, living, now_ns)
             notes += _differing(living)
@@ -64,7 +66,7 @@ class SilentRanks:
 
 
 def _silent(launch: _Launch, living: list[JournalFeed], now_ns: int) -> list[dict[str, str]]:
-    said = [each.who.get("local_world_size") for each in living]
+    said = [each.identity.get("local_world_size") for each in living]
     sizes = [size for size in said if isinstance(size, int)]
     trained = [each for each in living if _for_long(each, now_ns)]
     # Where one does not know its number, or how many there are, nothing is missed.
@@ -96,8 +98,8 @@ def _for_long(journal: JournalFeed, now_ns: int) -> bool:
 
 def _differing(living: list[JournalFeed]) -> list[dict[str, str]]:
     by_run: dict[tuple[str, str], dict[str, JournalFeed]] = {}
-    for journal in sorted(living, key=lambda each: each.who.get("global_rank") or 0):
-        strategy = str(journal.who.get("strategy"))
+    for journal in sorted(living, key=lambda each: each.identity.get("global_rank") or 0):
+        strategy = str(journal.identity.get("strategy"))
         run = _label(journal, "group"), _label(journal, "run")
         by_run.setdefault(run, {}).setdefault(strategy, journal)
     notes = []

@@ -1,0 +1,79 @@
+"""How an agent starts: it finds its place, locks it, and gives up what it inherited."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import time
+from pathlib import Path
+
+from otel_ddp import settings
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal import locks
+from otel_ddp.journal.place import Place, find, private_directory
+
+log = logging.getLogger("otel_ddp.agent")
+
+_LOCK_PATIENCE_S = 3.0
+_LOG_BYTES = 256 * 1024
+
+
+def find_place(conf: settings.Settings, foreground: bool) -> Place:
+    """The directory whose journals this agent reads."""
+    if not foreground:
+        # The training process that started this agent has made it; without it there is no work.
+        os.stat(conf.directory)
+        return Place(private_directory(Path(conf.directory)))
+    places, remark = find(conf.directory, offline=conf.offline)
+    if not places:
+        raise ConfigError(remark)
+    if remark:
+        log.warning("%s", remark)
+    return places[0]
+
+
+def lock_place(place: Place) -> int | None:
+    """Become the agent of this place; None if it has one. Closing the descriptor unlocks it."""
+    fd = os.open(place.agent_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while not _locked(fd):
+        if time.monotonic() > deadline:
+            os.close(fd)
+            return None
+        # The agent before this one may be about to end.
+        time.sleep(0.05)
+    return fd
+
+
+def _locked(fd: int) -> bool:
+    try:
+        locks.take(fd)
+    except OSError:
+        return False
+    return True
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: a process costs two, a node may have many."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def leave_training_alone() -> None:
+    """Give up the pins and the privileges of the training process that started this agent."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with contextlib.suppress(OSError):
+        os.nice(5)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def truncate_log(place: Place) -> None:
+    """Empty the log of the agents of this place once it is long."""
+    with contextlib.suppress(OSError):
+        if place.agent_log.stat().st_size > _LOG_BYTES:
+            os.truncate(place.agent_log, 0)
