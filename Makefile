@@ -1,23 +1,25 @@
 # Two commands matter: `make demo` and `make test`. Both make .venv first if it is not there.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+# What .venv holds: extras of pyproject.toml. Each set that was installed leaves a stamp.
+DEMO := .venv/.with-torch
+STAMP := .venv/.with-torch,dev,schemas
 # A process that measures itself must not share its cores with a pool of math threads.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo stack test lint types unit bench docs clean
+.PHONY: demo stack test lint types unit bench docs dist clean
 
-$(STAMP): pyproject.toml constraints.txt
+.venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' $$(cat requirements-dev.txt)
-	touch $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	touch $@
 
 # With STACK=1 into a real collector and Prometheus.
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/$(if $(STACK),python -m tools.stack,otel-ddp) demo --inject backward:1:30ms
 
-stack: $(STAMP)
+stack: $(DEMO)
 	$(BIN)/python -m tools.stack
 
 test: lint types unit
@@ -38,5 +40,9 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
 
+# A wheel and a source distribution, in dist/.
+dist: $(STAMP)
+	$(BIN)/python -m hatchling build --clean
+
 clean:
-	rm -rf .venv
+	rm -rf .venv dist

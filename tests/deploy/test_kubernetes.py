@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -28,6 +27,7 @@ from deploy.files import (
     unset,
     with_environment,
 )
+from extras import needed
 
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.29", "1.37"
 OPERATORS = "monitoring.coreos.com/v1"
@@ -43,12 +43,15 @@ def one(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("version", [OLDEST_KUBERNETES, NEWEST_KUBERNETES])
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.name))
 def test_a_manifest_is_what_kubernetes_knows(path: Path, version: str) -> None:
+    kubernetes_validate = needed("kubernetes_validate", "schemas")
+
     for manifest in documents(path):
         if manifest["apiVersion"] != OPERATORS:
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_schema_finds_a_word_that_kubernetes_does_not_know() -> None:
+    kubernetes_validate = needed("kubernetes_validate", "schemas")
     manifest = one("Job", "ddp-example")
     manifest["spec"]["template"]["spec"]["initContainers"][0]["restartPolice"] = "Always"
 

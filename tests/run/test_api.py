@@ -76,9 +76,3 @@ def test_where_there_is_no_torch_a_model_is_not_looked_for_and_values_are_record
 
     assert place.only().values == {"loss": 1.0}
     assert "PyTorch, which is not installed here" in caplog.text
-
-
-def test_the_version_is_the_packages_own() -> None:
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-
-    assert f'\nversion = "{otel_ddp.__version__}"\n' in text

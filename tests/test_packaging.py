@@ -1,0 +1,142 @@
+"""What is installed from an index or a file: the wheel, made from the source distribution."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import otel_ddp
+from extras import needed
+
+ROOT = Path(__file__).parents[1]
+
+
+class Built(NamedTuple):
+    """Both distributions, unpacked."""
+
+    source: Path
+    wheel: Path
+
+    @property
+    def distribution(self) -> Distribution:
+        (found,) = distributions(path=[str(self.wheel)])
+        return found
+
+
+def build(kind: str, folder: Path, into: Path) -> Path:
+    """Build without a network: the tool of the build is in the extra `dev`."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(into)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (made,) = into.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return made
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    needed("hatchling", "dev")
+    folder = tmp_path_factory.mktemp("dist")
+    with tarfile.open(build("sdist", ROOT, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = (path for path in folder.iterdir() if path.is_dir())
+    with zipfile.ZipFile(build("wheel", source, folder)) as archive:
+        archive.extractall(folder / "unpacked")
+    return Built(source, folder / "unpacked")
+
+
+def files(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def test_a_wheel_holds_the_whole_package_and_nothing_else(built: Built) -> None:
+    assert files(built.wheel / "otel_ddp") == files(ROOT / "src" / "otel_ddp")
+    assert "py.typed" in files(built.wheel / "otel_ddp")
+    assert {path.name for path in built.wheel.iterdir()} == {
+        "otel_ddp",
+        f"otel_ddp-{otel_ddp.__version__}.dist-info",
+    }
+
+
+def test_a_source_distribution_holds_what_the_tests_need_and_nothing_that_was_built(
+    built: Built,
+) -> None:
+    there = {path.name for path in built.source.iterdir()}
+
+    needs = {"bench", "deploy", "docs", "examples", "src", "tests", "tools"}
+    assert {*needs, "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt"} <= there
+    assert not there & {".git", ".stack", ".venv", "dist"}
+    assert files(built.source / "tests") >= {"conftest.py", "test_packaging.py"}
+
+
+def test_the_metadata_are_those_of_the_package(built: Built) -> None:
+    told = built.distribution.metadata
+
+    assert told["Name"] == "otel-ddp"
+    assert told["Version"] == otel_ddp.__version__
+    assert told["License-Expression"] == "Apache-2.0"
+    assert told["Requires-Python"] == ">=3.10"
+    assert {"dev", "schemas", "torch"} <= set(told.get_all("Provides-Extra", []))
+    assert "# otel_ddp" in str(told.get_payload())
+
+
+def test_what_is_installed_without_an_extra_brings_neither_torch_nor_test_tools(
+    built: Built,
+) -> None:
+    required = [each for each in built.distribution.requires or [] if "extra ==" not in each]
+
+    assert {re.split(r"[<>=!~ ;\[]", each)[0] for each in required} == {
+        "nvidia-ml-py",
+        "opentelemetry-exporter-otlp",
+        "opentelemetry-sdk",
+        "prometheus-client",
+        "requests",
+    }
+
+
+def test_the_unpacked_wheel_records_a_value_and_has_its_command(
+    built: Built, tmp_path: Path
+) -> None:
+    env = os.environ | {"PYTHONPATH": str(built.wheel), "OTEL_DDP_AGENT": "off"}
+    env |= {"OTEL_DDP_DIR": str(tmp_path / "place")}
+    code = (
+        "import otel_ddp\n"
+        "with otel_ddp.init(group='g') as run: run.log({'loss': 1.0})\n"
+        "print(otel_ddp.__file__)"
+    )
+
+    def python(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout.strip()
+
+    assert python("-c", code) == str(built.wheel / "otel_ddp" / "__init__.py")
+    assert python("-m", "otel_ddp", "--version") == f"otel-ddp {otel_ddp.__version__}"
+    (script,) = built.distribution.entry_points
+    assert (script.name, script.value) == ("otel-ddp", "otel_ddp.cli:main")
+
+
+def test_the_images_of_the_deployments_have_the_version_of_the_package() -> None:
+    pages = [*(ROOT / "deploy" / "kubernetes").iterdir(), ROOT / "docs" / "deploy.md"]
+    tags = [
+        (path.name, tag)
+        for path in pages
+        for tag in re.findall(r"/otel-ddp-(?:agent|training):([\w.]+)", path.read_text())
+    ]
+
+    assert tags
+    assert [each for each in tags if each[1] != otel_ddp.__version__] == []
