@@ -1,0 +1,61 @@
+"""What stands around the code agrees with it: workflow, issue forms, recipes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from otel_ddp.versions import OLDEST
+
+ROOT = Path(__file__).parents[1]
+FORMS = sorted(
+    path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"
+)
+PROJECT = (ROOT / "pyproject.toml").read_text()
+# A source distribution has neither the workflow nor the forms.
+in_a_checkout = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="no checkout")
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+@in_a_checkout
+def test_the_workflow_tests_each_python_that_the_package_names_and_both_ends_of_torch() -> None:
+    matrix = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]
+    oldest = ".".join(map(str, OLDEST))
+
+    assert matrix["python"] == re.findall(r"Python :: (3\.\d+)", PROJECT)
+    assert f'requires-python = ">={matrix["python"][0]}"' in PROJECT
+    assert matrix["torch"] == [oldest, "newest"]
+    assert f'torch = ["torch>={oldest}"]' in PROJECT
+
+
+@in_a_checkout
+def test_the_workflow_calls_what_is_there() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+    named = re.findall(r"'((?:tools|src)/[^']*)'", text)
+    assert named
+    assert [each for each in named if not (ROOT / each).is_file()] == []
+    assert (ROOT / ".ci" / "run").is_file()
+    assert re.search(r"^dist:", (ROOT / "Makefile").read_text(), re.M)
+
+
+@in_a_checkout
+def test_an_issue_form_asks_what_github_understands() -> None:
+    assert FORMS
+    for path in FORMS:
+        form = load(path)
+        fields = [field for field in form["body"] if field["type"] != "markdown"]
+        ids = [field["id"] for field in fields]
+
+        assert {"name", "description", "body"} <= set(form), path
+        assert len(ids) == len(set(ids)), path
+        assert {field["type"] for field in fields} <= {"input", "textarea"}, path
+        assert all(field["attributes"]["label"] for field in fields), path
+        assert any(field.get("validations", {}).get("required") for field in fields), path
