@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_ddp.versions import OLDEST
+from otel_ddp.torch.versions import OLDEST
 
 ROOT = Path(__file__).parents[1]
 FORMS = sorted(
@@ -59,3 +59,36 @@ def test_an_issue_form_asks_what_github_understands() -> None:
         assert {field["type"] for field in fields} <= {"input", "textarea"}, path
         assert all(field["attributes"]["label"] for field in fields), path
         assert any(field.get("validations", {}).get("required") for field in fields), path
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_every_path_that_the_recipes_name_is_there() -> None:
+    folders = "src|tests|tools|docs|deploy|examples|bench"
+    named = re.findall(rf"(?<![\w./])((?:{folders})/[\w./-]*\w)", CONTRIBUTING)
+    boards = re.findall(r"`(\w+\.py)`", CONTRIBUTING)
+
+    assert len(named) > 20
+    assert [each for each in named if not (ROOT / each).exists()] == []
+    assert [each for each in boards if not (ROOT / "tools" / "dashboards" / each).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("PROMETHEUS_NAMES", "tests/test_catalog.py"),
+        ("test_every_metric_of_the_catalogue_is_on_some_board", "tests/test_dashboards_lint.py"),
+        ("SOURCES", "src/otel_ddp/settings.py"),
+        ("PLACES", "tests/test_identity.py"),
+        ("_STRANGE", "tests/conftest.py"),
+        ("_Variables", "src/otel_ddp/identity/launchers.py"),
+        ("_candidates", "src/otel_ddp/identity/launchers.py"),
+        ("find", "src/otel_ddp/identity/run_names.py"),
+        ("_part", "src/otel_ddp/agent/node/host/host.py"),
+        ("Text", "tools/dashboards/panels.py"),
+    ],
+)
+def test_every_name_that_the_recipes_use_is_defined_where_they_say(name: str, file: str) -> None:
+    assert f"`{name}`" in CONTRIBUTING
+    assert re.search(rf"^(?:    )?(?:def |class )?{name}\b", (ROOT / file).read_text(), re.M)
