@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
+from extras import newer_torch
 from otel_ddp.torch.readings import capabilities
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -35,12 +36,14 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@newer_torch("flight recorder of gloo")
 def test_a_recorder_with_something_in_it_is_enough(group: None) -> None:
     torch.distributed.all_reduce(torch.ones(1))
 
     assert capabilities._arrivals() == ""
 
 
+@newer_torch("flight recorder of gloo")
 @pytest.mark.parametrize("said", [None, b"{}", b'{"pg_status": {}}'])
 def test_a_recorder_that_is_missing_off_or_empty_is_told_with_the_way_to_it(
     group: None, monkeypatch: pytest.MonkeyPatch, said: bytes | None
@@ -56,6 +59,7 @@ def test_a_recorder_that_is_missing_off_or_empty_is_told_with_the_way_to_it(
     assert "TORCH_FR_BUFFER_SIZE" in sentence
 
 
+@newer_torch("flight recorder of gloo")
 def test_of_arrivals_nothing_is_said_before_the_first_collective(
     group: None, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

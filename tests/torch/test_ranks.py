@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from conftest import Journal
+from extras import newer_torch
 from node import Node, finished
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.catalog import PHASES
@@ -26,8 +27,8 @@ import contextlib, functools, time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
@@ -80,7 +81,7 @@ replicated = functools.partial(DistributedDataParallel, bucket_cap_mb=1e-4)
 
 
 def sharded(net):
-    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    fsdp.fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     net.no_sync = contextlib.nullcontext
     return net
 
@@ -120,7 +121,8 @@ scenario("balanced", None)
 scenario("own collectives", None, own=lambda: dist.gather(torch.ones(1), gathered, dst=0))
 scenario("unused", "data", find_unused_parameters=True)
 scenario("static", "data", static_graph=True)
-scenario("sharded", "data", wrap=sharded)
+if hasattr(fsdp, "fully_shard"):
+    scenario("sharded", "data", wrap=sharded)
 dist.destroy_process_group()
 """
 
@@ -324,6 +326,7 @@ def test_micro_batches_without_synchronisation_are_counted(launch: Launch) -> No
     assert totals["training.samples"] == STEPS * 4
 
 
+@newer_torch("FSDP2")
 def test_a_sharded_model_trains_and_its_steps_are_counted(launch: Launch) -> None:
     late = launch.ranks["sharded", LATE_RANK]
 

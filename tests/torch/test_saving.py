@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 import otel_ddp
 from conftest import Here
+from extras import newer_torch
 from loops import INPUT, train
 
 
@@ -28,6 +29,7 @@ def model(place: Here) -> Iterator[nn.Module]:
     otel_ddp.finish()
 
 
+@newer_torch("safe_globals")
 def test_a_model_is_loaded_with_weights_only_and_where_we_are_not_installed(
     model: nn.Module, tmp_path: Path
 ) -> None:

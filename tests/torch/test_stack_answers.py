@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from extras import newer_torch
 from node import until
 from otel_ddp import containment
 from otel_ddp.torch import stack_answers
@@ -368,6 +369,7 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@newer_torch("flight recorder of gloo")
 def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None) -> None:
     before_ns = time.time_ns()
     for _ in range(3):
@@ -391,6 +393,7 @@ def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None)
     assert "collectives" not in said
 
 
+@newer_torch("flight recorder of gloo")
 def test_a_torch_without_a_recorder_says_that_there_is_nothing(
     journal: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
