@@ -1,4 +1,4 @@
-"""What otel_ddp costs, measured here and now: `make bench` prints the README's table.
+"""What otel_ddp costs, measured here and now: `make bench` prints the table of docs/performance.md.
 
 Ratios and limits, not digits: run it on a quiet machine, and name the machine.
 """
