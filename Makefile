@@ -4,11 +4,13 @@ BIN := .venv/bin
 # What .venv holds: extras of pyproject.toml. Each set that was installed leaves a stamp.
 DEMO := .venv/.with-torch
 STAMP := .venv/.with-torch,dev,schemas
+SITE_STAMP := .venv/.with-docs
+SITE := build/site
 # A process that measures itself must not share its cores with a pool of math threads.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo stack test lint types unit bench docs dist clean
+.PHONY: demo stack test lint types unit bench docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -44,5 +46,12 @@ docs: $(STAMP)
 dist: $(STAMP)
 	$(BIN)/python -m hatchling build --clean
 
+# Every warning is an error, a link to a page or a heading that is not there among them. What a
+# page loads has to come with it.
+site: $(SITE_STAMP)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env --write-all docs $(SITE)
+	! grep -rlE '<(script|img|link|iframe)[^>]* (src|href)="(https?:)?//' --include='*.html' $(SITE)
+	@echo "The site is in $(SITE): open $(SITE)/index.html"
+
 clean:
-	rm -rf .venv dist
+	rm -rf .venv dist build

@@ -1,0 +1,14 @@
+"""How Sphinx builds the site of these pages: `make site`."""
+
+project = "otel_ddp"
+copyright = "the otel_ddp authors"
+extensions = ["myst_parser"]
+
+# The pages read the same on a code forge: plain Markdown, and an anchor for every heading.
+myst_heading_anchors = 4
+# Pygments takes the colons in the names of recorded series for a mistake.
+suppress_warnings = ["misc.highlighting_failure"]
+
+html_theme = "furo"
+html_title = "otel_ddp"
+html_copy_source = False
