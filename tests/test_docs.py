@@ -14,6 +14,10 @@ PAGES = sorted(DOCS.rglob("*.md"))
 # These are read beside the code, not on the site.
 BESIDE = [*ROOT.glob("*.md"), *(ROOT / "deploy").rglob("*.md")]
 
+# What a path on a page may begin at.
+SOURCES = (ROOT, ROOT / "src", ROOT / "src" / "otel_ddp")
+
+_PATH = re.compile(r"`([a-z_]+/[\w/.-]*(?:\.(?:py|md|yml|yaml|sh)|/))`")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
@@ -86,6 +90,22 @@ def test_the_index_lists_every_page_once_for_people_and_once_for_the_site() -> N
 
     assert sorted(link for item in listed for link in links(item)) == pages
     assert sorted(f"{line}.md" for line in trees.splitlines() if line[:1] not in ("", ":")) == pages
+
+
+def test_every_file_and_folder_that_a_page_names_is_there() -> None:
+    named = {
+        (page, path)
+        for page in [*PAGES, *BESIDE]
+        if page.name != "CHANGELOG.md"
+        for path in _PATH.findall(page.read_text())
+    }
+
+    assert named
+    assert {
+        f"{page.name}: {path}"
+        for page, path in named
+        if not any((root / path).exists() for root in (page.parent, *SOURCES))
+    } == set()
 
 
 def test_no_page_loads_a_picture_from_the_network() -> None:
