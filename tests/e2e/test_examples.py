@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from node import Node, finished, until
 from otel_ddp.agent.node_status import survey
 from otel_ddp.cli.status import lines
+from otlp_receiver import Point, Receiver
 
 ROOT = Path(__file__).parents[2]
 COMING_FROM = ROOT / "docs" / "coming-from"
@@ -89,3 +91,37 @@ def test_the_snippets_of_a_page_run_as_they_stand_and_log_what_they_say(page: st
 
             until(lambda node=node: node.series("training_scalar_step", name="loss"), "its loss")
             assert [each["state"] for each in node.processes()] == ["finished"]
+
+
+def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    fewer = program.replace("range(1000)", "range(400)")
+    (tmp_path / "train.py").write_text(fewer)
+
+    assert fewer != program
+    with Node(CUDA_VISIBLE_DEVICES="") as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        launch = node.start(sys.executable, *TORCHRUN, str(tmp_path / "train.py"))
+        late = partial(node.series, "training_straggler", rank="1", phase="data")
+        # torch alone may take half a minute to start on a busy machine.
+        until(late, "the late rank", patience_s=60)
+        shown = node.run("from otel_ddp.cli import main; main(['status'])")
+        finished(launch)
+        until(lambda: loss_steps(receiver) == [list(range(400))] * 2, "every value of each rank")
+
+    assert "! rank 1 " in shown
+    assert "Look at this rank's data loader and storage." in shown
+    assert "Look at this rank's data loader and storage." in page
+
+
+def loss_steps(receiver: Receiver) -> list[list[float]]:
+    """The steps of the loss as they arrived, a rank at a time."""
+    steps = [each for each in receiver.points() if each.metric == "training.scalar.step"]
+    return [
+        [each.value for each in steps if labels_of(each) == ("loss", rank)] for rank in ("0", "1")
+    ]
+
+
+def labels_of(point: Point) -> tuple[object, object]:
+    return point.attributes["name"], point.attributes["rank"]
