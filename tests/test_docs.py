@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_every_file_and_folder_that_a_page_names_is_there() -> None:
         f"{page.name}: {path}"
         for page, path in named
         if not any((root / path).exists() for root in (page.parent, *SOURCES))
+    } == set()
+
+
+def test_every_reason_for_silence_on_the_page_of_verdicts_is_one_that_the_agent_gives() -> None:
+    page = (DOCS / "diagnosis.md").read_text()
+    tables = re.findall(r"^\| reason \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    reasons = [row.split("|")[1].strip() for table in tables for row in table.splitlines()]
+    given = "\n".join(
+        node.value
+        for folder in ("diagnosis", "agent/verdicts")
+        for file in (ROOT / "src" / "otel_ddp" / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+    assert len(reasons) > 10
+    assert {
+        reason
+        for reason in reasons
+        # Three dots stand for a number, a name or a list.
+        if not all(part.strip(" ,") in given for part in reason.split("..."))
     } == set()
 
 
