@@ -164,7 +164,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
 from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
-from otel_ddp.torch import model_hooks, optimizer_hooks, watch
+from otel_ddp.torch import attach
+from otel_ddp.torch.hooks import model as model_hooks
+from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -216,7 +218,7 @@ print(*(each * 1e6 for each in middle))
 # What each of them takes by itself, without torch's calling: a step's sequence, again and again.
 otel_ddp.instrument(model)
 block()
-ours = watch._stepper
+ours = attach._stepper
 ours._queue_callback = nothing
 weight, gradient, took = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1), {}
 
@@ -227,7 +229,7 @@ def timed(what, hook, *args):
 
 for _ in range(3000):
     output = inputs @ weight
-    timed("before forward", model_hooks.call_began, model, (inputs,), {})
+    timed("before forward", model_hooks.before_forward, model, (inputs,), {})
     timed("after forward", model_hooks._after_forward, model, (inputs,), output)
     timed("first gradient", ours._gradient_arrived, gradient)
     timed("gradients done", ours._gradients_done)

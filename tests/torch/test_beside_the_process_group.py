@@ -89,7 +89,7 @@ def test_a_run_may_end_before_its_process_group_or_after_it(
 def test_a_store_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process_group, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(process_group, "_LONGEST_WAIT_S", 0.05)
     answers = threading.Event()
 
     class Silent:

@@ -18,6 +18,7 @@ from torch.optim import SGD
 import otel_ddp
 from conftest import Here
 from loops import INPUT, PAUSE_S, Slow, phase, totals, train
+from otel_ddp.torch.hooks import model as model_hooks
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_an_evaluation_past_ddp_that_raises_leaves_the_next_one_and_training_as_
     otel_ddp.uninstrument()
 
     assert totals(place)["training.micro_batches"] == 3
-    names = (model.__name__,)
+    names = (model_hooks.__name__,)
     left = [*model.module._forward_hooks.values(), *model.module._forward_pre_hooks.values()]
     assert [each for each in left if each.__module__ in names] == []
 

@@ -10,7 +10,7 @@ import torch
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch.readings.gpu_ids import boards
+from otel_ddp.torch.readings.gpu_ids import gpu_facts
 
 ENV = {"CUDA_VISIBLE_DEVICES": "3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "HOME": "/root"}
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -21,14 +21,14 @@ def properties(device: torch.device) -> Any:
 
 
 def test_each_board_once_with_what_chose_it() -> None:
-    assert boards([CPU, SECOND, FIRST, SECOND], ENV, properties) == {
+    assert gpu_facts([CPU, SECOND, FIRST, SECOND], ENV, properties) == {
         "boards": [{"index": 0, "uuid": "8932f937-0"}, {"index": 1, "uuid": "8932f937-1"}],
         "visible": {"CUDA_VISIBLE_DEVICES": "3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     }
 
 
 def test_a_torch_that_knows_no_uuid_still_says_which_index() -> None:
-    found = boards([SECOND], {}, lambda _: SimpleNamespace(name="GPU"))
+    found = gpu_facts([SECOND], {}, lambda _: SimpleNamespace(name="GPU"))
 
     assert found == {"boards": [{"index": 1, "uuid": ""}], "visible": {}}
 

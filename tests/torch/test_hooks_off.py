@@ -143,9 +143,9 @@ def test_an_output_that_is_the_same_each_time_is_heard_once(place: Here) -> None
     stepper = model_hooks._watched[id(model)].stepper
     for _ in range(50):
         output = model(kept)
-    # All that the node was lent is called at its gradient, by way of what each ear holds.
-    heard = stepper._ear.hook
-    stepper._ear.hears(lambda gradient: (calls.append(1), heard(gradient))[1])
+    # Each hook that the node has is called at its gradient.
+    hook = stepper._backward_hook.hook
+    stepper._backward_hook.call(lambda gradient: (calls.append(1), hook(gradient))[1])
     output.sum().backward()
     for _ in range(3):
         model(weights * 3).sum().backward()

@@ -19,8 +19,8 @@ from conftest import Here
 from otel_ddp import catalog
 from otel_ddp.torch import inspect_values
 from otel_ddp.torch.hooks.model import differentiable
-from otel_ddp.torch.readings.between_steps import _loss_of
-from otel_ddp.torch.readings.workload import workload
+from otel_ddp.torch.readings.loss import loss_of
+from otel_ddp.torch.steps.workload import workload
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -121,10 +121,10 @@ def test_nothing_of_the_users_is_called_to_look_at_an_output() -> None:
     loss = torch.ones((), requires_grad=True) * 1
     strange = torch.ones(2, requires_grad=True).as_subclass(HostileTensor)
 
-    assert _loss_of(Hostile(loss=loss))[0] == 1
-    assert _loss_of(HostileObject(loss=loss))[0] == 1
-    assert _loss_of(strange)[0] is None
-    assert _loss_of({"loss": strange})[0] is None
+    assert loss_of(Hostile(loss=loss))[0] == 1
+    assert loss_of(HostileObject(loss=loss))[0] == 1
+    assert loss_of(strange)[0] is None
+    assert loss_of({"loss": strange})[0] is None
     for output in (
         Hostile(loss=loss),
         HostileList([loss]),
@@ -226,7 +226,7 @@ def test_a_loss_that_is_there_is_found_wherever_a_model_puts_it(
 def test_an_empty_slot_is_no_loss() -> None:
     empty = Slotted.__new__(Slotted)
 
-    assert _loss_of(empty)[0] is None
+    assert loss_of(empty)[0] is None
     assert list(differentiable(empty)) == []
 
 

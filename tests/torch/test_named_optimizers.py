@@ -119,7 +119,7 @@ def test_an_optimizer_whose_own_step_is_heard_is_not_looked_into() -> None:
 
     ahead = Ahead(inner)
 
-    assert optimizer_hooks.heard(ahead) is ahead
-    assert optimizer_hooks.heard(Light(Accelerated(ahead))) is ahead
-    assert optimizer_hooks.heard(Accelerated(inner)) is inner
-    assert optimizer_hooks.heard(None) is None
+    assert optimizer_hooks.torchs_own(ahead) is ahead
+    assert optimizer_hooks.torchs_own(Light(Accelerated(ahead))) is ahead
+    assert optimizer_hooks.torchs_own(Accelerated(inner)) is inner
+    assert optimizer_hooks.torchs_own(None) is None

@@ -12,14 +12,14 @@ def test_what_is_told_of_a_phase_does_not_change_from_look_to_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = 0
-    monkeypatch.setattr(own_collectives, "_numbers", lambda: {1: counted})
+    monkeypatch.setattr(own_collectives, "_counts", lambda: {1: counted})
     found = OwnCollectives()
 
     def looked(*, busy: bool) -> list[str]:
         nonlocal counted
         found.begin([])
         counted += busy
-        found.passed("other")
+        found.phase_ended("other")
         return found.end()
 
     # Every other step, then none any more.
@@ -30,10 +30,10 @@ def test_what_is_told_of_a_phase_does_not_change_from_look_to_look(
 
 def test_one_step_of_many_is_not_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
-    monkeypatch.setattr(own_collectives, "_numbers", lambda: {1: counted})
+    monkeypatch.setattr(own_collectives, "_counts", lambda: {1: counted})
     found = OwnCollectives()
     for busy in (False, False, True, False):
         found.begin([])
         counted += busy
-        found.passed("data")
+        found.phase_ended("data")
         assert found.end() == []

@@ -24,8 +24,8 @@ from conftest import Here
 from otel_ddp import catalog
 from otel_ddp.torch import attach
 from otel_ddp.torch.readings.gradient_norm import square_norm
-from otel_ddp.torch.readings.workload import shares_its_batch, workload
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.steps.sampled import SampledSteps
+from otel_ddp.torch.steps.workload import shares_its_batch, workload
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)
@@ -556,9 +556,7 @@ def test_the_time_that_hooks_take_is_a_part_of_the_loop(
 ) -> None:
     if what == "in each step":
         # What is done beside them is timed by itself: not here.
-        monkeypatch.setattr(
-            Stepper, "_aside", lambda stepper, name, *args: getattr(stepper, name)(*args)
-        )
+        monkeypatch.setattr(SampledSteps, "run", lambda sampled, name, act, *args: act(*args))
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1" if what == "in each step" else "0"
     model = mlp()
     otel_ddp.instrument(model)
@@ -584,7 +582,9 @@ def test_without_an_optimizer_of_torchs_that_is_said_after_500_backwards(place: 
     assert said == [None] * 499 + ["no_optimizer"]
 
 
-@pytest.mark.parametrize("reading", ["on_forward", "on_output", "before_optimizer", "after_step"])
+@pytest.mark.parametrize(
+    "reading", ["forward_began", "forward_ended", "optimizer_steps", "step_ended"]
+)
 def test_a_reading_that_fails_takes_no_step_along(
     place: Here, reading: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -599,7 +599,7 @@ def test_a_reading_that_fails_takes_no_step_along(
         tried.append(args)
         raise RuntimeError("no such reading")
 
-    setattr(stepper, reading, fails)
+    setattr(stepper.sampled.listener, reading, fails)
     learn(model, INPUT, 20)
     otel_ddp.finish()
 

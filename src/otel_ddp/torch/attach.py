@@ -1,4 +1,4 @@
-"""Puts the hooks on, and takes them off: one stepper a process."""
+"""Puts all hooks on, and takes them off again: one stepper a process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from otel_ddp.torch.hooks import garbage
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 from otel_ddp.torch.readings.between_steps import Readings, StepOptions
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
 _readings: Readings | None = None
 
 
-def watch(model: nn.Module, progress: Progress, **wishes: Any) -> None:
+def watch(model: nn.Module, progress: Progress, **options: Any) -> None:
     """Measure the steps that train this model."""
     if isinstance(model, ScriptModule):
         containment.warn_once(
@@ -33,25 +33,26 @@ def watch(model: nn.Module, progress: Progress, **wishes: Any) -> None:
             "measured; what you log is recorded as before.",
         )
         return
-    stepper = _prepared(progress, wishes)
-    # Who names a model names them all.
+    stepper = _prepared(progress, options)
+    # A user who names one model names all of them.
     discovery.detach()
     # Hooks go last: from here on a step may begin at any moment.
     model_hooks.attach(model, stepper)
-    stepper.another_model()
-    model_hooks.watch_compiled()
+    stepper.new_model()
+    model_hooks.watch_compiled_in_place()
 
 
-def look_for_models(progress: Progress, found: Callable[[nn.Module], None], **wishes: Any) -> None:
-    """Measure the steps that train whatever model there will be; *found* is told of it."""
-    discovery.attach(_prepared(progress, wishes), found)
+def look_for_models(progress: Progress, found: Callable[[nn.Module], None], **options: Any) -> None:
+    """Measure the steps of the models that will be found; the first is given to *found*."""
+    discovery.attach(_prepared(progress, options), found)
 
 
-def _prepared(progress: Progress, wishes: dict[str, Any]) -> Stepper:
-    """Listen to all but models."""
+def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
+    """Put on all hooks but those on models."""
     global _stepper, _readings
-    wishes |= {name: _of_torch(name, wishes.get(name)) for name in ("optimizer", "step_optimizer")}
-    # Kept in hand: a signal handler may take off all of it at any moment.
+    for name in ("optimizer", "step_optimizer"):
+        options[name] = _of_torch(name, options.get(name))
+    # Locals: a signal handler may take all hooks off at any moment.
     stepper, readings = _stepper, _readings
     if stepper is None or readings is None or not stepper.alive or stepper.progress is not progress:
         unwatch(None)
@@ -61,18 +62,18 @@ def _prepared(progress: Progress, wishes: dict[str, Any]) -> Stepper:
         data_hooks.attach(stepper)
         garbage.attach(stepper)
     stack_answers.start(progress.recorder.writer.path, lambda: progress.training_thread)
-    readings.hear(StepOptions(**wishes))
-    optimizer_hooks.expect(wishes["optimizer"])
-    # Who only evaluates compiles as well.
+    readings.update_options(StepOptions(**options))
+    optimizer_hooks.forget(options["optimizer"])
+    # Now, not at the first step: an evaluation may compile as well.
     compile_hooks.attach(stepper)
     return stepper
 
 
 def _of_torch(name: str, given: Any) -> Any:
-    """The optimizer that torch's hooks tell of, where one that wraps it is named."""
+    """The optimizer that calls torch's hooks, where the user has named what wraps it."""
     if given is None:
         return None
-    found = optimizer_hooks.heard(given)
+    found = optimizer_hooks.torchs_own(given)
     if found is None:
         containment.warn_once(
             name,
@@ -85,13 +86,13 @@ def _of_torch(name: str, given: Any) -> Any:
 
 
 def unwatch(progress: Progress | None) -> None:
-    """Leave torch and the models as they were found; if *standing* is given, only what it has."""
+    """Leave torch and the models as they were found, if this progress is measured; None: any."""
     global _stepper, _readings
     readings, stepper = _readings, _stepper
     if progress is not None and stepper is not None and stepper.progress is not progress:
         return
     _readings = _stepper = None
-    # Each by itself: what fails here must leave none of the others behind.
+    # Each by itself: one that fails must not keep the others from being done.
     for act in (
         *((readings.close,) if readings is not None else ()),
         *((stepper.stop,) if stepper is not None else ()),
@@ -102,7 +103,7 @@ def unwatch(progress: Progress | None) -> None:
 
 
 def _after_fork() -> None:
-    # The journal is mapped here as well, and is the parent's: not a word may be written to it.
+    # The journal is the parent's, and is mapped here as well: nothing may be written to it.
     global _stepper, _readings
     readings, _readings = _readings, None
     if _stepper is not None:

@@ -1,4 +1,4 @@
-"""The second clock: events between phases, read once the device has passed them."""
+"""Times phases on the device: records events between them, and reads those that it has passed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class _Mark:
 
 
 class DeviceClock:
-    """Never asks the device to finish anything: it only looks whether it has."""
+    """Never waits for the device: it only asks which events it has passed."""
 
     def __init__(
         self, device: torch.device, *, module: Any, charge: Callable[[int, float], None]
     ) -> None:
         self.dropped = 0
-        """Steps, or parts of very long ones, of which nothing is told."""
+        """Steps, or parts of very long ones, that are not charged to any phase."""
         self.failed = False
         self._index = device.index
         self._module = module
@@ -45,8 +45,8 @@ class DeviceClock:
         self._stopped = False
         self._spoilt = False
         self._pool: list[_Mark] = []
-        # Marks of the step that is under way. Backward's come from autograd's own thread, and an
-        # append is what needs no lock.
+        # Marks of the present step. Those of backward come from autograd's own thread, and an
+        # append needs no lock.
         self._open: list[_Mark] = []
         # Steps that are over, oldest first; one that was spoilt is empty.
         self._closed: deque[list[_Mark]] = deque()
@@ -61,8 +61,8 @@ class DeviceClock:
         try:
             module = self._module
             if module.is_current_stream_capturing():
-                # What is captured does not run now, and an event of ours would run with every
-                # replay. The step is not one like the others: none of it is told.
+                # Captured work does not run now, and an event of ours would run with every replay.
+                # Such a step is unlike the others: nothing of it is charged.
                 self._spoilt = True
                 return
             try:
@@ -70,8 +70,7 @@ class DeviceClock:
             except IndexError:
                 mark = _Mark(module.Event(enable_timing=True))
             mark.code = code
-            # Named, because neither the training thread nor autograd's need have our device as
-            # their current one.
+            # By its index: the current device of this thread, or of autograd's, may be another.
             mark.event.record(module.current_stream(self._index))
             self._open.append(mark)
             if len(self._open) >= _LONG_STEP:
@@ -110,7 +109,7 @@ class DeviceClock:
             self._since = None
 
     def _fail(self) -> None:
-        # A device that has failed stays so, and the training hears of it without us.
+        # A device that has failed stays so, and training fails at it without us.
         self.failed = self._stopped = True
         self.close()
 
@@ -144,7 +143,7 @@ class DeviceClock:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """There is a gap: nobody knows what the device did in it."""
+        """There is a gap, in which it is unknown what the device did."""
         if self._since is not None:
             self._pool.append(self._since)
             self._since = None
@@ -153,8 +152,8 @@ class DeviceClock:
         # Asking for an event would spoil a graph that is being captured.
         while len(self._closed) > steps_to_wait and not self._module.is_current_stream_capturing():
             marks = self._closed[0]
-            # The last one first, which says no at once; but where a step used several streams,
-            # it may be done before the others.
+            # The last one first, for it mostly decides; but where a step used several streams, it
+            # may be done before the others.
             if not all(mark.event.query() for mark in reversed(marks)):
                 return
             self._closed.popleft()
@@ -175,7 +174,7 @@ class DeviceClock:
             self._since = mark
             self._pool.append(since)
         else:
-            # A stream that was ahead of the other one: its phase is the newer all the same.
+            # This stream was ahead of the other one: its phase is the newer one all the same.
             since.code = mark.code
             self._pool.append(mark)
 
@@ -188,8 +187,8 @@ def clock_for(
 ) -> DeviceClock | None:
     """A clock for this device, None where it cannot be timed without waiting for it."""
     found = module(device)
-    asked_for = ("current_stream", "is_current_stream_capturing")
-    if not all(hasattr(found, name) for name in asked_for):
+    needed = ("current_stream", "is_current_stream_capturing")
+    if not all(hasattr(found, name) for name in needed):
         return None
     if not hasattr(getattr(found, "Event", None), "elapsed_time"):
         return None

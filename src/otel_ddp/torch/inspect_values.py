@@ -1,8 +1,8 @@
-"""What objects of the user's hold, found without running a line of his code.
+"""Reads the attributes and items of a user's objects without running a line of the user's code.
 
-A property may compute, draw random numbers, or fetch; so may the `values` of a mapping, the
-iterator of a list's subclass, the `shape` of a tensor's, and the `__class__` of what stands in for
-something else: `isinstance` asks for it.
+A property may compute, draw random numbers, or fetch. So may the `values` of a mapping, the
+iterator of a list's subclass, the `shape` of a tensor's subclass, and the `__class__` of a proxy,
+which `isinstance` reads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class _Named(NamedTuple):
     field: None
 
 
-# What reads slots and the fields of named tuples: C, and nothing of the user's.
+# The types that read slots and the fields of named tuples: C code, none of the user's.
 _READERS = (MemberDescriptorType, type(_Named.__dict__["field"]))
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """What an object keeps under names: in its `__dict__`, and in slots."""
+    """The attributes of an object: in its `__dict__`, and in slots."""
     found: dict[str, Any] = {}
     for base in type(value).__mro__:
         content = base.__dict__
@@ -46,7 +46,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def attribute(value: Any, name: str) -> Any:
-    """One of these, or a field of a named tuple; None where there is none."""
+    """One attribute, or a field of a named tuple; None where there is none."""
     for base in type(value).__mro__:
         if type(member := base.__dict__.get(name)) in _READERS:
             return _read(member, value)
@@ -58,12 +58,12 @@ def _read(member: Any, value: Any) -> Any:
 
 
 def maps(kind: type) -> bool:
-    """Whether it is a mapping, though no dictionary."""
+    """Whether this class is a mapping, though no dictionary."""
     return Mapping in kind.__mro__
 
 
 def items(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a mapping holds: a dictionary, or what wraps some, as `UserDict` does."""
+    """The items of a dictionary, or of those that a mapping wraps, as `UserDict` does."""
     wrapped = [value] if issubclass(type(value), dict) else attributes(value).values()
     for each in wrapped:
         if issubclass(type(each), dict):
@@ -72,7 +72,7 @@ def items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def of_tensor(tensor: Any, name: str) -> Any:
-    """What a tensor says of itself."""
+    """An attribute of a tensor, such as `shape`."""
     if type(tensor) is _Tensor:
         return getattr(tensor, name)
     with torch._C.DisableTorchFunctionSubclass():

@@ -1,4 +1,4 @@
-"""What torch.distributed knows, asked without importing torch and without a collective."""
+"""Asks torch.distributed for ranks and the run, without importing torch, without a collective."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger("otel_ddp")
 RUN_KEY = "otel_ddp/run"
 
 # One round trip takes 0.1 ms; a store that is this late is not going to answer.
-_PATIENCE_S = 3.0
+_LONGEST_WAIT_S = 3.0
 
 
 def is_up() -> bool:
-    """Whether a default process group exists. Cheap enough to ask at every call."""
+    """Whether a default process group exists. Cheap enough for every call."""
     module = sys.modules.get("torch.distributed")
     # Half imported, or built without distributed: the functions are not there.
     available = getattr(module, "is_available", None)
@@ -31,17 +31,17 @@ def is_up() -> bool:
 
 
 def backend() -> str:
-    """What carries the collectives, nothing where there is no process group."""
+    """The backend of the default process group, empty where there is none."""
     if not is_up():
         return ""
     return str(sys.modules["torch.distributed"].get_backend())
 
 
 def facts(propose: str, *, agree: bool) -> GroupFacts | None:
-    """What the default process group says; None where there is none.
+    """Ranks and host of the default process group; None where there is none.
 
-    With `agree`, the name of the run that its store holds is part of it: the first rank's
-    `propose`, for all ranks that ask. One rank alone has no other to agree with.
+    With `agree`, its store also gives the name of the run: what the first rank has proposed, for
+    all ranks. A rank that is alone has no other to agree with.
     """
     if not is_up():
         return None
@@ -50,7 +50,7 @@ def facts(propose: str, *, agree: bool) -> GroupFacts | None:
         rank, world_size = module.get_rank(), module.get_world_size()
     except (RuntimeError, ValueError):
         containment.reraise_foreign()
-        return None  # destroyed by another thread since we asked
+        return None  # another thread has just destroyed it
     store = _store(module)
     asks = agree and world_size > 1 and store is not None
     agreed_run = _agree(store, propose) if asks else None
@@ -91,9 +91,9 @@ def _agree(store: Any, propose: str) -> str | None:
     """The name in the store, ours if there was none.
 
     compare_set answers at once whether or not the key exists, but the store's timeout does not
-    cover it: with a server that is stopped it waits for ever (measured with PyTorch 2.15,
-    timeout 2 s), and so would a training job. Nor could we change that timeout without changing
-    it for the user, whose store this is. Hence a thread for these 0.1 ms, and a limit to waiting.
+    cover it. With a server that is stopped it waits for ever (measured with PyTorch 2.15, timeout
+    2 s), and so would a training job. The store is the user's, and so is its timeout: we cannot
+    change it. Hence a thread for these 0.1 ms, and a limit to the waiting.
     """
     # Two torchruns may share a rendezvous store, with an id each.
     elastic_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
@@ -108,7 +108,7 @@ def _agree(store: Any, propose: str) -> str | None:
 
     thread = threading.Thread(target=ask, name="otel-ddp-agree", daemon=True)
     thread.start()
-    thread.join(_PATIENCE_S)
+    thread.join(_LONGEST_WAIT_S)
     if thread.is_alive():
-        log.warning("The process group's store did not answer within %g s.", _PATIENCE_S)
+        log.warning("The process group's store did not answer within %g s.", _LONGEST_WAIT_S)
     return answer[0] if answer and answer[0] else None

@@ -1,4 +1,4 @@
-"""Which versions of torch have what the hooks need."""
+"""Tells which versions of torch have what the hooks need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OLDEST = (2, 4)
 
 
 def too_old(version: str) -> str:
-    """What to say of this version of torch; nothing of one that will do, or that we do not know."""
+    """What a user is told of a torch that is too old; nothing of a newer or an unknown one."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return ""

@@ -8,17 +8,17 @@ from typing import Any
 
 from otel_ddp import containment
 from otel_ddp.torch.hooks import model as model_hooks
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
 _handler: Any = None
 
 
 def attach(stepper: Stepper) -> None:
-    """Listen to Dynamo, if it is there already: to import it takes a second."""
+    """Hook into Dynamo, if it is imported already: importing it takes a second."""
     global _stepper, _handler
     _stepper = stepper
-    # Private; a torch that has it otherwise counts compiling to what it was compiled for.
+    # Private. In a torch without it, compiling counts to the phase that it was done in.
     found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     if _handler is None and all(hasattr(found, name) for name in ("start_callbacks", "clear")):
         found.start_callbacks.append(_began)
@@ -27,7 +27,7 @@ def attach(stepper: Stepper) -> None:
 
 
 def detach() -> None:
-    """Stop listening."""
+    """Take the hooks off."""
     global _stepper, _handler
     _stepper = None
     if _handler is not None:
@@ -45,9 +45,9 @@ def _began(*args: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
-        stepper.before_compile()
+        stepper.on_compile()
         stepper.compile_began(threading.get_ident())
-        model_hooks.follow_compiled(stepper)
+        model_hooks.watch_compiled_wrapper(stepper)
     except containment.ANY_ERROR:
         stepper.failed("before compiling")
 

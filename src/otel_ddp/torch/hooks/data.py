@@ -1,4 +1,4 @@
-"""Waiting for data: torch's own loader by itself, any other iterable through `data`."""
+"""Times the waits for data: of torch's own loader, and of iterables that `data` wraps."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 from torch.utils.data import dataloader
 
 from otel_ddp import containment
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
-# What else an iterable may be able to do. The interpreter asks types for these, not objects, so
-# each kind of iterable has a type of ours with no more and no less of them.
+# What else an iterable may be able to do. The interpreter looks these up on types, not on objects:
+# each kind of iterable gets a type of ours with just the ones that it has.
 _SPECIAL = (
     *("__bool__", "__len__", "__length_hint__", "__getitem__", "__setitem__", "__delitem__"),
     *("__contains__", "__reversed__", "__call__", "__enter__", "__exit__"),
 )
 
 _stepper: Stepper | None = None
-_standing_in: Any = None
+_replacement: Any = None
 
 
 def attach(stepper: Stepper) -> None:
     """Time the loader's iterator.
 
-    torch has no hook here, so this is the one function of torch's that we stand in for: replacing
-    the iterator would change its type, and asking users to wrap theirs is `data`.
+    torch has no hook here, so this is the one function of torch's that we replace. Another iterator
+    would be of another type; and where users can wrap their own, they have `data`.
     """
-    global _stepper, _standing_in
+    global _stepper, _replacement
     _stepper = stepper
-    if _standing_in is None:
-        _standing_in = _measured(dataloader._BaseDataLoaderIter.__next__)
-        dataloader._BaseDataLoaderIter.__next__ = _standing_in
+    if _replacement is None:
+        _replacement = _timed_next(dataloader._BaseDataLoaderIter.__next__)
+        dataloader._BaseDataLoaderIter.__next__ = _replacement
 
 
 def detach() -> None:
     """Give torch its function back."""
-    global _stepper, _standing_in
+    global _stepper, _replacement
     _stepper = None
-    ours = _standing_in
+    ours = _replacement
     if ours is not None and dataloader._BaseDataLoaderIter.__next__ is ours:
         dataloader._BaseDataLoaderIter.__next__ = ours.__wrapped__
-        _standing_in = None
+        _replacement = None
 
 
-def _measured(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    # It knows the one it stands in for by itself: who has got hold of it, or is in the middle of
-    # it, needs that one after `detach` too.
+def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    # It holds the function that it replaces: code that has kept it, or is in the middle of it,
+    # needs that one after `detach` too.
     @functools.wraps(original)
     def next_batch(iterator: Any) -> Any:
         _began()
@@ -79,19 +79,19 @@ def _ended() -> None:
 
 
 def timed(loader: Any) -> Any:
-    """An iterable whose waits are measured; in everything else it is what it wraps."""
+    """An iterable whose waits are measured; in all else it behaves as what it wraps."""
     kind = type(loader)
-    able = tuple(name for name in _SPECIAL if getattr(kind, name, None) is not None)
-    return _timed_type(able, hasattr(kind, "__next__"))(loader)
+    methods = tuple(name for name in _SPECIAL if getattr(kind, name, None) is not None)
+    return _timed_type(methods, hasattr(kind, "__next__"))(loader)
 
 
 @functools.cache
-def _timed_type(able: tuple[str, ...], iterates: bool) -> type[_Timed]:
-    content: dict[str, Any] = {name: _handed_on(name) for name in able}
+def _timed_type(methods: tuple[str, ...], iterates: bool) -> type[_Timed]:
+    content: dict[str, Any] = {name: _forwarded(name) for name in methods}
     return type("Timed", (_TimedIterator if iterates else _Timed,), {**content, "__slots__": ()})
 
 
-def _handed_on(name: str) -> Callable[..., Any]:
+def _forwarded(name: str) -> Callable[..., Any]:
     def act(self: _Timed, *args: Any, **kwargs: Any) -> Any:
         return getattr(_inside(self), name)(*args, **kwargs)
 
@@ -100,14 +100,14 @@ def _handed_on(name: str) -> Callable[..., Any]:
 
 
 class _Timed:
-    # Under a name that no loader has.
+    # A name that no loader has.
     __slots__ = ("__weakref__", "_otel_ddp_wrapped")
 
     def __init__(self, loader: Any) -> None:
         object.__setattr__(self, "_otel_ddp_wrapped", loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # At once, as without us: torch's loader draws a random number and starts its workers.
+        # Not lazily: here torch's loader draws a random number and starts its workers.
         loader = _inside(self)
         _began()
         try:

@@ -1,4 +1,4 @@
-"""The hook on every module there is: on while a model is looked for and none is being called."""
+"""The hook on all modules: on while models are searched for and none is being called."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 _hook: Callable[..., None] | None = None
 _handle: Any = None
-# Private: what torch.compile's modules ask before each call. A torch without it warns of nothing.
-_ASKED = "_has_any_global_hook"
-_torch_says: Callable[[], Any] | None = getattr(_modules, _ASKED, None)
+# Private: compiled modules call this before each call. A torch without it does not warn either.
+_HAS_GLOBAL_HOOK = "_has_any_global_hook"
+_torchs_own: Callable[[], Any] | None = getattr(_modules, _HAS_GLOBAL_HOOK, None)
 
 
-def expect(hook: Callable[..., None] | None) -> None:
-    """What every call of a module is to call while it is on; None: nothing any more."""
+def set_hook(hook: Callable[..., None] | None) -> None:
+    """Choose the hook, which is off at first; None: no hook any more."""
     global _hook
     take_off()
     _hook = hook
-    if _torch_says is not None:
-        setattr(_modules, _ASKED, _torch_says if hook is None else _hooks_of_others)
+    if _torchs_own is not None:
+        setattr(_modules, _HAS_GLOBAL_HOOK, _torchs_own if hook is None else _hooks_of_others)
 
 
 def put_on() -> None:
-    """From here on every call of a module calls it, once however often it is put on."""
+    """From here on each call of a module calls the hook, once, however often it is put on."""
     global _handle
     if _handle is None and _hook is not None:
         _handle = register_module_forward_pre_hook(_hook)
 
 
 def take_off() -> bool:
-    """No call of a module calls it; whether it was on."""
+    """From here on no call of a module calls the hook; whether it was on."""
     global _handle
     handle, _handle = _handle, None
     if handle is None:
@@ -44,12 +44,12 @@ def take_off() -> bool:
 def _hooks_of_others() -> bool:
     """Whether the user has put hooks on every module.
 
-    A compiled module warns that those are called twice, or raises where warnings are errors. Ours
-    may be called as often as it likes.
+    A compiled module warns that such hooks are called twice, or raises where warnings are errors.
+    Ours may be called twice.
     """
     was_on = take_off()
     try:
-        return bool(_torch_says and _torch_says())
+        return bool(_torchs_own and _torchs_own())
     finally:
         if was_on:
             put_on()

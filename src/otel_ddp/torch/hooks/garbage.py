@@ -1,4 +1,4 @@
-"""Pauses of Python's garbage collector, timed without a line of Python."""
+"""Times the pauses of Python's garbage collector, without a line of Python in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_ddp import containment
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
 _callback: Any = None
 
@@ -26,7 +26,7 @@ def attach(stepper: Stepper, *, clock: Callable[[], int] = time.monotonic_ns) ->
 
 
 def detach() -> None:
-    """Time none."""
+    """Time no collection any more."""
     global _callback
     try:
         gc.callbacks.remove(_callback)
@@ -36,19 +36,19 @@ def detach() -> None:
 
 
 def _timed(progress: Progress, clock: Callable[[], int]) -> Any:
-    """What the collector may call with a phase and a dictionary.
+    """What the collector calls with a phase and a dictionary.
 
-    No function of Python's: a signal that came during the collection would be handled on entering
-    it, and whatever the handler raises there, Ctrl-C included, is lost in the collector. So it is
-    `getattr(phases, "start" or "stop", dictionary)`, and to ask for that attribute is to ask an
-    iterator for its next item, which reads the clock.
+    It must be no function of Python's. A signal that came during the collection would be handled on
+    entering it, and what the handler raises there, Ctrl-C included, is lost in the collector. So it
+    is `getattr(phases, "start" or "stop", dictionary)`: reading that attribute takes the next item
+    of an iterator, and this item reads the clock.
     """
-    # A collection that is already under way is timed from here on.
+    # A collection that is under way already is timed from here on.
     began = [clock()]
     starts = map(partial(setitem, began, 0), iter(clock, None))
     lasted = map(sub, iter(clock, None), iter(partial(getitem, began, 0), None))
     totals = accumulate(lasted, initial=progress.gc_ns)
-    next(totals)  # what it was before
+    next(totals)  # the initial value
     stops = map(partial(setattr, progress, "gc_ns"), totals)
     phases = {"start": property(partial(next, starts)), "stop": property(partial(next, stops))}
     return partial(getattr, type("_Phases", (), phases)())

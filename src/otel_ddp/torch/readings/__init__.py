@@ -1,1 +1,1 @@
-"""What is read of models and devices between steps."""
+"""Reads FLOPs, loss, gradients, memory and GPUs of a training, between its steps."""

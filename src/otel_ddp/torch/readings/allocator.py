@@ -1,18 +1,22 @@
-"""What torch's allocator holds on a device: one question to it, none to the device."""
+"""Reads how much memory torch's allocator holds on a device, without asking the device."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp import catalog, containment
 from otel_ddp.recording.device_scalars import module_of
+from otel_ddp.recording.progress import Progress
+
+_READ_EVERY_S = 5.0
 
 
 class Reading(NamedTuple):
-    """Bytes and counts; None for what this allocator does not know."""
+    """Bytes and counts; None for what this allocator does not count."""
 
     allocated: int | None
     reserved: int | None
@@ -31,9 +35,9 @@ class Allocator:
         self._module = module(device)
 
     def read(self) -> Reading | None:
-        """What it holds now; None before the device is in use, or where it cannot be asked."""
+        """What it holds now; None before the device is in use, or without such statistics."""
         ask = getattr(self._module, "memory_stats_as_nested_dict", None)
-        # A question must not be what makes a context on the device.
+        # Reading must not create a context on the device.
         if ask is None or not self._module.is_initialized():
             return None
         try:
@@ -54,9 +58,43 @@ class Allocator:
         )
 
     def _counts(self) -> bool:
-        # CUDA's own allocator (cudaMallocAsync) has these two keys as well, and never counts.
+        # CUDA's own allocator (cudaMallocAsync) has these two keys as well, but never counts.
         backend = getattr(self._module, "get_allocator_backend", None)
         return backend is None or backend() == "native"
+
+
+class MemoryReadings:
+    """Records what the allocator of one device holds, every few seconds."""
+
+    def __init__(self, device: torch.device, progress: Progress) -> None:
+        self._allocator = Allocator(device)
+        self._progress = progress
+        self._next_s = 0.0
+        self._retries: int | None = None
+
+    def poll(self) -> None:
+        """Read and record, if it is time."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        self._next_s = now + _READ_EVERY_S
+        reading = self._allocator.read()
+        if reading is None:
+            return
+        recorder = self._progress.recorder
+        for metric, value in (
+            (catalog.TORCH_CUDA_MEMORY_ALLOCATED, reading.allocated),
+            (catalog.TORCH_CUDA_MEMORY_RESERVED, reading.reserved),
+            (catalog.TORCH_CUDA_MEMORY_PEAK, reading.peak),
+            (catalog.TORCH_CUDA_ALLOC_RETRIES, reading.retries),
+            (catalog.TRAINING_OOMS, reading.ooms),
+        ):
+            if value is not None:
+                recorder.stamp(metric, float(value))
+        if reading.retries is not None:
+            if self._retries is not None and reading.retries > self._retries:
+                self._progress.retries += reading.retries - self._retries
+            self._retries = reading.retries
 
 
 def _number(found: Any, *keys: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What is measured in this run, and what is not and why: said, never guessed."""
+"""Reports what is measured in this run, and what is not and why."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from otel_ddp.torch import inspect_values
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.readings import own_collectives
-from otel_ddp.torch.stepper import Stepper
+from otel_ddp.torch.steps.stepper import Stepper
 
-# Most loops compute their loss outside of the model, and log it: that is not worth a line.
-_UNSPOKEN = frozenset({"no_loss"})
-# What a backward through reentrant checkpointing is called in the graph.
+# Most loops compute their loss outside of the model, and log it: no reason for a warning.
+_NOT_WARNED = frozenset({"no_loss"})
+# The name of a node of the graph that is reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
 
-# The word of a reason, and what a person is told.
+# The word of a reason -> the sentence for people.
 REASONS: Mapping[str, str] = {
     "": "",
     "not_called": "no call of the model is seen: it was compiled after instrument(), which goes "
     "last, or what is called is a method of it",
     "compiled_step": "the optimizer's step is compiled: steps are counted, its time is in none",
-    "closure": "it is given a closure in which no backward is heard: its time is in none",
+    "closure": "it is given a closure in which no backward is seen: its time is in none",
     "outputs_unknown": "the model's outputs hold no tensor with a gradient that we find",
     "compiled_backward": "backward is compiled, and calls no hooks",
     "no_optimizer": "no optimizer of torch's steps the parameters of this model, nor one "
@@ -65,27 +65,27 @@ REASONS: Mapping[str, str] = {
 }
 
 
-def look(
+def measured(
     models: list[nn.Module], stepper: Stepper, world_size: int, reentrant: bool
 ) -> dict[str, str]:
-    """Word by word what is measured (no reason), and what is not (why)."""
+    """What is measured (with an empty reason), and what is not (with the word of its reason)."""
     found: dict[str, str] = {}
     seen, backward = stepper.forwards > 0, stepper.backwards > 0
     found["optimizer"] = _optimizer(stepper)
     found["forward"] = "" if seen else "not_called"
-    found["backward"] = "" if backward else _unheard() if seen else "not_called"
+    found["backward"] = "" if backward else _without_backward() if seen else "not_called"
     found["comm_wait"] = (
         _comm_wait(models, world_size, reentrant) if backward else found["backward"]
     )
-    # What would tell waits from work where hooks do not.
-    heard = found["comm_wait"] and backward and not own_collectives.none_yet()
-    if heard and (reason := _arrivals()):
+    # Arrivals at collectives tell waits from work where hooks cannot.
+    needed = found["comm_wait"] and backward and not own_collectives.none_so_far()
+    if needed and (reason := _arrivals()):
         found["arrivals"] = reason
     found["data"] = _data(stepper)
     work = stepper.progress.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
     found["flops"] = "" if stepper.progress.flops else "uncountable" if seen else "not_called"
-    if stepper.scaling is not None:
+    if stepper.step_end.scaler_round is not None:
         found["skipped_steps"] = ""
     elif stepper.float16:
         found["skipped_steps"] = "no_scaler"
@@ -97,10 +97,10 @@ def _optimizer(stepper: Stepper) -> str:
         return "no_optimizer"
     if stepper.closures and not stepper.backwards:
         return "closure"
-    return "compiled_step" if stepper.steps_in_graph else ""
+    return "compiled_step" if stepper.compiled_steps else ""
 
 
-def _unheard() -> str:
+def _without_backward() -> str:
     # Compiled autograd takes the hooks into its graph, where they can do nothing.
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     compiled = counters.get("compiled_autograd", {}).get("captures", 0)
@@ -108,7 +108,7 @@ def _unheard() -> str:
 
 
 def _data(stepper: Stepper) -> str:
-    # Others may load for what they do beside the training, whose own loads are then measured.
+    # Other threads may load for an evaluation, while the loads of training are measured.
     if stepper.loads_elsewhere and stepper.loads < stepper.steps:
         return "other_thread"
     return "" if stepper.loads else "no_loader"
@@ -133,19 +133,19 @@ def _arrivals() -> str:
         return "host_ahead"
     c10d = getattr(torch._C, "_distributed_c10d", None)
     summary = getattr(c10d, "_dump_fr_trace_json", lambda **_: b"{}")
-    said = json.loads(containment.attempt(lambda: summary(includeCollectives=False), None) or "{}")
-    return "" if said.get("pg_status") else "no_recorder"
+    text = containment.attempt(lambda: summary(includeCollectives=False), None)
+    return "" if json.loads(text or "{}").get("pg_status") else "no_recorder"
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    # By name: importing them to ask would cost whoever does not use them.
+    # By name: importing FSDP would cost programs that do not use it.
     return any(
         base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in type(module).__mro__
     )
 
 
 def checkpoints_reentrantly(output: Any) -> bool:
-    """Whether parts of the graph behind an output have a backward of their own inside of its."""
+    """Whether parts of an output's graph run a backward of their own inside its backward."""
     left: list[Any] = [inspect_values.of_tensor(each, "grad_fn") for each in differentiable(output)]
     known: set[Any] = set()
     while left and len(known) < _MOST_NODES:
@@ -160,10 +160,10 @@ def checkpoints_reentrantly(output: Any) -> bool:
 
 
 def sentences(found: Mapping[str, str]) -> Iterator[str]:
-    """What is not measured, for people."""
+    """What is not measured, in sentences for people."""
     reasons: dict[str, list[str]] = {}
     for what, reason in found.items():
-        if reason and reason not in _UNSPOKEN:
+        if reason and reason not in _NOT_WARNED:
             reasons.setdefault(reason, []).append(what)
     for reason, missing in reasons.items():
         yield f"{', '.join(missing)} ({REASONS[reason]})"

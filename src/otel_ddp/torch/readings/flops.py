@@ -16,6 +16,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_ddp import containment
+from otel_ddp.torch.frames import outward
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a
 # gradient, backward does the forward's FLOPs once more.
@@ -39,12 +40,12 @@ _HEAVY: Final = re.compile(
     r"(_|\d*$)"
 )
 
-# Private, and what it takes to leave a mode that is not the uppermost: without it nothing counts.
+# Private. Needed to leave a mode that is not the uppermost; without them nothing is counted.
 _STACK: Final = ("_get_current_dispatch_mode_stack", "_pop_mode", "_push_mode")
 
 
 class Counted(NamedTuple):
-    """What one forward amounts to, in FLOPs, and the dtype in which most of them are done."""
+    """The FLOPs of one forward and of its backward, and the dtype of most of them."""
 
     forward: float
     backward: float
@@ -59,14 +60,14 @@ class Counted(NamedTuple):
 class ForwardCounter:
     """Counts from `start` to `stop`, one forward at a time.
 
-    Who is interrupted in between (Ctrl-C calls no forward hook) calls `stop`, or `start`, later:
-    both leave nothing of ours behind. Another thread's calls in the meantime do nothing.
+    After an interruption (Ctrl-C calls no forward hook), a later `stop` or `start` ends the count,
+    and leaves nothing of ours behind. Calls of another thread in the meantime do nothing.
     """
 
     def __init__(self) -> None:
         self._mode: _Counting | None = None
         self._thread: threading.Thread | None = None
-        self._over = False
+        self._closed = False
 
     @property
     def active(self) -> bool:
@@ -75,7 +76,7 @@ class ForwardCounter:
 
     def start(self) -> None:
         """Count what this thread does from here on."""
-        if self._over or self._elsewhere():
+        if self._closed or self._in_another_thread():
             return
         if self._mode is not None:
             _take_off(self._mode)
@@ -84,59 +85,59 @@ class ForwardCounter:
         try:
             mode.__enter__()
         finally:
-            # A signal handler may have ended all of it on the way.
-            if self._over or self._mode is not mode:
+            # A signal handler may have ended the count meanwhile.
+            if self._closed or self._mode is not mode:
                 self._mode = self._thread = None
                 _take_off(mode)
 
     def stop(self) -> Counted | None:
-        """Count no more; what it was, or None where that is not known."""
+        """End the count; what it was, or None where that is not known."""
         mode = self._mode
-        if mode is None or self._elsewhere():
+        if mode is None or self._in_another_thread():
             return None
         self._mode = self._thread = None
         return mode.counted() if _take_off(mode) else None
 
     def close(self) -> None:
         """Count nothing any more."""
-        self._over = True
+        self._closed = True
         self.stop()
 
-    def _elsewhere(self) -> bool:
-        """Whether a thread that can still end it has begun the count: modes belong to threads."""
+    def _in_another_thread(self) -> bool:
+        """Whether another living thread has begun the count: a mode belongs to its thread."""
         thread = self._thread
         return thread not in (None, threading.current_thread()) and thread.is_alive()
 
 
 def countable(module: nn.Module) -> bool:
-    """Whether a forward of this model, here and now, can be counted without harm."""
+    """Whether a forward of this model can be counted now without harm."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return False
-    # An older torch lets a higher-order op raise where a mode is active that it does not know.
+    # In an older torch, a higher-order op raises under a mode that it does not know.
     knows = hasattr(TorchDispatchMode, "supports_higher_order_operators")
     if not knows and "torch.nn.attention.flex_attention" in sys.modules:
         return False
-    # Dynamo guards what it has compiled against the modes that are active: it would compile once
-    # more. Not only models are compiled, but also functions that a model calls.
+    # Dynamo's guards include the active modes: it would compile once more. Not only models are
+    # compiled, but also functions that a model calls.
     if anything_compiled():
         return False
     return not _modes_active() and not any(_opaque(each) for each in module.modules())
 
 
 def anything_compiled() -> bool:
-    """Whether Dynamo has been at work in this process, on whatever."""
+    """Whether Dynamo has compiled anything in this process."""
     return _frames_compiled() > 0
 
 
 def by_parameters(module: nn.Module, tokens: float) -> float:
     """The usual estimate for a transformer: 2 FLOPs a parameter and token forward, 4 backward.
 
-    Nothing backward for what is frozen: whether gradients pass through it to something trained
-    below (LoRA's do, at 2 more) is not to be seen from parameters. Attention itself is not in it.
+    Nothing backward for frozen parameters. Gradients may pass through them to trained ones below
+    (LoRA's do, at 2 more), but parameters do not show that. Attention itself is not in it.
     """
-    # A lookup multiplies nothing. An embedding that is also an output layer's weight does.
+    # A lookup multiplies nothing, but an embedding may also be the weight of an output layer.
     tables = {id(each) for owner in _embeddings(module) for each in owner.parameters(False)}
     multiplied = {
         id(each)
@@ -154,14 +155,14 @@ def _embeddings(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]
-    """Sees each op below autograd, where composite ones have become what is really computed."""
+    """Counts each op below autograd, where composite ops have become those that are computed."""
 
     # Without it a higher-order op (flex_attention, cond) would raise in the user's forward.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        # Not at the top of the file: it looks for triton, which takes its time.
+        # Not at the top of the file: it looks for triton, which takes long.
         from torch.utils.flop_counter import flop_registry
 
         self._formulas: dict[Any, Callable[..., int]] = flop_registry
@@ -173,7 +174,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        # What is compiled in the middle of a count is compiled as if we were not there.
+        # What is compiled in the middle of a count is compiled as without us.
         return True
 
     def __torch_dispatch__(
@@ -206,11 +207,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         formula = self._formulas.get(packet)
         name = str(packet)
         if formula is None:
-            # A higher-order op keeps to itself what it computes.
+            # A higher-order op hides what it computes.
             self._unknown = packet is None or _HEAVY.search(name) is not None
             return
-        # A subclass (a DTensor) has the shapes of all ranks together. And a formula that is given
-        # the tensors themselves may read them, which waits for the device.
+        # A subclass (a DTensor) has the shapes of all ranks together. And a formula that gets the
+        # tensors themselves may read them, which waits for the device.
         if types or not hasattr(formula, "__wrapped__"):
             self._unknown = True
             return
@@ -222,10 +223,10 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         self._dtypes[_word(name, tensors[0])] += forward + backward
 
     def _gradients(self, name: str, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> int:
-        """How many times its forward an op's backward is."""
+        """How many times as much as its forward an op's backward is."""
         if not torch.is_grad_enabled():
-            # What a custom function does in backward is its own affair: reentrant checkpointing
-            # does all of it, and a quantised layer half.
+            # The backward of a custom function is unknown: reentrant checkpointing does all of it,
+            # a quantised layer half.
             self._unknown = self._training and _in_custom_function()
             return 0
         if (factors := _FACTORS.get(name)) is not None:
@@ -233,16 +234,16 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         needed = sum(each.requires_grad for each in tensors)
         if name.startswith(_ATTENTION) and not name.endswith("_backward"):
             return 2 if needed else 0
-        # A gradient of a gradient, or somebody's own op.
+        # A gradient of a gradient, or a custom op.
         self._unknown = needed > 0
         return 0
 
 
 def _take_off(mode: _Counting) -> bool:
-    """Remove our mode, wherever it is; whether it was there.
+    """Remove our mode, wherever it is in the stack; whether it was there.
 
-    A mode's own exit removes the uppermost one, whichever that is: a user's hooks that enter one
-    before forward and leave it after ours would lose theirs and keep ours.
+    A mode's own exit removes the uppermost mode, whichever that is. Where a user's hooks enter one
+    before forward and leave it after ours, that would remove theirs and keep ours.
     """
     stack = _python_dispatch._get_current_dispatch_mode_stack()
     if not any(each is mode for each in stack):
@@ -274,7 +275,7 @@ def _tf32(name: str, device: torch.device) -> bool:
         return False
     convolves = "conv" in name
     backend = torch.backends.cudnn if convolves else torch.backends.cuda.matmul
-    # Newer ones say it so, and raise for the older question where the newer was answered.
+    # Newer versions of torch have this setting, and raise for the older one where this one is set.
     newer = getattr(backend, "conv", None) if convolves else backend
     precision = getattr(newer, "fp32_precision", None)
     return bool(backend.allow_tf32 if precision is None else precision == "tf32")
@@ -283,12 +284,7 @@ def _tf32(name: str, device: torch.device) -> bool:
 def _in_custom_function() -> bool:
     """Whether this is called from the forward of a torch.autograd.Function."""
     codes = set(_forwards(torch.autograd.Function))
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code in codes:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return any(frame.f_code in codes for frame in outward(sys._getframe()))
 
 
 def _forwards(function: Any) -> Iterator[CodeType]:
@@ -301,15 +297,15 @@ def _forwards(function: Any) -> Iterator[CodeType]:
 
 def _frames_compiled() -> int:
     """How many pieces of code Dynamo has looked at in this process."""
-    # Private: where it is named otherwise, only whole models are known to be compiled.
+    # Private: without it, only whole models are known to be compiled.
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    # What must be compiled whole is no frame in its books, only a graph.
+    # What is compiled with fullgraph=True counts as no frame, only as a graph.
     kinds = (("frames", "total"), ("stats", "unique_graphs"))
     return sum(int(counters.get(kind, {}).get(name, 0)) for kind, name in kinds)
 
 
 def _modes_active() -> bool:
-    """Whether somebody else looks at the ops."""
+    """Whether other modes see the ops already."""
     if not all(hasattr(_python_dispatch, name) for name in _STACK) or (
         _python_dispatch._get_current_dispatch_mode_stack()
     ):
@@ -318,13 +314,13 @@ def _modes_active() -> bool:
     transform = getattr(functorch, "peek_interpreter_stack", None)
     if transform is not None and transform() is not None:
         return True
-    # What torch.set_default_device leaves there is no observer.
+    # torch.set_default_device leaves one there that observes nothing.
     functions: list[Any] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
     return any(type(each).__name__ != "DeviceContext" for each in functions)
 
 
 def _opaque(module: nn.Module) -> bool:
-    """Whether what a module computes is not seen op by op in this thread."""
+    """Whether this thread cannot see the ops of a module one by one."""
     return (
         isinstance(module, (torch.jit.ScriptModule, nn.DataParallel))
         or getattr(module, "_compiled_call_impl", None) is not None

@@ -1,4 +1,4 @@
-"""Says on which boards a model lies, in words that the node's own tools understand."""
+"""Tells on which GPUs a model lies, by the UUIDs and variables that the agent finds them by."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch
 
 from otel_ddp import containment
 
-# What decides which boards a process sees, and in which order.
-_DECIDE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
+# The variables that decide which GPUs a process sees, and in which order.
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
 _MOST = 64
 
 
-def boards(
+def gpu_facts(
     devices: Iterable[torch.device],
     env: Mapping[str, str] = os.environ,
     properties: Callable[[torch.device], Any] = torch.cuda.get_device_properties,
 ) -> dict[str, Any]:
-    """The facts that the agent finds the boards by; none where no device is CUDA's.
+    """The facts that the agent finds the GPUs by; none where no device is CUDA's.
 
-    Asked when the model has been moved: nothing of CUDA begins here that was not there.
+    Called when the model is on its devices: this starts nothing of CUDA.
     """
     found = sorted({each for each in devices if each.type == "cuda"}, key=str)[:_MOST]
     if not found:
         return {}
 
     def uuid(device: torch.device) -> str:
-        # Older versions of torch do not tell: then the agent goes by the variables.
+        # Older versions of torch do not know it: then the agent goes by the variables.
         return containment.attempt(lambda: str(properties(device).uuid), "")
 
     return {
         "boards": [{"index": each.index or 0, "uuid": uuid(each)} for each in found],
-        "visible": {name: env[name] for name in _DECIDE if name in env},
+        "visible": {name: env[name] for name in _VARIABLES if name in env},
     }

@@ -1,4 +1,4 @@
-"""The square norm of the gradients that this rank holds, without asking another one."""
+"""Computes the square norm of the gradients that this rank holds, without a collective."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 class SquareNorm(NamedTuple):
-    """A number on the device of the gradients, not waited for."""
+    """A number on the device of the gradients: the host does not wait for it."""
 
     value: torch.Tensor
     sharded: bool
@@ -19,7 +19,7 @@ class SquareNorm(NamedTuple):
 
 
 def square_norm(gradients: Iterable[torch.Tensor | None]) -> SquareNorm | None:
-    """Of all gradients together, None where it cannot be had from what this rank holds."""
+    """Of all gradients together; None where what this rank holds is not enough to know it."""
     whole: list[torch.Tensor] = []
     parts: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
@@ -38,13 +38,14 @@ def square_norm(gradients: Iterable[torch.Tensor | None]) -> SquareNorm | None:
     with torch.no_grad():
         if not parts:
             return SquareNorm(_squares(whole), False)
-        # What every rank has whole is left out: summed over ranks it would count once a rank.
+        # Gradients that every rank has whole are left out: a sum over ranks would count them many
+        # times.
         shares = [_squares(many) / copies for copies, many in parts.items()]
         return SquareNorm(torch.stack(shares).sum(), True)
 
 
 def _copies(gradient: Any) -> int | None:
-    """On how many ranks each part of it lies; None for no DTensor, 0 where nobody can say."""
+    """On how many ranks each part of it lies; None for no DTensor, 0 where that is unknown."""
     placements = getattr(gradient, "placements", None)
     if placements is None:
         return None
@@ -58,7 +59,7 @@ def _copies(gradient: Any) -> int | None:
 
 
 def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:
-    # The square of a float16 has no room in one.
+    # The square of a float16 overflows one.
     norms = [
         torch.linalg.vector_norm(each, dtype=torch.float32 if each.dtype in _NARROW else None)
         for each in gradients

@@ -1,4 +1,4 @@
-"""What a device can do at most, by its name and a dtype, as its vendor's data sheet says."""
+"""Peak FLOP/s of a device, by its name and a dtype, from its vendor's data sheet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class _Peaks(NamedTuple):
     float8: float | None = None
 
 
-# Whole names and no patterns: a slice of a GPU (MIG), a laptop's, a vendor's special edition all
-# carry the name of the full one in theirs, and have other peaks. What is not here is not known.
+# Whole names and no patterns: a slice of a GPU (MIG), a laptop's GPU and a special edition all have
+# the name of the full GPU in theirs, and other peaks. What is not here is not known.
 _A100 = _Peaks(19.5, 156, 312, 312)
 _H100_SXM = _Peaks(67, 494.7, 989.4, 989.4, 1978.9)
 _HOPPER_NVL = _Peaks(60, 417.5, 835.5, 835.5, 1670.5)
@@ -60,12 +60,12 @@ _DEVICES: Final = {
     "AMD Instinct MI325X":      _MI300X,
 }  # fmt: skip
 
-# Which of these a name begins with depends on the driver, not on the device.
+# It depends on the driver, not on the device, which of these a name begins with.
 _MAKERS: Final = ("NVIDIA ", "Tesla ", "GeForce ")
 
 
 def peak(device_name: str, dtype: str) -> float | None:
-    """FLOP/s at most, without sparsity; None where we do not know for sure."""
+    """FLOP/s at most, without sparsity; None where that is not known for sure."""
     name = device_name.strip()
     for maker in _MAKERS:
         name = name.removeprefix(maker)

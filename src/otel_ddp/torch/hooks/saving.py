@@ -10,8 +10,9 @@ from weakref import ref
 
 from torch import nn
 
-# Pickle and copy ask the object itself for this, before its class.
+# Pickle and copy look this up on the object itself, before its class.
 _STATE = "__getstate__"
+# Hooks of a module -> what else it keeps of each of them, under the same keys.
 _HOOKS = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -19,8 +20,8 @@ _HOOKS = {
 
 
 def keep_out(module: nn.Module, hooks: frozenset[Callable[..., Any]]) -> None:
-    """Let `torch.save(model)` be loaded without us, and copies be without these hooks."""
-    # Weakly, and beside torch's own way of setting attributes: it is no part of the model.
+    """Leave these hooks out of `torch.save(model)`, which then loads without us, and of copies."""
+    # Weakly, and not by `setattr`, which torch overrides: it is no part of the model.
     module.__dict__[_STATE] = partial(_state, ref(module), hooks)
 
 
@@ -29,11 +30,11 @@ def let_in(module: nn.Module) -> None:
     module.__dict__.pop(_STATE, None)
 
 
-def _state(asked: Callable[[], nn.Module | None], hooks: frozenset[Callable[..., Any]]) -> Any:
-    module: Any = asked()
+def _state(module_of: Callable[[], nn.Module | None], hooks: frozenset[Callable[..., Any]]) -> Any:
+    module: Any = module_of()
     state = type(module).__getstate__(module)
     if not isinstance(state, dict):
-        return state  # of a class with a way of its own
+        return state  # of a class with a format of its own
     state = {name: value for name, value in state.items() if name != _STATE}
     for kind, more in _HOOKS.items():
         given = state.get(kind)

@@ -1,4 +1,4 @@
-"""How much a step works on, from the shapes of what the model is given: never from values."""
+"""Counts the samples and tokens of a forward, from the shapes of its inputs: never from values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from otel_ddp.torch import inspect_values
+from otel_ddp.torch.frames import outward
 
-# What language models call their input; its elements are tokens.
+# The names of a language model's input, whose elements are tokens.
 _TOKEN_NAMES = ("input_ids", "tokens", "idx")
 _WHOLE = frozenset(
     getattr(torch, name)
@@ -22,36 +23,35 @@ _WHOLE = frozenset(
 _MOST = 16
 _Tensor = torch.Tensor
 
-# Private, and asked for by name so that a torch without them costs only what they are for.
+# Private, and looked up by name: a torch without one of them loses only what needs it.
 _in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _functorch = getattr(torch._C, "_functorch", None)
 _is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
 _unwrapped = getattr(_functorch, "get_unwrapped", None)
 
-
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-class _Note:
-    """The inputs of the forward that has just begun, where somebody asks for them."""
+class _InputShapes:
+    """The shapes of the inputs of the last forward, where they are wanted."""
 
-    __slots__ = ("shapes", "wanted")
+    __slots__ = ("last", "wanted")
 
     def __init__(self) -> None:
         self.wanted = False
-        self.shapes: Shapes | None = None
+        self.last: Shapes | None = None
 
 
-note = _Note()
+input_shapes = _InputShapes()
 
 
 def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Samples and tokens of one forward; 0 for what the shapes do not tell."""
-    if note.wanted:
-        note.shapes = _shapes(args, kwargs)
+    """Samples and tokens of one forward; 0 for what the shapes do not show."""
+    if input_shapes.wanted:
+        input_shapes.last = _shapes(args, kwargs)
     if _in_functorch():
         return _transformed(args, kwargs)
-    # The two ways in which nearly every model is called, without the search.
+    # The two ways in which nearly every model is called need no search.
     only: Any = None
     if kwargs:
         only = kwargs.get("input_ids")
@@ -66,7 +66,7 @@ def workload(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[i
 
 
 def shares_its_batch(module: nn.Module) -> bool:
-    """Whether other ranks work on the same samples: asked where its forward begins."""
+    """Whether other ranks work on the same samples; to be called where the forward begins."""
     return _in_a_pipeline() or _is_split(module)
 
 
@@ -75,12 +75,9 @@ def _in_a_pipeline() -> bool:
     name = "torch.distributed.pipelining"
     if name not in sys.modules:
         return False
-    frame = sys._getframe()
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(name):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return any(
+        str(frame.f_globals.get("__name__")).startswith(name) for frame in outward(sys._getframe())
+    )
 
 
 def _is_split(module: nn.Module) -> bool:
@@ -88,7 +85,7 @@ def _is_split(module: nn.Module) -> bool:
     distributed = [each for each in module.parameters() if hasattr(each, "placements")]
     if not distributed:
         return False
-    # By name: importing it to ask would cost whoever does not use it.
+    # By name: importing FSDP would cost programs that do not use it.
     sharded = {
         id(parameter)
         for each in module.modules()
@@ -104,8 +101,8 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
         return False
     if not sharded:
         return True
-    # FSDP has one dimension of the mesh, or two of which the first keeps copies. Any other is of
-    # somebody who splits the products.
+    # FSDP uses one dimension of the mesh, or two of which the first keeps copies. Any other one
+    # splits the products.
     if mesh.ndim == 2:
         return bool(mesh.size(1) > 1 and not parameter.placements[0].is_replicate())
     return bool(mesh.ndim > 2)
@@ -122,7 +119,7 @@ def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[
         if not shape:
             continue
         if dtype in _WHOLE and name in _TOKEN_NAMES:
-            # Of one dimension: sequences of any length, packed one behind the other.
+            # One dimension: sequences of any length, packed one behind the other.
             return (shape[0] if len(shape) > 1 else 0), _numel(tensor)
         if dtype.is_floating_point or dtype.is_complex:
             fractions = fractions or shape[0]
@@ -143,7 +140,7 @@ def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Shapes |
     found = tuple(
         tuple(inspect_values.of_tensor(each, "shape"))[1:] for _, each in _tensors(args, kwargs)
     )
-    # Traced, they hold tensors, which are not to be compared.
+    # In a trace, sizes are tensors, which must not be compared.
     return found if all(type(size) is int for shape in found for size in shape) else None
 
 
@@ -155,10 +152,10 @@ def _numel(tensor: Any) -> Any:
 
 
 def _transformed(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
-    """The same inside `vmap` and the like, whose batch is in no shape.
+    """Samples and tokens inside `vmap` and the like, whose batch is in no shape.
 
-    Given one sample at a time, a model works on as many as lie side by side. Given several, or one
-    without its dimension, nobody can tell which of them these are.
+    A model that gets one sample at a time works on as many as are mapped over. If it gets several,
+    or one without its own dimension, their number is unknown.
     """
     if _is_wrapped is None or _unwrapped is None:
         return 0, 0

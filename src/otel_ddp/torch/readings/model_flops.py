@@ -1,0 +1,219 @@
+"""Finds out how many FLOPs each watched model needs, and adds them to those of the steps."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from otel_ddp import catalog
+from otel_ddp.torch.readings import flops, peaks
+from otel_ddp.torch.steps.stepper import Stepper
+from otel_ddp.torch.steps.watched_model import WatchedModel
+from otel_ddp.torch.steps.workload import Shapes, input_shapes, shares_its_batch
+
+# The first forward may build what is built lazily, or compile.
+_COUNTED_FORWARD = 2
+
+# What a model's FLOPs depend on: which parameters are trained, and the shapes of a sample.
+_Basis: TypeAlias = tuple[bytes, "Shapes | None"]
+
+
+class _ModelWork:
+    """What is known of the FLOPs of one model."""
+
+    __slots__ = ("basis", "by_basis", "checks", "method", "per_unit", "shared", "stale", "watched")
+
+    def __init__(self, watched: WatchedModel) -> None:
+        self.watched = watched  # kept, so that no other one can get its id
+        self.shared = False  # whether other ranks work on the same samples
+        self.stale = True  # whether its next forward is looked at
+        self.method = ""
+        self.per_unit: float | None = None
+        self.basis: _Basis = (b"", None)
+        self.by_basis: dict[_Basis, float] = {}
+        self.checks = 0
+
+    @property
+    def may_count(self) -> bool:
+        # Shapes that differ at every check are counted ever more rarely.
+        return len(self.by_basis) <= self.checks.bit_length()
+
+
+class ModelFlops:
+    """Counts one forward of each model, and checks now and then whether its figure still holds."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self._progress = stepper.progress
+        self._counter = flops.ForwardCounter()
+        self._works: dict[int, _ModelWork] = {}
+        self.given_per_sample: float | None = None
+        """What the user knows, forward and backward."""
+        self.device: torch.device | None = None
+        self.uncounted = ""
+        """Why the last model that could not be counted was not."""
+
+    @property
+    def any_shared(self) -> bool:
+        """Whether other ranks work on the batches of one of the models."""
+        return any(work.shared for work in self._works.values())
+
+    def may_count_next(self, watched: WatchedModel) -> bool:
+        """Whether a forward of this model that is counted may still be to come."""
+        return watched.forwards <= _COUNTED_FORWARD
+
+    def forward_began(self, watched: WatchedModel, module: nn.Module) -> None:
+        """A training forward of a model whose FLOPs are not known, or may have changed."""
+        self.interrupt()
+        if (work := self._works.get(id(watched))) is None:
+            work = self._works[id(watched)] = _ModelWork(watched)
+        shapes, input_shapes.last = input_shapes.last, None
+        work.shared = work.shared or shares_its_batch(module)
+        if work.shared:
+            self._leave_out(watched, work)
+        elif work.per_unit is not None:
+            self._check(watched, module, work, shapes)
+        else:
+            self._begin(watched, module, work, shapes)
+        self._note_shapes()
+
+    def _leave_out(self, watched: WatchedModel, work: _ModelWork) -> None:
+        """Each of several ranks would count all of the batch: none does, but for a given figure."""
+        watched.forwards += 1
+        work.stale = False
+        if self._stepper.counted_batch:
+            self._progress.samples -= watched.samples
+            self._progress.tokens -= watched.tokens
+        if self.given_per_sample is not None:
+            self._progress.flops_method = "given"
+            self._progress.flops += float(self.given_per_sample) * watched.samples
+
+    def _begin(
+        self, watched: WatchedModel, module: nn.Module, work: _ModelWork, shapes: Shapes | None
+    ) -> None:
+        """Find the figure of a model that has none yet."""
+        watched.forwards += 1
+        if watched.forwards != _COUNTED_FORWARD:
+            return
+        work.stale = False
+        if self.given_per_sample is not None:
+            self._settle(watched, module, float(self.given_per_sample), "given", "")
+        elif flops.countable(module):
+            work.basis = (_trained(module), shapes)
+            self._counter.start()
+        else:
+            self._estimate(watched, module)
+
+    def _check(
+        self, watched: WatchedModel, module: nn.Module, work: _ModelWork, shapes: Shapes | None
+    ) -> None:
+        """Find the figure anew if what it depends on has changed."""
+        work.stale = False
+        work.checks += 1
+        if work.method == "6pt":
+            work.per_unit = flops.by_parameters(module, 1)
+        else:
+            basis = (_trained(module), shapes)
+            if basis in work.by_basis:
+                work.per_unit = work.by_basis[basis]
+            elif work.may_count and flops.countable(module):
+                work.basis = basis
+                self._counter.start()
+        if not self._counter.active:
+            self._go_on(watched, work)
+
+    def _go_on(self, watched: WatchedModel, work: _ModelWork) -> None:
+        watched.flops_per_unit = work.per_unit
+        self._progress.flops += (work.per_unit or 0.0) * (watched.tokens or watched.samples)
+
+    def forward_ended(self, watched: WatchedModel, module: nn.Module, returned: bool) -> None:
+        """The same forward has returned or raised."""
+        if not self._counter.active:
+            return
+        counted = self._counter.stop()
+        units = watched.tokens or watched.samples
+        work = self._works[id(watched)]
+        if work.per_unit is not None:
+            if returned:
+                # What cannot be counted any more is taken to be as it was.
+                work.per_unit = counted.total / units if counted and units else work.per_unit
+                work.by_basis[work.basis] = work.per_unit
+            self._go_on(watched, work)
+        elif not returned:
+            watched.forwards -= 1  # it raised in the middle: the next one is counted
+            work.stale = input_shapes.wanted = True
+        elif counted is None:
+            self._estimate(watched, module)
+        elif units:
+            self._settle(watched, module, counted.total / units, "counted", counted.dtype)
+
+    def _estimate(self, watched: WatchedModel, module: nn.Module) -> None:
+        self._stepper.float16 |= _dtype_of(module) == "float16"
+        if watched.tokens:
+            self._settle(watched, module, flops.by_parameters(module, 1), "6pt", "")
+        else:
+            watched.flops_per_unit = 0.0
+            self.uncounted = "compiled" if flops.anything_compiled() else "uncountable"
+
+    def _settle(
+        self, watched: WatchedModel, module: nn.Module, per_unit: float, method: str, dtype: str
+    ) -> None:
+        """The first figure of this model is known."""
+        watched.flops_per_unit = per_unit
+        watched.by_samples = method == "given"
+        self._progress.flops_method = method
+        if method != "given":
+            work = self._works[id(watched)]
+            work.method, work.per_unit = method, per_unit
+            work.by_basis[work.basis] = per_unit
+        units = watched.samples if watched.by_samples else watched.tokens or watched.samples
+        # The forwards before this one are taken to be like it.
+        self._progress.flops += per_unit * units * watched.forwards
+        word = dtype or _dtype_of(module)
+        self._stepper.float16 |= word == "float16"
+        self._progress.recorder.facts({"precision": word})
+        if self.device is not None and self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            if (most := peaks.peak(name, word)) is not None:
+                self._progress.recorder.stamp(
+                    catalog.TRAINING_FLOPS_PEAK, most, dtype=word, device=name
+                )
+
+    def check_again(self) -> None:
+        """Check each model's figure at its next forward."""
+        for key, work in list(self._works.items()):
+            if work.watched.model() is None:
+                del self._works[key]
+            elif work.per_unit is not None:
+                # Without a figure, the stepper reports its next forward.
+                work.watched.flops_per_unit = None
+                work.stale = True
+        self._note_shapes()
+
+    def _note_shapes(self) -> None:
+        input_shapes.wanted = any(each.stale for each in self._works.values())
+
+    def interrupt(self) -> None:
+        """End a count that an interruption has left: no hook was called then."""
+        if self._counter.active:
+            self._counter.stop()
+
+    def close(self) -> None:
+        """Count nothing any more."""
+        input_shapes.wanted = False
+        self._counter.close()
+
+
+def _trained(module: nn.Module) -> bytes:
+    return bytes(each.requires_grad for each in module.parameters())
+
+
+def _dtype_of(module: nn.Module) -> str:
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if parameter is None:
+        return "float32"
+    kind = parameter.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
+    return str(dtype).removeprefix("torch.")

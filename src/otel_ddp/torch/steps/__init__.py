@@ -1,0 +1,1 @@
+"""Divides training steps into phases, from what the hooks report."""

@@ -1,0 +1,99 @@
+"""Knows which forwards and backward are open, in which threads, and whose call a new one is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.frames import times_called
+
+# Private, and looked up by name: a torch without one of them loses only what needs it.
+current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+_RUN_BACKWARD = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", 0)
+
+
+def outside_of_backward() -> bool:
+    """Whether this thread surely does no work of a backward."""
+    return current_backward() == -1
+
+
+def is_another_thread(owner: int, thread: int) -> bool:
+    """Whether the owner is another thread than this one, and is still alive. 0: no owner yet."""
+    if owner in (0, thread):
+        return False
+    return any(each.ident == owner for each in threading.enumerate())
+
+
+def _backward_runs() -> bool:
+    """Whether a thread is in a backward: the one that has called it waits in there."""
+    if not _RUN_BACKWARD:
+        return True
+    return any(times_called(frame, _RUN_BACKWARD) for frame in sys._current_frames().values())
+
+
+class OpenCalls:
+    """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
+
+    __slots__ = ("_progress", "backward_id", "forward_thread", "forwards", "in_backward", "trains")
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.forwards = 0
+        """Forwards of watched models, one inside the other."""
+        self.trains = False
+        """Whether the outermost forward is one of training."""
+        self.in_backward = False
+        """One backward at a time, of whatever models."""
+        self.backward_id = -1
+        """The number that autograd gave to that backward."""
+        self.forward_thread = 0
+        """The thread of the last forward; that of the last training forward is in the progress."""
+
+    def another_thread_works(self, thread: int) -> bool:
+        """Whether another thread is in a training forward or in a backward.
+
+        What this thread then does to the models is no part of the step.
+        """
+        if self.in_backward:
+            # Autograd has threads of its own.
+            another = (
+                is_another_thread(self._progress.training_thread, thread) and outside_of_backward()
+            )
+            return another and _backward_runs()
+        if not self.forwards or not self.trains:
+            return False
+        return is_another_thread(self.forward_thread, thread)
+
+    def is_beside_step(self, thread: int, trains: bool) -> bool:
+        """Whether a forward that begins in this thread is no part of what is measured."""
+        if self.in_backward:
+            # Also what a backward computes again in one of autograd's threads.
+            return is_another_thread(self._progress.training_thread, thread) and _backward_runs()
+        if self.forwards:
+            # Training comes first: the forward of an actor or an evaluator is given up for it.
+            another = is_another_thread(self.forward_thread, thread)
+            return another and (self.trains or not trains)
+        if trains or not self._progress.in_step:
+            return False
+        return is_another_thread(self._progress.training_thread, thread)
+
+    def forward_in_another_thread(self) -> bool:
+        """Whether another thread is in a watched model: this one may be calling parts of it."""
+        return self.forwards > 0 and is_another_thread(self.forward_thread, threading.get_ident())
+
+    def backward_has_raised(self) -> bool:
+        """Whether this gradient is of another backward than the open one, and not inside of it."""
+        if current_backward() == self.backward_id:
+            return False
+        if threading.get_ident() != self._progress.training_thread:
+            return False
+        return times_called(sys._getframe(), _RUN_BACKWARD) == 1
+
+    def close(self) -> None:
+        """None is open any more."""
+        self.in_backward = False
+        self.forwards = 0

@@ -1,0 +1,133 @@
+"""Samples a step now and then: our own hooks are timed in it, and more is read than in others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from otel_ddp import containment
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.steps.watched_model import WatchedModel
+
+_FAILURES_ALLOWED = 3
+
+
+class StepListener:
+    """What a stepper calls now and then, not in every step. Each of these does nothing."""
+
+    def first_step_began(self) -> None:
+        """The first step begins."""
+
+    def forward_began(self, watched: WatchedModel, module: torch.nn.Module) -> None:
+        """A training forward of a model whose FLOPs are not known begins."""
+
+    def forward_ended(self, watched: WatchedModel, module: torch.nn.Module, output: Any) -> None:
+        """That forward has ended; *output* is None where it raised."""
+
+    def forward_interrupted(self) -> None:
+        """A forward has ended without its hook, as Ctrl-C makes it."""
+
+    def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """In a sampled step: the optimizer is about to change the weights."""
+
+    def step_ended(self) -> None:
+        """A step has ended: one that was sampled, or one after which totals were written."""
+
+    def no_step_ended(self) -> None:
+        """There were very many backwards, and no step."""
+
+    def counted_step_begins(self) -> None:
+        """The next step is one in which collectives are counted."""
+
+    def hook_called(self, phase: str) -> None:
+        """In such a step: a hook was called, in this phase."""
+
+    def counted_step_ended(self) -> None:
+        """Such a step has ended."""
+
+
+class SampledSteps:
+    """Chooses the steps that are sampled, and those in which collectives are counted."""
+
+    __slots__ = (
+        *("_failures", "_progress", "_within_s", "count_at", "counting", "every", "listener"),
+        "sampling",
+    )
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._failures: dict[str, int] = {}
+        self._within_s = 0.0  # what `run` has timed, also inside hooks
+        self.listener = StepListener()
+        self.every = 100
+        self.count_at = -1
+        """The step in which collectives are counted."""
+        self.sampling = self.counting = False
+        """What the present step is."""
+
+    def is_like(self, following: int) -> bool:
+        """Whether the step of this number is sampled and counted as the present one is."""
+        sampling = self.every > 0 and following % self.every == 0
+        return sampling is self.sampling and (following == self.count_at) is self.counting
+
+    def begin(self, following: int) -> None:
+        """The step of this number begins; hooks have to be wrapped anew."""
+        counting = following == self.count_at
+        if self.counting:
+            self.notify("counted_step_ended")
+        if counting:
+            self.notify("counted_step_begins")
+        self.sampling = self.every > 0 and following % self.every == 0
+        self.counting = counting
+
+    def wrap(self, hook: Callable[..., Any], phase: Callable[[], str]) -> Callable[..., Any]:
+        """The hook as the present step needs it."""
+        if self.sampling:
+            hook = self._timed(hook)
+        return self._counted(hook, phase) if self.counting else hook
+
+    def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        # The hooks of one step stand for those of all until the next one that is sampled.
+        progress, every = self._progress, self.every
+
+        def timed(*args: Any) -> Any:
+            began, within_s = time.perf_counter(), self._within_s
+            try:
+                return hook(*args)
+            finally:
+                took_s = time.perf_counter() - began - (self._within_s - within_s)
+                progress.hook_s += took_s * every
+
+        return timed
+
+    def _counted(self, hook: Callable[..., Any], phase: Callable[[], str]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self.notify("hook_called", phase())
+            return hook(*args)
+
+        return counted
+
+    def notify(self, event: str, *args: Any) -> None:
+        """Call this method of the listener."""
+        self.run(event, getattr(self.listener, event), *args)
+
+    def run(self, name: str, act: Callable[..., None], *args: Any) -> None:
+        """Do what is not done in every step, and charge it with the time that it takes by itself.
+
+        What has failed three times is not done any more; the steps are measured as before.
+        """
+        failures = self._failures.get(name, 0)
+        if failures >= _FAILURES_ALLOWED:
+            return
+        began = time.perf_counter()
+        try:
+            act(*args)
+        except containment.ANY_ERROR:
+            containment.record_failure(name)
+            self._failures[name] = failures + 1
+        took_s = time.perf_counter() - began
+        self._progress.hook_s += took_s
+        self._within_s += took_s

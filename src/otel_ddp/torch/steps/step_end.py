@@ -1,0 +1,131 @@
+"""Decides what ends a training step: an optimizer, its scaler, or a step that is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+
+from otel_ddp import containment
+
+# Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
+# time, while ours did not.
+_PATIENCE = 10
+
+
+class CompiledSteps:
+    """Set by optimizers whose step is compiled: inside a graph our hooks can do nothing else."""
+
+    def __init__(self) -> None:
+        self.stepped = False
+
+
+class StepEnd:
+    """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
+
+    __slots__ = (
+        *("_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
+        *("backwards", "compiled", "scaler_round"),
+    )
+
+    def __init__(self) -> None:
+        self.backwards = 0
+        """Backwards since the last step."""
+        self.compiled = CompiledSteps()
+        # Where there is a scaler: asks for what it keeps of its present round, which is another
+        # object after each update. That is known on the host; the device is asked nothing.
+        self.scaler_round: Callable[[], Any] | None = None
+        self._round: Any = None
+        self._stepped_round: Any = None
+        # By the optimizer's id. Empty while none is known; and once it has gone.
+        self._optimizer: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
+        self._named = False
+        self._steps_of_others = 0
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose step ends ours, if one is known and still there."""
+        return next((known() for known in list(self._optimizer.values())), None)
+
+    def choose(self, optimizer: torch.optim.Optimizer, named: bool = False) -> None:
+        """From here on this optimizer's step ends ours. *named*: the user has named it."""
+        self._named = named
+        known: dict[int, Any] = {}
+        # Weakly: its state may be most of the memory of a device. The callback is no function of
+        # Python's: what a signal handler raises in one is lost.
+        known[id(optimizer)] = containment.attempt(
+            lambda: ref(optimizer, partial(known.pop, id(optimizer))), lambda: None
+        )
+        self._optimizer = known
+
+    def new_model(self) -> None:
+        """A model has come, or come again: it may have another optimizer than the last one."""
+        if not self._named:
+            self._optimizer = {}
+
+    def begins(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that this optimizer begins will end ours; the first one seen does.
+
+        Any further one (a GAN's second) is part of the next step, and so it is in each step.
+        """
+        if not self._optimizer:
+            self.choose(optimizer)
+        return id(optimizer) in self._optimizer
+
+    def ends(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that this optimizer has finished ends ours."""
+        if id(optimizer) in self._optimizer:
+            return True
+        self._steps_of_others += 1
+        if min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
+            return False
+        self.choose(optimizer)
+        return True
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this optimizer ends our steps."""
+        return id(optimizer) in self._optimizer
+
+    def note_round(self) -> None:
+        """A step was made in the scaler's present round."""
+        if self.scaler_round is not None:
+            self._stepped_round = self.scaler_round()
+
+    def scaler_skipped(self) -> bool:
+        """Whether the scaler has ended a round since the last call, and left our step out of it."""
+        if self.scaler_round is None:
+            return False
+        before, self._round = self._round, self.scaler_round()
+        now = self._round
+        return self.backwards > 0 and before is not now and before is not self._stepped_round
+
+    def compiled_stepped(self) -> bool:
+        """Whether a compiled step was made since the last call."""
+        if not self.compiled.stepped:
+            return False
+        self.compiled.stepped = False
+        return True
+
+    def step_ended(self) -> None:
+        """A training step has ended."""
+        self.backwards = self._steps_of_others = 0
+
+
+def found_infinity(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimizer was told by its scaler to leave the weights alone."""
+    found = getattr(optimizer, "found_inf", None)
+    # On a device it is not known yet, and must not be waited for.
+    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+def steps_made(optimizer: torch.optim.Optimizer) -> int:
+    """How many steps an optimizer's own state counts, those before a checkpoint too; 1 at least.
+
+    Adam and its like count. A count on a device is not read: that would wait for the device.
+    """
+    count: Any = next((state["step"] for state in optimizer.state.values() if "step" in state), 1)
+    on_host = type(count) is torch.Tensor and count.device.type == "cpu" and count.numel() == 1
+    return max(1, int(count)) if on_host or isinstance(count, int) else 1
