@@ -16,7 +16,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent.node.gpu.driver import Missing
+from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node_status import survey
@@ -538,7 +538,7 @@ def test_a_node_that_never_had_a_driver_is_not_told_so(remark: str, remains: boo
 def test_what_the_driver_really_says_where_there_is_none_is_not_shown() -> None:
     said = []
     for code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
-        with pytest.raises(Missing) as missing:
+        with pytest.raises(DriverMissing) as missing:
             Nvml(NoDriver(code), dev=Path("/nowhere")).open()
         said.append(str(missing.value))
 

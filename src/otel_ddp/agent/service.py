@@ -170,7 +170,7 @@ class Agent:
         self._update_training_series()
         now_ns = time.time_ns()
         with self.ledger.lock:
-            self.sampling.stand(self.journals.ranks(), self.journals.pids(), now_ns)
+            self.sampling.update_series(self.journals.ranks(), self.journals.pids(), now_ns)
             self._update_own_series(now_ns)
 
     def _update_training_series(self) -> None:

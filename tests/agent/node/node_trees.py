@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from otel_ddp.agent.node.host.host import Host
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.catalog import Metric
 
 BOOT_S = 1_700_000_000
@@ -204,13 +204,13 @@ class NodeTree:
         shutil.rmtree(self.proc / str(pid))
 
 
-def values(readings: Iterable[Reading], metric: Metric) -> dict[str, float]:
+def values(measurements: Iterable[Measurement], metric: Metric) -> dict[str, float]:
     """What was read of one metric, by the values of its attributes."""
     found: dict[str, float] = {}
-    for reading in readings:
-        if reading.metric is metric:
-            assert metric.attributes == tuple(name for name, _ in reading.attributes)
-            key = " ".join(value for _, value in reading.attributes)
+    for measurement in measurements:
+        if measurement.metric is metric:
+            assert metric.attributes == tuple(name for name, _ in measurement.attributes)
+            key = " ".join(value for _, value in measurement.attributes)
             assert key not in found
-            found[key] = reading.value
+            found[key] = measurement.value
     return found

@@ -11,7 +11,7 @@ from otel_ddp import catalog
 from otel_ddp.agent.node.host.cgroup import Cgroups, Group
 from otel_ddp.agent.node.host.host import Host
 from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 UNLIMITED = str((1 << 63) - 4096)
 
@@ -21,13 +21,13 @@ def node(tmp_path: Path) -> NodeTree:
     return NodeTree(tmp_path)
 
 
-def memory(readings: list[Reading]) -> tuple[float, dict[str, float]]:
-    (limit,) = values(readings, catalog.SYSTEM_MEMORY_LIMIT).values()
-    return limit, values(readings, catalog.SYSTEM_MEMORY_USAGE)
+def memory(measurements: list[Measurement]) -> tuple[float, dict[str, float]]:
+    (limit,) = values(measurements, catalog.SYSTEM_MEMORY_LIMIT).values()
+    return limit, values(measurements, catalog.SYSTEM_MEMORY_USAGE)
 
 
-def shares(readings: list[Reading]) -> dict[str, float]:
-    return values(readings, catalog.SYSTEM_CPU_UTILIZATION)
+def shares(measurements: list[Measurement]) -> dict[str, float]:
+    return values(measurements, catalog.SYSTEM_CPU_UTILIZATION)
 
 
 # -- memory
@@ -118,8 +118,8 @@ def test_the_limits_are_those_that_all_ranks_share(node: NodeTree) -> None:
         node.write(f"proc/{number}/cgroup", f"0::/job/task{number}\n")
     node.write("proc/73/cgroup", "0::/other\n")
 
-    def limit_of(*whose: int | str) -> float:
-        host = Host(node.proc, sys=node.sys, root=node.root, clock=node.clock, whose=lambda: whose)
+    def limit_of(*pids: int | str) -> float:
+        host = Host(node.proc, sys=node.sys, root=node.root, clock=node.clock, pids=lambda: pids)
         return memory(host.read())[0]
 
     assert limit_of("self") == GIB

@@ -15,9 +15,9 @@ from otel_ddp.agent.node.gpu.gpu import Gpus
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node.host.file_systems import FileSystems
 from otel_ddp.agent.node.kernel_files import KernelFiles
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process import ProcessReader
 from otel_ddp.agent.node.process.process_stat import read_process_stat
-from otel_ddp.agent.node.reading import Reading
 
 # Of a board, under a rank's labels: that needs both, and `test_sampling.py` sees it.
 OF_BOTH = {"gpu.process.memory.usage"}
@@ -27,13 +27,13 @@ def rows(section: str) -> set[str]:
     return {metric.name for metric in catalog.METRICS if metric.section == section}
 
 
-def told(readings: list[Reading]) -> set[str]:
-    for reading in readings:
-        named = [name for name, _ in reading.attributes]
+def told(measurements: list[Measurement]) -> set[str]:
+    for measurement in measurements:
+        named = [name for name, _ in measurement.attributes]
         # In the catalogue's order, and none that it does not know.
-        expected = [each for each in reading.metric.attributes if each in named]
-        assert named == expected, reading.metric.name
-    return {reading.metric.name for reading in readings}
+        expected = [each for each in measurement.metric.attributes if each in named]
+        assert named == expected, measurement.metric.name
+    return {measurement.metric.name for measurement in measurements}
 
 
 def test_each_row_of_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_each_row_of_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = gpus.read(time.monotonic_ns() + 20_000_000_000)
 
     (board,) = sample.devices
-    assert told(list(board.readings)) == rows("GPU") - OF_BOTH
+    assert told(list(board.measurements)) == rows("GPU") - OF_BOTH
 
 
 def test_each_row_of_the_host(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_each_row_of_the_host(tmp_path: Path) -> None:
     host.read()
     node.clock.now += 1
     node.processors(user=50)
-    readings = host.read() + FileSystems(lambda: [tmp_path]).read()
+    measurements = host.read() + FileSystems(lambda: [tmp_path]).read()
 
-    assert told(readings) == rows("Host")
+    assert told(measurements) == rows("Host")
 
 
 def test_each_row_of_a_process() -> None:
@@ -73,7 +73,7 @@ def test_each_row_of_a_process() -> None:
     reader = ProcessReader(own_pid=0)
     reader.begin_round()
 
-    readings = reader.read(os.getpid(), stat.start)
+    measurements = reader.read(os.getpid(), stat.start)
 
-    assert readings is not None
-    assert told(readings) == rows("Process")
+    assert measurements is not None
+    assert told(measurements) == rows("Process")

@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 
 from otel_ddp import catalog
-from otel_ddp.agent.node.gpu.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.node.gpu.driver import (
+    Device,
+    DeviceLost,
+    DriverMissing,
+    NotSupported,
+    Question,
+    User,
+)
 from otel_ddp.agent.node.gpu.gpu import DeviceSample, Gpus, GpuSample, identity
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.sampler import Sampler
 
 S = 1_000_000_000
@@ -25,10 +32,10 @@ T4 = Device("GPU-bbbb", "1", "Tesla T4")
 A100 = Device("GPU-cccc", "2", "NVIDIA A100")
 THREE = (H100, T4, A100)
 
-POWER = Reading(catalog.HW_POWER, 300.0)
-LIMIT = Reading(catalog.GPU_POWER_LIMIT, 700.0)
-ENERGY = Reading(catalog.HW_ENERGY, 5000.0, start_ns=42)
-CORE = Reading(catalog.HW_TEMPERATURE, 50.0, (("hw.sensor_location", "core"),))
+POWER = Measurement(catalog.HW_POWER, 300.0)
+LIMIT = Measurement(catalog.GPU_POWER_LIMIT, 700.0)
+ENERGY = Measurement(catalog.HW_ENERGY, 5000.0, start_ns=42)
+CORE = Measurement(catalog.HW_TEMPERATURE, 50.0, (("hw.sensor_location", "core"),))
 
 
 class FakeDriver:
@@ -69,11 +76,11 @@ class FakeDriver:
     def questions(self, device: Device) -> Sequence[Question]:
         _answer(self.questioned.get(device.uuid))
         return [
-            Question(name, every_s, lambda name=name: self._readings(device, name))
+            Question(name, every_s, lambda name=name: self._measurements(device, name))
             for name, every_s in self.periods_s.items()
         ]
 
-    def _readings(self, device: Device, name: str) -> Iterable[Reading]:
+    def _measurements(self, device: Device, name: str) -> Iterable[Measurement]:
         usual = {"power": [POWER], "limit": [LIMIT]}.get(name, [])
         return list(self._asked(device, name, usual))
 
@@ -118,7 +125,7 @@ class Bench:
 
     def values(self, device: Device) -> dict[str, float]:
         """What the last reading shows of a device."""
-        return {each.metric.name: each.value for each in self.of(device).readings}
+        return {each.metric.name: each.value for each in self.of(device).measurements}
 
     def of(self, device: Device) -> DeviceSample:
         assert self.last is not None
@@ -139,7 +146,7 @@ def test_readings_say_of_which_device_they_are_before_all_else() -> None:
 
     bench.tick()
 
-    assert bench.of(H100).readings[:2] == (
+    assert bench.of(H100).measurements[:2] == (
         CORE._replace(
             attributes=(
                 *(("hw.id", "GPU-aaaa"), ("gpu", "0"), ("hw.name", "NVIDIA H100")),
@@ -161,7 +168,7 @@ def test_the_identity_is_what_the_catalogue_has_first_in_its_section() -> None:
 
 def test_boards_that_differ_show_what_each_of_them_has() -> None:
     bench = Bench(*THREE)
-    bench.driver.answers[T4.uuid, "limit"] = Absent("no limit")
+    bench.driver.answers[T4.uuid, "limit"] = NotSupported("no limit")
     bench.driver.answers[A100.uuid, "power"] = [POWER._replace(value=250.0)]
 
     sample = bench.tick()
@@ -176,7 +183,7 @@ def test_boards_that_differ_show_what_each_of_them_has() -> None:
 def test_the_processes_of_a_device_are_shown_with_it() -> None:
     bench = Bench(H100, T4)
     bench.driver.answers[H100.uuid, "users"] = [User(11, 1024), User(12, None)]
-    bench.driver.answers[T4.uuid, "users"] = Absent("not on this platform")
+    bench.driver.answers[T4.uuid, "users"] = NotSupported("not on this platform")
 
     bench.ticks(5)
 
@@ -191,12 +198,12 @@ def test_the_processes_of_a_device_are_shown_with_it() -> None:
         POWER._replace(value=math.nan),
         POWER._replace(value=math.inf),
         POWER._replace(value=-1.0),
-        Reading(catalog.HW_GPU_UTILIZATION, 1.01, (("hw.gpu.task", "general"),)),
+        Measurement(catalog.HW_GPU_UTILIZATION, 1.01, (("hw.gpu.task", "general"),)),
     ],
     ids=lambda each: f"{each.metric.name} {each.value}",
 )
 def test_an_impossible_number_is_left_out_and_counted_and_said_once(
-    impossible: Reading, caplog: pytest.LogCaptureFixture
+    impossible: Measurement, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(H100)
     bench.driver.answers[H100.uuid, "power"] = [CORE, impossible, ENERGY]
@@ -226,7 +233,7 @@ def test_what_the_driver_leaves_out_is_counted_and_what_it_says_is_said_once(
 
 def test_numbers_at_the_edge_of_the_possible_are_shown() -> None:
     bench = Bench(H100)
-    busy = Reading(catalog.HW_GPU_UTILIZATION, 1.0, (("hw.gpu.task", "general"),))
+    busy = Measurement(catalog.HW_GPU_UTILIZATION, 1.0, (("hw.gpu.task", "general"),))
     bench.driver.answers[H100.uuid, "power"] = [busy, POWER._replace(value=0.0)]
 
     sample = bench.tick()
@@ -298,7 +305,7 @@ def test_slow_questions_of_all_devices_are_spread(stall_s: float) -> None:
 
 def test_what_is_absent_is_never_asked_again() -> None:
     bench = Bench(H100, T4)
-    bench.driver.answers[T4.uuid, "power"] = Absent("no sensor")
+    bench.driver.answers[T4.uuid, "power"] = NotSupported("no sensor")
 
     bench.ticks(100)
 
@@ -309,7 +316,7 @@ def test_what_is_absent_is_never_asked_again() -> None:
 def test_what_is_found_absent_later_is_no_longer_shown() -> None:
     bench = Bench(H100)
     bench.tick()
-    bench.driver.answers[H100.uuid, "power"] = Absent("no sensor")
+    bench.driver.answers[H100.uuid, "power"] = NotSupported("no sensor")
 
     bench.tick(1.0)
 
@@ -368,7 +375,7 @@ def test_a_device_that_cannot_say_what_to_ask_is_asked_again() -> None:
 
 def test_a_driver_that_is_loaded_later_is_found_within_a_minute() -> None:
     bench = Bench(H100)
-    bench.driver.opening = Missing("There is no NVIDIA driver.")
+    bench.driver.opening = DriverMissing("There is no NVIDIA driver.")
     assert bench.tick() == GpuSample((), "There is no NVIDIA driver.", 0, "")
     bench.driver.opening = None
 
@@ -416,7 +423,7 @@ def test_a_driver_without_a_version_shows_its_devices() -> None:
 def test_a_board_that_is_lost_takes_no_other_along() -> None:
     bench = Bench(*THREE)
     bench.tick()
-    bench.driver.answers[T4.uuid, "power"] = Lost("GPU is lost")
+    bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
 
     for _ in range(300):
         sample = bench.tick(1.0)
@@ -430,7 +437,7 @@ def test_a_board_that_is_lost_takes_no_other_along() -> None:
 
 def test_what_a_lost_board_said_before_is_shown_while_it_is_fresh() -> None:
     bench = Bench(H100, T4)
-    bench.driver.answers[T4.uuid, "limit"] = Lost("GPU is lost")
+    bench.driver.answers[T4.uuid, "limit"] = DeviceLost("GPU is lost")
 
     bench.tick()
     assert bench.values(T4) == {"hw.power": 300.0}
@@ -444,7 +451,7 @@ def test_what_a_lost_board_said_before_is_shown_while_it_is_fresh() -> None:
 def test_after_a_loss_the_driver_is_opened_anew_in_a_few_seconds() -> None:
     bench = Bench(H100, T4)
     bench.tick()
-    bench.driver.answers[T4.uuid, "power"] = Lost("GPU is lost")
+    bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
     bench.tick(1.0)
     del bench.driver.answers[T4.uuid, "power"]
 
@@ -459,7 +466,7 @@ def test_after_a_loss_the_driver_is_opened_anew_in_a_few_seconds() -> None:
 
 def test_for_a_board_that_stays_lost_the_driver_is_opened_ever_less_often() -> None:
     bench = Bench(H100, T4)
-    bench.driver.answers[T4.uuid, "power"] = Lost("GPU is lost")
+    bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
     opened_at = []
 
     for second in range(220):
@@ -473,7 +480,7 @@ def test_for_a_board_that_stays_lost_the_driver_is_opened_ever_less_often() -> N
 
 def test_a_board_that_is_lost_while_it_is_questioned_takes_no_other_along() -> None:
     bench = Bench(*THREE)
-    bench.driver.questioned[H100.uuid] = Lost("GPU is lost")
+    bench.driver.questioned[H100.uuid] = DeviceLost("GPU is lost")
 
     bench.tick()
 
@@ -484,7 +491,7 @@ def test_a_board_that_is_lost_while_it_is_questioned_takes_no_other_along() -> N
 def test_a_node_whose_every_board_is_lost_shows_none() -> None:
     bench = Bench(H100, T4)
     for board in (H100, T4):
-        bench.driver.answers[board.uuid, "power"] = Lost("driver not loaded")
+        bench.driver.answers[board.uuid, "power"] = DeviceLost("driver not loaded")
 
     sample = bench.tick()
 
@@ -499,12 +506,12 @@ def test_a_node_whose_every_board_is_lost_shows_none() -> None:
 def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: str) -> None:
     bench = Bench(H100, T4)
     if where == "devices":
-        bench.driver.found = Lost("driver not loaded")
+        bench.driver.found = DeviceLost("driver not loaded")
     elif where == "opening":
-        bench.driver.opening = Lost("driver not loaded")
+        bench.driver.opening = DeviceLost("driver not loaded")
     else:
         for board in (H100, T4):
-            bench.driver.answers[board.uuid, "power"] = Lost("driver not loaded")
+            bench.driver.answers[board.uuid, "power"] = DeviceLost("driver not loaded")
     tried_at = []
     tries = 0
 
@@ -527,13 +534,13 @@ def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: s
 
 def test_after_a_minute_without_a_loss_the_next_one_is_repaired_quickly_again() -> None:
     bench = Bench(H100)
-    bench.driver.found = Lost("driver not loaded")
+    bench.driver.found = DeviceLost("driver not loaded")
     bench.tick()
     bench.tick(5.0)
     bench.driver.found = [H100]
     bench.tick(10.0)
     bench.ticks(60)
-    bench.driver.answers[H100.uuid, "power"] = Lost("GPU is lost")
+    bench.driver.answers[H100.uuid, "power"] = DeviceLost("GPU is lost")
     assert bench.tick(1.0).devices == ()
     del bench.driver.answers[H100.uuid, "power"]
 
@@ -651,7 +658,7 @@ def test_a_board_that_is_divided_in_another_way_is_asked_anew() -> None:
     bench.tick()
     # Divided, it says no more what it draws.
     bench.driver.found = [H100, part]
-    bench.driver.answers[H100.uuid, "power"] = Absent()
+    bench.driver.answers[H100.uuid, "power"] = NotSupported()
     bench.tick(60)
     assert "hw.power" not in bench.values(H100)
 

@@ -10,7 +10,7 @@ import pytest
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device, User
 from otel_ddp.agent.node.gpu.gpu import DeviceSample
-from otel_ddp.agent.node.gpu_owners import Claim, Ownership, owners
+from otel_ddp.agent.node.gpu_owners import Ownership, ProcessDevices, owners
 
 UUIDS = [f"8932f937-d72c-4106-c12f-20bd9faed9f{n}" for n in range(4)]
 BOARDS = [Device(f"GPU-{uuid}", str(n), "NVIDIA H100") for n, uuid in enumerate(UUIDS)]
@@ -37,14 +37,14 @@ def rank(
     )
 
 
-def claim(number: int, *devices: str, **known: Any) -> Claim:
+def claim(number: int, *devices: str, **known: Any) -> ProcessDevices:
     """Rank 0 has process id 100, rank 1 has 101, and so on, unless it is said otherwise."""
     known = {"labels": rank(number), "pid": 100 + number, **known}
-    return Claim(devices=devices, **known)
+    return ProcessDevices(devices=devices, **known)
 
 
 def decide(
-    claims: Sequence[Claim],
+    claims: Sequence[ProcessDevices],
     users: Mapping[Device, Sequence[tuple[int, int | None]]] | None = None,
     visible: Sequence[str] | None = None,
     devices: Sequence[Device] = tuple(BOARDS),
@@ -404,7 +404,7 @@ def test_memory_on_another_rank_s_device_is_remarked_on_and_changes_no_owner() -
     ids=["nobody's", "no number", "several ranks", "several runs"],
 )
 def test_a_remark_says_who_uses_the_device(
-    others: list[Claim], used_bytes: int | None, said: str
+    others: list[ProcessDevices], used_bytes: int | None, said: str
 ) -> None:
     ownership = decide([*others, claim(3, UUIDS[3])], {BOARDS[0]: [(103, used_bytes)]})
 

@@ -89,9 +89,9 @@ def test_the_load_is_that_of_the_last_minute(node: NodeTree) -> None:
 
 
 def test_memory_is_used_cached_or_free_and_adds_up_to_the_limit(node: NodeTree) -> None:
-    readings = node.host().read()
+    measurements = node.host().read()
 
-    found = values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    found = values(measurements, catalog.SYSTEM_MEMORY_USAGE)
     # Shared memory is in the kernel's cache, and cannot be given back like one.
     assert found == {
         "free": 40 * GIB,
@@ -99,17 +99,17 @@ def test_memory_is_used_cached_or_free_and_adds_up_to_the_limit(node: NodeTree) 
         "cached": 11 * GIB,
         "used": 12 * GIB,
     }
-    assert values(readings, catalog.SYSTEM_MEMORY_LIMIT) == {"": sum(found.values())}
+    assert values(measurements, catalog.SYSTEM_MEMORY_LIMIT) == {"": sum(found.values())}
 
 
 def test_memory_in_use_cannot_be_negative(node: NodeTree) -> None:
     node.memory(MemFree=70 << 20)
     host = node.host()
 
-    readings = host.read()
+    measurements = host.read()
 
-    assert "used" not in values(readings, catalog.SYSTEM_MEMORY_USAGE)
-    assert "cached" in values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    assert "used" not in values(measurements, catalog.SYSTEM_MEMORY_USAGE)
+    assert "cached" in values(measurements, catalog.SYSTEM_MEMORY_USAGE)
     assert host.errors == 1
 
 
@@ -136,9 +136,9 @@ def test_whole_disks_with_hardware_behind_them_are_counted_and_nothing_twice(
     for other in ("sr0", "fd0", "mmcblk0boot0"):
         node.disk(other, read=5)
 
-    readings = node.host().read()
+    measurements = node.host().read()
 
-    assert values(readings, catalog.SYSTEM_DISK_IO) == {
+    assert values(measurements, catalog.SYSTEM_DISK_IO) == {
         "nvme0n1 read": 5120,
         "nvme0n1 write": 10240,
         "sda read": 512,
@@ -180,13 +180,13 @@ def test_an_interface_tells_bytes_and_errors_of_both_directions(node: NodeTree) 
     node.interface("lo", counts=(5, 5, 5, 5))
     node.interface("eth0", counts=(1000, 3, 2000, 4), device=True)
 
-    readings = node.host().read()
+    measurements = node.host().read()
 
-    assert values(readings, catalog.SYSTEM_NETWORK_IO) == {
+    assert values(measurements, catalog.SYSTEM_NETWORK_IO) == {
         "eth0 receive": 1000,
         "eth0 transmit": 2000,
     }
-    assert values(readings, catalog.SYSTEM_NETWORK_ERRORS) == {
+    assert values(measurements, catalog.SYSTEM_NETWORK_ERRORS) == {
         "eth0 receive": 3,
         "eth0 transmit": 4,
     }
@@ -320,11 +320,11 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
     stat = (node.proc / "stat").read_text()
     node.write("proc/stat", stat.replace(str(BOOT_S), str(BOOT_S + 1)))
 
-    readings = host.read()
+    measurements = host.read()
 
-    counters = {each.metric.name for each in readings if each.start_ns}
+    counters = {each.metric.name for each in measurements if each.start_ns}
     assert len(counters) == 5
-    for each in readings:
+    for each in measurements:
         counts = each.metric.kind is Kind.COUNTER
         assert each.start_ns == (BOOT_S * 1_000_000_000 if counts else 0)
 
@@ -403,19 +403,19 @@ def test_the_real_machine_is_read_as_it_says_itself() -> None:
     host = Host()
     host.read()
 
-    readings = host.read()
+    measurements = host.read()
 
     total = next(
         int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemTotal:")
     )
-    (limit,) = values(readings, catalog.SYSTEM_MEMORY_LIMIT).values()
+    (limit,) = values(measurements, catalog.SYSTEM_MEMORY_LIMIT).values()
     assert 0 < limit <= total
-    usage = values(readings, catalog.SYSTEM_MEMORY_USAGE)
+    usage = values(measurements, catalog.SYSTEM_MEMORY_USAGE)
     assert sum(usage.values()) == pytest.approx(limit, rel=0.01)
     assert host.errors == 0
-    for each in readings:
+    for each in measurements:
         assert each.metric.attributes == tuple(name for name, _ in each.attributes)
         assert each.value >= 0
 
@@ -431,23 +431,23 @@ def test_a_file_system_is_told_of_once_under_its_mount_point() -> None:
     here = Path(__file__).parent
     file_systems = FileSystems(lambda: [here, here.parent], always=())
 
-    readings = usage(file_systems)
+    measurements = usage(file_systems)
 
-    points = {key.split()[0] for key in readings}
+    points = {key.split()[0] for key in measurements}
     assert len(points) == 1
     (point,) = points
     assert os.path.ismount(point)
     assert os.stat(point).st_dev == here.stat().st_dev
-    assert set(readings) == {f"{point} used", f"{point} free"}
+    assert set(measurements) == {f"{point} used", f"{point} free"}
 
 
 def test_what_is_kept_for_the_superuser_is_neither_used_nor_free(tmp_path: Path) -> None:
     result = os.statvfs_result((4096, 512, 1000, 400, 350, 0, 0, 0, 0, 255))
     file_systems = FileSystems(lambda: [tmp_path], always=(), statvfs=lambda _: result)
 
-    readings = usage(file_systems)
+    measurements = usage(file_systems)
 
-    assert sorted(readings.values()) == [350 * 512, 600 * 512]
+    assert sorted(measurements.values()) == [350 * 512, 600 * 512]
 
 
 @pytest.mark.parametrize(
@@ -504,8 +504,8 @@ def test_a_name_that_is_no_text_is_told_as_text(tmp_path: Path) -> None:
     # As if it were a mount point.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_systems, "_mount_point", lambda each: (1, str(each)))
-        readings = source.read()
+        measurements = source.read()
 
-    assert readings
-    for reading in readings:
-        dict(reading.attributes)["system.filesystem.mountpoint"].encode()
+    assert measurements
+    for measurement in measurements:
+        dict(measurement.attributes)["system.filesystem.mountpoint"].encode()

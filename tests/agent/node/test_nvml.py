@@ -29,10 +29,17 @@ from nvml_boards import (
     state,
 )
 from nvml_boards import t4 as tesla_t4
-from otel_ddp.agent.node.gpu.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.node.gpu.driver import (
+    Device,
+    DeviceLost,
+    DriverMissing,
+    NotSupported,
+    Question,
+    User,
+)
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node.gpu.nvml.visibility import visible
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 BOOT_S = 1_700_000_000
 NOW_NS = 1_800_000_000 * 10**9
@@ -79,10 +86,10 @@ def ask_all(questions: Any) -> Answers:
     found: Answers = {}
     for question in questions:
         try:
-            readings = question.ask()
-        except Absent:
+            measurements = question.ask()
+        except NotSupported:
             continue
-        for each in readings:
+        for each in measurements:
             key = (each.metric.name, each.attributes[-1][1] if each.attributes else "")
             assert key not in found, f"{key} twice"
             names = [name for name, _ in each.attributes]
@@ -92,13 +99,13 @@ def ask_all(questions: Any) -> Answers:
     return found
 
 
-def faults(readings: Any) -> dict[str, float]:
-    return {dict(each.attributes)["code"]: each.value for each in readings if each.value}
+def faults(measurements: Any) -> dict[str, float]:
+    return {dict(each.attributes)["code"]: each.value for each in measurements if each.value}
 
 
-def one(readings: Any) -> Reading:
-    (reading,) = readings
-    return reading
+def one(measurements: Any) -> Measurement:
+    (measurement,) = measurements
+    return measurement
 
 
 @pytest.fixture(params=["fake", "C library"])
@@ -210,7 +217,7 @@ def test_what_a_board_does_not_have_is_absent_and_nothing_else(seen: Seen) -> No
     questions = seen.questions(device)
 
     for name in ("power limit", "fans", "corrected memory errors", "Xid"):
-        with pytest.raises(Absent):
+        with pytest.raises(NotSupported):
             questions[name].ask()
     assert one(questions["temperature"].ask()).value == 64
     assert "engines" not in questions
@@ -219,7 +226,7 @@ def test_what_a_board_does_not_have_is_absent_and_nothing_else(seen: Seen) -> No
 def test_a_board_that_says_it_has_no_fan_is_not_asked_again(seen: Seen) -> None:
     (device,) = seen.open(tesla_t4())
 
-    with pytest.raises(Absent):
+    with pytest.raises(NotSupported):
         seen.questions(device)["fans"].ask()
 
 
@@ -255,7 +262,7 @@ def test_refusals_that_stay_are_absent(seen: Seen, code: int) -> None:
     board.numbers["energy_mj"] = f"!{code}"
     (device,) = seen.open(board)
 
-    with pytest.raises(Absent):
+    with pytest.raises(NotSupported):
         seen.questions(device)["energy"].ask()
 
 
@@ -356,7 +363,7 @@ def test_bytes_counted_in_32_bits_are_not_shown(seen: Seen, first: str, second: 
         seen.show()
         question.ask()
 
-    with pytest.raises(Absent):
+    with pytest.raises(NotSupported):
         ask_twice()
     assert "32 bits" in one(seen.driver.remarks)
 
@@ -508,9 +515,9 @@ def test_a_device_that_is_gone_is_lost(seen: Seen, code: int, words: str) -> Non
     questions = seen.questions(device)
     seen.show(board)
 
-    with pytest.raises(Lost, match=words):
+    with pytest.raises(DeviceLost, match=words):
         questions["temperature"].ask()
-    with pytest.raises(Lost, match=words):
+    with pytest.raises(DeviceLost, match=words):
         questions["power and memory temperature"].ask()
 
 
@@ -519,7 +526,7 @@ def test_a_handle_from_before_a_reload_is_lost(seen: Seen) -> None:
     questions = seen.questions(device)
     seen.show(generation=2)
 
-    with pytest.raises(Lost):
+    with pytest.raises(DeviceLost):
         questions["temperature"].ask()
 
     seen.driver.close()
@@ -534,7 +541,7 @@ def test_an_argument_that_suits_no_such_device_is_absent(seen: Seen) -> None:
     board.numbers["temperature"] = "!2"
     (device,) = seen.open(board)
 
-    with pytest.raises(Absent):
+    with pytest.raises(NotSupported):
         seen.questions(device)["temperature"].ask()
 
 
@@ -552,10 +559,10 @@ def test_a_driver_that_is_unloaded_is_lost_and_close_does_not_mind(seen: Seen) -
     seen.open(h100())
     seen.show(loaded=0)
 
-    with pytest.raises(Lost):
+    with pytest.raises(DeviceLost):
         seen.driver.devices()
     seen.driver.close()
-    with pytest.raises(Missing):
+    with pytest.raises(DriverMissing):
         seen.driver.open()
 
 
@@ -603,7 +610,7 @@ def test_a_board_that_is_gone_is_lost_to_who_asks_for_its_faults(seen: Seen) -> 
     board.lost = True
     seen.show()
 
-    with pytest.raises(Lost):
+    with pytest.raises(DeviceLost):
         question.ask()
 
 
@@ -616,7 +623,7 @@ def test_the_fault_that_ends_a_board_is_still_told(seen: Seen) -> None:
     board.xids.append(79)
     board.lost = True
     seen.show()
-    with pytest.raises(Lost):
+    with pytest.raises(DeviceLost):
         questions["temperature"].ask()
     seen.driver.close()
     seen.driver.open()
@@ -644,7 +651,7 @@ def test_a_board_that_fell_is_looked_for_again_after_a_while(seen: Seen) -> None
     question.ask()
     seen.now_s += 601
 
-    with pytest.raises(Lost):
+    with pytest.raises(DeviceLost):
         question.ask()
     board.lost = False
     seen.show()
@@ -773,7 +780,7 @@ def test_why_there_are_no_devices_is_said_in_one_sentence(
     boards = [h100()] if whole else []
     seen._write(boards, **whole)
 
-    with pytest.raises(Missing) as said:
+    with pytest.raises(DriverMissing) as said:
         seen.driver.open()
 
     assert words in str(said.value)
@@ -792,7 +799,7 @@ def test_a_driver_that_fails_at_the_start_is_given_back() -> None:
 
     fake.nvmlDeviceGetCount = fail  # type: ignore[method-assign]
 
-    with pytest.raises(Missing):
+    with pytest.raises(DriverMissing):
         Nvml(fake).open()
     assert fake.open == 0
 
@@ -802,14 +809,14 @@ def test_a_container_that_has_devices_but_no_library_is_told_apart(tmp_path: Pat
     fake.state = {"init": "12"}
     (tmp_path / "nvidiactl").touch()
 
-    with pytest.raises(Missing, match=r"The NVIDIA devices are here.*`utility`"):
+    with pytest.raises(DriverMissing, match=r"The NVIDIA devices are here.*`utility`"):
         Nvml(fake, dev=tmp_path).open()
 
 
 def test_an_installation_without_nvidia_ml_py_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    with pytest.raises(Missing, match="pip install nvidia-ml-py"):
+    with pytest.raises(DriverMissing, match="pip install nvidia-ml-py"):
         Nvml().open()
 
 
@@ -820,7 +827,7 @@ def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "CDLL", no_library)
 
-    with pytest.raises(Missing, match=r"libnvidia-ml\.so\.1"):
+    with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1"):
         Nvml().open()
 
 
@@ -1012,16 +1019,16 @@ def test_a_real_board_answers_in_our_units() -> None:
     driver = Nvml()
     try:
         driver.open()
-    except Missing as why:
+    except DriverMissing as why:
         pytest.skip(f"needs an NVIDIA GPU: {why}")
     try:
-        found: list[Reading] = []
+        found: list[Measurement] = []
         for device in driver.devices():
             questions = list(driver.questions(device))
             for question in questions * 2:
                 try:
                     found += question.ask()
-                except Absent as why:
+                except NotSupported as why:
                     sys.stderr.write(f"{device.index} {question.name}: {why}\n")
                 if question.name == "engines":
                     time.sleep(0.2)  # the driver refuses samples that are too close

@@ -17,8 +17,8 @@ import pytest
 from agent.node.node_trees import BOOT_S, NodeTree, values
 from node import until
 from otel_ddp import catalog
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process import ProcessReader
-from otel_ddp.agent.node.reading import Reading
 from otel_ddp.catalog import Kind, Metric
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -132,17 +132,17 @@ class Puppet:
         self._process.stdin.flush()
         return eval(self._process.stdout.readline())
 
-    def looks_anew(self) -> list[Reading]:
+    def looks_anew(self) -> list[Measurement]:
         """As an agent does that has just been started: what it reads first."""
         self.reader = ProcessReader(own_pid=0)
         return self.read()
 
-    def read(self, *others: int) -> list[Reading]:
+    def read(self, *others: int) -> list[Measurement]:
         self.reader.begin_round()
-        readings = self.reader.read(self.pid, self.start, others)
-        assert readings is not None
+        measurements = self.reader.read(self.pid, self.start, others)
+        assert measurements is not None
         assert self.reader.errors == 0
-        return readings
+        return measurements
 
     def value(self, metric: Metric, *others: int) -> float:
         return sum(values(self.read(*others), metric).values())
@@ -164,8 +164,8 @@ def start_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def start_ns_of(readings: list[Reading], metric: Metric) -> int:
-    (start_ns,) = {each.start_ns for each in readings if each.metric == metric}
+def start_ns_of(measurements: list[Measurement], metric: Metric) -> int:
+    (start_ns,) = {each.start_ns for each in measurements if each.metric == metric}
     return start_ns
 
 
@@ -180,13 +180,16 @@ def written(pid: int) -> int:
 def test_every_number_of_a_real_process_is_there(puppet: Puppet) -> None:
     before_s = time.time()
 
-    readings = puppet.read()
+    measurements = puppet.read()
 
-    assert {each.metric.name for each in readings} == PROCESS
-    assert set(values(readings, catalog.PROCESS_CPU_TIME)) == {"user", "system"}
-    assert set(values(readings, catalog.PROCESS_DISK_IO)) == {"read", "write"}
-    assert set(values(readings, catalog.PROCESS_CONTEXT_SWITCHES)) == {"voluntary", "involuntary"}
-    for each in readings:
+    assert {each.metric.name for each in measurements} == PROCESS
+    assert set(values(measurements, catalog.PROCESS_CPU_TIME)) == {"user", "system"}
+    assert set(values(measurements, catalog.PROCESS_DISK_IO)) == {"read", "write"}
+    assert set(values(measurements, catalog.PROCESS_CONTEXT_SWITCHES)) == {
+        "voluntary",
+        "involuntary",
+    }
+    for each in measurements:
         assert each.value >= 0
         counts = each.metric.kind is Kind.COUNTER
         # A process is younger than the test run, to the second to which the start is known.
@@ -335,9 +338,9 @@ def test_an_agent_after_another_tells_only_what_it_has_seen(puppet: Puppet, tmp_
     def writes(*whom: str) -> None:
         puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", *whom)
 
-    def of_both(readings: list[Reading]) -> tuple[float, float]:
-        own = values(readings, catalog.PROCESS_DISK_IO)
-        children = values(readings, catalog.PROCESS_CHILDREN_DISK_IO)
+    def of_both(measurements: list[Measurement]) -> tuple[float, float]:
+        own = values(measurements, catalog.PROCESS_DISK_IO)
+        children = values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)
         return own["write"], children["write"]
 
     pids = {name: puppet.does(f"fork({name!r})") for name in ("seen", "unseen", "stays")}
@@ -368,7 +371,9 @@ def test_an_agent_after_another_tells_only_what_it_has_seen(puppet: Puppet, tmp_
     anew = {
         metric.name: begins[0] < begins[1] == begins[2]
         for metric in {each.metric for each in before if each.start_ns}
-        for begins in [[start_ns_of(readings, metric) for readings in (before, first, after)]]
+        for begins in [
+            [start_ns_of(measurements, metric) for measurements in (before, first, after)]
+        ]
     }
     assert anew == {
         "process.cpu.time": False,
@@ -389,10 +394,10 @@ def test_what_a_server_has_waited_for_is_not_counted_twice(puppet: Puppet, tmp_p
     puppet.does("reap('worker')", "server")
     by_server = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
     puppet.does("reap('server')")
-    readings = puppet.read()
+    measurements = puppet.read()
 
-    assert before == by_server == values(readings, catalog.PROCESS_CHILDREN_DISK_IO)["write"]
-    assert values(readings, catalog.PROCESS_DISK_IO)["write"] == 0
+    assert before == by_server == values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
 def test_a_server_and_its_worker_may_end_between_two_looks(puppet: Puppet, tmp_path: Path) -> None:
@@ -404,10 +409,10 @@ def test_a_server_and_its_worker_may_end_between_two_looks(puppet: Puppet, tmp_p
 
     puppet.does("reap('worker')", "server")
     puppet.does("reap('server')")
-    readings = puppet.read()
+    measurements = puppet.read()
 
-    assert values(readings, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == before
-    assert values(readings, catalog.PROCESS_DISK_IO)["write"] == 0
+    assert values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == before
+    assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
 def test_what_an_orphan_took_stays_when_it_has_left_the_family(
@@ -455,11 +460,11 @@ def reader_of(node: NodeTree) -> ProcessReader:
     return ProcessReader(node.proc, own_pid=0, since_boot_s=node.clock)
 
 
-def read(reader: ProcessReader, pid: int = 77) -> list[Reading]:
+def read(reader: ProcessReader, pid: int = 77) -> list[Measurement]:
     reader.begin_round()
-    readings = reader.read(pid, 5000)
-    assert readings is not None
-    return readings
+    measurements = reader.read(pid, 5000)
+    assert measurements is not None
+    return measurements
 
 
 def test_exact_numbers(node: NodeTree) -> None:
@@ -483,10 +488,10 @@ def test_exact_numbers(node: NodeTree) -> None:
     for number in range(6):
         node.write(f"proc/77/fd/{number}", "")
 
-    readings = read(reader)
+    measurements = read(reader)
 
     def of(metric: Metric) -> dict[str, float]:
-        return values(readings, metric)
+        return values(measurements, metric)
 
     tick = 1 / TICKS_PER_S
     assert of(catalog.PROCESS_CPU_TIME) == {"user": 300 * tick, "system": 50 * tick}
@@ -502,7 +507,7 @@ def test_exact_numbers(node: NodeTree) -> None:
     assert of(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
     assert of(catalog.PROCESS_CHILDREN_DISK_IO) == {"read": 9, "write": 18}
     started_ns = BOOT_S * 1_000_000_000 + 5000 * 1_000_000_000 // TICKS_PER_S
-    for each in readings:
+    for each in measurements:
         of_kernel = each.metric in (catalog.PROCESS_CPU_TIME, catalog.PROCESS_CONTEXT_SWITCHES)
         since_ns = started_ns if of_kernel else looked_ns
         assert each.start_ns == (since_ns if each.metric.kind is Kind.COUNTER else 0)
@@ -531,9 +536,9 @@ def test_a_corrupt_or_forbidden_number_is_the_only_one_that_is_absent(
     breaks(node)
     reader = reader_of(node)
 
-    readings = read(reader)
+    measurements = read(reader)
 
-    assert PROCESS - {each.metric.name for each in readings} == lost
+    assert PROCESS - {each.metric.name for each in measurements} == lost
     assert reader.errors > 0
 
 
@@ -591,11 +596,11 @@ def test_a_count_never_falls_while_one_ends_between_two_files(node: NodeTree) ->
     node.process(78, parent=77, times=(100, 0, 0, 0), start=1, io=(0, 100))
 
     def told() -> tuple[float, float, float]:
-        readings = read(reader)
+        measurements = read(reader)
         return (
-            values(readings, catalog.PROCESS_CHILDREN_CPU_TIME)["user"],
-            values(readings, catalog.PROCESS_CHILDREN_DISK_IO)["write"],
-            values(readings, catalog.PROCESS_DISK_IO)["write"],
+            values(measurements, catalog.PROCESS_CHILDREN_CPU_TIME)["user"],
+            values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)["write"],
+            values(measurements, catalog.PROCESS_DISK_IO)["write"],
         )
 
     before = told()

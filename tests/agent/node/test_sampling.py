@@ -16,10 +16,10 @@ from node import until
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.node import sampling
-from otel_ddp.agent.node.gpu.driver import Device, Missing, Question, User
+from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
 from otel_ddp.agent.node.kernel_files import KernelFiles
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process_stat import read_process_stat
-from otel_ddp.agent.node.reading import Reading
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.rank import Rank
 
@@ -46,7 +46,7 @@ class OneBoard:
 
     def open(self) -> None:
         if self.missing:
-            raise Missing(self.missing)
+            raise DriverMissing(self.missing)
 
     def close(self) -> None:
         pass
@@ -60,12 +60,12 @@ class OneBoard:
     def questions(self, device: Device) -> Sequence[Question]:
         return [Question("power", 1.0, self._ask)]
 
-    def _ask(self) -> Sequence[Reading]:
+    def _ask(self) -> Sequence[Measurement]:
         self.held.wait(30)
-        busy = Reading(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
-        hot = Reading(catalog.GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
-        calm = Reading(catalog.GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
-        return [Reading(catalog.HW_POWER, self.power), busy, hot, calm]
+        busy = Measurement(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
+        hot = Measurement(catalog.GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
+        calm = Measurement(catalog.GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
+        return [Measurement(catalog.HW_POWER, self.power), busy, hot, calm]
 
     def users(self, device: Device) -> Sequence[User]:
         return [User(pid, 1000 + pid) for pid in self.pids]
@@ -91,7 +91,7 @@ class Bench:
 
     def told(self, metric: catalog.Metric, *ranks: Rank) -> list[tuple[dict[str, str], Any]]:
         with self.ledger.lock:
-            self.sampling.stand(ranks, {each.pid for each in ranks}, time.time_ns())
+            self.sampling.update_series(ranks, {each.pid for each in ranks}, time.time_ns())
         families = dict(self.ledger.families())
         return [(dict(each.labels), each.value) for each in families.get(metric, [])]
 
@@ -201,19 +201,19 @@ def test_the_limits_of_a_node_are_those_of_its_run(
     class Watched:
         errors = 0
 
-        def __init__(self, proc: Path, whose: Callable[[], Sequence[int | str]]) -> None:
-            given.append(whose)
+        def __init__(self, proc: Path, pids: Callable[[], Sequence[int | str]]) -> None:
+            given.append(pids)
 
-        def read(self) -> list[Reading]:
+        def read(self) -> list[Measurement]:
             return []
 
     monkeypatch.setattr(sampling, "Host", Watched)
     here = bench("host")
-    (whose,) = given
+    (pids,) = given
 
-    assert whose() == ["self"]
+    assert pids() == ["self"]
     here.told(catalog.SYSTEM_MEMORY_LIMIT, rank(FIRST, 71), rank(SECOND, 72), rank(SECOND))
-    assert whose() == [71, 72]
+    assert pids() == [71, 72]
 
 
 def test_where_ranks_work_is_a_file_system_that_matters(
@@ -227,7 +227,7 @@ def test_where_ranks_work_is_a_file_system_that_matters(
         def __init__(self, directories: Callable[[], Iterator[Path]]) -> None:
             self._directories = directories
 
-        def read(self) -> list[Reading]:
+        def read(self) -> list[Measurement]:
             asked.append(set(self._directories()))
             return []
 

@@ -1,4 +1,4 @@
-"""Reads small files of the kernel; what is refused or wrong is counted, and said once a place."""
+"""Reads small files of the kernel; counts what it cannot read, and logs that once a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 log = logging.getLogger("otel_ddp.agent")
 
-# What this machine, this container or this device just does not have; or a process that ended.
+# The machine, the container or the device lacks this file; or the process has ended.
 _NOT_THERE = {
     *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO),
     *(errno.EOPNOTSUPP, errno.EINVAL),
@@ -20,14 +20,14 @@ _MOST_PLACES = 200
 
 
 class KernelFiles:
-    """What one source reads; `errors` counts the numbers that it had to leave out."""
+    """The files of one source; `errors` counts the numbers that it had to leave out."""
 
     def __init__(self) -> None:
         self.errors = 0
         self._said: set[str] = set()
 
     def text(self, path: str, place: str = "") -> str | None:
-        """The whole file; *place* stands for it where its path has a process id in it."""
+        """The whole file. *place*: its name in the log if its path has a process id in it."""
         try:
             return _content(path)
         except OSError as error:
@@ -35,7 +35,7 @@ class KernelFiles:
             return None
 
     def numbers(self, path: str, names: Collection[str], place: str = "") -> dict[str, int]:
-        """Those lines of a file that begin with these names."""
+        """The numbers of the lines that begin with these names."""
         found: dict[str, int] = {}
         place = place or path
         text = self.text(path, place)
@@ -56,7 +56,7 @@ class KernelFiles:
         return found
 
     def names(self, folder: str, place: str = "") -> list[str]:
-        """What is in a folder."""
+        """The names in a folder."""
         try:
             return os.listdir(folder)
         except OSError as error:
@@ -64,12 +64,12 @@ class KernelFiles:
             return []
 
     def failed(self, place: str, error: OSError) -> None:
-        """Count an error, unless it only means that there is no such thing here."""
+        """Count an error, unless it only means that there is no such file."""
         if error.errno not in _NOT_THERE:
             self.wrong(place, error.strerror or str(error))
 
     def wrong(self, place: str, what: str) -> None:
-        """Count a number that is left out."""
+        """Count a number that is left out; log it once a place."""
         self.errors += 1
         if place not in self._said and len(self._said) < _MOST_PLACES:
             self._said.add(place)
@@ -77,7 +77,7 @@ class KernelFiles:
 
 
 def number(word: str) -> int | None:
-    """A count of the kernel: never negative, never longer than 64 bits."""
+    """A count of the kernel: not negative, and at most 64 bits."""
     if not (word.isascii() and word.isdigit() and len(word) <= 20):
         return None
     value = int(word)
@@ -89,7 +89,7 @@ def _content(path: str) -> str:
     try:
         pieces = []
         left = _LONGEST_FILE
-        # A file of /proc comes in pieces of a page.
+        # The kernel returns a file of /proc in pieces of a page.
         while left > 0 and (piece := os.read(handle, _PIECE)):
             pieces.append(piece)
             left -= len(piece)

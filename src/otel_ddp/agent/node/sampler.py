@@ -1,4 +1,4 @@
-"""Reads one source again and again in a thread of its own: nobody waits for one that hangs."""
+"""Reads one source periodically, in a thread of its own, so that no caller waits for it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ T = TypeVar("T")
 # Not a NamedTuple: before Python 3.11 those cannot be generic.
 @dataclass(frozen=True)
 class Sample(Generic[T]):
-    """What one reading found."""
+    """The result of one reading, and its age."""
 
     value: T
     taken_ns: int
-    """When that reading began, in nanoseconds since 1970: where it hung half-way and went on, its
-    first numbers are as old as that."""
+    """When that reading began, in nanoseconds since 1970. If it hung half-way and went on, its
+    first numbers are that old."""
     age_s: float
-    """How long ago that is, by a clock that nobody sets."""
+    """How long ago that is, by a clock that is never set."""
 
 
 class Sampler(Generic[T]):
-    """Where a driver's call, or a statvfs of a dead file server, never returns, only the age grows.
+    """If a driver's call, or a statvfs of a dead file server, never returns, only the age grows.
 
-    Everything but the reading itself may be called from any thread, and never waits for it.
+    Any thread may call these methods; none of them waits for a reading.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class Sampler(Generic[T]):
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
-        # Replaced as a whole, so that a reader sees one reading's value and time.
+        # Replaced as a whole, so that value and time always belong together.
         self._last: tuple[T, int, float] | None = None
         self._finished_at = clock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to read, at once."""
+        """Start the thread; it reads at once."""
         self._finished_at = self._clock()
-        # A daemon: one that hangs must not keep the agent from ending.
+        # A daemon: a thread that hangs must not keep the agent from ending.
         self._thread = threading.Thread(target=self._run, name=f"otel-ddp-{self.name}", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the thread to end; False where it hangs still, and is left behind."""
+        """Stop the thread; False if it still hangs, and is left behind."""
         self._stopping.set()
         if self._thread is None:
             return True
@@ -70,26 +70,26 @@ class Sampler(Generic[T]):
         return not self._thread.is_alive()
 
     def latest(self) -> Sample[T] | None:
-        """What the last reading found that did not fail; None before there is one."""
+        """The last reading that succeeded; None before there is one."""
         if self._last is None:
             return None
         value, taken_ns, began_at = self._last
         return Sample(value, taken_ns, self._clock() - began_at)
 
     def age_s(self) -> float:
-        """For how long no reading has come to a good end; from the start on before the first."""
+        """The time since the last reading that succeeded; before the first one, since the start."""
         return self._clock() - self._finished_at
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             began_at = self._clock()
-            self._take(began_at)
+            self._read_once(began_at)
             took_s = self._clock() - began_at
-            # One that takes longer than its period is not made to hurry after the lost ones.
+            # A reading that took longer than its period does not catch up on the missed ones.
             pause_s = self._every_s - took_s if took_s < self._every_s else self._every_s
             self._stopping.wait(pause_s)
 
-    def _take(self, began_at: float) -> None:
+    def _read_once(self, began_at: float) -> None:
         taken_ns = self._wall_ns()
         try:
             self._last = (self._read(), taken_ns, began_at)

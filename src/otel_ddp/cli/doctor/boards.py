@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from otel_ddp.agent.node.gpu.driver import Missing
+from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 
 
@@ -14,7 +14,7 @@ def tell() -> None:
     driver = Nvml()
     try:
         driver.open()
-    except Missing as why:
+    except DriverMissing as why:
         print(json.dumps({"missing": str(why)}))
         return
     devices = driver.devices()

@@ -1,4 +1,4 @@
-"""What a maker's driver has to answer, so that its devices can be shown: the seam for others."""
+"""The interface of a vendor's GPU driver: implement it to support other devices."""
 
 from __future__ import annotations
 
@@ -6,85 +6,85 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 
-class Missing(Exception):
+class DriverMissing(Exception):
     """There is no driver, or no device. The text is one sentence that a user can act on."""
 
 
-class Absent(Exception):
-    """This device does not have that: it is never asked for it again."""
+class NotSupported(Exception):
+    """This device does not support that: it is never asked for it again."""
 
 
-class Lost(Exception):
-    """The device, or the whole driver, went away: devices have to be found anew."""
+class DeviceLost(Exception):
+    """The device, or the whole driver, is lost: devices have to be found anew."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A board, or a part of one that stands for itself (a MIG instance)."""
+    """A board, or a part of one with numbers of its own (a MIG instance)."""
 
     uuid: str
     index: str
-    """As the maker's own tools count: `3`, and `3:1` for the second part of that board."""
+    """As the vendor's own tools count: `3`, and `3:1` for the second part of that board."""
     name: str
     pci: str = ""
     parent: str = ""
-    """The UUID of the board that this is a part of."""
+    """The UUID of the board that this device is a part of."""
 
 
 class User(NamedTuple):
-    """A process that has memory on a device."""
+    """A process that uses memory on a device."""
 
     pid: int
     used_bytes: int | None
 
 
 class Question(NamedTuple):
-    """Something to ask of one device, again and again."""
+    """A question that one device is asked periodically."""
 
     name: str
     every_s: float
-    ask: Callable[[], Iterable[Reading]]
-    """Raises Absent or Lost; any other error is that of one attempt."""
+    ask: Callable[[], Iterable[Measurement]]
+    """Raises NotSupported or DeviceLost; any other error means that one attempt failed."""
 
 
 class Driver(Protocol):
-    """One maker's devices. Only ever called from one thread, in which every call may hang."""
+    """One vendor's devices. Only one thread calls it; every call may hang."""
 
     @property
     def impossible(self) -> int:
-        """How many numbers were left out because they cannot be."""
+        """How many numbers were left out because they were impossible."""
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What is to be said of its numbers, each sentence once."""
+        """Sentences about numbers that were left out; each one is logged once."""
 
     @property
     def silent(self) -> Sequence[str]:
-        """A sentence on each device that did not answer when they were last looked for."""
+        """One sentence for each device that did not answer when the devices were last listed."""
 
     def open(self) -> None:
-        """Begin; raises Missing. Called again after Lost."""
+        """Open the driver; raises DriverMissing. Called again after DeviceLost."""
 
     def close(self) -> None:
-        """Give everything back; never raises."""
+        """Release everything; never raises."""
 
     def version(self) -> str:
-        """The driver's version, in words."""
+        """The driver's version, for people."""
 
     def devices(self) -> Sequence[Device]:
-        """All there are now, in the order of their indices."""
+        """All devices, in the order of their indices."""
 
     def questions(self, device: Device) -> Sequence[Question]:
-        """What can be asked of this one."""
+        """The questions that this device can answer."""
 
     def users(self, device: Device) -> Sequence[User]:
-        """The processes that compute on it."""
+        """The processes that compute on this device."""
 
     def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
         """The UUIDs of the devices that a process with these variables sees, in its own order.
 
-        None where that cannot be told.
+        None if that is unknown.
         """

@@ -1,4 +1,4 @@
-"""Finds the cgroup of a process in the tree as it is seen from here, versions 1 and 2."""
+"""Finds the cgroup of a process, versions 1 and 2, in the tree that is visible here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from otel_ddp.agent.node.kernel_files import KernelFiles
 
 
 class Group(NamedTuple):
-    """A cgroup, and the highest one above it that can be seen from here."""
+    """A cgroup, and the highest one above it that is visible here."""
 
     path: str
     top: str
     version: int
 
     def upward(self) -> Iterator[str]:
-        """The folders of this one and of those above it."""
+        """The folders of this cgroup and of those above it."""
         path = self.path
         yield path
         while path != self.top and len(path) > 1:
@@ -26,8 +26,8 @@ class Group(NamedTuple):
             yield path
 
     def in_container(self) -> bool:
-        """Whether the highest that is seen is not the machine's: a container's, then."""
-        # Of version 1 the machine's own root alone has the one file, of version 2 all others.
+        """Whether the highest visible cgroup is a container's, and not the machine's."""
+        # In version 1 only the machine's root has this file; in version 2 all others have that one.
         if self.version == 1:
             return os.path.isdir(self.top) and not os.path.exists(f"{self.top}/release_agent")
         return os.path.exists(f"{self.top}/cgroup.events")
@@ -41,7 +41,7 @@ class _Mount(NamedTuple):
 
 
 class Cgroups:
-    """The trees that are mounted here; mounts are looked at once, places of processes each time."""
+    """The mounted trees, read once; the cgroup of a process is read each time."""
 
     def __init__(
         self, files: KernelFiles, *, proc: Path = Path("/proc"), root: Path = Path("/")
@@ -49,11 +49,11 @@ class Cgroups:
         self._files = files
         self._proc = proc
         self._root = root
-        # A hybrid machine has both, and version 2 without controllers: version 1 goes first.
-        self._mounts = sorted(self._look(), key=lambda mount: mount.version)
+        # A hybrid machine has both, version 2 without controllers: so version 1 comes first.
+        self._mounts = sorted(self._read_mounts(), key=lambda mount: mount.version)
 
     def groups(self, pid: int | str, controller: str) -> Iterator[Group]:
-        """Where a process (or `self`) may be controlled: whose files are there has to be seen."""
+        """The cgroups that may control a process (or `self`); their files may be missing."""
         inner: dict[str, str] = {}
         for line in (self._files.text(f"{self._proc}/{pid}/cgroup", "cgroup") or "").splitlines():
             _, _, rest = line.partition(":")
@@ -64,7 +64,7 @@ class Cgroups:
             if mount.version == 1 and controller not in mount.controllers:
                 continue
             path = inner.get(controller if mount.version == 1 else "", "")
-            # A path with dots leads out of what this namespace shows of the tree.
+            # A path with dots leaves the part of the tree that this namespace shows.
             if not path.startswith("/") or ".." in path.split("/"):
                 continue
             top = mount.top.rstrip("/")
@@ -72,7 +72,7 @@ class Cgroups:
                 below = path[len(top) :].rstrip("/")
                 yield Group(f"{mount.point}{below}", mount.point, mount.version)
 
-    def _look(self) -> Iterator[_Mount]:
+    def _read_mounts(self) -> Iterator[_Mount]:
         for line in (self._files.text(f"{self._proc}/self/mountinfo") or "").splitlines():
             left, _, right = line.partition(" - ")
             fields, kind = left.split(" "), right.split(" ")

@@ -1,4 +1,4 @@
-"""Reads how much was read from and written to the node's disks."""
+"""Reads the bytes read from and written to the node's disks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from otel_ddp import catalog
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 _MOST_DISKS = 64
-# Of this size whatever the disk itself has.
+# The unit of /proc/diskstats, whatever the sectors of the disk.
 _SECTOR_BYTES = 512
-# These have hardware of their own, yet are no disks: drives for media, and parts of a flash chip.
+# Hardware, but no disks: drives for media, and parts of a flash chip.
 _NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")
 
 
 class Disks:
-    """Whole disks with hardware behind them: the rest is part of one, or laid over some.
+    """Whole disks with hardware behind them.
 
     Partitions, RAIDs and logical volumes would count the same bytes again; loop, RAM and
     compressed disks are files and memory.
@@ -33,12 +33,12 @@ class Disks:
         self._seen: frozenset[str] = frozenset()
         self._chosen: frozenset[str] = frozenset()
 
-    def read(self, boot_ns: int) -> list[Reading]:
+    def read(self, boot_ns: int) -> list[Measurement]:
         rows = [line.split() for line in (self._files.text(self._path) or "").splitlines()]
         names = frozenset(row[2] for row in rows if len(row) > 2)
         if names != self._seen:
             self._seen, self._chosen = names, self._choose(names)
-        readings: list[Reading] = []
+        measurements: list[Measurement] = []
         for row in rows:
             if len(row) < 10:
                 self._files.wrong(self._path, "a line is too short")
@@ -50,10 +50,10 @@ class Disks:
                         continue
                     attributes = (("system.device", row[2]), ("disk.io.direction", direction))
                     used_bytes = sectors * _SECTOR_BYTES
-                    readings.append(
-                        Reading(catalog.SYSTEM_DISK_IO, used_bytes, attributes, boot_ns)
+                    measurements.append(
+                        Measurement(catalog.SYSTEM_DISK_IO, used_bytes, attributes, boot_ns)
                     )
-        return readings
+        return measurements
 
     def _choose(self, names: frozenset[str]) -> frozenset[str]:
         disks = sorted(name for name in names if self._is_disk(name))
@@ -65,6 +65,6 @@ class Disks:
         folder = f"{self._blocks}/{name.replace('/', '!')}"
         if _NO_DISK.fullmatch(name) or not os.path.exists(f"{folder}/device"):
             return False
-        # One of several paths to an NVMe disk: the disk itself is counted.
+        # A hidden one is one of several paths to an NVMe disk, which is counted itself.
         hidden = self._files.text(f"{folder}/hidden")
         return hidden is None or hidden.strip() != "1"

@@ -1,4 +1,4 @@
-"""Reads the node around the training: all but its file systems, which may hang."""
+"""Reads the node: processors, memory, pressure, disks, network. Not file systems: they may hang."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from otel_ddp.agent.node.host.network import Network
 from otel_ddp.agent.node.host.pressure import Pressure
 from otel_ddp.agent.node.host.processors import Processors, read_processor_times
 from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 
 class Host:
-    """Processors and memory are the container's where we are in one, or the limited part of it."""
+    """In a container, or under a cgroup's limit, processors and memory are those of the cgroup."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class Host:
         sys: Path = Path("/sys"),
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
-        whose: Callable[[], Collection[int | str]] = lambda: ("self",),
+        pids: Callable[[], Collection[int | str]] = lambda: ("self",),
     ) -> None:
-        """*whose*: the processes whose limits, where they share them, are the node's."""
+        """*pids*: the processes whose common limits count as the node's."""
         self._files = KernelFiles()
         self._proc = proc
-        self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), whose)
+        self._limits = Limits(self._files, Cgroups(self._files, proc=proc, root=root), pids)
         self._processors = Processors(self._files, proc=proc, clock=clock)
         self._memory = Memory(self._files, proc=proc)
         self._disks = Disks(self._files, proc=proc, sys=sys)
@@ -48,7 +48,7 @@ class Host:
         """How many numbers were left out so far."""
         return self._files.errors
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[Measurement]:
         return [
             *self._from_limits(),
             *self._part(self._disks.read),
@@ -57,9 +57,9 @@ class Host:
         ]
 
     @containment.contained(default=())
-    def _from_limits(self) -> list[Reading]:
+    def _from_limits(self) -> list[Measurement]:
         times = read_processor_times(self._files, self._proc)
-        # The kernel reckons it anew each time, to the second; a counter begins only once.
+        # The kernel computes it anew each time, to the second; a counter's start must not move.
         self._boot_ns = self._boot_ns or times.boot_ns
         node = self._memory.node()
         memory = self._limits.memory(node.get("MemTotal"))
@@ -75,5 +75,5 @@ class Host:
         ]
 
     @containment.contained(default=())
-    def _part(self, read: Callable[[int], list[Reading]]) -> list[Reading]:
+    def _part(self, read: Callable[[int], list[Measurement]]) -> list[Measurement]:
         return read(self._boot_ns)

@@ -1,4 +1,4 @@
-"""Reads the traffic of the node's InfiniBand ports, that of RDMA included."""
+"""Reads the traffic of the node's InfiniBand ports, including RDMA."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from otel_ddp import catalog
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 _MOST_PORTS = 32
 _WORD_BYTES = 4
-# Old cards count in 32 bits and stop there: such a counter says nothing any more.
+# Old cards count in 32 bits and stop there: such a counter is useless from then on.
 _STUCK = 0xFFFFFFFF
 
 
 class Infiniband:
-    """Ports on Ethernet (RoCE) as well: a network interface does not count what RDMA moves."""
+    """Also ports on Ethernet (RoCE): a network interface does not count RDMA traffic."""
 
     def __init__(self, files: KernelFiles, *, sys: Path = Path("/sys")) -> None:
         self._files = files
@@ -23,21 +23,21 @@ class Infiniband:
         self._seen: list[str] = []
         self._ports: list[tuple[str, str]] = []
 
-    def read(self, boot_ns: int) -> list[Reading]:
+    def read(self, boot_ns: int) -> list[Measurement]:
         cards = sorted(self._files.names(self._folder))
         if cards != self._seen:
             self._seen, self._ports = cards, self._choose(cards)
-        readings = []
+        measurements = []
         for identity, folder in self._ports:
             for direction, name in (("receive", "port_rcv_data"), ("transmit", "port_xmit_data")):
                 words = self._count(f"{folder}/{name}")
                 if words is not None:
                     attributes = (("hw.id", identity), ("network.io.direction", direction))
                     moved_bytes = words * _WORD_BYTES
-                    readings.append(
-                        Reading(catalog.HW_NETWORK_IO, moved_bytes, attributes, boot_ns)
+                    measurements.append(
+                        Measurement(catalog.HW_NETWORK_IO, moved_bytes, attributes, boot_ns)
                     )
-        return readings
+        return measurements
 
     def _choose(self, cards: list[str]) -> list[tuple[str, str]]:
         ports = [

@@ -1,4 +1,4 @@
-"""What part of the node is ours: the cgroups that limit it, or those of the container."""
+"""Finds the cgroups that limit the training on this node, or those of its container."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NamedTuple
 from otel_ddp.agent.node.host.cgroup import Cgroups, Group
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
 
-# A cgroup of version 1 without a limit says so with a number near 2^63.
+# In version 1 a cgroup without a limit has a number near 2^63.
 _NO_LIMIT = 1 << 60
 
 
 class MemoryShare(NamedTuple):
-    """The cgroup whose memory is the node's, as far as we are concerned."""
+    """The cgroup whose memory counts as the node's."""
 
     path: str
     version: int
@@ -23,7 +23,7 @@ class MemoryShare(NamedTuple):
 
 
 class ProcessorShare(NamedTuple):
-    """The cgroup whose processor time is the node's, as far as we are concerned."""
+    """The cgroup whose processor time counts as the node's."""
 
     path: str
     version: int
@@ -31,23 +31,23 @@ class ProcessorShare(NamedTuple):
 
 
 class Limits:
-    """Looked for anew at each reading: limits are changed, and processes moved, at any time.
+    """Found anew at each read: limits change, and processes move, at any time.
 
-    It is the tightest limit that counts, since an inner one that is wider never comes to bear.
-    Of equal ones the outermost counts: its users are all that share it.
+    The tightest limit counts; a wider one inside it never applies. Of equal limits the outermost
+    counts, because all processes under it share it.
     """
 
     def __init__(
-        self, files: KernelFiles, cgroups: Cgroups, whose: Callable[[], Collection[int | str]]
+        self, files: KernelFiles, cgroups: Cgroups, pids: Callable[[], Collection[int | str]]
     ) -> None:
-        """*whose*: the processes whose cgroups count."""
+        """*pids*: the processes whose cgroups count."""
         self._files = files
         self._cgroups = cgroups
-        self._whose = whose
+        self._pids = pids
 
     def _groups(self, controller: str) -> Iterator[Group]:
-        """Those that all of them are in: what limits one of them alone is not the node's."""
-        found = [[*self._cgroups.groups(each, controller)] for each in self._whose()]
+        """The cgroups that all processes share: a limit of one process is not the node's."""
+        found = [[*self._cgroups.groups(each, controller)] for each in self._pids()]
         first, *others = [each for each in found if each] or [[]]
         for group in first:
             here = [
@@ -58,7 +58,7 @@ class Limits:
                 yield group._replace(path=os.path.commonpath(paths))
 
     def memory(self, node_bytes: int | None) -> MemoryShare | None:
-        """None where all of the node's memory is ours."""
+        """None if the training may use all memory of the node."""
         for group in self._groups("memory"):
             name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
             found = [
@@ -74,7 +74,7 @@ class Limits:
         return None
 
     def processors(self, online: int) -> ProcessorShare | None:
-        """None where all of the node's processors are ours."""
+        """None if the training may use all processors of the node."""
         found = [
             *self._limited("cpu", self._quota, online),
             *self._limited("cpuset", self._processor_set, online),
@@ -88,7 +88,7 @@ class Limits:
         return None
 
     def container(self) -> str:
-        """The folder of the container's cgroup of version 2; empty where there is none."""
+        """The folder of the container's cgroup of version 2; empty if there is none."""
         for group in self._groups(""):
             if group.version == 2 and group.in_container():
                 return group.top
@@ -107,7 +107,7 @@ class Limits:
     def _limited(
         self, controller: str, cores_of: Callable[[str, int], float | None], online: int
     ) -> Iterator[tuple[float, Group, str]]:
-        """The cgroups that have fewer than all processors."""
+        """The cgroups that may use fewer than all processors."""
         for group in self._groups(controller):
             for path in group.upward():
                 cores = cores_of(path, group.version)
@@ -148,7 +148,7 @@ class Limits:
         return count
 
     def _usage(self, group: Group, path: str) -> str:
-        """Where the time of a limited cgroup is accounted; version 1 has a tree of its own."""
+        """Where a cgroup's processor time is accounted; version 1 has a separate tree for that."""
         if group.version == 1:
             for account in self._groups("cpuacct"):
                 return account.top + path[len(group.top) :]

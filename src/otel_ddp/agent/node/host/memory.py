@@ -1,4 +1,4 @@
-"""Reads the node's memory, or the container's, and its swap space."""
+"""Reads the memory of the node or the container, and the swap space."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from otel_ddp import catalog
 from otel_ddp.agent.node.host.limits import MemoryShare
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 _OF_NODE = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "Shmem")
 _OF_SWAP = ("SwapTotal", "SwapFree")
@@ -21,25 +21,25 @@ class Memory:
         self._path = f"{proc}/meminfo"
 
     def node(self) -> dict[str, int]:
-        """What the node has, in bytes, by the kernel's names."""
+        """The node's memory in bytes, by the kernel's names."""
         found = self._files.numbers(self._path, _OF_NODE + _OF_SWAP)
         return {name: kibibytes * 1024 for name, kibibytes in found.items()}
 
-    def read(self, node: dict[str, int], share: MemoryShare | None) -> list[Reading]:
+    def read(self, node: dict[str, int], share: MemoryShare | None) -> list[Measurement]:
         if share is None:
             limit_bytes = node.get("MemTotal")
             states = self._states_of_node(node)
         else:
-            # In a container without a limit, too, what it does not use itself counts as free.
+            # Also in a container without a limit, the memory that it does not use counts as free.
             limit_bytes = share.limit_bytes or node.get("MemTotal")
             states = self._states_of_group(share, limit_bytes)
-        readings = [
-            Reading(catalog.SYSTEM_MEMORY_USAGE, value, (("system.memory.state", state),))
+        measurements = [
+            Measurement(catalog.SYSTEM_MEMORY_USAGE, value, (("system.memory.state", state),))
             for state, value in states.items()
         ]
         if limit_bytes:
-            readings.append(Reading(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
-        return readings + self._swap(node)
+            measurements.append(Measurement(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
+        return measurements + self._swap(node)
 
     def _states_of_node(self, node: dict[str, int]) -> dict[str, int]:
         states = {}
@@ -47,8 +47,8 @@ class Memory:
             if name in node:
                 states[state] = node[name]
         if {"Cached", "SReclaimable", "Shmem"} <= node.keys():
-            # Shared memory, where data loaders leave their batches, cannot be given back like a
-            # cache, though the kernel counts it there: it is in use, in a container too.
+            # The kernel counts shared memory, which holds the data loaders' batches, as cache. But
+            # it cannot be reclaimed, so it is in use; in a container too.
             states["cached"] = node["Cached"] + node["SReclaimable"] - node["Shmem"]
         if len(states) == 3 and "MemTotal" in node:
             states["used"] = node["MemTotal"] - sum(states.values())
@@ -72,15 +72,15 @@ class Memory:
         states = {}
         found = self._files.numbers(f"{share.path}/memory.stat", (inactive,))
         if inactive in found:
-            # The kernel brings these up to date apart from each other, every two seconds.
+            # The kernel updates these two numbers separately, every two seconds.
             states["cached"] = min(found[inactive], charged)
             states["used"] = charged - states["cached"]
         if limit_bytes:
-            # A limit is passed for a moment, and stays passed when it is lowered.
+            # Usage may exceed a limit for a moment, and for longer after it is lowered.
             states["free"] = max(limit_bytes - charged, 0)
         return states
 
-    def _swap(self, node: dict[str, int]) -> list[Reading]:
+    def _swap(self, node: dict[str, int]) -> list[Measurement]:
         total, free = node.get("SwapTotal"), node.get("SwapFree")
         if not total or free is None:
             return []
@@ -88,6 +88,6 @@ class Memory:
             self._files.wrong(self._path, "more swap space is free than there is")
             return []
         return [
-            Reading(catalog.SYSTEM_PAGING_USAGE, value, (("system.paging.state", state),))
+            Measurement(catalog.SYSTEM_PAGING_USAGE, value, (("system.paging.state", state),))
             for state, value in (("used", total - free), ("free", free))
         ]

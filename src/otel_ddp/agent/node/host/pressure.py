@@ -1,4 +1,4 @@
-"""Reads for how long tasks stood still for want of processors, memory or storage."""
+"""Reads how long tasks were stalled by a lack of processors, memory or storage."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from otel_ddp import catalog
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 RESOURCES = ("cpu", "memory", "io")
 
 
 class Pressure:
-    """The container's where its cgroup tells, otherwise the node's."""
+    """The pressure of the container, if its cgroup has the files; otherwise of the node."""
 
     def __init__(self, files: KernelFiles, *, proc: Path = Path("/proc")) -> None:
         self._files = files
         self._node = f"{proc}/pressure"
 
-    def read(self, groups: Mapping[str, str], boot_ns: int) -> list[Reading]:
-        """*groups* has the folder of the cgroup for each resource, empty for the node."""
-        readings: list[Reading] = []
+    def read(self, groups: Mapping[str, str], boot_ns: int) -> list[Measurement]:
+        """*groups*: resource -> folder of its cgroup; empty for the node."""
+        measurements: list[Measurement] = []
         for resource in RESOURCES:
             group = groups.get(resource, "")
             path = f"{group}/{resource}.pressure"
@@ -30,7 +30,7 @@ class Pressure:
                 group, path = "", f"{self._node}/{resource}"
             for line in (self._files.text(path) or "").splitlines():
                 stall_type, _, rest = line.partition(" ")
-                # Not all tasks of a node can wait for a processor: the kernel puts a 0 there.
+                # Never do all tasks of a node wait for a processor: the kernel writes 0 there.
                 if resource == "cpu" and stall_type == "full" and not group:
                     continue
                 total_us = number(rest.rpartition("total=")[2])
@@ -38,7 +38,7 @@ class Pressure:
                     self._files.wrong(path, f"{line[:50]!r} was not understood")
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))
-                readings.append(
-                    Reading(catalog.SYSTEM_LINUX_PRESSURE, total_us / 1e6, attributes, boot_ns)
+                measurements.append(
+                    Measurement(catalog.SYSTEM_LINUX_PRESSURE, total_us / 1e6, attributes, boot_ns)
                 )
-        return readings
+        return measurements

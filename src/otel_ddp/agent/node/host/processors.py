@@ -1,4 +1,4 @@
-"""Reads how the node's processors, or the container's, spent their time; and the load."""
+"""Reads how the processors of the node or the container spent their time, and the load."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import NamedTuple
 from otel_ddp import catalog
 from otel_ddp.agent.node.host.limits import ProcessorShare
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# In the order of /proc/stat; time of guests is in `user` and `nice` already.
+# In the order of /proc/stat; `user` and `nice` include the time of guests.
 _MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
-# The kernel's manual says that these two may step back a little; the others never do.
+# By the kernel's manual these two may go back a little; the others never do.
 _UNSTEADY = ("idle", "iowait")
-# Clocks and accounting agree no better than this.
+# Clocks and the kernel's accounting differ by up to this.
 _TOLERANCE_S = 0.1
 _TOLERANCE = 1.1
 
 
 class ProcessorTimes(NamedTuple):
-    """What /proc/stat says."""
+    """The contents of /proc/stat."""
 
     spent_s: dict[str, float] | None
     online: int
     boot_ns: int
-    """When the machine was started, in nanoseconds since 1970; 0 where that is not known."""
+    """When the machine was started, in nanoseconds since 1970; 0 if unknown."""
 
 
-class _Seen(NamedTuple):
-    whose: str
+class _Spent(NamedTuple):
+    cgroup: str
     at_s: float
     spent_s: dict[str, float]
 
 
 class Processors:
-    """Shares of the time since the last reading; the first one gives none."""
+    """Shares of the time since the last read; the first one returns none."""
 
     def __init__(
         self,
@@ -51,44 +51,46 @@ class Processors:
         self._files = files
         self._proc = proc
         self._clock = clock
-        self._seen: _Seen | None = None
+        self._before: _Spent | None = None
 
-    def read(self, times: ProcessorTimes, share: ProcessorShare | None) -> list[Reading]:
-        readings = self._load()
+    def read(self, times: ProcessorTimes, share: ProcessorShare | None) -> list[Measurement]:
+        measurements = self._load()
         now_s = self._clock()
-        whose = share.path if share else ""
+        cgroup = share.path if share else ""
         spent_s = self._spent_in(share) if share else times.spent_s
         if spent_s is None:
-            return readings
-        before, self._seen = self._seen, _Seen(whose, now_s, spent_s)
-        if before is None or before.whose != whose:
-            return readings
+            return measurements
+        before, self._before = self._before, _Spent(cgroup, now_s, spent_s)
+        if before is None or before.cgroup != cgroup:
+            return measurements
         passed_s = {mode: value - before.spent_s[mode] for mode, value in spent_s.items()}
         for mode in _UNSTEADY:
             passed_s[mode] = max(passed_s.get(mode, 0.0), 0.0)
         if min(passed_s.values()) < 0:
-            self._files.wrong(whose or f"{self._proc}/stat", "time has gone back")
-            return readings
+            self._files.wrong(cgroup or f"{self._proc}/stat", "time has gone back")
+            return measurements
         if share:
             total_s = self._rest(passed_s, now_s - before.at_s, share.cores, times.online)
         else:
             total_s = sum(passed_s.values())
         if total_s <= 0:
-            return readings
+            return measurements
         for mode, value in passed_s.items():
             attributes = (("cpu.mode", mode),)
-            readings.append(Reading(catalog.SYSTEM_CPU_UTILIZATION, value / total_s, attributes))
-        return readings
+            measurements.append(
+                Measurement(catalog.SYSTEM_CPU_UTILIZATION, value / total_s, attributes)
+            )
+        return measurements
 
     def _rest(self, passed_s: dict[str, float], since_s: float, cores: float, online: int) -> float:
-        """Complete what a cgroup used by what it left of its cores; all of it together."""
+        """Add the idle time of a cgroup's cores to *passed_s*; return the total time."""
         if since_s <= 0:
             return 0.0
         used_s = passed_s["user"] + passed_s["system"]
         if used_s > since_s * max(online, cores) * _TOLERANCE + _TOLERANCE_S:
             self._files.wrong("cgroup", "more processor time than there was")
             return 0.0
-        # A quota is dealt out in slices and may be saved up, so that it is passed for a moment.
+        # Quotas come in slices and can be saved up: usage may exceed them for a moment.
         passed_s["idle"] = max(since_s * cores - used_s, 0.0)
         del passed_s["iowait"]
         return used_s + passed_s["idle"]
@@ -102,7 +104,7 @@ class Processors:
             spent_s = {mode.removesuffix("_usec"): us / 1e6 for mode, us in found.items()}
         return spent_s if len(spent_s) == 2 else None
 
-    def _load(self) -> list[Reading]:
+    def _load(self) -> list[Measurement]:
         path = f"{self._proc}/loadavg"
         text = self._files.text(path)
         if text is None:
@@ -111,7 +113,7 @@ class Processors:
         if number(whole) is None or number(part) is None:
             self._files.wrong(path, "it does not begin with a number")
             return []
-        return [Reading(catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
+        return [Measurement(catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
 
 
 def read_processor_times(files: KernelFiles, proc: Path) -> ProcessorTimes:

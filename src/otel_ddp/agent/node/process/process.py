@@ -1,4 +1,4 @@
-"""Reads what one training process and its data loader workers take, from outside."""
+"""Reads what a training process and its data loader workers use, from outside."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from otel_ddp import containment
 from otel_ddp.agent.node.host.processors import read_processor_times
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process_family import Amounts, Family, Relative
 from otel_ddp.agent.node.process.process_stat import ProcessStat, read_process_stat
 from otel_ddp.agent.node.process.process_tree import ProcessTree
-from otel_ddp.agent.node.reading import Reading
 from otel_ddp.catalog import (
     PROCESS_CHILDREN_COUNT,
     PROCESS_CHILDREN_CPU_TIME,
@@ -35,7 +35,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
 _IGNORES_CHILDREN = 1 << (signal.SIGCHLD - 1)
-# By the kernel's word for them.
+# The kernel's word -> ours.
 _SWITCHES = {"voluntary": "voluntary", "nonvoluntary": "involuntary"}
 
 
@@ -44,7 +44,7 @@ def _since_boot_s() -> float:
 
 
 class ProcessReader:
-    """One for all training processes of the node: they share a look at who is there."""
+    """One for all training processes of the node: they share one listing of /proc."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ProcessReader:
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
-        # Where the training is process 1 of a container, we are a child of it.
+        # If the training is process 1 of a container, the agent is its child.
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._since_boot_s = since_boot_s
         self._tree = ProcessTree(self._files, self._proc)
@@ -69,8 +69,8 @@ class ProcessReader:
 
     @containment.contained()
     def begin_round(self) -> None:
-        """See who is there, before each round of `read`."""
-        self._tree.look()
+        """List the processes of the node; call it before each round of `read`."""
+        self._tree.poll()
         self._boot_ns = self._boot_ns or read_processor_times(self._files, Path(self._proc)).boot_ns
         self._families = {
             key: family for key, family in self._families.items() if key[0] in self._tree
@@ -79,10 +79,10 @@ class ProcessReader:
     @containment.contained()
     def read(
         self, pid: int, start_ticks: int, others: Collection[int] = ()
-    ) -> list[Reading] | None:
-        """Everything about this process; None where it is gone, or the number is another's by now.
+    ) -> list[Measurement] | None:
+        """All measurements of this process; None if it has ended or the id was reused.
 
-        *others* are the other training processes of the node.
+        *others*: the other training processes of the node.
         """
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
@@ -90,11 +90,11 @@ class ProcessReader:
         start_ns = self._boot_ns + start_ticks * _NS_PER_TICK if self._boot_ns else 0
         family = self._family(pid, start_ticks)
         status = self._files.text(f"{self._proc}/{pid}/status", "status") or ""
-        # Before its relatives are read, whom it may wait for at any moment: what it has of them by
-        # now they have had, and is taken off again.
+        # Read before the descendants: the process may wait for one at any moment, and then includes
+        # its I/O. What it includes by now is subtracted again.
         io = self._io(pid) or {}
         relatives = self._relatives(pid, {*others, self._own_pid})
-        self._settle(pid, family, relatives, status)
+        self._update_family(pid, family, relatives, status)
         return [
             *self._of_stat(stat, start_ns),
             *self._descriptors(pid),
@@ -105,7 +105,7 @@ class ProcessReader:
 
     # -- the process itself
 
-    def _of_stat(self, stat: ProcessStat, start_ns: int) -> Iterator[Reading]:
+    def _of_stat(self, stat: ProcessStat, start_ns: int) -> Iterator[Measurement]:
         yield from _times(PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
         resident = stat.resident_pages
         uptime_s = self._since_boot_s() - stat.start / _TICKS_PER_S
@@ -118,25 +118,25 @@ class ProcessReader:
             if value is None:
                 self._files.wrong(metric.name, "impossible")
             else:
-                yield Reading(metric, value)
+                yield Measurement(metric, value)
 
-    def _descriptors(self, pid: int) -> Iterator[Reading]:
+    def _descriptors(self, pid: int) -> Iterator[Measurement]:
         try:
             count = len(os.listdir(f"{self._proc}/{pid}/fd"))
         except OSError as error:
             self._files.failed("fd", error)
             return
-        yield Reading(PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
+        yield Measurement(PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
 
-    def _switches(self, status: str, start_ns: int) -> Iterator[Reading]:
-        """Those of its main thread: all threads would be dearer than everything else together."""
+    def _switches(self, status: str, start_ns: int) -> Iterator[Measurement]:
+        """Those of the main thread: all threads would cost more than everything else together."""
         for word, kind in _SWITCHES.items() if status else ():
             count = number(_line(status, f"{word}_ctxt_switches"))
             if count is None:
                 self._files.wrong("status", f"it has no number of {kind} context switches")
                 continue
             attributes = (("process.context_switch.type", kind),)
-            yield Reading(PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
+            yield Measurement(PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
 
     def _io(self, pid: int) -> Amounts | None:
         found = self._files.numbers(f"{self._proc}/{pid}/io", ("read_bytes", "write_bytes"), "io")
@@ -160,15 +160,15 @@ class ProcessReader:
                 found[child, stat.start] = Relative(stat, self._io(child))
         return found
 
-    def _settle(
+    def _update_family(
         self,
         pid: int,
         family: Family,
         relatives: dict[tuple[int, int], Relative],
         status: str,
     ) -> None:
-        def elsewhere(key: tuple[int, int]) -> bool:
-            # Who was there at the last look and ended since is no more, though in the tree.
+        def lives_on(key: tuple[int, int]) -> bool:
+            # The tree may still have a process that ended since the last poll.
             stat = read_process_stat(self._files, self._proc, key[0])
             return stat is not None and stat.start == key[1]
 
@@ -177,34 +177,34 @@ class ProcessReader:
             waits = not int(ignored or "0", 16) & _IGNORES_CHILDREN
         except ValueError:
             waits = True
-        family.update(pid, relatives, elsewhere, waits)
+        family.update(pid, relatives, lives_on, waits)
 
     def _of_relatives(
         self,
         stat: ProcessStat,
         family: Family,
         relatives: dict[tuple[int, int], Relative],
-    ) -> Iterator[Reading]:
+    ) -> Iterator[Measurement]:
         alive = [each.stat for each in relatives.values() if each.stat.alive]
-        yield Reading(PROCESS_CHILDREN_COUNT, len(alive))
+        yield Measurement(PROCESS_CHILDREN_COUNT, len(alive))
         pages = sum(each.resident_pages or 0 for each in alive)
-        yield Reading(PROCESS_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
+        yield Measurement(PROCESS_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
         total = family.total(stat)
         since_ns = family.start_ns
         yield from _times(PROCESS_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns)
         yield from _bytes(PROCESS_CHILDREN_DISK_IO, total, since_ns)
 
 
-def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Reading]:
+def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:
     for mode, ticks in (("user", user), ("system", system)):
-        yield Reading(metric, ticks / _TICKS_PER_S, (("cpu.mode", mode),), start_ns)
+        yield Measurement(metric, ticks / _TICKS_PER_S, (("cpu.mode", mode),), start_ns)
 
 
-def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Reading]:
+def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Measurement]:
     for direction in ("read", "write"):
         if direction in amounts:
             attributes = (("disk.io.direction", direction),)
-            yield Reading(metric, amounts[direction], attributes, start_ns)
+            yield Measurement(metric, amounts[direction], attributes, start_ns)
 
 
 def _line(status: str, name: str) -> str:

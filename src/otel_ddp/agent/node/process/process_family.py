@@ -1,4 +1,4 @@
-"""Tells what a process takes from what its descendants take, those that have ended included."""
+"""Separates a process's own time and I/O from its descendants', also of those that ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NOTHING: Amounts = dict.fromkeys(AMOUNTS, 0)
 
 
 class Relative(NamedTuple):
-    """A descendant, with what it took; what it waited for is in there."""
+    """A descendant and what it used, including its own children that it waited for."""
 
     stat: ProcessStat
     io: Amounts | None
-    """None where it may not be read."""
+    """None if the file may not be read."""
 
     def amounts(self) -> Amounts:
         stat, io = self.stat, self.io or {}
@@ -32,49 +32,50 @@ class Relative(NamedTuple):
 
 
 class Family:
-    """The kernel adds a process that ended to the one that waited for it: its time and its I/O.
+    """What one training process and its descendants used, since the agent first saw them.
 
-    Time is kept apart there, I/O is not: so what a worker has read would show a second time, as
-    that of the training process, at the end of each epoch.
+    The kernel adds the time and the I/O of a process that ended to the parent that waited for it.
+    It keeps such time apart, but not I/O: what a worker has read would count again as I/O of the
+    training process at the end of each epoch.
 
-    What has been left by whom is in no file of the kernel: an agent that starts again cannot know
-    it. So everything counts from the first look on, and a new agent begins anew, at 0.
+    No file of the kernel says which ended process left what. An agent that starts again cannot
+    know it: so everything counts from the first read on, and a new agent begins at 0.
     """
 
     def __init__(self, start_ns: int) -> None:
-        """*start_ns*: when it is looked at for the first time, in nanoseconds since 1970."""
+        """*start_ns*: the time of the first read, in nanoseconds since 1970."""
         self.start_ns = start_ns
         self._relatives: dict[tuple[int, int], Relative] = {}
-        # Of those that ended or left the family, and that nobody in it has.
+        # Used by descendants that ended or left, and included by no process of the family.
         self._kept = dict(NOTHING)
-        # The I/O that the kernel has added to that of the process.
+        # The descendants' I/O that the kernel has added to that of the process.
         self._inherited = {"read": 0, "write": 0}
         self._io_is_known = True
         self._first: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
     def update(
         self,
         pid: int,
         relatives: Mapping[tuple[int, int], Relative],
-        elsewhere: Callable[[tuple[int, int]], bool],
+        lives_on: Callable[[tuple[int, int]], bool],
         waits: bool,
     ) -> None:
-        """Take over what those have left who are no longer in *relatives*.
+        """Account for the descendants that are no longer in *relatives*.
 
-        *elsewhere* says who lives on outside the family; *waits* is false where the process
-        ignores the end of its children, whom the kernel then adds to nobody.
+        *lives_on*: whether one lives on outside the family. *waits*: false if the process ignores
+        the end of its children; then the kernel adds them to no process.
         """
         gone = {key[0]: each for key, each in self._relatives.items() if key not in relatives}
         for number, relative in gone.items():
             amounts = relative.amounts()
-            if elsewhere((number, relative.stat.start)):
+            if lives_on((number, relative.stat.start)):
                 self._keep(amounts, AMOUNTS)
                 continue
             heir = relative.stat.parent
             for _ in gone:
                 heir = gone[heir].stat.parent if heir in gone else heir
-            # Otherwise the heir is in the family, and tells it as its own.
+            # Otherwise the heir is in the family, and its own numbers include them.
             if heir == pid:
                 self._keep(amounts, ("read", "write") if waits else AMOUNTS)
                 if waits:
@@ -85,14 +86,14 @@ class Family:
             self._io_is_known = any(each.io is not None for each in self._relatives.values())
 
     def own_io(self, io: Amounts) -> Amounts:
-        """That of the process itself, of what the kernel says, read before its relatives were."""
+        """The I/O of the process alone. *io*: its file, read before those of its descendants."""
         return {
             direction: self._since_first(f"own {direction}", amount - self._inherited[direction])
             for direction, amount in io.items()
         }
 
     def total(self, stat: ProcessStat) -> Amounts:
-        """All that is known, given the line of the process itself."""
+        """What all descendants used. *stat*: of the process itself."""
         total = {**self._kept}
         total["user"] += stat.children_user
         total["system"] += stat.children_system
@@ -103,14 +104,14 @@ class Family:
         return {name: self._since_first(name, total[name]) for name in known}
 
     def _since_first(self, name: str, amount: int) -> int:
-        """How much has come since the first look; it never falls."""
+        """The growth since the first read; it never falls."""
         grown = amount - self._first.setdefault(name, amount)
-        # One that ends while we read may be missing on both sides until the next time.
-        self._told[name] = max(grown, self._told.get(name, 0))
-        return self._told[name]
+        # A process that ends while we read may be missing on both sides until the next read.
+        self._reported[name] = max(grown, self._reported.get(name, 0))
+        return self._reported[name]
 
     def _with_io(self, key: tuple[int, int], relative: Relative) -> Relative:
-        """With what was known of one that ended between its two files."""
+        """With the last known I/O, if the process ended between the reads of its two files."""
         before = self._relatives.get(key)
         return relative._replace(io=before.io) if before and relative.io is None else relative
 

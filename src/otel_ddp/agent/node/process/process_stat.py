@@ -1,4 +1,4 @@
-"""Reads the line that the kernel keeps of each process."""
+"""Reads /proc/<pid>/stat of a process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from otel_ddp.agent.node.kernel_files import KernelFiles, number
 
 
 class ProcessStat(NamedTuple):
-    """Times in ticks; those of children are of the children that were waited for."""
+    """Times in ticks; `children_*` are of the children that it has waited for."""
 
     alive: bool
-    """False while only its exit status is left for its parent to take."""
+    """False for a zombie: only its exit status is left, for its parent to read."""
     parent: int
     start: int
     user: int
@@ -24,11 +24,11 @@ class ProcessStat(NamedTuple):
 
 
 def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | None:
-    """None where there is no such process."""
+    """The fields of a process; None if there is no such process."""
     text = files.text(f"{proc}/{pid}/stat", "stat")
     if not text:
         return None
-    # The name in parentheses may hold anything, parentheses too.
+    # The name in parentheses may contain anything, even parentheses.
     fields = text.rpartition(")")[2].split()
     if len(fields) < 22:
         files.wrong("stat", "the line of a process is too short")

@@ -1,4 +1,4 @@
-"""Knows which process of the node was started by which, at the price of one look at /proc."""
+"""Knows the parent of each process of the node, at the cost of one listing of /proc."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from otel_ddp.agent.node.process.process_stat import read_process_stat
 
 
 class ProcessTree:
-    """Only who is new is read: a parent never changes while it lives.
+    """Reads new processes only: the parent of a process does not change while that one lives.
 
-    /proc/<pid>/task/*/children would have to be read of every thread of every rank, which takes
+    /proc/<pid>/task/*/children would have to be read for every thread of every rank, which takes
     thirty times as long for eight ranks of a hundred threads.
     """
 
@@ -21,17 +21,17 @@ class ProcessTree:
         self._parents: dict[int, int] = {}
         self._children: dict[int, list[int]] = {}
 
-    def look(self) -> None:
-        """See who is there now."""
-        there = {int(name) for name in self._files.names(self._proc) if name.isdecimal()}
+    def poll(self) -> None:
+        """Read the processes that are new, and forget those that ended."""
+        pids = {int(name) for name in self._files.names(self._proc) if name.isdecimal()}
         parents: dict[int, int] = {}
         children: dict[int, list[int]] = {}
-        # A number that came round to another process between two looks would be taken for the
-        # first one: the kernel deals thousands, mostly millions, before it comes round.
-        for pid in there:
+        # A process id that was reused between two polls would be taken for the same process. The
+        # kernel gives out thousands, mostly millions, of ids before it reuses one.
+        for pid in pids:
             parent = self._parents.get(pid)
-            # 0 is the parent of what was put here from outside.
-            if parent is None or (parent and parent not in there):
+            # 0 is the parent of a process that entered this namespace from outside.
+            if parent is None or (parent and parent not in pids):
                 stat = read_process_stat(self._files, self._proc, pid)
                 if stat is None:
                     continue
@@ -44,10 +44,10 @@ class ProcessTree:
         return pid in self._parents
 
     def descendants(self, pid: int, without: Collection[int]) -> list[int]:
-        """Everyone below a process but these, and who is below them."""
+        """The descendants of a process, without these processes and their descendants."""
         found: list[int] = []
         above = [pid]
-        # Lines that were read at different times may make a ring, which comes back to the first.
+        # Parents that were read at different times may form a ring.
         apart = {pid, *without}
         while above:
             for child in self._children.get(above.pop(), ()):

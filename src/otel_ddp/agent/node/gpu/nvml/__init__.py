@@ -1,1 +1,1 @@
-"""NVIDIA's GPUs, as their driver's library tells of them."""
+"""NVIDIA's GPUs, read through NVML."""

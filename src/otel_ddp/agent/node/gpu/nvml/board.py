@@ -1,4 +1,4 @@
-"""What is asked of one board through NVML, how often, and in which units it answers."""
+"""The questions to one NVIDIA board: which NVML call, how often, and in which units."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.node.gpu.driver import Absent, Question
+from otel_ddp.agent.node.gpu.driver import NotSupported, Question
 from otel_ddp.agent.node.gpu.nvml.calls import U32, Calls
 from otel_ddp.agent.node.gpu.nvml.fields import POWER_NOW, Fields
-from otel_ddp.agent.node.gpu.nvml.readings import Readings
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.gpu.nvml.measurements import Measurements
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.catalog import Metric
 
 _MOVING_S = 1.0
@@ -37,21 +37,23 @@ _MOST_FANS = 16
 _MOST_BYTES = 2.0**50
 _FASTEST_HZ = 100e9
 
-Ask = Callable[[], Iterable[Reading]]
+Ask = Callable[[], Iterable[Measurement]]
 
 
 class Board:
-    """A whole board, or with `part` a MIG instance: that one shares all but its memory."""
+    """A whole board; or, with `part`, a MIG instance, which shares everything but its memory."""
 
-    def __init__(self, calls: Calls, readings: Readings, pci: str, *, part: bool = False) -> None:
+    def __init__(
+        self, calls: Calls, measurements: Measurements, pci: str, *, part: bool = False
+    ) -> None:
         self._calls = calls
-        self._readings = readings
+        self._measurements = measurements
         self._pci = pci
         self._part = part
         self._memory_by: tuple[Any, ...] | None = None
 
     def questions(self, *, measures_pcie: bool) -> list[Question]:
-        """`measures_pcie`: whether somebody else counts the bytes on PCIe."""
+        """*measures_pcie*: whether GPM already counts the bytes on PCIe."""
         asks: list[tuple[str, float, Ask]] = [("memory", _MOVING_S, self._memory)]
         if not self._part:
             asks += self._moving()
@@ -88,7 +90,7 @@ class Board:
         return asks
 
     def _fields(self, measures_pcie: bool) -> list[tuple[str, float, Ask]]:
-        fields = Fields(self._calls, self._readings, self._pci)
+        fields = Fields(self._calls, self._measurements, self._pci)
         asks: list[tuple[str, float, Ask]] = []
         if fields.moving:
             asks.append(("power and memory temperature", _MOVING_S, fields.ask_moving))
@@ -108,137 +110,141 @@ class Board:
             asks.append(("NVLink errors", _SETTLED_S, fields.ask_nvlink_errors))
         return asks
 
-    def _utilization(self) -> Iterable[Reading]:
+    def _utilization(self) -> Iterable[Measurement]:
         rates = self._calls.ask("nvmlDeviceGetUtilizationRates")
         task = (("hw.gpu.task", "general"),)
-        yield from self._readings.gauge(
+        yield from self._measurements.gauge(
             catalog.HW_GPU_UTILIZATION, rates.gpu / 100, task, at_most=1
         )
-        yield from self._readings.gauge(
+        yield from self._measurements.gauge(
             catalog.GPU_MEM_CONTROLLER_UTILIZATION, rates.memory / 100, at_most=1
         )
 
     def _codec(self, task: str, function: str) -> Ask:
-        def ask() -> Iterable[Reading]:
+        def ask() -> Iterable[Measurement]:
             percent, _period_us = self._calls.ask(function)
             attributes = (("hw.gpu.task", task),)
-            return self._readings.gauge(
+            return self._measurements.gauge(
                 catalog.HW_GPU_UTILIZATION, percent / 100, attributes, at_most=1
             )
 
         return ask
 
-    def _memory(self) -> Iterable[Reading]:
+    def _memory(self) -> Iterable[Measurement]:
         memory = self._memory_info()
-        yield from self._readings.gauge(
+        yield from self._measurements.gauge(
             catalog.HW_GPU_MEMORY_USAGE, memory.used, at_most=_MOST_BYTES
         )
-        yield from self._readings.gauge(
+        yield from self._measurements.gauge(
             catalog.HW_GPU_MEMORY_LIMIT, memory.total, at_least=1, at_most=_MOST_BYTES
         )
 
     def _memory_info(self) -> Any:
-        """By the second version, which does not count as used what the driver keeps for itself."""
+        """Use version 2 of the call: it does not count the driver's own memory as used."""
         if self._memory_by is None:
             self._memory_by = (getattr(self._calls.lib, "nvmlMemory_v2", 0x0200_0028),)
             try:
                 return self._calls.ask("nvmlDeviceGetMemoryInfo", *self._memory_by)
-            except Absent:
+            except NotSupported:
                 self._memory_by = ()
         return self._calls.ask("nvmlDeviceGetMemoryInfo", *self._memory_by)
 
-    def _temperature(self) -> Iterable[Reading]:
+    def _temperature(self) -> Iterable[Measurement]:
         try:
             celsius = self._calls.ask("nvmlDeviceGetTemperature", 0)
-        except Absent:
-            # What is to replace it with CUDA 14.
+        except NotSupported:
+            # The call that is to replace it with CUDA 14.
             celsius = self._calls.ask("nvmlDeviceGetTemperatureV", 0)
-        return self._readings.temperature("core", celsius)
+        return self._measurements.temperature("core", celsius)
 
-    def _power(self) -> Iterable[Reading]:
-        return self._readings.power(catalog.HW_POWER, self._calls.ask("nvmlDeviceGetPowerUsage"))
+    def _power(self) -> Iterable[Measurement]:
+        return self._measurements.power(
+            catalog.HW_POWER, self._calls.ask("nvmlDeviceGetPowerUsage")
+        )
 
-    def _power_limit(self) -> Iterable[Reading]:
+    def _power_limit(self) -> Iterable[Measurement]:
         limit = self._calls.ask("nvmlDeviceGetEnforcedPowerLimit")
-        return self._readings.power(catalog.GPU_POWER_LIMIT, limit)
+        return self._measurements.power(catalog.GPU_POWER_LIMIT, limit)
 
-    def _energy(self) -> Iterable[Reading]:
+    def _energy(self) -> Iterable[Measurement]:
         millijoules = self._calls.ask("nvmlDeviceGetTotalEnergyConsumption")
-        return self._readings.counter(catalog.HW_ENERGY, millijoules, unit=1e-3)
+        return self._measurements.counter(catalog.HW_ENERGY, millijoules, unit=1e-3)
 
     def _clock(self, domain: str, clock: int) -> Ask:
-        def ask() -> Iterable[Reading]:
+        def ask() -> Iterable[Measurement]:
             hertz = self._calls.ask("nvmlDeviceGetClockInfo", clock) * 1e6
             attributes = (("gpu.clock.domain", domain),)
-            return self._readings.gauge(
+            return self._measurements.gauge(
                 catalog.GPU_CLOCK_FREQUENCY, hertz, attributes, at_most=_FASTEST_HZ
             )
 
         return ask
 
-    def _throttling(self) -> Iterable[Reading]:
+    def _throttling(self) -> Iterable[Measurement]:
         try:
             bits = self._calls.ask("nvmlDeviceGetCurrentClocksEventReasons")
-        except Absent:
-            # Its name before driver 535.
+        except NotSupported:
+            # The call's name before driver 535.
             bits = self._calls.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         if bits > U32:
-            self._readings.gauge(catalog.GPU_THROTTLE_ACTIVE, bits, at_most=U32)
+            self._measurements.gauge(catalog.GPU_THROTTLE_ACTIVE, bits, at_most=U32)
             return
         for bit, reason in _THROTTLING.items():
-            yield Reading(
+            yield Measurement(
                 catalog.GPU_THROTTLE_ACTIVE, float(bool(bits & bit)), (("reason", reason),)
             )
 
     def _ecc(self, kind: str, number: int) -> Ask:
-        """Since the driver was loaded.
+        """Memory errors since the driver was loaded.
 
-        Of what a board has seen in all its life there is a count as well. It would start a run
-        with the errors of years, and it is written to the board late and in part.
+        NVML also counts the errors of a board's whole life. A run would then start with the errors
+        of years, and the board stores that count late and in part.
         """
 
-        def ask() -> Iterable[Reading]:
+        def ask() -> Iterable[Measurement]:
             errors = self._calls.ask("nvmlDeviceGetTotalEccErrors", number, _SINCE_DRIVER_LOAD)
-            return self._readings.events(catalog.HW_ERRORS, errors, (("error.type", kind),))
+            return self._measurements.events(catalog.HW_ERRORS, errors, (("error.type", kind),))
 
         return ask
 
-    def _remapped_rows(self) -> Iterable[Reading]:
+    def _remapped_rows(self) -> Iterable[Measurement]:
         corrected, uncorrected, _pending, _failed = self._calls.ask("nvmlDeviceGetRemappedRows")
         for cause, rows in (("corrected", corrected), ("uncorrected", uncorrected)):
-            yield from self._readings.events(catalog.GPU_REMAPPED_ROWS, rows, (("cause", cause),))
+            yield from self._measurements.events(
+                catalog.GPU_REMAPPED_ROWS, rows, (("cause", cause),)
+            )
 
-    def _pcie_replays(self) -> Iterable[Reading]:
+    def _pcie_replays(self) -> Iterable[Measurement]:
         replays = self._calls.ask("nvmlDeviceGetPcieReplayCounter")
-        return self._readings.events(catalog.GPU_PCIE_REPLAYS, replays, (("pci", self._pci),))
+        return self._measurements.events(catalog.GPU_PCIE_REPLAYS, replays, (("pci", self._pci),))
 
     def _link(self, metric: Metric, most: int, state: str, function: str) -> Ask:
-        def ask() -> Iterable[Reading]:
+        def ask() -> Iterable[Measurement]:
             attributes = (("pci", self._pci), ("state", state))
             value = self._calls.ask(function)
-            return self._readings.gauge(metric, value, attributes, at_least=1, at_most=most)
+            return self._measurements.gauge(metric, value, attributes, at_least=1, at_most=most)
 
         return ask
 
-    def _fans(self) -> Iterable[Reading]:
+    def _fans(self) -> Iterable[Measurement]:
         count = min(self._calls.ask("nvmlDeviceGetNumFans"), _MOST_FANS)
         if not count:
-            raise Absent("no fan")
+            raise NotSupported("no fan")
         for fan in range(count):
             try:
                 percent = self._calls.ask("nvmlDeviceGetFanSpeed_v2", fan)
-            except Absent:
+            except NotSupported:
                 continue
-            # A fan may be told to turn faster than its nominal highest speed.
+            # A fan may turn faster than its nominal maximum.
             share = min(percent / 100, 1.0) if percent <= 200 else percent
-            yield from self._readings.gauge(
+            yield from self._measurements.gauge(
                 catalog.HW_FAN_SPEED_RATIO, share, (("fan", str(fan)),), at_most=1
             )
 
     def _violation(self, policy: int, word: str) -> Ask:
-        def ask() -> Iterable[Reading]:
+        def ask() -> Iterable[Measurement]:
             nanoseconds = self._calls.ask("nvmlDeviceGetViolationStatus", policy).violationTime
-            return self._readings.throttled(word, nanoseconds)
+            return self._measurements.throttled(word, nanoseconds)
 
         return ask
 
@@ -265,5 +271,5 @@ _LINK: Mapping[str, tuple[Metric, int, Mapping[str, str]]] = {
 
 
 def _at_once(ask: Ask) -> Ask:
-    """All of it is read when it is asked for, not when it is looked at."""
+    """Read everything when the question is asked, not when the answer is used."""
     return lambda: tuple(ask())

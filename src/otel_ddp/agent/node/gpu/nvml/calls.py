@@ -1,4 +1,4 @@
-"""What the answers of NVML mean: its error codes, its words and its fields."""
+"""Calls NVML for one device, and interprets its error codes, texts and fields."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.node.gpu.driver import Absent, Lost
+from otel_ddp.agent.node.gpu.driver import DeviceLost, NotSupported
 
-# Numbers of the binary interface, written out: an older nvidia-ml-py lacks some of the names.
+# Numbers of the binary interface: an older nvidia-ml-py lacks some of the names.
 SUCCESS = 0
 UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
@@ -27,19 +27,19 @@ ARGUMENT_VERSION_MISMATCH = 25
 ABSENT = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH}
 LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 
-# Which member of the union a value type fills.
+# The member of the union for each value type.
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 NARROW_TYPE = 1  # unsigned, 32 bits
 
 U32 = 0xFFFF_FFFF
 ALL_LINKS = U32
-# In these widths all ones mean that a number is not available.
+# All ones mean that a number is not available, in these widths.
 _NOT_AVAILABLE = {NARROW_TYPE: U32, 2: 2**64 - 1, 3: 2**64 - 1, 4: -1, 5: -1}
 LONGEST_TEXT = 100
 
 
 class Field(NamedTuple):
-    """A number that is read in a batch; `scope` is a link where there are several."""
+    """A number that is read in a batch; `scope` is the link if there are several."""
 
     number: int
     scope: int = 0
@@ -48,11 +48,11 @@ class Field(NamedTuple):
 class FieldValue(NamedTuple):
     value: float
     narrow: bool
-    """Whether it has but 32 bits."""
+    """Whether it has only 32 bits."""
 
 
 def printable(text: str | bytes) -> str:
-    """What a driver says in words, fit for a label."""
+    """A driver's text, made fit for a label."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     text = "".join(each if each.isprintable() else " " for each in text)
@@ -63,12 +63,12 @@ def words(ask: Callable[[], str | bytes]) -> str:
     try:
         return printable(ask())
     except UnicodeDecodeError as error:
-        # nvidia-ml-py insists on UTF-8; the maker of a board need not.
+        # nvidia-ml-py insists on UTF-8; the vendor of a board may not.
         return printable(error.object)
 
 
 class Calls:
-    """One device of NVML, asked by name of the function; failures are told in our own words."""
+    """One device of NVML: calls functions by name, and raises our own exceptions."""
 
     def __init__(self, lib: Any, handle: Any) -> None:
         self.lib = lib
@@ -77,7 +77,7 @@ class Calls:
     def ask(self, function: str, *arguments: Any) -> Any:
         call = getattr(self.lib, function, None)
         if call is None:
-            raise Absent(f"this nvidia-ml-py has no {function}")
+            raise NotSupported(f"this nvidia-ml-py has no {function}")
         return self.guarded(lambda: call(self.handle, *arguments))
 
     def words(self, function: str) -> str:
@@ -91,26 +91,26 @@ class Calls:
             raise
 
     def _fail(self, code: int, error: Exception) -> None:
-        """Raise what a code stands for; nothing for those that are one attempt's."""
+        """Raise our exception for a code; return if only this attempt failed."""
         if code in ABSENT:
-            raise Absent(printable(str(error))) from error
+            raise NotSupported(printable(str(error))) from error
         if code in LOST:
-            raise Lost(printable(str(error))) from error
+            raise DeviceLost(printable(str(error))) from error
         if code == INVALID_ARGUMENT:
-            # Either the question suits no such device, or a driver reload has made the handle void.
+            # Either this device has no such number, or a driver reload made the handle invalid.
             try:
                 self.lib.nvmlDeviceGetUUID(self.handle)
             except self.lib.NVMLError:
-                raise Lost("the driver no longer knows the device") from error
-            raise Absent(printable(str(error))) from error
+                raise DeviceLost("the driver no longer knows the device") from error
+            raise NotSupported(printable(str(error))) from error
 
     def supported(self, fields: Sequence[Field]) -> set[Field]:
-        """Those of these fields that the device may have."""
+        """The fields among these that the device may have."""
         try:
             answers = self.ask("nvmlDeviceGetFieldValues", [tuple(each) for each in fields])
-        except Absent:
+        except NotSupported:
             return set()
-        # A driver that is older than a field says that the argument is invalid.
+        # A driver older than a field answers that the argument is invalid.
         refusals = {*ABSENT, INVALID_ARGUMENT}
         return {
             field
@@ -119,16 +119,16 @@ class Calls:
         }
 
     def fields(self, fields: Sequence[Field]) -> Mapping[Field, FieldValue]:
-        """What could be read of them, in one call."""
+        """The fields that could be read, in one call."""
         answers = self.ask("nvmlDeviceGetFieldValues", [tuple(each) for each in fields])
         found = {}
         for field, answer in zip(fields, answers, strict=True):
             if answer.nvmlReturn in LOST:
-                raise Lost(printable(str(self.lib.NVMLError(answer.nvmlReturn))))
+                raise DeviceLost(printable(str(self.lib.NVMLError(answer.nvmlReturn))))
             if answer.nvmlReturn == SUCCESS and 0 <= answer.valueType < len(_MEMBERS):
                 kind = answer.valueType
                 value = getattr(answer.value, _MEMBERS[kind])
-                # Beyond the bounds of whatever it is.
+                # Infinity is beyond the bounds of every metric.
                 known = math.inf if value == _NOT_AVAILABLE.get(kind) else float(value)
                 found[field] = FieldValue(known, narrow=kind == NARROW_TYPE)
         return found

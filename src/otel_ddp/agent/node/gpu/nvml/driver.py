@@ -1,4 +1,4 @@
-"""Reads NVIDIA's devices through NVML, the library that comes with their driver."""
+"""Implements the GPU driver interface for NVIDIA: lists devices and their questions by NVML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.node.gpu.driver import Absent, Device, Lost, Missing, Question, User
+from otel_ddp.agent.node.gpu.driver import (
+    Device,
+    DeviceLost,
+    DriverMissing,
+    NotSupported,
+    Question,
+    User,
+)
 from otel_ddp.agent.node.gpu.nvml.board import Board
 from otel_ddp.agent.node.gpu.nvml.calls import (
     DRIVER_NOT_LOADED,
@@ -21,16 +28,16 @@ from otel_ddp.agent.node.gpu.nvml.calls import (
     words,
 )
 from otel_ddp.agent.node.gpu.nvml.gpm import Gpm
-from otel_ddp.agent.node.gpu.nvml.readings import Readings
+from otel_ddp.agent.node.gpu.nvml.measurements import Measurements
 from otel_ddp.agent.node.gpu.nvml.visibility import visible
 from otel_ddp.agent.node.gpu.nvml.xid import XidCounts, XidWatch
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 
 _MOST_USED_BYTES = 1 << 50
-# A board that was reset is found again only by opening the driver anew, which the others feel.
+# A reset board appears only once the driver is opened anew, which interrupts the others.
 _LOOKED_FOR_AGAIN_S = 600.0
 _PROCESSES = (
-    # The newest call first. Where both kinds list a process, both tell all of its memory.
+    # The newest call first. If several lists have a process, each has all of its memory.
     ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
     ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
     ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
@@ -62,16 +69,16 @@ _NO_DEVICES = (
 
 
 class _Part(NamedTuple):
-    """How NVML is asked about one of our devices."""
+    """How to ask NVML about one of our devices."""
 
     calls: Calls
     board: Calls
-    """The whole board's; the same, but for a MIG instance."""
+    """Those of the whole board: other ones than `calls` only for a MIG instance."""
     instance: int | None = None
 
 
 class Nvml:
-    """The driver seam over nvidia-ml-py; `lib` looks like its module."""
+    """NVIDIA's driver, through nvidia-ml-py; *lib* has the interface of that module."""
 
     def __init__(
         self,
@@ -86,22 +93,22 @@ class Nvml:
         self._clock = clock
         self._wall_ns = wall_ns
         self._dev = dev
-        # The driver counts since it was loaded, which is at boot or, seldom, later.
-        self._readings = Readings(_boot_ns(proc))
+        # The driver counts since it was loaded: at boot or, seldom, later.
+        self._measurements = Measurements(_boot_ns(proc))
         self._opened = False
         self._parts: dict[str, _Part] = {}
         self._devices: list[Device] = []
         self._older_names: dict[str, str] = {}
         self._silent: list[str] = []
         self._held: dict[str, list[XidWatch | Gpm]] = {}
-        # What outlives the driver: which board was where, and what it reported.
+        # Both are kept when the driver is closed: the board of each index, and its Xid faults.
         self._boards_before: dict[int, Device] = {}
         self._xids: dict[str, XidCounts] = {}
 
     @property
     def impossible(self) -> int:
-        """How many numbers were left out because they cannot be."""
-        return self._readings.impossible
+        """How many numbers were left out because they were impossible."""
+        return self._measurements.impossible
 
     @property
     def silent(self) -> Sequence[str]:
@@ -109,16 +116,16 @@ class Nvml:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What there is to say about what is left out, each sentence once."""
-        return tuple(self._readings.remarks)
+        """Sentences about numbers that are left out, each one once."""
+        return tuple(self._measurements.remarks)
 
     def open(self) -> None:
         if self._lib is None:
             try:
-                # Only now: without a GPU nobody pays for it.
+                # Imported only here, so that a node without a GPU does not pay for it.
                 import pynvml
             except ImportError as error:
-                raise Missing(
+                raise DriverMissing(
                     "GPU statistics need nvidia-ml-py: pip install nvidia-ml-py."
                 ) from error
             self._lib = pynvml
@@ -128,16 +135,16 @@ class Nvml:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
             self.close()
-            raise Missing(self._hint(error)) from error
+            raise DriverMissing(self._hint(error)) from error
         if not count:
             self.close()
-            raise Missing(_NO_DEVICES)
+            raise DriverMissing(_NO_DEVICES)
 
     def _hint(self, error: Any) -> str:
         if error.value == LIBRARY_NOT_FOUND and (self._dev / "nvidiactl").exists():
             return _CONTAINER_LACKS_LIBRARY
-        told = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
-        return _HINTS.get(error.value, told)
+        sentence = f"The NVIDIA driver does not answer ({printable(str(error))}): see `nvidia-smi`."
+        return _HINTS.get(error.value, sentence)
 
     def close(self) -> None:
         for uuid in tuple(self._held):
@@ -163,7 +170,7 @@ class Nvml:
         try:
             count = self._lib.nvmlDeviceGetCount()
         except self._lib.NVMLError as error:
-            raise Lost("the driver no longer counts its devices") from error
+            raise DeviceLost("the driver no longer counts its devices") from error
         parts: dict[str, _Part] = {}
         found: list[Device] = []
         self._older_names, self._silent = {}, []
@@ -171,8 +178,8 @@ class Nvml:
             try:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
                 board = self._board(calls, index)
-            except (Absent, Lost, self._lib.NVMLError) as error:
-                # The others have to be seen all the same.
+            except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
+                # One board that fails must not hide the others.
                 found += self._fallen(index, error)
                 continue
             found.append(board)
@@ -190,20 +197,20 @@ class Nvml:
         name = calls.words("nvmlDeviceGetName") or "NVIDIA GPU"
         try:
             pci = printable(calls.ask("nvmlDeviceGetPciInfo").busId)
-        except (Absent, UnicodeDecodeError):
+        except (NotSupported, UnicodeDecodeError):
             pci = ""
         board = Device(uuid, str(index), name, pci)
         self._boards_before[index] = board
         return board
 
     def _fallen(self, index: int, error: Exception) -> Iterator[Device]:
-        """A board that no longer answers stays in view while there are faults of it to tell."""
+        """A board that no longer answers stays listed if it has reported faults."""
         sentence = (
             f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
             "kernel's log for Xid."
         )
         self._silent.append(sentence)
-        self._readings.remark(sentence)
+        self._measurements.remark(sentence)
         before = self._boards_before.get(index)
         if before is not None and any(self._xid_counts(before).codes.values()):
             yield before
@@ -212,12 +219,12 @@ class Nvml:
         try:
             current, _pending = calls.ask("nvmlDeviceGetMigMode")
             most = calls.ask("nvmlDeviceGetMaxMigDeviceCount") if current else 0
-        except Absent:
+        except NotSupported:
             return
         for index in range(most):
             try:
                 handle = calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
-            except (Absent, self._lib.NVMLError):
+            except (NotSupported, self._lib.NVMLError):
                 continue  # no instance has this number
             part = Calls(self._lib, handle)
             uuid = part.words("nvmlDeviceGetUUID")
@@ -236,7 +243,7 @@ class Nvml:
         held = self._held[device.uuid] = []
         asks = []
         if part.instance is None:
-            # First of all: what it tells of may be why the other questions fail.
+            # First of all: a fault may be the reason why the other questions fail.
             watch = XidWatch(part.calls, self._xid_counts(device))
             held.append(watch)
             asks.append(Question("Xid", 1.0, lambda: tuple(watch.ask())))
@@ -244,16 +251,16 @@ class Nvml:
         if gpm is not None:
             held.append(gpm)
             asks.append(Question("engines", 1.0, lambda: tuple(gpm.ask())))
-        board = Board(part.calls, self._readings, device.pci, part=part.instance is not None)
+        board = Board(part.calls, self._measurements, device.pci, part=part.instance is not None)
         return (*asks, *board.questions(measures_pcie=gpm is not None))
 
     def _of_the_fallen(self, device: Device) -> Question:
         counts, fell_s = self._xid_counts(device), self._clock()
 
-        def ask() -> tuple[Reading, ...]:
+        def ask() -> tuple[Measurement, ...]:
             if self._clock() - fell_s > _LOOKED_FOR_AGAIN_S:
-                raise Lost("it fell, and is looked for again")
-            return tuple(counts.readings())
+                raise DeviceLost("it fell, and is looked for again")
+            return tuple(counts.measurements())
 
         return Question("Xid", 10.0, ask)
 
@@ -261,11 +268,11 @@ class Nvml:
         try:
             if not part.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
                 return None
-        except Absent:
+        except NotSupported:
             return None
         return Gpm(
             part.board,
-            self._readings,
+            self._measurements,
             pci=device.pci,
             clock=self._clock,
             wall_ns=self._wall_ns,
@@ -291,10 +298,10 @@ class Nvml:
         if part is None:
             return
         for newer, older in _PROCESSES:
-            with contextlib.suppress(Absent):
+            with contextlib.suppress(NotSupported):
                 try:
                     yield from part.calls.ask(newer)
-                except Absent:
+                except NotSupported:
                     yield from part.calls.ask(older)
 
     def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:

@@ -1,4 +1,4 @@
-"""How busy the parts of a GPU were between two samples, where NVML measures it (GPM)."""
+"""Reads how busy a GPU's engines were between two samples, if NVML measures it (GPM)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from otel_ddp.agent.node.gpu.nvml.calls import SUCCESS, Calls
-from otel_ddp.agent.node.gpu.nvml.readings import Readings
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.gpu.nvml.measurements import Measurements
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.catalog import GPU_ENGINE_ACTIVE, HW_GPU_IO
 
 _VERSION = 1
@@ -18,26 +18,26 @@ _MOST_PCIE_MIB_PER_S = 1 << 20
 
 
 class Gpm:
-    """Each reading covers the time since the one before; the first has nothing to tell."""
+    """Each read covers the time since the one before; the first one returns nothing."""
 
     def __init__(
         self,
         calls: Calls,
-        readings: Readings,
+        measurements: Measurements,
         *,
         pci: str,
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
         instance: int | None = None,
     ) -> None:
-        """With `instance`, the calls are those of the board that the MIG instance is a part of."""
+        """*instance*: of a MIG instance, whose calls go to its board."""
         self._calls = calls
-        self._gauge = readings.gauge
+        self._gauge = measurements.gauge
         self._pci = pci
         self._clock = clock
         self._wall_ns = wall_ns
         self._instance = instance
-        # Only a whole board has a connection of its own.
+        # Only a whole board has a PCIe connection of its own.
         self._metrics = {**_ENGINES, **(_PCIE if instance is None else {})}
         self._before: Any = None
         self._before_s = 0.0
@@ -45,7 +45,7 @@ class Gpm:
         self._moved_bytes = dict.fromkeys(_PCIE, 0.0)
         self._since_ns = 0
 
-    def ask(self) -> Iterable[Reading]:
+    def ask(self) -> Iterable[Measurement]:
         lib = self._calls.lib
         if self._spare is None:
             self._spare = self._calls.guarded(lib.nvmlGpmSampleAlloc)
@@ -57,7 +57,7 @@ class Gpm:
         found = {} if self._before is None else self._between(self._before, self._spare)
         elapsed_s = now_s - self._before_s
         self._before, self._spare, self._before_s = self._spare, self._before, now_s
-        return self._readings(found, elapsed_s)
+        return self._measurements(found, elapsed_s)
 
     def _between(self, before: Any, after: Any) -> dict[str, float]:
         lib = self._calls.lib
@@ -74,7 +74,7 @@ class Gpm:
             if asked.metrics[slot].nvmlReturn == SUCCESS
         }
 
-    def _readings(self, found: dict[str, float], elapsed_s: float) -> Iterable[Reading]:
+    def _measurements(self, found: dict[str, float], elapsed_s: float) -> Iterable[Measurement]:
         if not self._since_ns:
             self._since_ns = self._wall_ns()
         for engine in (each for each in _ENGINES if each in found):
@@ -98,7 +98,7 @@ class Gpm:
             )
 
     def close(self) -> None:
-        """Give the samples back; only ever while NVML is still open."""
+        """Free the samples. Call it only while NVML is open."""
         lib = self._calls.lib
         for sample in (self._before, self._spare):
             if sample is not None:

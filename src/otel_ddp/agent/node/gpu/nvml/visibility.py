@@ -1,4 +1,4 @@
-"""Which devices a process sees, told from its environment as CUDA reads it."""
+"""Which devices a process sees, by its environment as CUDA reads it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from otel_ddp.agent.node.gpu.driver import Device
 
 Instances = Mapping[str, str]
-"""The older names of MIG instances, `MIG-GPU-<uuid>/<gi>/<ci>`, and their UUIDs."""
+"""Older name of a MIG instance, `MIG-GPU-<uuid>/<gi>/<ci>` -> its UUID."""
 
 
 def visible(
     environment: Mapping[str, str], devices: Sequence[Device], older_names: Instances
 ) -> list[str] | None:
-    """UUIDs in the order of the process, None where that cannot be told."""
+    """UUIDs in the order in which the process counts; None if that is unknown."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     entries = [] if chosen is None else [each.strip() for each in chosen.split(",")]
     for prefix in ("GPU-", "MIG-"):
@@ -29,7 +29,7 @@ def visible(
 
 
 def _index(entry: str) -> re.Match[str] | None:
-    # As CUDA does with strtoul: what follows the digits is ignored, and "-1" is no index.
+    # As CUDA does with strtoul: text after the digits is ignored, and "-1" is no index.
     return re.match(r"\+?(\d+)", entry)
 
 
@@ -61,20 +61,20 @@ def _by_uuid(
 
 
 def _without_repetition(found: list[str]) -> list[str]:
-    """CUDA shows nothing at all where a device is named twice."""
+    """CUDA shows no device at all if one is named twice."""
     return found if len(set(found)) == len(found) else []
 
 
 def _in_order(environment: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
-    """The boards as CUDA counts them in that process, before any of them is chosen."""
+    """The boards in CUDA's order in that process, before CUDA_VISIBLE_DEVICES selects any."""
     boards = _in_container(environment, [device for device in devices if not device.parent])
     if boards is None:
         return None
     parents = {device.parent for device in devices}
     if any(board.uuid in parents for board in boards):
-        # CUDA counts instances then, and which ones come first is not for NVML to say.
+        # CUDA then counts instances, and NVML does not know their order.
         return None
-    # Otherwise the fastest one comes first, and only equal ones are in the order of NVML.
+    # Otherwise the fastest board comes first, and only equal ones are in the order of NVML.
     in_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if not in_order and len({board.name for board in boards}) > 1:
         return None
@@ -84,10 +84,10 @@ def _in_order(environment: Mapping[str, str], devices: Sequence[Device]) -> list
 def _in_container(
     environment: Mapping[str, str], boards: Sequence[Device]
 ) -> Sequence[Device] | None:
-    """The boards of the process's container. Inside, they are counted anew, in the same order.
+    """The boards of the process's container, which counts them anew, in the same order.
 
-    An agent in that container sees the same ones as the process. To one outside, UUIDs tell the
-    boards, while numbers may be those of another machine's view.
+    An agent in that container sees the same boards as the process. An agent outside can rely on
+    UUIDs alone: indices may be counted in another view of the machine.
     """
     given = environment.get("NVIDIA_VISIBLE_DEVICES", "all").strip()
     if given == "all":

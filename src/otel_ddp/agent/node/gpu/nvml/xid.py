@@ -1,4 +1,4 @@
-"""Counts the faults (Xid) that the driver reports of one board, without ever waiting for one."""
+"""Counts the faults (Xid) that the driver reports of one board, without waiting for them."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from collections.abc import Iterable
 from typing import Any
 
 from otel_ddp.agent.node.gpu.nvml.calls import TIMEOUT, Calls
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.catalog import GPU_XID_ERRORS
 
 _XID_EVENT = 8
-# A storm of faults must not hold up the other questions.
+# Many faults at once must not delay the other questions.
 _MOST_AT_ONCE = 100
-# Those that end or taint a training start at 0, so that the first one shows as an increase. The
-# rest of some two hundred codes begin with their first fault.
+# Faults that end or taint a training: they start at 0, so that the first one is an increase. The
+# other codes, some two hundred, begin with their first fault.
 WATCHED = (13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120)
 
 
 class XidCounts:
-    """What one board has reported; outlives the handles, since the worst fault ends those."""
+    """The faults of one board; kept when its handles are closed, as the worst fault does that."""
 
     def __init__(self, pci: str, since_ns: int) -> None:
         self._pci = pci
         self._since_ns = since_ns
         self.codes: Counter[int] = Counter(dict.fromkeys(WATCHED, 0))
 
-    def readings(self) -> Iterable[Reading]:
+    def measurements(self) -> Iterable[Measurement]:
         for code, times in sorted(self.codes.items()):
             attributes = (("pci", self._pci), ("code", str(code)))
-            yield Reading(GPU_XID_ERRORS, times, attributes, self._since_ns)
+            yield Measurement(GPU_XID_ERRORS, times, attributes, self._since_ns)
 
 
 class XidWatch:
-    """A board's own set of events: NVML's handles are not for comparing."""
+    """One set of events for each board, because NVML's handles cannot be compared."""
 
     def __init__(self, calls: Calls, counts: XidCounts) -> None:
         self._calls = calls
         self._counts = counts
         self._events: Any = None
 
-    def ask(self) -> Iterable[Reading]:
+    def ask(self) -> Iterable[Measurement]:
         if self._events is None:
             self._events = self._register()
         self._calls.guarded(self._drain)
-        return self._counts.readings()
+        return self._counts.measurements()
 
     def _register(self) -> Any:
         events = self._calls.guarded(self._calls.lib.nvmlEventSetCreate)
-        with contextlib.ExitStack() as given_back:
-            given_back.callback(self._calls.lib.nvmlEventSetFree, events)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._calls.lib.nvmlEventSetFree, events)
             self._calls.ask("nvmlDeviceRegisterEvents", _XID_EVENT, events)
-            given_back.pop_all()  # it is in use from here on
+            on_error.pop_all()  # registered: the set stays open
         return events
 
     def _drain(self) -> None:
@@ -68,7 +68,7 @@ class XidWatch:
                 self._counts.codes[int(event.eventData)] += 1
 
     def close(self) -> None:
-        """Take what has happened meanwhile, then give the set back."""
+        """Count the last faults, then free the set."""
         if self._events is None:
             return
         lib = self._calls.lib

@@ -1,26 +1,26 @@
-"""Makes readings of NVML's numbers, in our units, and leaves out those that cannot be."""
+"""Turns NVML's numbers into measurements in our units, and drops impossible ones."""
 
 from __future__ import annotations
 
 from otel_ddp import catalog
-from otel_ddp.agent.node.reading import Reading
+from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.catalog import Metric
 
 _MOST_WATTS = 20_000.0
 _COLDEST_CELSIUS = -60.0
 _HOTTEST_CELSIUS = 200.0
-# NVML's "not available" is all ones, which must be beyond the bound: in 64 bits, and in 32.
+# NVML's "not available" is all ones: that must exceed these bounds, in 64 bits and in 32.
 _MOST_COUNTED = 2.0**63
 _MOST_EVENTS = 2.0**32 - 2
 
 Attributes = tuple[tuple[str, str], ...]
 
 
-class Readings:
-    """Counts what was impossible, and keeps what is to be said of it, each sentence once."""
+class Measurements:
+    """Counts impossible numbers, and keeps one sentence about each metric that had one."""
 
     def __init__(self, loaded_ns: int) -> None:
-        """`loaded_ns` is since when the driver has counted, as near as that is known."""
+        """*loaded_ns*: about since when the driver has counted."""
         self._loaded_ns = loaded_ns
         self.impossible = 0
         self.remarks: dict[str, None] = {}
@@ -34,11 +34,11 @@ class Readings:
         at_least: float = 0.0,
         at_most: float,
         start_ns: int = 0,
-    ) -> tuple[Reading, ...]:
-        """The reading, or none where the number is beyond its bounds."""
-        # NaN is within none.
+    ) -> tuple[Measurement, ...]:
+        """The measurement; none if the number is beyond its bounds."""
+        # NaN is within no bounds.
         if at_least <= value <= at_most:
-            return (Reading(metric, value, attributes, start_ns),)
+            return (Measurement(metric, value, attributes, start_ns),)
         self.impossible += 1
         self.remark(f"NVML gives impossible values of {metric.name}: they are left out.")
         return ()
@@ -48,8 +48,8 @@ class Readings:
 
     def counter(
         self, metric: Metric, value: float, attributes: Attributes = (), *, unit: float = 1.0
-    ) -> tuple[Reading, ...]:
-        """Something that the driver measures, in so many of our units."""
+    ) -> tuple[Measurement, ...]:
+        """A quantity that the driver adds up; *unit*: its unit in ours."""
         return self.gauge(
             metric,
             value * unit,
@@ -60,14 +60,14 @@ class Readings:
 
     def events(
         self, metric: Metric, value: float, attributes: Attributes = ()
-    ) -> tuple[Reading, ...]:
-        """Something that the driver counts one by one."""
+    ) -> tuple[Measurement, ...]:
+        """Events that the driver counts."""
         return self.gauge(metric, value, attributes, at_most=_MOST_EVENTS, start_ns=self._loaded_ns)
 
-    def power(self, metric: Metric, milliwatts: float) -> tuple[Reading, ...]:
+    def power(self, metric: Metric, milliwatts: float) -> tuple[Measurement, ...]:
         return self.gauge(metric, milliwatts / 1000, at_most=_MOST_WATTS)
 
-    def temperature(self, where: str, celsius: float) -> tuple[Reading, ...]:
+    def temperature(self, where: str, celsius: float) -> tuple[Measurement, ...]:
         return self.gauge(
             catalog.HW_TEMPERATURE,
             celsius,
@@ -76,6 +76,6 @@ class Readings:
             at_most=_HOTTEST_CELSIUS,
         )
 
-    def throttled(self, reason: str, nanoseconds: float) -> tuple[Reading, ...]:
+    def throttled(self, reason: str, nanoseconds: float) -> tuple[Measurement, ...]:
         attributes = (("reason", reason),)
         return self.counter(catalog.GPU_THROTTLE_DURATION, nanoseconds, attributes, unit=1e-9)
