@@ -1,4 +1,4 @@
-"""The ledger: every series of the node as it stands now. Both ways out are rendered from it."""
+"""The ledger: the current value of every series. The scrape and the export are made from it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Labels = tuple[tuple[str, str], ...]
 _MOST_POINTS = 200_000
 # Prometheus counts in milliseconds, and refuses a second value for the same one.
 MS = 1_000_000
-# A point stands at most so long after its value was logged: what is written out at once arrives
-# whole, and what comes too fast for ever does not run away into the future.
+# The time of a point is at most this much later than that of its value. So a burst of values is
+# exported whole, and values that always come too fast do not drift into the future.
 _MOST_LATE_NS = 60 * 10**9
-# Receivers refuse what is so far ahead of them, so nothing that was sent stands in the way there:
-# a clock that was set back so far is followed.
+# Receivers refuse points so far ahead of their clock, so none with a later time was stored: the
+# ledger follows a clock that was set back this far.
 _REFUSED_NS = 600 * 10**9
 
 
 class Buckets(NamedTuple):
-    """The value of a histogram: counts by bucket, not cumulative, and the sum."""
+    """The value of a histogram: the count of each bucket, not cumulative, and the sum."""
 
     counts: tuple[float, ...]
     total: float
@@ -50,13 +50,13 @@ class Series:
         self.project = project
         self.value: float | Buckets | None = None
         self.time_ns = 0
-        # Kept by logged values only: each is a data point of its own.
+        # Of logged values only, each of which is exported as a point.
         self.history: list[tuple[int, float]] | None = None
         self.encoded = b""
 
 
 class Ledger:
-    """Written by the agent's loop, read by the endpoint's threads; hold `lock` for either."""
+    """The agent's loop writes it, the endpoint's threads read it; hold `lock` for either."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -67,7 +67,7 @@ class Ledger:
     def series(
         self, metric: Metric, labels: Labels, start_ns: int = 0, project: str = ""
     ) -> Series:
-        """The series of this name and these attributes, made at its first use."""
+        """The series with this name and these attributes, made at its first use."""
         family = self._families.setdefault(metric.name, {})
         found = family.get(labels)
         if found is None:
@@ -83,18 +83,18 @@ class Ledger:
         start_ns: int = 0,
         project: str = "",
     ) -> None:
-        """Set a series to what was just read."""
+        """Set the value of a series."""
         found = self.series(metric, labels, start_ns, project)
         found.value = value
         found.time_ns = time_ns
-        # A process that took the place of another one counts from its own beginning.
+        # A process with the labels of an earlier one counts from its own start.
         found.start_ns = start_ns
 
     def log(self, series: Series, value: float, time_ns: int) -> int | None:
-        """Add a logged value, and say at what time it stands; None where it is not to be sent.
+        """Add a logged value; the time of its point, or None if it becomes no point.
 
-        Times of a series grow by a millisecond at least. A value that would stand too late for
-        that is shown as the last one, and is no point of its history.
+        The times of a series grow by a millisecond at least. A value whose point would be too late
+        is shown as the last one, but not exported.
         """
         series.value = value
         late_ns = series.time_ns + MS - time_ns
@@ -113,14 +113,14 @@ class Ledger:
         return time_ns
 
     def drop(self, labels: Labels) -> None:
-        """Forget every series whose attributes begin with these."""
+        """Remove every series whose attributes begin with these."""
         length = len(labels)
         for family in self._families.values():
             for key in [key for key in family if key[:length] == labels]:
                 del family[key]
 
     def forget(self, series: Series) -> None:
-        """Forget one series; nothing if another one has taken its place."""
+        """Remove one series, unless another one with its attributes has replaced it."""
         family = self._families.get(series.metric.name, {})
         if family.get(series.labels) is series:
             del family[series.labels]
@@ -134,5 +134,5 @@ class Ledger:
 
 
 def is_logged(metric: Metric) -> bool:
-    """Whether a metric's points are logged values, each with a time of its own."""
+    """Whether a metric's points are logged values, each with its own time."""
     return metric.kind is Kind.GAUGE and metric.section == "Learning"

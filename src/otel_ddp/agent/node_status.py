@@ -1,4 +1,4 @@
-"""What runs on this node, read from the journals and the agent's file: needs no agent alive."""
+"""Surveys a node for `otel-ddp status`: reads journals and the agent's file, without an agent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 # An agent writes its file every few seconds.
-_SILENT_S = 20.0
-# By then an agent is up, and who took the place of another has it for itself.
-_LONG_NS = 10_000_000_000
+_STOPPED_S = 20.0
+# By then an agent has started, and a process that replaced another one is alone.
+_LONG_HERE_NS = 10_000_000_000
 _LAST_BYTES = 4096
 
 
 def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
-    """Everything that `otel-ddp status` says, as JSON."""
+    """Everything that `otel-ddp status` shows, as JSON."""
     now_ns = time.time_ns() if now_ns is None else now_ns
     agents: list[dict[str, Any]] = []
     processes: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         if alive or agent.get("pid"):
             agents.append(agent)
         nodes = agent.pop("nodes")
-        # Their journals are gone, or about to go; only the agent still knows of them.
+        # Their journals are deleted, or soon will be: only the agent still knows them.
         ended = agent.pop("ended")
         processes += ended
         known = {each.get("journal") for each in ended}
@@ -52,7 +52,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         if long_here and not alive:
             where = {"directory": str(place.directory), "agent_log": _last_line(place)}
             unserved.append({**where, "processes": len(long_here)})
-    # The agent goes on about a run that is over: its ranks are gone, so one or none is left.
+    # The agent still lists a run that is over, because one rank or none is left of it.
     going = [_run(each) for each in processes if each.get("state") not in OVER]
     for agent in agents:
         agent["insufficient"] = [each for each in agent["insufficient"] if _run(each) in going]
@@ -68,15 +68,15 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
     }
 
 
-def _run(said: Mapping[str, Any]) -> tuple[str, str]:
-    """Which run it is: a name alone may be in several groups."""
-    return str(said.get("group") or ""), str(said.get("run") or "")
+def _run(described: Mapping[str, Any]) -> tuple[str, str]:
+    """Group and name of a run: several groups may have runs of one name."""
+    return str(described.get("group") or ""), str(described.get("run") or "")
 
 
 def _processes(
     place: Place, known: Collection[Any], unreadable: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Those of which there are journals, but for the ones that are known."""
+    """The processes with a journal, except the known ones."""
     for path in place.journals():
         if path.name in known:
             continue
@@ -92,11 +92,11 @@ def _processes(
 
 
 def _long_here(process: Mapping[str, Any], now_ns: int) -> bool:
-    return process["state"] not in OVER and now_ns - process["started_ns"] > _LONG_NS
+    return process["state"] not in OVER and now_ns - process["started_ns"] > _LONG_HERE_NS
 
 
 def _last_line(place: Place) -> str:
-    """The last thing that an agent of this place said, or that was said of it."""
+    """The last line of the log of this place's agents."""
     try:
         with place.agent_log.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _LAST_BYTES))
@@ -107,58 +107,55 @@ def _last_line(place: Place) -> str:
 
 
 def _doubled(living: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The ranks that several processes say they are: only one of them is seen in the metrics."""
-    seats: dict[str, list[dict[str, Any]]] = {}
+    """The ranks that several processes claim to be: the metrics show only one of these."""
+    by_rank: dict[str, list[dict[str, Any]]] = {}
     for each in living:
         if each["settled"] and each["rank"] is not None:
-            seat = repr([each[name] for name in ("run", "group", "job_type", "node", "rank")])
-            seats.setdefault(seat, []).append(each)
-    for one, *others in seats.values():
+            key = repr([each[name] for name in ("run", "group", "job_type", "node", "rank")])
+            by_rank.setdefault(key, []).append(each)
+    for one, *others in by_rank.values():
         if others:
             pids = [each["pid"] for each in (one, *others)]
             yield {"group": one["group"], "run": one["run"], "rank": one["rank"], "pids": pids}
 
 
 def _agent(place: Place) -> dict[str, Any]:
+    """The agent's file, and whether the agent lives; each list complete and well-formed."""
     try:
-        said = json.loads(place.agent_file.read_text())
+        about = json.loads(place.agent_file.read_text())
         silent_s = time.time() - place.agent_file.stat().st_mtime
     except (OSError, ValueError, RecursionError):
-        said, silent_s = {}, 0.0
-    said = said if isinstance(said, dict) else {}
-    # Told by the kernel, as it is numbered here; its own word is of where it runs.
+        about, silent_s = {}, 0.0
+    about = about if isinstance(about, dict) else {}
+    # From the kernel, as numbered here; the agent's own number is of its PID namespace.
     pid = place.agent_pid()
     alive = pid is not None
-    if alive and not said:
-        said = {"pid": pid or None, "starting": True}
-    if alive and silent_s > _SILENT_S:
-        said["remark"] = f"the agent has not moved for {silent_s:.0f} s: it is stopped, or hangs"
-    nodes, ended, verdicts = said.get("nodes"), said.get("ended"), said.get("verdicts")
-    if not isinstance(verdicts, list) or not alive:
-        verdicts = []  # nobody says any more whether they still hold
-    notes = said.get("notes")
-    if not isinstance(notes, list) or not alive:
-        notes = []
-    insufficient = said.get("insufficient")
-    if not isinstance(insufficient, list) or not alive:
-        insufficient = []
+    if alive and not about:
+        about = {"pid": pid or None, "starting": True}
+    if alive and silent_s > _STOPPED_S:
+        about["remark"] = f"the agent has not moved for {silent_s:.0f} s: it is stopped, or hangs"
+
+    def dicts(key: str) -> list[dict[str, Any]]:
+        found = about.get(key)
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    nodes = about.get("nodes")
     return {
-        **said,
+        **about,
         "alive": alive,
         "pid_here": pid,
         "directory": str(place.directory),
         "nodes": nodes if isinstance(nodes, dict) else {},
-        "ended": [each for each in ended if _whole(each)] if isinstance(ended, list) else [],
-        "insufficient": [each for each in insufficient if isinstance(each, dict)],
-        "verdicts": [each for each in verdicts if isinstance(each, dict)],
-        "notes": [each for each in notes if isinstance(each, dict)],
+        "ended": [each for each in dicts("ended") if _is_description(each)],
+        # Without an agent it is unknown whether these are still true.
+        "insufficient": dicts("insufficient") if alive else [],
+        "verdicts": dicts("verdicts") if alive else [],
+        "notes": dicts("notes") if alive else [],
     }
 
 
-def _whole(described: Any) -> bool:
-    """Whether this is what `describe` made, maybe of a version with more to say."""
-    if not isinstance(described, dict):
-        return False
+def _is_description(described: dict[str, Any]) -> bool:
+    """Whether this was made by `describe`, maybe of a later version."""
     rank = described.get("rank")
     return isinstance(described.get("started_ns"), int) and (rank is None or isinstance(rank, int))
 
@@ -171,7 +168,7 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     state = state_of(None if progress is None else progress.state, alive)
     if state == catalog.STATES["killed"]:
         lives = os.path.exists(f"/proc/{workers.parent(reader)}")
-        if workers.was_ended(reader, workers.End(parent_lives=lives)):
+        if workers.ended_by_parent(reader, workers.End(parent_lives=lives)):
             state = catalog.STATES["finished"]
     seen_ns = time.time_ns() if alive else 0
     return {**describe(reader, state, last_step, seen_ns), **long_texts(reader)}

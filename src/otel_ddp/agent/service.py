@@ -56,7 +56,7 @@ class Agent:
         self.node = conf.node or host
         self.exit_causes = ExitCauses()
         self.parents = Parents(self.exit_causes)
-        self.journals = Journals(place, self.ledger, conf.node, self.parents.have_ended)
+        self.journals = Journals(place, self.ledger, conf.node, self.parents.ended_worker)
         self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.judge = Judge(
             self.ledger,
@@ -200,7 +200,7 @@ class Agent:
 
     def _documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that are new: of verdicts, and those of the journals."""
-        return [*self.judge.flush_documents(), *self.journals.documents()]
+        return [*self.judge.flush_documents(), *self.journals.flush_documents()]
 
     def _delete_done(self) -> None:
         """Delete the journals of dead processes once everything in them is exported."""

@@ -48,7 +48,7 @@ class Bench:
         writer.phase(PHASES["other"], 0, 5)
         writer.state(STATES["running"], 6)
         reader = JournalReader(writer.path)
-        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.have_ended)
+        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.ended_worker)
         self.writers.append(writer)
         self.journals.append(journal)
         self.look({})

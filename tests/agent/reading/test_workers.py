@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.reading.workers import End, was_ended
+from otel_ddp.agent.reading.workers import End, ended_by_parent
 from otel_ddp.catalog import PHASES, STATES, TRAINING_STEPS
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
@@ -40,7 +40,7 @@ def ended(
     writer.close()
     reader = JournalReader(writer.path)
     reader.refresh()
-    answer = was_ended(reader, end)
+    answer = ended_by_parent(reader, end)
     reader.close()
     return answer
 

@@ -69,7 +69,7 @@ class Rank:
 
     def take(self) -> list[Step]:
         self.journal.poll(self.journal.reader.created_ns, True)
-        return self.journal.new_steps()
+        return self.journal.flush_steps()
 
     def asked(self) -> int | None:
         """The last question that nobody has answered."""

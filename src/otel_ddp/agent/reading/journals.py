@@ -141,7 +141,7 @@ class Journals:
         with self._ledger.lock:
             journal.poll(now_ns, alive)
 
-    def documents(self) -> list[tuple[Labels, str, list[Document]]]:
+    def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that were read since the last call."""
         documents = []
         for journal in self._journals.values():

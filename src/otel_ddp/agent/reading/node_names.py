@@ -1,4 +1,4 @@
-"""What a node is called: its host's name, told apart where two nodes of one run share a host."""
+"""Names the nodes: by host, and distinctly if two nodes of one run share a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_RUNS = 200
 
 
 class NodeNames:
-    """Remembered in a file, so that an agent that starts again gives the same names."""
+    """Keeps the names in a file, so that an agent that starts again gives the same names."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class NodeNames:
         own_name: str,
         living: Callable[[], Iterable[Mapping[str, Any]]] = lambda: (),
     ) -> None:
-        """*living*: the identities of the processes that live, that of the one asked about too."""
+        """*living*: the identities of all living processes, including the one to name."""
         self._file = file
         self._own_name = own_name
         self._living = living
@@ -40,8 +40,8 @@ class NodeNames:
         known = names.get(key)
         if known is not None and key not in living:
             return known
-        # torchrun deals node ranks anew at each restart: who has one now may be the node that had
-        # another before. Only of two that live at the same time we know that they are two.
+        # torchrun assigns node ranks anew at each restart: a node may get the rank that another one
+        # had before. Only node ranks that live at the same time are surely two nodes.
         taken = {names.get(other or "") for other in living - {key}}
         if known is None or known in taken:
             host = self._host(identity)
@@ -52,10 +52,10 @@ class NodeNames:
     def _by_launcher(
         self, identity: Mapping[str, Any], names: dict[str, str], key: str, launcher: str
     ) -> str:
-        """A launcher is a node, whatever node rank its workers have after a restart."""
+        """A launcher is one node, whatever node rank its workers get after a restart."""
         if launcher not in names:
             host = self._host(identity)
-            # A launcher that comes with a node rank that was here before is that node again. One
+            # A new launcher with a node rank that was here before is that node again. A launcher
             # whose ranks are in several groups is one node in all of them.
             elsewhere = (run[launcher] for run in self._runs.values() if launcher in run)
             again = names.get(key) or next(
@@ -70,7 +70,7 @@ class NodeNames:
         return self._own_name or str(identity.get("host") or "") or "unknown"
 
     def _key(self, identity: Mapping[str, Any]) -> str | None:
-        """Who is named: a node rank on a host; None where none is known, or the user names it."""
+        """A node rank on a host; None if it is unknown, or if the user named the node."""
         node_rank = identity.get("node_rank")
         if node_rank is None or identity.get("node"):
             return None
@@ -88,12 +88,12 @@ class NodeNames:
 
 
 def _run(identity: Mapping[str, Any]) -> str:
-    """Which run it is, as a key of JSON."""
+    """The run, as a key of JSON."""
     return json.dumps([str(identity.get("group") or ""), str(identity.get("run"))])
 
 
 def _read(file: Path) -> dict[str, dict[str, str]]:
-    """What is there and makes sense: a damaged memory is no memory."""
+    """The names in the file; none if it is damaged."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

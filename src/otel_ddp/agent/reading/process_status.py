@@ -1,4 +1,4 @@
-"""The state of a process and its description for people, from its journal."""
+"""The state of a process, and its description for people, by its journal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OVER = ("finished", "failed", "killed")
 ENDED = tuple(catalog.STATES[word] for word in OVER)
 
 
-def state_of(said: int | None, alive: bool) -> int:
-    """The state of a process: what it said last, or killed if it went without a word."""
-    state = catalog.STATES["starting"] if said is None else said
+def state_of(recorded: int | None, alive: bool) -> int:
+    """The state that a process recorded last; killed if it died without recording an end."""
+    state = catalog.STATES["starting"] if recorded is None else recorded
     if state not in _STATES:
         state = catalog.STATES["running"]
     if state not in ENDED and not alive:
@@ -25,51 +25,51 @@ def state_of(said: int | None, alive: bool) -> int:
 
 
 def long_texts(reader: JournalReader) -> dict[str, Any]:
-    """What may be long of what is said of a process."""
+    """The long texts of a process's description."""
     return {"description": reader.identity.get("description"), "config": reader.config}
 
 
 def describe(
     reader: JournalReader, state: int, last_step: int | None, seen_alive_ns: int
 ) -> dict[str, Any]:
-    """One process in words."""
-    who = reader.identity
+    """The description of one process, for people and as JSON."""
+    identity = reader.identity
     progress = reader.progress()
     phase, since_ns, steps = "other", reader.created_ns, [last_step]
     if progress is not None:
         phase = _PHASES.get(progress.phase_code, "other")
-        # A name is of a phase without a code; inside of it there may be others.
+        # A name belongs to a phase without a code; phases with codes may lie inside it.
         name = reader.names.get(progress.phase_name)
         if phase == "other" and name is not None:
             phase = name.text
         since_ns = reader.created_ns + progress.phase_after_ns
         steps.append(progress.step)
     return {
-        "run": who.get("run"),
-        "group": who.get("group"),
-        "job_type": who.get("job_type"),
-        "project": who.get("project"),
-        "name": who.get("name"),
-        "tags": who.get("tags"),
-        "node": who.get("node") or who.get("host"),
-        "host": who.get("host"),
-        "rank": who.get("global_rank"),
-        "local_rank": who.get("local_rank"),
-        "world_size": who.get("world_size"),
-        "node_rank": who.get("node_rank"),
-        "trains": bool(who.get("restarts")) or workers.made_steps(reader),
+        "run": identity.get("run"),
+        "group": identity.get("group"),
+        "job_type": identity.get("job_type"),
+        "project": identity.get("project"),
+        "name": identity.get("name"),
+        "tags": identity.get("tags"),
+        "node": identity.get("node") or identity.get("host"),
+        "host": identity.get("host"),
+        "rank": identity.get("global_rank"),
+        "local_rank": identity.get("local_rank"),
+        "world_size": identity.get("world_size"),
+        "node_rank": identity.get("node_rank"),
+        "trains": bool(identity.get("restarts")) or workers.made_steps(reader),
         "proxy": workers.is_proxy(reader),
-        "launcher": who.get("launcher"),
-        "strategy": who.get("strategy"),
-        "exported": bool(who.get("exported")),
-        "settled": bool(who.get("settled")),
+        "launcher": identity.get("launcher"),
+        "strategy": identity.get("strategy"),
+        "exported": bool(identity.get("exported")),
+        "settled": bool(identity.get("settled")),
         "pid": reader.pid,
         "state": _STATES.get(state, "running"),
         "reason": reader.reason(),
         "step": max((step for step in steps if step is not None), default=None),
         "phase": phase,
         "phase_since_ns": since_ns,
-        # Of a process that is gone: when it was last seen, if anybody looked.
+        # Of a dead process: when it was last seen alive; unknown if no agent ran.
         "seen_alive_ns": seen_alive_ns or None,
         "started_ns": reader.created_ns,
         "lost": reader.lost,

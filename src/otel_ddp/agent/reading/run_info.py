@@ -1,4 +1,4 @@
-"""What is said of a run as a whole: its info's labels, and its configuration as log records."""
+"""Describes a whole run: the labels of its info, and its configuration as log records."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, JournalReader
 
-# Loki refuses a log record with more than 128 attributes, labels and the resource's among them.
+# Loki refuses a log record with more than 128 attributes, including labels and the resource's.
 _MOST_ATTRIBUTES = 80
 _TEXTS = ("project", "name", "description", "tags")
 
 
 def info_labels(
-    who: Mapping[str, Any], facts: Mapping[str, Any], config: Mapping[str, Any]
+    identity: Mapping[str, Any], facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Labels:
-    """The labels of the run's info: what is known of it, and its configuration, bounded."""
+    """The labels of the run's info: texts, facts, and a bounded part of the configuration."""
     found: dict[str, str] = {}
     for key in (*_TEXTS, "world_size", "nodes", "strategy"):
-        found[key] = _word(who.get(key))
+        found[key] = _word(identity.get(key))
     for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha"):
         found[key] = _word(facts.get(key))
     for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
-        # Two keys may become one label ("a.b", "a_b"): the first one keeps it.
+        # Two keys may become one label ("a.b", "a_b"): the first key keeps it.
         name = catalog.prometheus_label(f"config_{key}")[:100]
         found.setdefault(name, _word(value))
     return tuple((key, value) for key, value in found.items() if value)
@@ -42,16 +42,16 @@ def _word(value: Any) -> str:
 
 
 class ConfigRecords:
-    """The whole configuration of a run, told when it is known and again when it grows."""
+    """Log records of a run's configuration: one set when it is known, and one when it grows."""
 
     def __init__(self) -> None:
         self._version = (-1, -1)
-        self._told: dict[str, Any] = {}
+        self._sent: dict[str, Any] = {}
 
-    def fresh(self, reader: JournalReader, now_ns: int) -> Iterator[Document]:
-        """The records to send now; none where nothing is new. Those of one telling belong together.
+    def new_records(self, reader: JournalReader, now_ns: int) -> Iterator[Document]:
+        """The records of the whole configuration if it has changed; otherwise none.
 
-        An agent that takes over tells all of it once more.
+        An agent that starts again sends all of them once more.
         """
         version = (reader.identities, reader.definitions_read)
         if version == self._version:
@@ -59,24 +59,24 @@ class ConfigRecords:
         self._version = version
         settings = {f"config.{key}": _attribute(value) for key, value in reader.config.items()}
         texts = {key: text for key in _TEXTS if (text := reader.identity.get(key))}
-        told = {**settings, **texts}
-        if told == self._told or not (settings or texts.keys() & {"description", "tags"}):
+        content = {**settings, **texts}
+        if content == self._sent or not (settings or texts.keys() & {"description", "tags"}):
             return
-        self._told = told
+        self._sent = content
         keys = list(settings)
         parts = max(1, -(-len(keys) // _MOST_ATTRIBUTES))
         for part in range(parts):
             some = keys[part * _MOST_ATTRIBUTES : (part + 1) * _MOST_ATTRIBUTES]
             of = f", part {part + 1} of {parts}" if parts > 1 else ""
-            content = {
+            record = {
                 "name": catalog.RUN_CONFIG_EVENT,
                 "time": now_ns,
                 "body": f"configuration of run {reader.identity.get('run')}{of}",
                 "attributes": {**texts, **{key: settings[key] for key in some}},
             }
-            yield Document(EVENT, content, reader.position)
+            yield Document(EVENT, record, reader.position)
 
 
 def _attribute(value: Any) -> Any:
-    # OTLP has no such value, and "not set" is a setting too.
+    # OTLP has no None, and "not set" is a setting too.
     return "None" if value is None else value

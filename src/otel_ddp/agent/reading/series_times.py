@@ -1,4 +1,4 @@
-"""Keeps, for the next agent, until when the series of a journal have points."""
+"""Stores, for the next agent, the times of the last points of a journal's series."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ from struct import Struct
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 
-# A position and how many times follow; of each the number of its name; a checksum of all that.
+# A position and the number of times; each time with the number of its name; a checksum.
 _TIMES_HEAD, _TIME, _TIMES_END = Struct("<QI"), Struct("<Iq"), Struct("<I")
 _MOST_TIMES = 100
-# In the place of a name's number: one time for all, where there are more than that.
+# Instead of a name's number: one time for all names, if there are too many.
 ALL = 0xFFFFFFFF
 _MOST_KEPT = 400
 
 
 class SeriesTimes:
-    """Until when the series of a journal have points, as far as new values may meet them.
+    """The times of last points that new values could have too.
 
-    Lies behind the reading position, in the same file, for the next agent: it gives a value that
-    it reads again the same time, and a new one a later one. Kept before anything is sent, for
-    each position that may come to be the reading position, so that both fit whenever we are killed.
+    They lie behind the reading position, in the same file. With them the next agent gives the same
+    time to a value that it reads again, and a later time to a new one. They are stored before
+    anything is sent, for each position that may become the reading position: so both match
+    whenever the agent is killed.
     """
 
     def __init__(self, reader: JournalReader) -> None:
         self._path = reader.path.with_suffix(layout.TAKEN_SUFFIX)
-        # Ascending; what a killed agent wrote of what it had read and not settled is left out.
+        # Ascending. Without positions that a killed agent had read but not committed.
         self._kept = [each for each in _kept(self._path) if each[0] <= reader.position][-1:]
 
     def found(self) -> dict[int, int]:
-        """What the agent before us has left, by the number of the name."""
+        """The times that the agent before us stored, by the number of the name."""
         return dict(_TIME.iter_unpack(self._kept[0][1])) if self._kept else {}
 
     def keep(self, position: int, times: dict[int, int]) -> None:
-        """Write down how it stands where everything before *position* is read."""
+        """Store the times that are true once everything before *position* is read."""
         if self._kept and self._kept[-1][0] == position:
             return
         if len(times) > _MOST_TIMES:
             times = {ALL: max(times.values())}
         taken = layout.read_taken(self._path)
-        # Of several the last one up to the reading position counts: times only grow.
+        # The last one up to the reading position counts: times only grow.
         while taken is not None and len(self._kept) > 1 and self._kept[1][0] <= taken[0]:
             del self._kept[0]
         if len(self._kept) >= _MOST_KEPT:
             del self._kept[1::2]
         self._kept.append((position, b"".join(starmap(_TIME.pack, times.items()))))
         content = b"".join(starmap(_packed, self._kept))
-        # A full or vanished directory: only an agent that is started again would miss it.
+        # A full or deleted directory: only an agent that starts again would need the file.
         with contextlib.suppress(OSError):
             fd = os.open(
                 self._path,
@@ -70,7 +71,7 @@ def _packed(position: int, times: bytes) -> bytes:
 
 
 def _kept(path: Path) -> list[tuple[int, bytes]]:
-    """What is whole of what lies there, from the beginning."""
+    """The undamaged entries from the beginning of the file."""
     content = b""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

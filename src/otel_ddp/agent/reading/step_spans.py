@@ -1,4 +1,4 @@
-"""Decides which steps are shown as spans, and says what these look like."""
+"""Decides which steps are exported as spans, and makes these spans."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ SAMPLED_EVERY = 100
 
 _WORDS = {code: word for word, code in PHASES.items()}
 _WAIT = PHASES["comm_wait"]
-# Phases that most steps have not, and whose steps are worth a look.
+# Phases that few steps have: such a step is worth a span.
 _RARE = {PHASES[word]: word for word in ("compile", "checkpoint", "eval")}
 
 _RECENT = 200
 _ENOUGH = 20
-# The median and the deviation take a sort each: too much for every step, and they hardly move.
-_LOOK_EVERY = 10
-# Slow is what lies four robust standard deviations above the median. Where steps vary like a
-# log-normal of 15 %, these are 1.6 medians, which one step in 1,000 exceeds (one in 200 where the
-# deviation comes from 20 steps only). Never less than 1.25 medians, so that a job as even as a
-# clock is not reported for its last per cent; never as much as two, which is slow in any job.
+# The median and the deviation take a sort each: too slow for every step, and they hardly move.
+_UPDATE_EVERY = 10
+# A slow step lies four robust standard deviations above the median. If steps vary like a log-normal
+# of 15 %, that is 1.6 medians, which one step in 1,000 exceeds (one in 200 if the deviation comes
+# from 20 steps only). Never less than 1.25 medians: a very even job is not reported for its last
+# per cent. Never as much as two, which is slow in any job.
 _DEVIATIONS = 4.0
 _NEVER_BELOW, _NEVER_ABOVE = 1.25, 1.9
-# Of a normal distribution, the standard deviation as a multiple of the median absolute one.
+# In a normal distribution: the standard deviation as a multiple of the median absolute one.
 _OF_NORMAL = 1.4826
 
 _GC_SHARE, _GC_S = 0.05, 0.005
 
-# What more than this share of the steps of late have is the way of the job, and nothing to look
-# at: a GAN whose generator runs without gradients has an evaluation in each step.
+# A property that more than this share of recent steps have is usual for the job: a GAN whose
+# generator runs without gradients has an evaluation in each step.
 _USUAL_SHARE = 0.25
 
-# Steps that are out of the ordinary: ten at once, then one every three seconds. Together that is
-# never more than thirty a minute, however broken the job is.
+# Unusual steps that get a span: ten at once, then one every three seconds. That is never more than
+# thirty a minute, however broken the job is.
 _BURST = 10.0
 _REFILL_NS = 3_000_000_000
 
@@ -47,30 +47,30 @@ _MOST_CHILDREN = 64
 
 
 def sampled_every(facts: dict[str, Any]) -> int:
-    """Every how many steps this process wants one shown; 0: none but the odd ones."""
-    said = facts.get("sample_steps")
-    if isinstance(said, int) and not isinstance(said, bool) and said >= 0:
-        return said
+    """This process exports every n-th step as a span; 0: unusual steps only."""
+    every = facts.get("sample_steps")
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 0:
+        return every
     return SAMPLED_EVERY
 
 
 class StepSpans:
-    """One a process: what is usual for its steps, and how many odd ones may still go out."""
+    """One a process: knows what is usual for its steps, and limits the spans of unusual ones."""
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._seen = 0
         self._slow_ns = float("inf")
-        # What the steps of late had about them, and how many of them had each of it.
-        self._had: deque[list[str]] = deque()
+        # The properties of recent steps, and how many steps had each of them.
+        self._recent_properties: deque[list[str]] = deque()
         self._how_many: Counter[str] = Counter()
         self._allowed = _BURST
         self._allowed_at_ns = 0
         self._left_out = 0
 
     def spans(self, step: Step, labels: Labels, every: int) -> list[dict[str, Any]]:
-        """What goes out of this step, as the journal would tell of a span: nothing, mostly."""
-        why = self._odd(step)
+        """The spans of this step, as contents of documents; mostly none."""
+        why = self._reasons(step)
         number = step.number
         if number is None:
             return []  # no trace to share with the other ranks
@@ -82,16 +82,16 @@ class StepSpans:
         if not why:
             return []
         left_out, self._left_out = self._left_out, 0
-        return list(_rendered(step, number, ",".join(why), left_out, labels))
+        return list(_make_spans(step, number, ",".join(why), left_out, labels))
 
-    def _odd(self, step: Step) -> list[str]:
-        """What is out of the ordinary about this step."""
+    def _reasons(self, step: Step) -> list[str]:
+        """The reasons why this step is unusual."""
         took_ns = step.took_ns
         why = ["slow"] if self._slow(took_ns) else []
-        return why + self._unusual(self._remarkable(step, took_ns))
+        return why + self._unusual(self._properties(step, took_ns))
 
-    def _remarkable(self, step: Step, took_ns: int) -> list[str]:
-        """What this step has about it, in whatever job it is made."""
+    def _properties(self, step: Step, took_ns: int) -> list[str]:
+        """The properties of this step that would be unusual in most jobs."""
         why = []
         if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * took_ns / 1e9:
             why.append("gc")
@@ -104,8 +104,8 @@ class StepSpans:
         return why
 
     def _unusual(self, why: list[str]) -> list[str]:
-        """Of this, what few of the steps of late had."""
-        had, how_many = self._had, self._how_many
+        """Those properties that few recent steps had."""
+        had, how_many = self._recent_properties, self._how_many
         known = len(had)
         unusual = why
         if known >= _ENOUGH:
@@ -121,7 +121,7 @@ class StepSpans:
         recent = self._recent
         recent.append(took_ns)
         self._seen += 1
-        if len(recent) >= _ENOUGH and self._seen % _LOOK_EVERY == 0:
+        if len(recent) >= _ENOUGH and self._seen % _UPDATE_EVERY == 0:
             ordered = sorted(recent)
             middle = len(ordered) // 2
             usual = ordered[middle]
@@ -131,7 +131,7 @@ class StepSpans:
         return slow
 
     def _allow(self, now_ns: int) -> bool:
-        # By the journal's time, not ours: an agent that comes late finds many steps at once.
+        # By the journal's time, not ours: an agent that starts late reads many steps at once.
         passed_ns = max(0, now_ns - self._allowed_at_ns)
         self._allowed_at_ns = now_ns
         self._allowed = min(_BURST, self._allowed + passed_ns / _REFILL_NS)
@@ -141,12 +141,12 @@ class StepSpans:
         return True
 
 
-def _rendered(
+def _make_spans(
     step: Step, number: int, why: str, left_out: int, labels: Labels
 ) -> Iterator[dict[str, Any]]:
     by_name = dict(labels)
-    # Made of what the step is, so that one that is read twice is the same span twice. When it
-    # began is part of it: a run that is taken up again makes some of its steps a second time.
+    # The id depends on the step alone, so that a step that is read twice has the same spans. It
+    # includes the beginning: a run that is resumed makes some of its steps a second time.
     owner = f"{by_name.get('run')}/{by_name.get('rank')}/{number}/{step.began_ns}"
 
     def span(
@@ -173,8 +173,8 @@ def _rendered(
         attributes["left_out"] = left_out
     shown = list(enumerate(step.parts, 1))
     if len(shown) > _MOST_CHILDREN:
-        # The longest ones, where they were: a gap is honest, two phases under one name are not.
-        # How much each phase took altogether is then said beside them.
+        # Only the longest parts: a gap is true, but a part that joins two phases is not. The total
+        # time of each phase is then an attribute.
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
         shown = sorted(shown[:_MOST_CHILDREN])
         for phase in sorted(step.phases()):

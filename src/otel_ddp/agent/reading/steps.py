@@ -1,4 +1,4 @@
-"""Puts the steps of a process together again, from the words that its journal tells of them."""
+"""Rebuilds the steps of a process from the words of its journal."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import PHASE_CODE
 from otel_ddp.journal.reader import Steps
 
-# A step of more parts than this is no step of a training loop that anybody would look at closely.
+# Parts beyond this are only summed: no person looks at a step with more.
 _MOST_PARTS = 2000
-# Threads may write their times down in another order than they read the clock. What lies further
-# back than this was not written by the clock that told of the time before it.
+# Threads may record times in another order than they read the clock. A time further back than this
+# is from another clock than the time before it.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
-# Steps of one training are alike: how to read one of each kind is found out once.
+# Steps of one training are alike: how to read each kind is worked out once.
 _KINDS_KNOWN = 256
 _ENDS = bytes([layout.STEP_ENDED])
 
 
 class Part(NamedTuple):
-    """A stretch of one phase; the code is the journal's, with what the phase waits for."""
+    """A stretch of one phase. The code is the journal's: it also says what the phase waits for."""
 
     code: int
     began_ns: int
@@ -34,12 +34,12 @@ class Part(NamedTuple):
 
     @property
     def phase(self) -> int:
-        """The phase alone."""
+        """The phase, without what it waits for."""
         return self.code & PHASE_CODE
 
 
 class Parts(Sequence[Part]):
-    """The parts of a step, made one by one when somebody wants them: most want their sums."""
+    """The parts of a step. They are made on demand, as most callers need only their sums."""
 
     __slots__ = ("_began_ns", "codes", "spans_ns")
 
@@ -73,36 +73,36 @@ class Parts(Sequence[Part]):
 
 
 class Step(NamedTuple):
-    """One step from the end of the one before it to its own end; times are since 1970."""
+    """One step: from the end of the step before it to its own end. Times are since 1970."""
 
     number: int | None
-    """Counted alike on all ranks; None where the process did not say it."""
+    """Counted alike on all ranks; None if the process did not record it."""
     began_ns: int
     ended_ns: int
     parts: Parts
-    """Without gaps from the beginning on, and to the end unless there is a rest."""
+    """Without gaps from the beginning; up to the end, unless there is a rest."""
     rest: tuple[tuple[int, int], ...]
-    """Of a step of very many parts: codes, and nanoseconds spent in each after the last part."""
+    """For a step of very many parts: each code, and its nanoseconds after the last part."""
     gc_s: float
     skipped: bool
     retries: int
     work: int = 0
-    """Tokens, or samples where there are none; 0 where neither is known."""
+    """Tokens; or samples if it has no tokens; 0 if neither is known."""
     logged: int | None = None
-    """Under which number the user logs it, where that is another one."""
+    """The number under which the user logs it, if it differs."""
 
     @property
     def took_ns(self) -> int:
-        """How long it took: as long as its parts and its rest together."""
+        """The duration: that of its parts and its rest together."""
         return self.ended_ns - self.began_ns
 
     def seconds(self, phase: int) -> float:
-        """How long it was in a phase, whatever that waited for."""
+        """The time in a phase, whatever that waited for."""
         spans = (*zip(self.parts.codes, self.parts.spans_ns, strict=True), *self.rest)
         return sum(each_ns for code, each_ns in spans if code & PHASE_CODE == phase) / 1e9
 
     def phases(self) -> set[int]:
-        """The phases that it was in."""
+        """The phases of this step."""
         codes = (*self.parts.codes, *[code for code, _ in self.rest])
         return {code & PHASE_CODE for code in codes}
 
@@ -111,7 +111,7 @@ _Values = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 class _Kind(NamedTuple):
-    """Where in the words of a step its parts and what is said of it are."""
+    """The positions, in the words of a step, of its times and its numbers."""
 
     times: _Values
     codes: bytes
@@ -127,14 +127,14 @@ class _Kind(NamedTuple):
 
 @lru_cache(_KINDS_KNOWN)
 def _kind(code: int, words: bytes) -> _Kind | None:
-    """Of a step that begins in one phase, by the codes of its words; None: one by one, please."""
+    """How to read a step that begins in this phase; None if its words have to be read in turn."""
     codes, times = [], []
-    said: dict[int, list[int]] = {}
+    others: dict[int, list[int]] = {}
     for at, each in enumerate(words):
         if each == layout.STEPS_BEGAN:
             return None
         if each > layout.STEP_ENDED:
-            said.setdefault(each, []).append(at)
+            others.setdefault(each, []).append(at)
         elif each == layout.STEP_ENDED or each != code:
             codes.append(code)
             times.append(at)
@@ -146,24 +146,26 @@ def _kind(code: int, words: bytes) -> _Kind | None:
         bytes(codes),
         bytes(codes[:-1]),
         code,
-        said.get(layout.STEP_NUMBER, [None])[-1],
-        said.get(layout.STEP_LOGGED, [None])[-1],
-        _values(said.get(layout.STEP_WORK)),
-        _values(said.get(layout.STEP_GC)),
-        _values(said.get(layout.STEP_RETRIES)),
-        layout.STEP_SKIPPED in said,
+        others.get(layout.STEP_NUMBER, [None])[-1],
+        others.get(layout.STEP_LOGGED, [None])[-1],
+        _values(others.get(layout.STEP_WORK)),
+        _values(others.get(layout.STEP_GC)),
+        _values(others.get(layout.STEP_RETRIES)),
+        layout.STEP_SKIPPED in others,
     )
 
 
-def _values(places: list[int] | None) -> _Values | None:
-    if not places:
+def _values(indices: list[int] | None) -> _Values | None:
+    if not indices:
         return None
-    # Of one place it would be the value itself.
-    return itemgetter(*places) if places[1:] else itemgetter(slice(places[0], places[0] + 1))
+    # With one index itemgetter returns the value itself, and no tuple.
+    if len(indices) == 1:
+        return itemgetter(slice(indices[0], indices[0] + 1))
+    return itemgetter(*indices)
 
 
 class StepStream:
-    """One process's story of its steps, fed in pieces; whatever they hold, nothing here raises."""
+    """The steps of one process, fed record by record; damaged content never raises."""
 
     def __init__(self, created_ns: int) -> None:
         self._created_ns = created_ns
@@ -171,13 +173,13 @@ class StepStream:
         self._forget()
 
     def _forget(self) -> None:
-        """What is under way is not known, or no longer: the next end of a step is a beginning."""
+        """The current step is unknown: the next step begins at the next end of one."""
         self._code = _OTHER
         self._start(None)
 
     def _start(self, now_ns: int | None) -> None:
         self._began_ns = now_ns
-        # Up to when the step is told of.
+        # The end of what is known of the step.
         self._until_ns = now_ns or 0
         self._at_start = True
         self._codes = bytearray()
@@ -191,12 +193,12 @@ class StepStream:
         self._logged: int | None = None
 
     def feed(self, record: Steps) -> list[Step]:
-        """The steps that end in this piece."""
+        """The steps that end in this record."""
         if record.offset != self._expected:
             self._forget()
         count = len(record.words) // 8
         self._expected = record.offset + count
-        # The codes and the values of all words, each in one go.
+        # The codes of all words at once, then all values.
         whole = bytearray(record.words)
         codes = bytes(whole[7::8])
         whole[7::8] = bytes(count)
@@ -214,12 +216,12 @@ class StepStream:
         return steps
 
     def _whole(self, words: bytes, values: tuple[int, ...]) -> Step | None:
-        """A step that is all there and in order, from its first word to its end."""
+        """A step whose words are all here, in order, from its first one to its end; or None."""
         began_ns = self._began_ns
         if began_ns is None or words[-1] != layout.STEP_ENDED:
             return None
         since = began_ns - self._created_ns
-        # Nearly always the first phase of a step begins with it.
+        # Nearly always the first phase begins together with the step.
         at_once = values[0] == since and words[0] < layout.STEPS_BEGAN
         kind = _kind(words[0] if at_once else self._code, words)
         if kind is None:
@@ -227,7 +229,7 @@ class StepStream:
         times = kind.times(values)
         codes, spans_ns = kind.codes, tuple(map(sub, times, (since, *times)))
         if not spans_ns[-1]:
-            # The step ended with its last phase: what is outside of it begins the next one.
+            # The step ended with its last phase: the time after it belongs to the next step.
             codes, spans_ns = kind.but_last, spans_ns[:-1]
         if min(spans_ns) <= 0:
             return None
@@ -247,11 +249,11 @@ class StepStream:
         )
 
     def _walk(self, words: bytes, values: tuple[int, ...], steps: list[Step]) -> None:
-        """Word by word, as it also goes where steps are in pieces or times in disorder."""
+        """Read word by word, which also works if steps are split or times are out of order."""
         created_ns = self._created_ns
         for code, value in zip(words, values, strict=True):
             if code < layout.STEPS_BEGAN:
-                # Codes of phases that only a later version knows are told as they are.
+                # A phase of a later version keeps its unknown code.
                 if code != self._code:
                     self._spend(created_ns + value)
                     self._code = code
@@ -259,7 +261,7 @@ class StepStream:
                 self._spend(created_ns + value)
                 if self._began_ns is not None:
                     steps.append(self._finished(self._began_ns))
-                # Where times went back a little, the next step begins where this one was told to.
+                # If times went back a little, the next step begins at the end of this one.
                 self._start(max(created_ns + value, self._until_ns))
             elif code == layout.STEP_NUMBER:
                 self._number = value
@@ -278,7 +280,7 @@ class StepStream:
         self._at_start = words[-1] in (layout.STEPS_BEGAN, layout.STEP_ENDED)
 
     def _spend(self, now_ns: int) -> None:
-        """The phase that was goes up to here."""
+        """End the current phase at this time."""
         until_ns = self._until_ns
         if self._began_ns is None:
             return
@@ -289,7 +291,7 @@ class StepStream:
         code = self._code
         ends = self._ends
         if ends and self._codes[-1] == code and ends[-1] == until_ns:
-            # Between two stretches of one phase lay another one that took no time.
+            # A phase that took no time lay between two stretches of this one.
             ends[-1] = now_ns
         elif len(ends) < _MOST_PARTS:
             self._codes.append(code)

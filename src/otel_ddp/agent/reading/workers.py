@@ -1,4 +1,4 @@
-"""Tells a worker that its parent has ended after its work from a process that died of something."""
+"""Distinguishes a worker that its parent ended after its work from a process that died."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ _OTHER = catalog.PHASES["other"]
 
 
 class End(NamedTuple):
-    """What is known of the end of a process that said nothing of it; all of it may be unknown."""
+    """What is known of the end of a process that recorded no end; all of it may be unknown."""
 
     cause: Mapping[str, Any] = {}
-    """What the kernel tells: `signal` or `exit_code`, `out_of_memory`."""
+    """From the kernel: `signal` or `exit_code`, `out_of_memory`."""
     parent_lives: bool | None = None
     parent_was_killed: bool = False
-    """By a signal: then it cannot have meant to end anything."""
+    """A signal killed the parent: then it did not end its workers on purpose."""
     others_live: bool = False
     """Another child of that parent is still at work."""
     others_failed: bool = False
-    """Another child failed before, or the parent itself afterwards."""
+    """Another child failed before, or the parent afterwards."""
 
 
 NOTHING_KNOWN = End()
 
 
 def parent(reader: JournalReader) -> int | None:
-    """The process that started this one by multiprocessing, as that one sees it; None: none did."""
+    """The process that started this one by multiprocessing, as this one sees it; None: none did."""
     found = reader.facts.get("parent")
     return found if isinstance(found, int) else None
 
 
 def in_pool(reader: JournalReader) -> bool:
-    """Whether this is a worker of a pool, which does one task after the other."""
+    """Whether this is a worker of a pool, which does one task after another."""
     return reader.facts.get("pool") is True
 
 
 def is_proxy(reader: JournalReader) -> bool:
-    """Whether another process logs for this rank: its journal ends with that process."""
+    """Whether another process logs for this rank: the journal ends with that process."""
     return reader.facts.get("proxy") is True
 
 
@@ -54,21 +54,21 @@ def made_steps(reader: JournalReader) -> bool:
 def is_idle(reader: JournalReader) -> bool:
     """Whether this is a child of multiprocessing with no step and no phase under way.
 
-    A pool ends its workers by SIGTERM while they wait for a task, and so does a parent that has no
-    more work for a child. A handler of ours that told it apart would keep a rank from dying that
-    hangs in native code.
+    A pool ends its workers by SIGTERM while they wait for a task; so does a parent that has no
+    more work for a child. We do not handle that signal to recognize it: a rank that hangs in
+    native code would then not die of it.
     """
     progress = reader.progress()
     if parent(reader) is None or progress is None:
         return False
     if progress.phase_code != _OTHER or progress.phase_name:
         return False
-    # A pool's worker may have trained in a task; elsewhere it is ranks that train.
+    # A pool's worker may have trained in a task; outside of pools a child that trained is a rank.
     return in_pool(reader) or not made_steps(reader)
 
 
-def was_ended(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
-    """Whether its parent has ended this process, which went without a word, after its work."""
+def ended_by_parent(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
+    """Whether its parent ended this process, which recorded no end, after its work."""
     if is_proxy(reader):
         return True
     if not is_idle(reader) or end.parent_was_killed or "out_of_memory" in end.cause:
@@ -79,9 +79,9 @@ def was_ended(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
         return False
     known = "signal" in end.cause
     if in_pool(reader):
-        # A pool ends all of its workers at once; one that crashes goes alone.
+        # A pool ends all of its workers at once; a worker that crashes ends alone.
         return known or not end.others_live
-    # Nothing tells a child that crashed from one that was ended, but that its parent ended as well;
-    # and of the ranks of a run the first may have crashed.
+    # Without the kernel's answer, only the end of its parent shows that a child did not crash. And
+    # that shows nothing for ranks of one run: the first of them may have crashed.
     alone = (reader.identity.get("world_size") or 1) == 1 and end.parent_lives is False
     return (known or alone) and not end.others_failed

@@ -1,4 +1,4 @@
-"""How many ranks of a run train together, by what its processes say of their world size."""
+"""How many ranks of a run train together, by the world sizes of its processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class World(NamedTuple):
-    """What a process says of how many ranks train with it."""
+    """The world size of a process, and whether that process trains."""
 
     size: int
     trains: bool
-    """It has made a step, or a launcher has started it again: not so most evaluators and actors."""
+    """It has made a step, or a launcher has restarted it; most evaluators and actors have not."""
 
 
 def training_world(living: Iterable[World], last: World) -> int:
-    """How many ranks of a run train together, by its living processes, and as it was *last*.
+    """How many ranks of a run train together. *last*: the result of the last call.
 
-    What is left, or comes, after the training has ended does not become the training: it has to
-    train, or to be several where no process was ever heard to train.
+    A process that remains or starts after the training has ended does not become the training.
+    For that it must train; or there must be several of them, if no process ever trained.
     """
     living = list(living)
     if trains := [each.size for each in living if each.trains]:

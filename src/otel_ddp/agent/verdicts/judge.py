@@ -128,7 +128,7 @@ class Judge:
         if not case.node:
             # The first one's: of two nodes on one host the series would jump from one to the other.
             case.node = tuple(pair for pair in seat.who if pair[0] in catalog.NODE_LABELS)
-        steps = journal.new_steps()
+        steps = journal.flush_steps()
         if journal.ended_at is None:
             case.hear_of_world(seat.who, journal, trains=bool(steps) or journal.restarted)
         if not case.is_beside(journal.world_size):

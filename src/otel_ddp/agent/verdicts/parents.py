@@ -1,4 +1,4 @@
-"""Says of a worker that went without a word whether its parent has ended it, after its work."""
+"""Finds out whether a dead worker was ended by its parent, after its work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses, exit_status
 from otel_ddp.catalog import STATES
 
-# The kernel tells how a worker ended once its parent has asked, and by then the parent of ranks has
-# failed as well, if it does.
+# The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
+# ranks has failed as well.
 _PATIENCE_S = 2.0
-# What ends a whole group of processes reaches the parent a moment after its workers.
+# A signal to a whole group of processes reaches the parent a moment after its workers.
 _PARENT_FOLLOWS_S = 0.5
-# A parent that ends the other children because one has failed does so within this.
+# A parent ends its other children this soon after one has failed.
 _FOLLOWS_S = 40.0
 
 
@@ -40,9 +40,9 @@ class Parents:
     def __init__(self, causes: ExitCauses, clock: Callable[[], float] = time.monotonic) -> None:
         self._causes = causes
         self._clock = clock
-        # Of a parent that was gone already: -1.
+        # By parent; -1 if it was dead already.
         self._handles: dict[int, int] = {}
-        # The parents of those that were alive at the last look.
+        # The parent of each worker that was alive at the last call of `watch`.
         self._living: list[int] = []
         # By journal: when the end of this worker was seen.
         self._gone: dict[Path, float] = {}
@@ -50,7 +50,7 @@ class Parents:
 
     @containment.contained()
     def watch(self, journals: Collection[JournalFeed]) -> None:
-        """Hold on to workers and to their parents while they live."""
+        """Open handles of workers and of their parents while they live."""
         now = self._clock()
         wanted: set[int] = set()
         self._living = []
@@ -60,9 +60,9 @@ class Parents:
             if parent is None:
                 continue
             if journal.ended_at is None:
-                # It is a stranger's number where the worker is in another PID namespace.
+                # In another PID namespace the number belongs to some other process.
                 wanted |= {parent} if journal.pid == reader.pid else set()
-                # At once: it may end before it knows its rank, and is known as a rank.
+                # At once: it may end before its rank is known.
                 if not journal.gone_ns:
                     self._living.append(parent)
                     self._causes.watch(journal.pid, reader.start_ticks)
@@ -88,11 +88,11 @@ class Parents:
                 self._handles[parent] = opened
 
     @containment.contained(default=False)
-    def have_ended(self, journal: JournalFeed) -> bool | None:
-        """Whether its parent has ended this worker, which is gone; None: it is too early to say."""
+    def ended_worker(self, journal: JournalFeed) -> bool | None:
+        """Whether its parent ended this dead worker; None: not known yet."""
         reader = journal.reader
         if workers.is_proxy(reader) or not workers.is_idle(reader):
-            return workers.was_ended(reader)
+            return workers.ended_by_parent(reader)
         waited_s = self._clock() - self._gone.setdefault(reader.path, self._clock())
         cause = self._causes.why(journal.pid, reader.start_ticks)
         asked = cause.get("signal") == "SIGTERM"
@@ -100,7 +100,7 @@ class Parents:
         patience_s = _PARENT_FOLLOWS_S if asked and workers.in_pool(reader) else _PATIENCE_S
         if not settled and waited_s < patience_s:
             return None
-        return workers.was_ended(reader, self._end(journal, cause))
+        return workers.ended_by_parent(reader, self._end(journal, cause))
 
     def _end(self, journal: JournalFeed, cause: Mapping[str, Any]) -> workers.End:
         parent = workers.parent(journal.reader) or 0
@@ -128,7 +128,7 @@ class Parents:
 
 
 def _open_handle(pid: int) -> int | None:
-    """Becomes readable when the process dies; -1: there is no such process; None: not known."""
+    """A descriptor, readable once the process is dead; -1: no such process; None: unknown."""
     opened: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     try:
         return None if opened is None else opened(pid)

@@ -1,0 +1,132 @@
+"""The series of one process's state, progress and totals, and the info of its run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from otel_ddp import catalog
+from otel_ddp.agent.ledger import Buckets, Ledger, Series
+from otel_ddp.agent.reading.run_info import info_labels
+from otel_ddp.catalog import STATES
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.reading.journal_feed import JournalFeed
+
+# The name of an exception class; a user's own reason for an end mostly does not match.
+_ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
+
+
+class ProcessSeries:
+    """One a process. The caller of every method holds the ledger's lock."""
+
+    def __init__(self, journal: JournalFeed, ledger: Ledger) -> None:
+        self._journal = journal
+        self._ledger = ledger
+        self._info_version = (-1, -1)
+        self._info: Series | None = None
+        self._capabilities: set[tuple[str, str]] = set()
+
+    def clear(self) -> None:
+        """Begin anew: the ledger has dropped these series."""
+        self._info = None
+        self._info_version = (-1, -1)
+
+    def update(self, now_ns: int) -> None:
+        """Write what is true now into the ledger."""
+        journal = self._journal
+        reader, identity = journal.reader, journal.identity
+        self._put(catalog.TRAINING_STATE, journal.state, now_ns)
+        self._put(catalog.TRAINING_RESTARTS, float(identity.get("restarts") or 0), now_ns)
+        if journal.world_size is not None:
+            self._put(catalog.TRAINING_WORLD_SIZE, journal.world_size, now_ns)
+        # A process that logs for a rank of another process does not show whether that one lives,
+        # or what it does.
+        if not journal.is_proxy:
+            self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, journal.seen_alive_ns / 1e9, now_ns)
+            self._put_progress(now_ns)
+        if (step := journal.step()) is not None:
+            self._put(catalog.TRAINING_STEP, step, now_ns)
+        if journal.state == STATES["failed"] and (kind := _ERROR.match(reader.reason())):
+            self._put(catalog.TRAINING_EXCEPTIONS, 1, now_ns, ("error.type", kind[1]))
+        if journal.last_epoch is not None:
+            self._put(catalog.TRAINING_EPOCH, journal.last_epoch, now_ns)
+        for why, count in (
+            ("overwritten", reader.lost),
+            ("unreadable", reader.unreadable),
+            ("too_fast", journal.too_fast),
+        ):
+            self._put(catalog.OTEL_DDP_RECORDS_LOST, count, now_ns, ("why", why))
+        self._put_totals(now_ns)
+        self._put_capabilities(now_ns)
+        if identity.get("global_rank") == 0 and not journal.is_proxy:
+            self._put_run(now_ns)
+
+    def _put_progress(self, now_ns: int) -> None:
+        reader = self._journal.reader
+        progress = reader.progress()
+        if progress is not None:
+            since_ns = reader.created_ns + progress.phase_after_ns
+            self._put(catalog.TRAINING_PHASE, progress.phase_code, now_ns)
+            self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
+
+    def _put_totals(self, now_ns: int) -> None:
+        for total in self._journal.reader.totals():
+            metric = catalog.BY_NAME.get(total.metric)
+            if metric is None:
+                continue
+            more = [(str(key), str(value)) for key, value in total.attributes.items()]
+            if total.bounds is None:
+                self._put(metric, total.values[0], now_ns, *more)
+            elif len(total.bounds) == len(metric.bounds):
+                self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
+
+    def _put_capabilities(self, now_ns: int) -> None:
+        reasons = self._journal.reader.facts.get("capability")
+        if not isinstance(reasons, dict):
+            return
+        now = {(str(what), str(reason)) for what, reason in reasons.items()}
+        for what, reason in self._capabilities - now:
+            labels = (*self._journal.labels, ("what", what), ("reason", reason))
+            self._ledger.forget(self._ledger.series(catalog.OTEL_DDP_CAPABILITY, labels))
+        self._capabilities = now
+        for what, reason in now:
+            value = 0.0 if reason else 1.0
+            self._put(
+                catalog.OTEL_DDP_CAPABILITY, value, now_ns, ("what", what), ("reason", reason)
+            )
+
+    def _put_run(self, now_ns: int) -> None:
+        journal = self._journal
+        reader = journal.reader
+        self._put(catalog.TRAINING_RUN_START_TIMESTAMP, reader.created_ns / 1e9, now_ns)
+        parameters = reader.facts.get("parameters")
+        if isinstance(parameters, dict):
+            for trainable, count in parameters.items():
+                if isinstance(count, int):
+                    pair = ("trainable", str(trainable))
+                    self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
+        version = (reader.identities, reader.definitions_read)
+        if version != self._info_version or self._info is None:
+            self._info_version = version
+            if self._info is not None:
+                self._ledger.forget(self._info)
+            info = info_labels(journal.identity, reader.facts, reader.config)
+            self._info = self._ledger.series(
+                *(catalog.TRAINING_RUN_INFO, (*journal.labels, *info)),
+                *(reader.created_ns, journal.project),
+            )
+        self._info.value, self._info.time_ns = 1.0, now_ns
+
+    def _put(
+        self, metric: catalog.Metric, value: float | Buckets, now_ns: int, *more: tuple[str, str]
+    ) -> None:
+        journal = self._journal
+        self._ledger.put(
+            metric,
+            (*journal.labels, *more),
+            value if isinstance(value, Buckets) else float(value),
+            now_ns,
+            journal.reader.created_ns,
+            journal.project,
+        )
