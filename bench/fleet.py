@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from otel_ddp import catalog, settings  # noqa: E402
-from otel_ddp.agent.export.delivery import Request  # noqa: E402
 from otel_ddp.agent.export.otlp import resource  # noqa: E402
 from otel_ddp.agent.export.otlp.transport import Transport  # noqa: E402
+from otel_ddp.agent.export.queues import Request  # noqa: E402
 from otel_ddp.agent.export.render import Renderer  # noqa: E402
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series  # noqa: E402
 from otel_ddp.agent.scrape.exposition import parse  # noqa: E402

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, is_logged
-from otel_ddp.agent.scrape.endpoint import LedgerCollector
 from otel_ddp.agent.scrape.exposition import parse
+from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.catalog import Kind, Metric
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -122,7 +122,7 @@ def test_what_was_logged_and_what_stands_go_in_requests_of_their_own() -> None:
     requests = Renderer({}).metrics(ledger, NOW_NS)
 
     found = {
-        request.lasting: [
+        request.irreplaceable: [
             metric.name
             for metric in ExportMetricsServiceRequest.FromString(request.body)
             .resource_metrics[0]

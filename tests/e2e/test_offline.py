@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.export.replay import OFFLINE
+from otel_ddp.agent.export.spool_files import OFFLINE_PREFIX
 from otlp_receiver import Receiver
 
 STEPS = 2000
@@ -135,7 +135,7 @@ def assert_whole(arrived: Mapping[str, list[tuple[int, float]]], kept: Kept) -> 
 
 
 def test_an_offline_agent_serves_the_node_and_says_what_waits(original: Kept) -> None:
-    (spool,) = original.directory.glob(f"{OFFLINE}*")
+    (spool,) = original.directory.glob(f"{OFFLINE_PREFIX}*")
 
     assert original.scrape == STEPS - 1
     (export,) = (line for line in original.status.splitlines() if line.startswith("export"))
@@ -234,7 +234,7 @@ def test_more_than_the_spool_holds_is_counted_and_said() -> None:
             lambda: node.value("otel_ddp_points_dropped_total", why="spool_full"), "the bound"
         )
         assert "points had to make room (OTEL_DDP_SPOOL_BYTES)" in node.agent()["export"]
-        assert "the oldest makes room for the newest" in node.place.agent_log.read_text()
+        assert "the oldest data make room for the newest" in node.place.agent_log.read_text()
         assert sum(path.stat().st_size for path in node.spool.rglob("*.z")) <= 1 << 20
         assert dropped > 0
 

@@ -40,7 +40,7 @@ def keep(directory: Path, node: str, began_ns: int) -> list[tuple[float, float]]
         exported(node, VALUES, ledger, now_ns)
         for made in renderer.metrics(ledger, now_ns + 59 * S):
             assert spool.append(
-                made.signal, made.body, made.points, made.lasting, oldest_s=made.oldest_s
+                made.signal, made.body, made.points, made.irreplaceable, oldest_s=made.oldest_s
             )
     return [
         ((began_ns // 10**6 + (minute * 60 + number * 3) * 1000) / 1000, float(number))

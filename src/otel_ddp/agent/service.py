@@ -93,7 +93,7 @@ class Agent:
         self.exporter.connect()
         self.place.hold_starts(0.0)
         self._write_status()
-        log.info("serving %s; OTLP: %s", self._url() or "nothing", self.exporter.state())
+        log.info("serving %s; OTLP: %s", self._url() or "nothing", self.exporter.describe())
         self._connect_at = time.monotonic() + _CONNECT_EVERY_S
         try:
             while not self._stop_reason:
@@ -121,7 +121,7 @@ class Agent:
         self._read_and_judge()
         if self.journals.has_unsubmitted_end():
             self._update_series()
-            self.exporter.hand_over()
+            self.exporter.export_at_once()
         now = time.monotonic()
         if now >= self._update_at:
             self._update_at = now + _SERIES_EVERY_S
@@ -135,7 +135,7 @@ class Agent:
         if now >= self._export_at:
             self._export_at = now + self.conf.interval_s
             self.exporter.export()
-        if not self.exporter.open:
+        if not self.exporter.connected:
             self.journals.commit(self.journals.marks())
         self._delete_done()
 
@@ -143,9 +143,9 @@ class Agent:
         log.info("leaving: %s", self._stop_reason or "an error")
         self._read_and_judge()
         self._update_series()
-        if self.exporter.open:
+        if self.exporter.connected:
             self.exporter.export()
-            self.exporter.close()
+            self.exporter.stop()
         else:
             self.journals.commit(self.journals.marks())
         self._delete_done()
@@ -187,13 +187,13 @@ class Agent:
             self.ledger.put(metric, (*labels, *more), float(value), now_ns, self._started_ns)
 
         put(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time())
-        facts = self.exporter.facts()
-        if facts is None:
+        status = self.exporter.status()
+        if status is None:
             return
-        put(catalog.OTEL_DDP_SPOOL_SIZE, facts.spool_bytes)
+        put(catalog.OTEL_DDP_SPOOL_SIZE, status.spool_bytes)
         for outcome in ("delivered", "failed", "refused"):
-            put(catalog.OTEL_DDP_EXPORTS, getattr(facts, outcome), ("outcome", outcome))
-        lost = {**facts.dropped_points, "rejected": facts.rejected_points}
+            put(catalog.OTEL_DDP_EXPORTS, getattr(status, outcome), ("outcome", outcome))
+        lost = {**status.dropped_points, "rejected": status.rejected_points}
         lost["history_full"] = self.ledger.points_dropped
         for why, count in lost.items():
             put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
@@ -259,7 +259,7 @@ class Agent:
         try:
             self._endpoint = Endpoint(
                 *(self.ledger, host, port, self.status),
-                still_s=lambda: time.monotonic() - self._round_began_at,
+                idle_s=lambda: time.monotonic() - self._round_began_at,
             )
         except OSError as error:
             self._remark = (
@@ -292,7 +292,7 @@ class Agent:
             "node": self.node,
             "started_ns": self._started_ns,
             "scrape": self._url(),
-            "export": self.exporter.state(),
+            "export": self.exporter.describe(),
             "remark": "; ".join(filter(None, (self._remark, self.journals.remark()))),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),

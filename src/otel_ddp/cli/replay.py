@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import TextIO
 
 from otel_ddp import settings
-from otel_ddp.agent.export.delivery import size
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, wanted
-from otel_ddp.agent.export.replay import BeingReplayed, Replay, Spooled, Tally, Unwritable, found
+from otel_ddp.agent.export.delivery_report import human_size
+from otel_ddp.agent.export.otlp.outcome import SIGNALS, exported_signals
+from otel_ddp.agent.export.replay import (
+    AnotherReplay,
+    FoundSpool,
+    Replay,
+    SentLogUnwritable,
+    Tally,
+    find_spools,
+)
 from otel_ddp.cli.status import cell, tell
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.layout import SUFFIX
@@ -56,14 +63,14 @@ def run(asked: argparse.Namespace) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    signals = wanted(os.environ)
+    signals = exported_signals(os.environ)
     for each in SIGNALS:
         if each not in signals:
             print(f"{each} are not sent: OTEL_{each.upper()}_EXPORTER=none")
     # These packages take long to import.
-    from otel_ddp.agent.export.otlp.transport import Transport, addressed
+    from otel_ddp.agent.export.otlp.transport import Transport, with_endpoint
 
-    conf_there = addressed(conf)
+    conf_there = with_endpoint(conf)
     if conf_there is None:
         sentence = (
             "No collector is named and none answers on this machine: set "
@@ -75,21 +82,21 @@ def run(asked: argparse.Namespace) -> int:
     try:
         with Replay(transport, spools, signals, again=asked.on_conflict == "send") as replay:
             return _replay(replay, spools, transport.destination, asked.on_conflict)
-    except BeingReplayed:
+    except AnotherReplay:
         print("Another replay of the same to the same destination is under way.", file=sys.stderr)
         return 1
-    except Unwritable as why:
+    except SentLogUnwritable as why:
         print(f"{why}. What was sent is remembered there: replay a copy.", file=sys.stderr)
         return 1
     finally:
         transport.close()
 
 
-def _spools(directories: Sequence[Path]) -> Iterator[Spooled]:
+def _spools(directories: Sequence[Path]) -> Iterator[FoundSpool]:
     known: set[str] = set()
     for directory in directories:
         try:
-            spools = found(directory)
+            spools = find_spools(directory)
         except OSError as error:
             raise ConfigError(f"{directory} cannot be read: {error.strerror}.") from None
         if not spools:
@@ -109,7 +116,7 @@ def _nothing(directory: Path) -> str:
     return f"Nothing that an offline run has kept is in {directory}."
 
 
-def _replay(replay: Replay, spools: Sequence[Spooled], there: str, on_conflict: str) -> int:
+def _replay(replay: Replay, spools: Sequence[FoundSpool], there: str, on_conflict: str) -> int:
     there = cell(there)
     for spool in spools:
         _introduce(spool)
@@ -123,14 +130,14 @@ def _replay(replay: Replay, spools: Sequence[Spooled], there: str, on_conflict: 
     if replay.sent_before:
         what = "are sent again" if on_conflict == "send" else "are left out"
         print(f"{replay.sent_before} requests were sent to {there} before and {what}")
-    if not replay.waiting:
+    if not replay.pending:
         return tell("nothing is left to send")
     _warn_of_age(replay, time.time())
-    progress = Progress(sys.stdout, len(replay.waiting), replay.size_bytes)
+    progress = Progress(sys.stdout, len(replay.pending), replay.size_bytes)
     try:
         for tally in replay.send():
             progress.show(tally)
-    except (KeyboardInterrupt, Unwritable):
+    except (KeyboardInterrupt, SentLogUnwritable):
         progress.end()
         print(f"stopped: {_sent(replay.tally, there)}; the next replay goes on from there")
         raise
@@ -142,15 +149,15 @@ def _replay(replay: Replay, spools: Sequence[Spooled], there: str, on_conflict: 
     return 1 if told else 0
 
 
-def _introduce(spool: Spooled) -> None:
-    kept = size(sum(entry.size_bytes for entry in spool.entries))
+def _introduce(spool: FoundSpool) -> None:
+    kept = human_size(sum(entry.size_bytes for entry in spool.entries))
     print(f"{spool.path}: {len(spool.entries)} requests, {kept}")
     if spool.missing:
         print(
             f"! {spool.missing} requests that were kept here are gone: they made room for newer "
             "ones (OTEL_DDP_SPOOL_BYTES), or were deleted"
         )
-    if spool.written:
+    if spool.in_use:
         print("! an agent still adds to it: replay it once more when the training has ended")
 
 

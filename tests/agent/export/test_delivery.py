@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import settings
-from otel_ddp.agent.export.delivery import Delivery, Request
+from otel_ddp.agent.export.delivery import Delivery
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
     metric,
@@ -23,13 +23,15 @@ from otel_ddp.agent.export.otlp.encode import (
 )
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
 from otel_ddp.agent.export.otlp.transport import Transport
-from otel_ddp.agent.export.spool import BLOCK, Spool
+from otel_ddp.agent.export.queues import Request
+from otel_ddp.agent.export.spool import Spool
+from otel_ddp.agent.export.spool_files import BLOCK_BYTES
 from otlp_receiver import Receiver
 
 DELIVERED = Outcome("delivered", "accepted by http://c")
 DOWN = Outcome("retry", "connection refused by http://c")
 BAD = Outcome("refused", "400 from http://c/v1/metrics")
-PLENTY = 1024 * BLOCK
+PLENTY = 1024 * BLOCK_BYTES
 
 
 class FakeClock:
@@ -83,14 +85,14 @@ def delivery(transport: FakeTransport, spool: Spool, clock: FakeClock) -> Delive
 
 
 def requests(
-    *names: str, signal: Signal = "metrics", points: int = 10, lasting: bool = True
+    *names: str, signal: Signal = "metrics", points: int = 10, irreplaceable: bool = True
 ) -> list[Request]:
-    return [Request(signal, name.encode(), points, lasting) for name in names]
+    return [Request(signal, name.encode(), points, irreplaceable) for name in names]
 
 
 def settle_all(delivery: Delivery) -> None:
     """Send until nothing is due."""
-    while delivery.step() == 0.0:
+    while delivery.send_next() == 0.0:
         pass
 
 
@@ -103,13 +105,13 @@ def test_requests_go_out_in_order_and_are_settled_when_all_arrived(
     settled: list[str] = []
     delivery.submit(requests("a", "b"), lambda: settled.append("first"))
 
-    delivery.step()
+    delivery.send_next()
     assert settled == []
-    delivery.step()
+    delivery.send_next()
 
     assert settled == ["first"]
     assert transport.arrived == [b"a", b"b"]
-    assert delivery.step() is None
+    assert delivery.send_next() is None
     assert spool.entries == 0
 
 
@@ -128,7 +130,7 @@ def test_order_is_kept_through_an_outage(
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
     assert settled == []
-    delivery.step()
+    delivery.send_next()
     assert settled == ["ab"]
     delivery.submit(requests("c"), lambda: settled.append("c"))
     assert settled == ["ab", "c"]
@@ -136,7 +138,7 @@ def test_order_is_kept_through_an_outage(
 
     transport.always(DELIVERED)
     clock.now += 100
-    delivery.step()
+    delivery.send_next()
     # One is gone and two wait on disk: what comes now goes behind them.
     delivery.submit(requests("d"), lambda: settled.append("d"))
     assert spool.entries == 3
@@ -172,7 +174,7 @@ def test_a_signal_whose_backend_is_down_holds_up_no_other(
 
     assert transport.arrived == [b"a", b"b", b"c"]
     assert spool.entries == 1
-    assert delivery.snapshot().state.startswith("traces: connection refused by http://c since")
+    assert delivery.status().state.startswith("traces: connection refused by http://c since")
 
 
 def test_what_is_behind_is_not_settled_before_what_was_handed_in_first(
@@ -183,9 +185,9 @@ def test_what_is_behind_is_not_settled_before_what_was_handed_in_first(
     delivery.submit(requests("a"), lambda: settled.append("second"))
 
     # Marks of the second say that the first was read, too: after a kill it would be lost.
-    delivery.step(["metrics"])
+    delivery.send_next(["metrics"])
     early = list(settled)
-    delivery.step(["traces"])
+    delivery.send_next(["traces"])
 
     assert early == []
     assert settled == ["first", "second"]
@@ -202,8 +204,8 @@ def test_attempts_become_rarer_up_to_thirty_seconds(
     waits = []
 
     for _ in range(7):
-        assert delivery.step() == 0.0
-        wait_s = delivery.step()
+        assert delivery.send_next() == 0.0
+        wait_s = delivery.send_next()
         assert wait_s is not None
         waits.append(wait_s)
         clock.now += wait_s
@@ -219,9 +221,9 @@ def test_nodes_do_not_come_back_in_the_same_moment(
     transport.always(DOWN)
     delivery.submit(requests("a"))
 
-    delivery.step()
+    delivery.send_next()
 
-    assert delivery.step() == pytest.approx(wait_s)
+    assert delivery.send_next() == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
@@ -231,9 +233,9 @@ def test_the_collectors_wish_is_granted_up_to_a_minute(
     transport.always(Outcome("retry", "503", retry_after_s=wish_s))
     delivery.submit(requests("a"))
 
-    delivery.step()
+    delivery.send_next()
 
-    assert delivery.step() == pytest.approx(wait_s)
+    assert delivery.send_next() == pytest.approx(wait_s)
 
 
 def test_a_new_request_does_not_cut_the_wait_short(
@@ -241,11 +243,11 @@ def test_a_new_request_does_not_cut_the_wait_short(
 ) -> None:
     transport.always(DOWN)
     delivery.submit(requests("a"))
-    delivery.step()
+    delivery.send_next()
 
     delivery.submit(requests("b"))
 
-    assert delivery.step() == pytest.approx(1.0)
+    assert delivery.send_next() == pytest.approx(1.0)
     assert transport.tried == [b"a"]
 
 
@@ -260,9 +262,9 @@ def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(
 
     assert transport.arrived == [b"a", b"c"]
     assert settled == ["all"]
-    facts = delivery.snapshot()
-    assert facts.dropped_points == {"refused": 10}
-    assert (facts.delivered, facts.refused, facts.failed) == (2, 1, 0)
+    status = delivery.status()
+    assert status.dropped_points == {"refused": 10}
+    assert (status.delivered, status.refused, status.failed) == (2, 1, 0)
 
 
 def test_a_refused_request_from_disk_leaves_the_disk(
@@ -274,7 +276,7 @@ def test_a_refused_request_from_disk_leaves_the_disk(
     settle_all(delivery)
 
     assert spool.entries == 0
-    assert delivery.snapshot().dropped_points == {"refused": 7}
+    assert delivery.status().dropped_points == {"refused": 7}
 
 
 def test_a_torn_file_is_counted_and_the_next_goes_out(
@@ -288,7 +290,7 @@ def test_a_torn_file_is_counted_and_the_next_goes_out(
     settle_all(delivery)
 
     assert transport.arrived == [b"whole"]
-    assert delivery.snapshot().dropped_points == {"corrupt": 7}
+    assert delivery.status().dropped_points == {"corrupt": 7}
 
 
 @contextlib.contextmanager
@@ -308,16 +310,16 @@ def test_a_file_that_cannot_be_read_now_is_sent_later(
     spool.append("metrics", b"whole", 7)
 
     with no_descriptors():
-        delivery.step()
-        due_s = delivery.step()
-    during = delivery.snapshot()
+        delivery.send_next()
+        due_s = delivery.send_next()
+    during = delivery.status()
     clock.now += 100
     settle_all(delivery)
 
     assert due_s == pytest.approx(1.0)
     assert "cannot be read: Too many open files since" in during.state
     assert transport.arrived == [b"whole"]
-    assert delivery.snapshot().dropped_points == {}
+    assert delivery.status().dropped_points == {}
 
 
 # --------------------------------------------------------------------------- no disk
@@ -332,10 +334,10 @@ def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
     settled: list[str] = []
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
-    delivery.step()
+    delivery.send_next()
     delivery.submit(requests("c"))
     assert settled == []
-    assert delivery.take_over() is False
+    assert delivery.move_to_disk() is False
 
     transport.always(DELIVERED)
     clock.now += 100
@@ -343,7 +345,7 @@ def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
 
     assert transport.arrived == [b"a", b"b", b"c"]
     assert settled == ["ab"]
-    assert delivery.snapshot().dropped_points == {}
+    assert delivery.status().dropped_points == {}
 
 
 def test_when_the_disk_recovers_memory_moves_there(
@@ -356,13 +358,13 @@ def test_when_the_disk_recovers_memory_moves_there(
     settled: list[str] = []
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
-    delivery.step()
+    delivery.send_next()
 
     in_the_way.unlink()
     delivery.submit(requests("c"), lambda: settled.append("c"))
 
     assert settled == ["ab", "c"]
-    assert (spool.entries, delivery.snapshot().memory_bytes) == (3, 0)
+    assert (spool.entries, delivery.status().memory_bytes) == (3, 0)
     transport.always(DELIVERED)
     clock.now += 100
     settle_all(delivery)
@@ -382,13 +384,13 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
 
     for name in "abcde":
         delivery.submit(requests(name), functools.partial(settled.append, name))
-        delivery.step()
+        delivery.send_next()
 
-    facts = delivery.snapshot()
+    status = delivery.status()
     assert settled == ["a", "b"]
-    assert facts.dropped_points == {"memory_full": 20}
-    assert facts.memory_bytes == 3
-    assert "the disk does not take it" in facts.state
+    assert status.dropped_points == {"memory_full": 20}
+    assert status.memory_bytes == 3
+    assert "the disk does not take it" in status.state
     transport.always(DELIVERED)
     clock.now += 100
     settle_all(delivery)
@@ -424,14 +426,14 @@ def test_offline_everything_goes_to_disk_as_soon_as_there_is_one(
     delivery.start()
 
     delivery.submit(requests("a", signal="traces"), lambda: settled.append("a"))
-    before = (list(settled), delivery.snapshot().memory_bytes)
+    before = (list(settled), delivery.status().memory_bytes)
     no_disk.directory.unlink()
     delivery.submit(requests("b"), lambda: settled.append("b"))
 
     assert before == ([], 1)
     assert settled == ["a", "b"]
     assert no_disk.entries == 2
-    assert delivery.snapshot().memory_bytes == 0
+    assert delivery.status().memory_bytes == 0
     assert delivery.flush(0.0)
     assert delivery.stop(0.0)
 
@@ -443,11 +445,11 @@ def test_without_a_disk_what_is_sent_again_anyway_goes_before_what_was_logged(
 
     # One export after the other before the first attempt came back: nothing is known to be away.
     for logged, standing in ("aA", "bB", "cC"):
-        delivery.submit(requests(logged) + requests(standing, points=3, lasting=False))
+        delivery.submit(requests(logged) + requests(standing, points=3, irreplaceable=False))
     settle_all(delivery)
 
     assert transport.arrived == [b"a", b"b", b"c", b"C"]
-    assert delivery.snapshot().dropped_points == {"memory_full": 6}
+    assert delivery.status().dropped_points == {"memory_full": 6}
 
 
 def test_while_nobody_takes_it_only_the_newest_state_is_kept_in_memory(
@@ -459,11 +461,11 @@ def test_while_nobody_takes_it_only_the_newest_state_is_kept_in_memory(
 
     for logged, one, two in ("aAa", "bBb", "cCc"):
         delivery.submit(
-            requests(logged) + requests(one * 2, two * 3, points=4, lasting=False),
+            requests(logged) + requests(one * 2, two * 3, points=4, irreplaceable=False),
             functools.partial(settled.append, logged),
         )
-        delivery.step()
-    during = delivery.snapshot()
+        delivery.send_next()
+    during = delivery.status()
     transport.always(DELIVERED)
     clock.now += 100
     settle_all(delivery)
@@ -480,11 +482,11 @@ def test_on_disk_every_state_is_kept_while_there_is_room(
     transport.always(DOWN)
 
     for name in "ABC":
-        delivery.submit(requests(name, lasting=False))
-        delivery.step()
+        delivery.submit(requests(name, irreplaceable=False))
+        delivery.send_next()
 
     assert spool.entries == 3
-    assert delivery.snapshot().dropped_points == {}
+    assert delivery.status().dropped_points == {}
 
 
 def test_a_state_that_is_under_way_is_not_dropped(
@@ -494,15 +496,15 @@ def test_a_state_that_is_under_way_is_not_dropped(
 
     def answer(signal: Signal, body: bytes) -> Outcome:
         if body == b"A":
-            delivery.submit(requests("B", lasting=False))
+            delivery.submit(requests("B", irreplaceable=False))
         return DELIVERED
 
     transport.answer = answer
-    delivery.submit(requests("A", lasting=False))
+    delivery.submit(requests("A", irreplaceable=False))
     settle_all(delivery)
 
     assert transport.arrived == [b"A"]
-    assert delivery.snapshot().dropped_points == {"memory_full": 10}
+    assert delivery.status().dropped_points == {"memory_full": 10}
 
 
 # --------------------------------------------------------------------------- what people see
@@ -511,19 +513,19 @@ def test_a_state_that_is_under_way_is_not_dropped(
 def test_the_facts_tell_how_it_goes(
     delivery: Delivery, transport: FakeTransport, clock: FakeClock
 ) -> None:
-    assert delivery.snapshot().state == "nothing sent yet to http://c"
+    assert delivery.status().state == "nothing sent yet to http://c"
     transport.always(Outcome("delivered", "accepted by http://c, which dropped 3", rejected=3))
     delivery.submit(requests("a"))
-    delivery.step()
-    well = delivery.snapshot()
+    delivery.send_next()
+    well = delivery.status()
     transport.always(DOWN)
     delivery.submit(requests("b"))
-    delivery.step()
-    ill = delivery.snapshot()
+    delivery.send_next()
+    ill = delivery.status()
 
     assert well.state == "delivering to http://c"
     assert (well.delivered, well.rejected_points) == (1, 3)
-    assert (ill.delivered, ill.failed, ill.spool_bytes) == (1, 1, BLOCK)
+    assert (ill.delivered, ill.failed, ill.spool_bytes) == (1, 1, BLOCK_BYTES)
     assert ill.state.startswith("connection refused by http://c since ")
     assert ill.state.endswith(", 4 KiB wait on disk")
 
@@ -539,7 +541,7 @@ def test_an_outage_is_told_at_its_begin_its_end_and_every_five_minutes(
     delivery.submit(requests("a") + requests("s", signal="traces"))
     begin = clock.now
     while clock.now < begin + 590:
-        clock.now += delivery.step() or 0.0
+        clock.now += delivery.send_next() or 0.0
     lines_during = len(caplog.records)
     transport.always(DELIVERED)
     clock.now += 60
@@ -560,7 +562,7 @@ def test_an_outage_with_a_disk_that_takes_nothing_is_told_as_it_is(
     transport.always(DOWN)
     delivery.submit(requests("a"))
 
-    delivery.step()
+    delivery.send_next()
 
     (said,) = caplog.messages
     assert said == (
@@ -579,7 +581,7 @@ def test_a_collector_that_comes_and_goes_is_not_told_each_time(
     for _ in range(10):
         transport.always(DOWN)
         delivery.submit(requests("a"))
-        delivery.step()
+        delivery.send_next()
         transport.always(DELIVERED)
         clock.now += 10
         settle_all(delivery)
@@ -625,7 +627,7 @@ def test_take_over_does_not_wait_for_a_hanging_collector_and_loses_nothing(
     assert gate.entered.wait(60)
 
     # It returns although the transport does not: the gate is still closed.
-    taken = delivery.take_over()
+    taken = delivery.move_to_disk()
 
     assert taken
     assert not gate.let_go.is_set()
@@ -654,7 +656,7 @@ def test_a_request_that_was_taken_over_in_flight_and_then_failed_is_handled_once
     delivery.start()
     delivery.submit(requests("a"), lambda: settled.append("a"))
     assert gate.entered.wait(60)
-    delivery.take_over()
+    delivery.move_to_disk()
 
     gate.let_go.set()
     delivery.stop(60)
@@ -768,9 +770,9 @@ def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
         assert delivery.flush(60)
         assert delivery.stop(60)
         transport.close()
-    facts = delivery.snapshot()
-    assert facts.dropped_points == {}
-    assert (facts.delivered, facts.spool_bytes) == (30, 0)
+    status = delivery.status()
+    assert status.dropped_points == {}
+    assert (status.delivered, status.spool_bytes) == (30, 0)
 
 
 def test_traces_that_are_never_answered_hold_up_no_metrics(spool: Spool) -> None:
@@ -802,7 +804,7 @@ def test_a_real_collector_that_hangs_holds_up_no_take_over(spool: Spool) -> None
         delivery.submit([Request("metrics", body(n), 1) for n in range(5)], settled.set)
         assert receiver.wait_for(lambda r: r.hanging == 1)
 
-        assert delivery.take_over()
+        assert delivery.move_to_disk()
 
         assert settled.is_set()
         assert receiver.hanging == 1

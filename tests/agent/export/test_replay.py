@@ -13,26 +13,27 @@ import pytest
 
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
 from otel_ddp.agent.export.replay import (
-    BeingReplayed,
+    AnotherReplay,
     Replay,
-    Sent,
+    SentLog,
+    SentLogUnwritable,
     Tally,
-    Unwritable,
-    found,
-    in_order,
+    find_spools,
+    merge_by_time,
 )
-from otel_ddp.agent.export.spool import BLOCK, Spool
+from otel_ddp.agent.export.spool import Spool
+from otel_ddp.agent.export.spool_files import BLOCK_BYTES
 from otel_ddp.cli import main
 from otel_ddp.cli.replay import Progress
 from otlp_receiver import Receiver
 
-PLENTY = 1024 * BLOCK
+PLENTY = 1024 * BLOCK_BYTES
 TAKEN = Outcome("delivered", "")
 AWAY = Outcome("retry", "connection refused")
 
 HOLD = """
-import sys; from pathlib import Path; from otel_ddp.agent.export.replay import Sent
-sent = Sent(Path(sys.argv[1]), "metrics at home")
+import sys; from pathlib import Path; from otel_ddp.agent.export.replay import SentLog
+sent = SentLog(Path(sys.argv[1]), "metrics at home")
 print("there", flush=True)
 sys.stdin.read()
 """
@@ -69,7 +70,7 @@ def three(directory: Path) -> Path:
 
 def sent(transport: FakeTransport, directory: Path, pauses: list[float] | None = None) -> Tally:
     pauses = [] if pauses is None else pauses
-    with Replay(transport, found(directory), sleep=pauses.append) as replay:
+    with Replay(transport, find_spools(directory), sleep=pauses.append) as replay:
         for _ in replay.send():
             pass
         return replay.tally
@@ -83,7 +84,7 @@ def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
     spool(tmp_path / "offline-b", ("metrics", "b1", 20), ("metrics", "b2", 40))
     spool(tmp_path / "spool-c", ("metrics", "of an agent that sends", 1))
 
-    bodies = [entry.read() for _, entry in in_order(found(tmp_path))]
+    bodies = [entry.read() for _, entry in merge_by_time(find_spools(tmp_path))]
 
     assert bodies == [b"a1", b"b1", b"a2", b"a3", b"b2"]
 
@@ -96,8 +97,8 @@ def test_a_collector_that_goes_away_is_waited_for_and_then_left_alone(tmp_path: 
 
     assert pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 30.0]
     assert (tally.requests, tally.left) == (2, {"traces": 1})
-    assert not tally.whole
-    assert sent(transport, directory).whole
+    assert not tally.complete
+    assert sent(transport, directory).complete
     assert transport.bodies == [b"a", b"c", b"b"]
 
 
@@ -105,7 +106,7 @@ def test_what_a_busy_collector_asks_for_is_waited(tmp_path: Path) -> None:
     pauses = list[float]()
     busy = Outcome("retry", "503", retry_after_s=7.0)
 
-    assert sent(FakeTransport(TAKEN, busy, busy, TAKEN), three(tmp_path), pauses).whole
+    assert sent(FakeTransport(TAKEN, busy, busy, TAKEN), three(tmp_path), pauses).complete
 
     assert pauses == [7.0, 7.0]
 
@@ -126,14 +127,14 @@ def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) ->
 
     tally = sent(transport, directory)
 
-    assert (tally.damaged, tally.whole) == (1, False)
+    assert (tally.damaged, tally.complete) == (1, False)
     assert transport.bodies == [b"a", b"c"]
 
 
 def test_a_line_that_a_kill_tore_off_is_no_request_that_was_sent(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
     sent(transport, directory)
-    memory = Sent(directory, "metrics at home").path
+    memory = SentLog(directory, "metrics at home").path
     # The end of its last line is missing, and it is that of "c".
     memory.write_bytes(memory.read_bytes()[:-1])
 
@@ -166,20 +167,20 @@ def test_two_replays_of_the_same_do_not_send_at_once(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
 
-        with pytest.raises(BeingReplayed):
+        with pytest.raises(AnotherReplay):
             sent(FakeTransport(), directory)
 
         process.stdin.close()
-    assert sent(FakeTransport(), directory).whole
+    assert sent(FakeTransport(), directory).complete
 
 
 def test_where_nothing_can_be_remembered_nothing_is_sent(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
-    memory = Sent(directory, "traces at home").path
+    memory = SentLog(directory, "traces at home").path
     memory.unlink()
     memory.mkdir()
 
-    with pytest.raises(Unwritable, match=f"{memory} cannot be written: Is a directory"):
+    with pytest.raises(SentLogUnwritable, match=f"{memory} cannot be written: Is a directory"):
         sent(transport, directory)
 
     assert transport.bodies == []

@@ -12,10 +12,11 @@ import pytest
 
 from otel_ddp import settings
 from otel_ddp.agent.export.exporter import spool_directory
-from otel_ddp.agent.export.spool import BLOCK, Spool
+from otel_ddp.agent.export.spool import Spool
+from otel_ddp.agent.export.spool_files import BLOCK_BYTES
 from otel_ddp.journal.place import Place
 
-PLENTY = 1024 * BLOCK
+PLENTY = 1024 * BLOCK_BYTES
 
 HOLD = """
 import sys; from pathlib import Path; from otel_ddp.agent.export.spool import Spool
@@ -69,7 +70,7 @@ def test_a_restart_finds_everything_in_order_and_goes_on_behind_it(directory: Pa
     after = Spool(directory, PLENTY)
     after.append("logs", b"12", 1)
 
-    assert (after.entries, after.size_bytes) == (13, 13 * BLOCK)
+    assert (after.entries, after.size_bytes) == (13, 13 * BLOCK_BYTES)
     assert drain(after) == [b"%d" % number for number in range(13)]
 
 
@@ -159,22 +160,22 @@ def test_an_agent_that_sends_does_not_look_where_offline_runs_leave_theirs() -> 
 
 
 def test_the_oldest_goes_first_when_there_is_no_room(directory: Path) -> None:
-    spool = Spool(directory, 3 * BLOCK)
+    spool = Spool(directory, 3 * BLOCK_BYTES)
     for number in range(5):
         assert spool.append("metrics", b"%d" % number, 10 + number)
 
     assert spool.dropped_points == {"spool_full": 10 + 11}
-    assert spool.size_bytes == 3 * BLOCK
+    assert spool.size_bytes == 3 * BLOCK_BYTES
     assert drain(spool) == [b"2", b"3", b"4"]
 
 
 def test_what_is_sent_again_anyway_goes_first_when_there_is_no_room(directory: Path) -> None:
-    before = Spool(directory, 4 * BLOCK)
+    before = Spool(directory, 4 * BLOCK_BYTES)
     before.append("metrics", b"logged", 1)
-    before.append("metrics", b"state", 2, lasting=False)
-    before.append("metrics", b"newer state", 4, lasting=False)
+    before.append("metrics", b"state", 2, irreplaceable=False)
+    before.append("metrics", b"newer state", 4, irreplaceable=False)
 
-    spool = Spool(directory, 4 * BLOCK)
+    spool = Spool(directory, 4 * BLOCK_BYTES)
     for number in range(3):
         spool.append("traces", b"span %d" % number, 8)
 
@@ -183,15 +184,15 @@ def test_what_is_sent_again_anyway_goes_first_when_there_is_no_room(directory: P
 
 
 def test_a_request_on_its_way_is_not_dropped_to_make_room(directory: Path) -> None:
-    spool = Spool(directory, 2 * BLOCK)
+    spool = Spool(directory, 2 * BLOCK_BYTES)
     first = spool.append("metrics", b"under way", 1)
     assert first is not None
-    spool.keep(first)
+    spool.protect(first)
     spool.append("metrics", b"second", 2)
     spool.append("metrics", b"third", 4)
 
     assert spool.dropped_points == {"spool_full": 2}
-    spool.release(first)
+    spool.unprotect(first)
     spool.append("metrics", b"fourth", 8)
     assert spool.dropped_points == {"spool_full": 3}
     assert drain(spool) == [b"third", b"fourth"]
@@ -200,10 +201,10 @@ def test_a_request_on_its_way_is_not_dropped_to_make_room(directory: Path) -> No
 def test_a_request_larger_than_the_spool_is_not_taken_and_nothing_makes_way_for_it(
     directory: Path,
 ) -> None:
-    spool = Spool(directory, 2 * BLOCK)
+    spool = Spool(directory, 2 * BLOCK_BYTES)
     spool.append("metrics", b"small", 1)
 
-    assert spool.append("metrics", os.urandom(3 * BLOCK), 5) is None
+    assert spool.append("metrics", os.urandom(3 * BLOCK_BYTES), 5) is None
     assert spool.dropped_points == {}
     assert drain(spool) == [b"small"]
 
@@ -338,7 +339,7 @@ def test_a_parent_under_our_name_that_is_a_link_is_refused(tmp_path: Path) -> No
     assert [path for path in elsewhere.rglob("*") if path.is_file()] == []
 
 
-def test_a_parent_under_our_name_that_somebody_else_made_is_refused(
+def test_a_parent_under_our_name_that_another_user_made_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -347,7 +348,7 @@ def test_a_parent_under_our_name_that_somebody_else_made_is_refused(
 
     assert spool.append("metrics", b"x", 1) is None
     assert spool.problem is not None
-    assert spool.problem.endswith("the directory above it belongs to somebody else")
+    assert spool.problem.endswith("the directory above it belongs to another user")
 
 
 def test_a_symlink_is_not_followed(directory: Path, tmp_path: Path) -> None:
@@ -362,7 +363,7 @@ def test_a_symlink_is_not_followed(directory: Path, tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_directory_of_somebody_else_is_refused(
+def test_a_directory_of_another_user_is_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.mkdir()
@@ -371,7 +372,7 @@ def test_a_directory_of_somebody_else_is_refused(
     spool = Spool(directory, PLENTY)
 
     assert spool.append("metrics", b"x", 1) is None
-    assert spool.problem == f"{directory}: belongs to somebody else"
+    assert spool.problem == f"{directory}: belongs to another user"
 
 
 def test_a_file_in_the_way_is_survived_and_once_it_is_gone_all_is_well(directory: Path) -> None:
@@ -421,7 +422,7 @@ def test_a_file_that_could_not_be_looked_at_once_is_neither_lost_nor_overwritten
 
     assert said == f"{directory}: Input/output error"
     assert spool.append("metrics", b"three", 1)
-    assert spool.size_bytes == 3 * BLOCK
+    assert spool.size_bytes == 3 * BLOCK_BYTES
     assert drain(spool) == [b"one", b"two", b"three"]
 
 

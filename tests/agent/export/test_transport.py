@@ -17,7 +17,7 @@ from requests import Session
 from requests.adapters import HTTPAdapter
 
 from otel_ddp import settings
-from otel_ddp.agent.export.otlp import punctual
+from otel_ddp.agent.export.otlp import deadline
 from otel_ddp.agent.export.otlp.encode import (
     LogRecord,
     Span,
@@ -30,7 +30,7 @@ from otel_ddp.agent.export.otlp.encode import (
     spans_request,
 )
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.otlp.transport import Transport, probe
+from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback
 from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"
@@ -755,7 +755,7 @@ def test_a_sessions_own_way_to_send_is_left_as_it_is() -> None:
     own, session = Own(), Session()
     session.mount("https://", own)
 
-    punctual.make(session)
+    deadline.enforce(session)
 
     assert session.get_adapter("https://c") is own
     assert type(session.get_adapter("http://c")) is not HTTPAdapter
@@ -767,7 +767,7 @@ def test_a_sessions_own_way_to_send_is_left_as_it_is() -> None:
 def test_a_collector_on_loopback_is_found(receiver: Receiver) -> None:
     endpoint = receiver.start_http()
 
-    assert probe({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) == endpoint
+    assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) == endpoint
     assert receiver.points() == []
 
 
@@ -776,15 +776,15 @@ def test_something_else_on_the_port_is_no_collector(receiver: Receiver, mode: st
     receiver.set_mode(mode)
     endpoint = receiver.start_http()
 
-    assert probe({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) is None
+    assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) is None
 
 
 def test_a_port_where_nobody_listens_is_no_collector() -> None:
-    assert probe({}, port=closed_port()) is None
+    assert find_on_loopback({}, port=closed_port()) is None
 
 
 def test_what_accepts_and_never_answers_is_no_collector(receiver: Receiver) -> None:
     receiver.set_mode("hang")
     endpoint = receiver.start_http()
 
-    assert probe({}, port=int(endpoint.rpartition(":")[2]), timeout_s=0.05) is None
+    assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=0.05) is None

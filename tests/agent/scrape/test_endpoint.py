@@ -219,20 +219,20 @@ def test_many_scrapers_at_once_are_all_let_in() -> None:
 
 
 def test_the_page_escapes_what_users_wrote() -> None:
-    from otel_ddp.agent.scrape.endpoint import page
+    from otel_ddp.agent.scrape.page import render_page
 
-    text = page(json.loads('{"node": "n", "processes": [{"run": "<script>", "rank": 0}]}'))
+    text = render_page(json.loads('{"node": "n", "processes": [{"run": "<script>", "rank": 0}]}'))
 
     assert "<script>" not in text
 
 
 def test_an_agent_whose_loop_stands_still_is_not_well() -> None:
-    still_s = [0.0]
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, lambda: still_s[0])
+    idle_s = [0.0]
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, lambda: idle_s[0])
     endpoint.start()
     try:
         assert get(endpoint, "/healthz")[1] == "ok\n"
-        still_s[0] = 75.0
+        idle_s[0] = 75.0
         with pytest.raises(urllib.error.HTTPError) as refused:
             get(endpoint, "/healthz")
         with refused.value as answer:

@@ -1,4 +1,4 @@
-"""How the delivery goes: counted, as a sentence for people, and in few lines of the log."""
+"""Reports how the delivery goes: as counts, as a sentence, and in few lines of the log."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 
 log = logging.getLogger("otel_ddp.agent")
 
-SAY_EVERY_S = 300.0
+LOG_EVERY_S = 300.0
 
 
 @dataclass(frozen=True)
-class Facts:
-    """How the delivery is doing, at one moment."""
+class DeliveryStatus:
+    """How the delivery goes at one moment."""
 
     delivered: int
-    """Requests that the collector took."""
+    """Requests that the collector accepted."""
     failed: int
-    """Attempts that are worth repeating."""
+    """Attempts that are repeated later."""
     refused: int
-    """Requests that the collector does not want."""
+    """Requests that the collector refused."""
     rejected_points: int
-    """Points the collector dropped out of requests that it took."""
+    """Points that the collector dropped out of requests that it accepted."""
     dropped_points: Mapping[str, int]
-    """Points that are lost, by why: refused, memory_full, superseded, spool_full, spool_error,
+    """Points that are lost, by reason: refused, memory_full, superseded, spool_full, spool_error,
     corrupt."""
     memory_bytes: int
     spool_bytes: int
@@ -36,64 +36,66 @@ class Facts:
 
 
 @dataclass
-class _Way:
-    """One signal's way to the collector."""
+class _SignalState:
+    """How one signal goes."""
 
     used: bool = False
-    why: str = ""
-    """What is wrong; empty while all is well."""
+    trouble: str = ""
+    """Why the last attempt failed; empty if it did not."""
     since_s: float = 0.0
 
 
-class Report:
-    """Not locked: whoever has one calls it under a lock of its own."""
+class DeliveryReport:
+    """Not locked: the delivery calls it under its own lock."""
 
     def __init__(
         self,
         destination: Callable[[], str],
-        where_it_waits: Callable[[], str],
+        describe_backlog: Callable[[], str],
         disk_problem: Callable[[], str | None],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self._destination = destination
-        self._where_it_waits = where_it_waits
+        self._describe_backlog = describe_backlog
         self._disk_problem = disk_problem
         self._clock = clock
         self._wall = wall
-        self._ways: dict[Signal, _Way] = {signal: _Way() for signal in SIGNALS}
+        self._signals = {signal: _SignalState() for signal in SIGNALS}
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
-        self._trouble_since: float | None = None
-        self._said_at: float | None = None
-        self._said_trouble = False
-        self._said_rejected_at: float | None = None
+        self._outage_began: float | None = None
+        self._logged_at: float | None = None
+        self._logged_outage = False
+        self._logged_rejected_at: float | None = None
 
-    def note(self, signal: Signal, points: int, outcome: Outcome) -> None:
-        """What became of one attempt."""
-        way = self._ways[signal]
-        way.used = True
+    def add_outcome(self, signal: Signal, points: int, outcome: Outcome) -> None:
+        """Count one attempt, and log it if it is news."""
+        state = self._signals[signal]
+        state.used = True
         self._counts[outcome.kind] += 1
         if outcome.kind == "delivered":
-            way.why = ""
+            state.trouble = ""
             self._counts["rejected"] += outcome.rejected
-            self._say_rejected(signal, outcome)
-            self._say_end()
+            self._log_rejected(signal, outcome)
+            self._log_recovery()
             return
-        if not way.why:
-            way.since_s = self._wall()
-        way.why = outcome.why
+        if not state.trouble:
+            state.since_s = self._wall()
+        state.trouble = outcome.why
         if outcome.kind == "refused":
-            self.lost("refused", points)
-        self._say_trouble(signal, outcome, points)
+            self.add_lost("refused", points)
+        self._log_outage(signal, outcome, points)
 
-    def lost(self, why: str, points: int) -> None:
-        """Points that nobody will get."""
+    def add_lost(self, why: str, points: int) -> None:
+        """Count points that will never arrive."""
         self._lost[why] += points
 
-    def facts(self, *, lost: Mapping[str, int], memory_bytes: int, spool_bytes: int) -> Facts:
-        """All of it; *lost* is what is lost elsewhere."""
-        return Facts(
+    def status(
+        self, *, lost: Mapping[str, int], memory_bytes: int, spool_bytes: int
+    ) -> DeliveryStatus:
+        """All counts; *lost*: the points that were lost elsewhere."""
+        return DeliveryStatus(
             delivered=self._counts["delivered"],
             failed=self._counts["retry"],
             refused=self._counts["refused"],
@@ -101,31 +103,31 @@ class Report:
             dropped_points=dict(Counter(lost) + self._lost),
             memory_bytes=memory_bytes,
             spool_bytes=spool_bytes,
-            state=self._state(),
+            state=self._describe(),
         )
 
-    def _state(self) -> str:
-        troubled = [(signal, way) for signal, way in self._ways.items() if way.why]
+    def _describe(self) -> str:
+        troubled = [(signal, each) for signal, each in self._signals.items() if each.trouble]
         if not troubled:
-            if not any(way.used for way in self._ways.values()):
+            if not any(each.used for each in self._signals.values()):
                 return f"nothing sent yet to {self._destination()}"
             return f"delivering to {self._destination()}"
-        signal, way = troubled[0]
-        since = time.strftime("%H:%M:%S", time.localtime(way.since_s))
-        others_work = any(way.used and not way.why for way in self._ways.values())
+        signal, first = troubled[0]
+        since = time.strftime("%H:%M:%S", time.localtime(first.since_s))
+        others_work = any(each.used and not each.trouble for each in self._signals.values())
         which = f"{signal}: " if others_work else ""
-        return f"{which}{way.why} since {since}, {self._where_it_waits()}"
+        return f"{which}{first.trouble} since {since}, {self._describe_backlog()}"
 
-    # -- the log
+    # -- lines of the log
 
-    def _say_trouble(self, signal: Signal, outcome: Outcome, points: int) -> None:
+    def _log_outage(self, signal: Signal, outcome: Outcome, points: int) -> None:
         now = self._clock()
-        if self._trouble_since is None:
-            self._trouble_since = now
-        if self._said_at is not None and now - self._said_at < SAY_EVERY_S:
+        if self._outage_began is None:
+            self._outage_began = now
+        if self._logged_at is not None and now - self._logged_at < LOG_EVERY_S:
             return
-        self._said_at = now
-        self._said_trouble = True
+        self._logged_at = now
+        self._logged_outage = True
         if outcome.kind == "refused":
             text = f"{points} points of it are dropped, and so is what is refused from now on"
         elif problem := self._disk_problem():
@@ -136,22 +138,29 @@ class Report:
             text = "what cannot be delivered waits on disk"
         log.warning("OTLP %s: %s; %s.", signal, outcome.why, text)
 
-    def _say_rejected(self, signal: Signal, outcome: Outcome) -> None:
-        now, before = self._clock(), self._said_rejected_at
-        if outcome.rejected and (before is None or now - before >= SAY_EVERY_S):
-            self._said_rejected_at = now
+    def _log_rejected(self, signal: Signal, outcome: Outcome) -> None:
+        now, before = self._clock(), self._logged_rejected_at
+        if outcome.rejected and (before is None or now - before >= LOG_EVERY_S):
+            self._logged_rejected_at = now
             log.warning("OTLP %s: %s.", signal, outcome.why)
 
-    def _say_end(self) -> None:
-        if self._trouble_since is None or any(way.why for way in self._ways.values()):
+    def _log_recovery(self) -> None:
+        if self._outage_began is None or any(each.trouble for each in self._signals.values()):
             return
-        lasted_s = self._clock() - self._trouble_since
-        self._trouble_since = None
-        if self._said_trouble:
-            self._said_trouble = False
+        lasted_s = self._clock() - self._outage_began
+        self._outage_began = None
+        if self._logged_outage:
+            self._logged_outage = False
             log.warning(
                 "OTLP: %s takes data again after %.0f s; %s.",
                 self._destination(),
                 lasted_s,
-                self._where_it_waits(),
+                self._describe_backlog(),
             )
+
+
+def human_size(size_bytes: int) -> str:
+    """A size for people; the only place with another unit than bytes."""
+    if size_bytes < 1024 * 1024:
+        return f"{size_bytes / 1024:.0f} KiB"
+    return f"{size_bytes / (1024 * 1024):.1f} MiB"

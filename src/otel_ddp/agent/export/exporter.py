@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from otel_ddp import containment
-from otel_ddp.agent.export.otlp.outcome import wanted
-from otel_ddp.agent.export.spool import OFFLINE
+from otel_ddp.agent.export.delivery_report import DeliveryStatus, human_size
+from otel_ddp.agent.export.otlp.outcome import exported_signals
+from otel_ddp.agent.export.spool_files import OFFLINE_PREFIX
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings
 
 if TYPE_CHECKING:
-    from otel_ddp.agent.export.delivery import Delivery, Facts, Sender
+    from otel_ddp.agent.export.delivery import Delivery, Sender
     from otel_ddp.agent.export.render import Renderer
     from otel_ddp.agent.export.spool import Spool
 
+# How long the agent waits for the collector when a process has ended, before it uses the disk.
 _SETTLE_S = 0.12
 
 
@@ -44,7 +46,7 @@ class Source(Protocol):
 
 
 class Exporter:
-    """Closed until `connect` finds somewhere to send to."""
+    """Sends nothing until `connect` finds where to send to."""
 
     def __init__(
         self,
@@ -65,30 +67,30 @@ class Exporter:
         self._documents = documents
         self._node, self._host = node, host
         self._env = env
-        self._signals = wanted(env)
+        self._signals = exported_signals(env)
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._renderer: Renderer | None = None
 
     @property
-    def open(self) -> bool:
+    def connected(self) -> bool:
         return self._delivery is not None
 
     @containment.contained()
     def connect(self) -> None:
-        """Begin to export, if a collector was named or one answers on loopback; or offline."""
-        if self.open or not self._signals:
+        """Begin to export if a collector was named, one answers on loopback, or it is offline."""
+        if self.connected or not self._signals:
             return
         if self._conf.offline:
-            self._begin(None)
+            self._start(None)
             return
-        # These packages take a fifth of a second to import: only who needs them pays.
+        # These packages take a fifth of a second to import: only an agent that exports pays.
         from otel_ddp.agent.export.otlp import transport
 
-        if conf := transport.addressed(self._conf, self._env):
-            self._begin(transport.Transport(conf))
+        if conf := transport.with_endpoint(self._conf, self._env):
+            self._start(transport.Transport(conf))
 
-    def _begin(self, sender: Sender | None) -> None:
+    def _start(self, sender: Sender | None) -> None:
         from otel_ddp.agent.export.delivery import Delivery
         from otel_ddp.agent.export.otlp import resource
         from otel_ddp.agent.export.render import Renderer
@@ -102,26 +104,26 @@ class Exporter:
         self._ledger.keep_history = True
 
     @containment.contained()
-    def export(self, settled: Callable[[], None] | None = None) -> None:
-        """Hand everything new to the delivery; the journals' marks follow when it is settled."""
+    def export(self, on_settled: Callable[[], None] | None = None) -> None:
+        """Submit everything new; the journals' marks are committed once that is settled."""
         if self._delivery is None or self._renderer is None:
             return
         marks = self._source.marks()
 
-        def in_safe_hands() -> None:
+        def commit() -> None:
             self._source.commit(marks)
-            if settled is not None:
-                settled()
+            if on_settled is not None:
+                on_settled()
 
         requests = self._renderer.metrics(self._ledger, time.time_ns())
         requests += self._renderer.documents(self._documents())
         to_export = [request for request in requests if request.signal in self._signals]
-        self._delivery.submit(to_export, in_safe_hands)
+        self._delivery.submit(to_export, commit)
         if self._conf.offline:
-            self._say_full()
+            self._warn_if_full()
 
-    def hand_over(self) -> None:
-        """A process has ended and may be waiting: see its last values into safe hands now."""
+    def export_at_once(self) -> None:
+        """A process has ended and may wait: deliver its last values now, or put them on disk."""
         if self._delivery is None:
             self._source.commit(self._source.marks())
             return
@@ -132,59 +134,57 @@ class Exporter:
         while not settled and time.monotonic() < deadline:
             time.sleep(0.002)
         if not settled:
-            self._delivery.take_over()
+            self._delivery.move_to_disk()
 
-    def close(self) -> None:
-        """Deliver what can be delivered in a second; the rest goes to disk."""
+    def stop(self) -> None:
+        """Deliver for a second at most; the rest goes to disk."""
         if self._delivery is not None:
             self._delivery.flush(1.0)
             self._delivery.stop(1.0)
 
-    def _say_full(self) -> None:
-        facts = self.facts()
-        if facts is not None and facts.dropped_points.get("spool_full"):
+    def _warn_if_full(self) -> None:
+        status = self.status()
+        if status is not None and status.dropped_points.get("spool_full"):
             containment.warn_once(
                 "offline spool",
-                "what is kept for later fills OTEL_DDP_SPOOL_BYTES (%d bytes): from now on the "
-                "oldest makes room for the newest, first of all how series stood, then what was "
-                "logged.",
+                "the offline spool has reached OTEL_DDP_SPOOL_BYTES (%d bytes): from now on the "
+                "oldest data make room for the newest, current values first, then logged values.",
                 self._conf.spool_bytes,
             )
 
-    def facts(self) -> Facts | None:
-        """What became of what was sent."""
-        return None if self._delivery is None else self._delivery.snapshot()
+    def status(self) -> DeliveryStatus | None:
+        """How the delivery goes; None where nothing is exported."""
+        return None if self._delivery is None else self._delivery.status()
 
-    def state(self) -> str:
-        """The same in a sentence."""
-        if (facts := self.facts()) is not None and self._spool is not None:
-            return _kept(facts, self._spool) if self._conf.offline else facts.state
+    def describe(self) -> str:
+        """How the export goes, in a sentence."""
+        if (status := self.status()) is not None and self._spool is not None:
+            return _describe_spool(status, self._spool) if self._conf.offline else status.state
         if not self._signals:
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
         return "no collector is configured and none answers on loopback: scrape only"
 
 
-def _kept(facts: Facts, spool: Spool) -> str:
-    """What an offline agent has to say of its spool."""
-    from otel_ddp.agent.export.delivery import size
-
+def _describe_spool(status: DeliveryStatus, spool: Spool) -> str:
+    """The sentence of an agent that is offline."""
     if spool.problem:
-        waiting = f"{size(facts.memory_bytes)} wait in memory"
+        waiting = f"{human_size(status.memory_bytes)} wait in memory"
         return f"offline: the disk does not take it ({spool.problem}), {waiting}"
-    where = shlex.quote(str(spool.directory))
-    told = f"offline: {size(facts.spool_bytes)} wait in {where}"
-    if lost := facts.dropped_points.get("spool_full"):
-        told += f", {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
-    return f"{told}; `otel-ddp replay {where}` sends them"
+    directory = shlex.quote(str(spool.directory))
+    sentence = f"offline: {human_size(status.spool_bytes)} wait in {directory}"
+    if lost := status.dropped_points.get("spool_full"):
+        sentence += f", {lost} points had to make room (OTEL_DDP_SPOOL_BYTES)"
+    return f"{sentence}; `otel-ddp replay {directory}` sends them"
 
 
 def spool_directory(conf: Settings, place: Place, node: str = "") -> Path:
-    """Where this agent's spool lies: agents of different nodes or places never share one.
+    """The directory of this agent's spool; agents of different nodes or places never share one.
 
-    Found again by the next agent, after a reboot too: so by what the node is called, and by
-    nothing that is new with each start. Who is called alike is told apart by the spool's lock.
-    What offline runs leave lies apart, where no agent that sends looks for it.
+    The next agent finds it again, also after a reboot. So its name depends on the node's name and
+    on the place, and on nothing that is new with each start. Agents with the same name for both
+    are kept apart by the spool's lock. Offline spools are in directories of their own, where no
+    agent that sends looks for requests.
     """
-    who = f"{node or socket.gethostname()}\0{place.directory}"
-    digest = blake2s(os.fsencode(who), digest_size=4).hexdigest()
-    return Path(conf.spools) / f"{OFFLINE if conf.offline else 'spool-'}{digest}"
+    name = f"{node or socket.gethostname()}\0{place.directory}"
+    digest = blake2s(os.fsencode(name), digest_size=4).hexdigest()
+    return Path(conf.spools) / f"{OFFLINE_PREFIX if conf.offline else 'spool-'}{digest}"

@@ -1,4 +1,4 @@
-"""Renders the ledger, spans and events as OTLP requests."""
+"""Renders the ledger, spans and events as OTLP requests of bounded size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from otel_ddp import __version__, containment
-from otel_ddp.agent.export.delivery import Request
 from otel_ddp.agent.export.otlp import encode, resource
 from otel_ddp.agent.export.otlp.outcome import Signal
+from otel_ddp.agent.export.queues import Request
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
 from otel_ddp.catalog import Kind, Metric
 from otel_ddp.journal.layout import SPAN
@@ -23,11 +23,11 @@ _MOST_POINTS = 2000
 _MOST_SPANS = 500
 _S = 10**9
 _HOUR_NS = 3600 * _S
-_NEVER = 2**63
+_LATEST = 2**63
 
 
 class Renderer:
-    """Knows the resource; turns what there is into requests of bounded size."""
+    """Renders for one resource; each project gets a resource of its own."""
 
     def __init__(self, attributes: dict[str, str]) -> None:
         self._attributes = attributes
@@ -41,28 +41,32 @@ class Renderer:
         return self._resources[project]
 
     def metrics(self, ledger: Ledger, now_ns: int) -> list[Request]:
-        """Every logged value since the last time, and how everything else stands now."""
-        # Apart: what is logged is lost with its request, what stands is told again next time.
-        # By the hour: for one value that is too old a backend refuses a whole request, and so are
-        # those of a journal that nobody has read for hours.
-        batches: dict[tuple[int, bool, str], _Batch] = {}
+        """Every logged value since the last call, and the current value of all other series."""
+        # Logged values and current values go apart: a lost request loses logged values for good,
+        # while current values are sent again.
+        # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
+        # A journal that was read hours late holds such values.
+        builders: dict[tuple[int, bool, str], _RequestBuilder] = {}
         with ledger.lock:
             for metric, rows in ledger.families():
-                lasting = is_logged(metric)
+                irreplaceable = is_logged(metric)
                 for series in rows:
                     for hour, (oldest_ns, points) in _points(series, now_ns).items():
-                        # What is lost with its request goes first.
-                        key = (hour, not lasting, series.project)
-                        if key not in batches:
-                            batches[key] = _Batch(self._resource(series.project), lasting)
-                        batches[key].add(metric, points, oldest_ns)
-        return [request for key in sorted(batches) for request in batches[key].close()]
+                        # Of one hour, logged values go first.
+                        key = (hour, not irreplaceable, series.project)
+                        if key not in builders:
+                            resource_of = self._resource(series.project)
+                            builders[key] = _RequestBuilder(resource_of, irreplaceable)
+                        builders[key].add(metric, points, oldest_ns)
+        return [request for key in sorted(builders) for request in builders[key].build()]
 
-    def documents(self, taken: Iterable[tuple[Labels, str, Sequence[Document]]]) -> list[Request]:
+    def documents(
+        self, documents_of: Iterable[tuple[Labels, str, Sequence[Document]]]
+    ) -> list[Request]:
         """Spans as traces, events as log records."""
         spans: dict[str, list[encode.Span]] = {}
         records: dict[str, list[encode.LogRecord]] = {}
-        for labels, project, documents in taken:
+        for labels, project, documents in documents_of:
             for document in documents:
                 if document.kind == SPAN:
                     if (span := _span(labels, document.content)) is not None:
@@ -90,15 +94,15 @@ class Renderer:
                 yield Request(signal, body, len(part), oldest_s=oldest_s)
 
 
-class _Batch:
+class _RequestBuilder:
     """Gathers points into requests of at most 2,000."""
 
-    def __init__(self, of: bytes, lasting: bool) -> None:
-        self._resource = of
-        self._lasting = lasting
+    def __init__(self, resource_of: bytes, irreplaceable: bool) -> None:
+        self._resource = resource_of
+        self._irreplaceable = irreplaceable
         self._metrics: dict[str, tuple[Metric, list[bytes]]] = {}
         self._count = 0
-        self._oldest_ns = _NEVER
+        self._oldest_ns = _LATEST
         self._requests: list[Request] = []
 
     def add(self, metric: Metric, points: list[bytes], oldest_ns: int) -> None:
@@ -109,9 +113,9 @@ class _Batch:
             self._count += min(room, len(points))
             points = points[room:]
             if self._count >= _MOST_POINTS:
-                self._flush()
+                self._end_request()
 
-    def _flush(self) -> None:
+    def _end_request(self) -> None:
         if not self._count:
             return
         metrics = [
@@ -120,20 +124,21 @@ class _Batch:
         ]
         body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
         oldest_s = self._oldest_ns // _S
-        self._requests.append(Request("metrics", body, self._count, self._lasting, oldest_s))
-        self._metrics, self._count, self._oldest_ns = {}, 0, _NEVER
+        self._requests.append(Request("metrics", body, self._count, self._irreplaceable, oldest_s))
+        self._metrics, self._count, self._oldest_ns = {}, 0, _LATEST
 
-    def close(self) -> list[Request]:
-        self._flush()
+    def build(self) -> list[Request]:
+        """All requests, the last one ended."""
+        self._end_request()
         return self._requests
 
 
 @containment.contained(default=MappingProxyType({}))
 def _points(series: Series, now_ns: int) -> Mapping[int, tuple[int, list[bytes]]]:
-    """Encoded, by the hour in which they were measured, with the time of the oldest.
+    """A series' points, encoded, by the hour of their measurement, with the oldest one's time.
 
-    Contained one by one: what has no number in OTLP takes none of the others along, whose logged
-    values are taken out of the ledger here.
+    Contained for each series: one that OTLP cannot express must not lose the others, whose logged
+    values leave the ledger here.
     """
     hour = now_ns // _HOUR_NS
     value = series.value
@@ -155,17 +160,17 @@ def _points(series: Series, now_ns: int) -> Mapping[int, tuple[int, list[bytes]]
     if is_logged(series.metric):
         history, series.history = series.history, None
         found: dict[int, tuple[int, list[bytes]]] = {}
-        for at, seen in history or ():
-            # Times of a series grow, so the first of an hour is its oldest.
+        for at, logged in history or ():
+            # The times of a series grow, so the first one of an hour is its oldest.
             _, points = found.setdefault(at // _HOUR_NS, (at, []))
-            points.append(encode.number_point(attributes, at, seen))
+            points.append(encode.number_point(attributes, at, logged))
         return found
     start_ns = series.start_ns if series.metric.kind is not Kind.GAUGE else 0
     return {hour: (now_ns, [encode.number_point(attributes, now_ns, value, start_ns)])}
 
 
 def trace_id(labels: Labels, trace: str) -> bytes:
-    """The same on every rank that names its trace alike: ranks never have to agree on one."""
+    """Equal on all ranks that name their trace alike, so that ranks need not agree on one."""
     run = dict(labels).get("run", "")
     return blake2s(f"{run}/{trace}".encode("utf-8", "replace"), digest_size=16).digest()
 
@@ -189,7 +194,7 @@ def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
             ],
         )
     except (KeyError, TypeError, ValueError, OverflowError):
-        return None  # another version's record
+        return None  # a record of another version
 
 
 def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
@@ -208,27 +213,27 @@ def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
         return None
 
 
-def _time_ns(said: Any) -> int:
-    # OTLP refuses any other with an exception, and with it what all the others have to say.
-    time_ns = int(said)
+def _time_ns(value: Any) -> int:
+    # The OTLP classes raise for any other number, and the whole request would be lost.
+    time_ns = int(value)
     if not 0 <= time_ns < 2**63:
         raise ValueError(f"{time_ns} is no time")
     return time_ns
 
 
-def _mapping(said: Any) -> dict[str, Any]:
-    if not isinstance(said, dict):
-        raise TypeError(f"{said!r} are no attributes")
-    return said
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} are no attributes")
+    return value
 
 
 def _attributes(labels: Labels, content: dict[str, Any]) -> dict[str, Any]:
-    said = content.get("attributes")
+    attributes = content.get("attributes")
     found: dict[str, Any] = {}
-    if isinstance(said, dict):
-        found.update((key, value) for key, value in said.items() if value is not None)
+    if isinstance(attributes, dict):
+        found.update((key, value) for key, value in attributes.items() if value is not None)
     if content.get("step") is not None:
         found["step"] = int(content["step"])
-    # Last: no attribute of the user's takes the place of a label.
+    # Last: an attribute of the user's never replaces a label.
     found.update(labels)
     return found

@@ -1,4 +1,4 @@
-"""Sends what spools hold once to each destination, and leaves it where it lies."""
+"""Sends the requests in spools, once to each destination, and removes none of them."""
 
 from __future__ import annotations
 
@@ -15,58 +15,57 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.spool import LOCK, OFFLINE, Entry, listed
+from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
+from otel_ddp.agent.export.spool_files import LOCK, OFFLINE_PREFIX, Entry, list_entries
 from otel_ddp.journal import locks
 from otel_ddp.journal.place import lock_holder
 
-# Between the attempts at one request, once anything has been taken: a minute in all.
+# Between the attempts at one request, once the collector has accepted one: a minute in all.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-_LONGEST_WISH_S = 60.0
 _SENT_FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class BeingReplayed(Exception):
+class AnotherReplay(Exception):
     """Another process sends the same spool to the same address at this moment."""
 
 
-class Unwritable(Exception):
-    """What was sent cannot be remembered; says where, and why."""
+class SentLogUnwritable(Exception):
+    """The file that remembers sent requests cannot be written; its text says where and why."""
 
 
 class Sender(Protocol):
-    """What a Transport is to us."""
+    """The part of Transport that a replay uses."""
 
     def address(self, signal: Signal) -> str: ...
 
     def send(self, signal: Signal, body: bytes) -> Outcome: ...
 
 
-class Sent:
-    """What of one spool was sent to one address: a file in it, with a line for each request.
+class SentLog:
+    """Remembers which requests of one spool were sent to one address.
 
-    A request is known by the name of its file, which survives copying. The file is locked as long
-    as it is open, so that two replays do not send the same.
+    It is a file in the spool, with a line for each request: the name of the request's file, which
+    survives copying. It is locked while it is open, so that two replays do not send the same.
     """
 
     def __init__(self, spool: Path, address: str) -> None:
         digest = blake2s(address.encode("utf-8", "replace"), digest_size=4).hexdigest()
         self.path = spool / f"sent-{digest}"
-        with self._writable():
+        with self._raising_unwritable():
             self._file = os.open(self.path, _SENT_FILE, 0o600)
         try:
             _lock(self._file)
-            with self._writable():
-                self._names = self._known(f"# {address}\n".encode("utf-8", "replace"))
+            with self._raising_unwritable():
+                self._names = self._read(f"# {address}\n".encode("utf-8", "replace"))
         except BaseException:
             os.close(self._file)
             raise
 
-    def _known(self, head: bytes) -> set[str]:
+    def _read(self, head: bytes) -> set[str]:
         content = b""
         while piece := os.read(self._file, 1 << 20):
             content += piece
-        # What a kill tore off in the middle of a line was not written down.
+        # A kill may have torn the last line: then its request was not remembered.
         whole = content.rpartition(b"\n")[0]
         os.ftruncate(self._file, len(whole) + 1 if whole else 0)
         os.lseek(self._file, 0, os.SEEK_END)
@@ -75,19 +74,19 @@ class Sent:
         return set(whole.decode("utf-8", "replace").split("\n"))
 
     @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
+    def _raising_unwritable(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise Unwritable(f"{self.path} cannot be written: {error.strerror}") from None
+            raise SentLogUnwritable(f"{self.path} cannot be written: {error.strerror}") from None
 
     def __contains__(self, entry: Entry) -> bool:
         return entry.path.name in self._names
 
     def add(self, entry: Entry) -> None:
-        """Remember a request; once this returns, no kill takes it back."""
+        """Remember a request; once this returns, a kill does not undo it."""
         self._names.add(entry.path.name)
-        with self._writable():
+        with self._raising_unwritable():
             os.write(self._file, f"{entry.path.name}\n".encode())
 
     def close(self) -> None:
@@ -98,89 +97,90 @@ def _lock(file: int) -> None:
     try:
         locks.take(file)
     except BlockingIOError:
-        raise BeingReplayed from None
+        raise AnotherReplay from None
     except OSError:
         pass  # a file system without locks
 
 
 @dataclass(frozen=True)
-class Spooled:
-    """One spool as it was found."""
+class FoundSpool:
+    """A spool and the requests that were found in it."""
 
     path: Path
     entries: Sequence[Entry]
 
     @property
     def missing(self) -> int:
-        """How many of the requests that an offline agent put here are not here any more."""
-        # Other spools are emptied by who sends from them.
-        kept = self.path.name.startswith(OFFLINE) and self.entries
-        return self.entries[-1].number - len(self.entries) if kept else 0
+        """How many of the requests that an offline agent put here are no longer here."""
+        # An agent that sends empties its own spool.
+        offline = self.path.name.startswith(OFFLINE_PREFIX) and self.entries
+        return self.entries[-1].number - len(self.entries) if offline else 0
 
     @property
-    def written(self) -> bool:
-        """Whether an agent lives that puts more here."""
+    def in_use(self) -> bool:
+        """Whether a living agent still adds requests."""
         return lock_holder(self.path / LOCK) is not None
 
 
-def found(directory: Path) -> list[Spooled]:
-    """A directory as a spool, or else the offline spools in it; raises OSError."""
-    here = Spooled(directory, listed(directory))
-    if here.entries:
-        return [here]
-    paths = sorted(path for path in directory.glob(f"{OFFLINE}*") if path.is_dir())
-    spools = [Spooled(path, listed(path)) for path in paths]
+def find_spools(directory: Path) -> list[FoundSpool]:
+    """The directory as a spool, or the offline spools in it; raises OSError."""
+    own = FoundSpool(directory, list_entries(directory))
+    if own.entries:
+        return [own]
+    paths = sorted(path for path in directory.glob(f"{OFFLINE_PREFIX}*") if path.is_dir())
+    spools = [FoundSpool(path, list_entries(path)) for path in paths]
     return [spool for spool in spools if spool.entries]
 
 
-def in_order(spools: Sequence[Spooled]) -> Iterator[tuple[Path, Entry]]:
-    """The requests of all spools by time; those of one spool as they were put there.
+def merge_by_time(spools: Sequence[FoundSpool]) -> Iterator[tuple[Path, Entry]]:
+    """The requests of all spools by time; those of one spool in their own order.
 
-    Merged, since a backend takes only what is not much older than the newest that it has: one node
-    after the other, the second one's would all be too old.
+    Merged, because a backend refuses values that are much older than its newest one. If one node
+    were sent after the other, all values of the second would be too old.
     """
-    lanes = []
+    dated_spools = []
     for spool in spools:
         times = accumulate((entry.oldest_s for entry in spool.entries), max)
         dated = zip(times, spool.entries, strict=True)
-        lanes.append([(at, spool.path, entry) for at, entry in dated])
-    for _, path, entry in heapq.merge(*lanes, key=lambda each: each[0]):
+        dated_spools.append([(at, spool.path, entry) for at, entry in dated])
+    for _, path, entry in heapq.merge(*dated_spools, key=lambda each: each[0]):
         yield path, entry
 
 
 @dataclass
 class Tally:
-    """What became of the requests so far."""
+    """The outcomes so far."""
 
     requests: int = 0
-    """That were taken."""
+    """Requests that the collector accepted."""
     points: int = 0
+    """Points in those."""
     done_bytes: int = 0
-    """Of all that were dealt with, as they lie on the disk."""
+    """The size on disk of all requests that were tried or left."""
     rejected_points: int = 0
-    """Left out by the collector, of requests that it took."""
+    """Points that the collector dropped out of requests that it accepted."""
     refused_points: Counter[str] = field(default_factory=Counter)
-    """In requests that the collector does not want, by why."""
+    """Points in refused requests, by reason."""
     damaged: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     left: Counter[Signal] = field(default_factory=Counter)
-    """Requests that were not sent, since the collector takes nothing of their signal just now."""
+    """Requests that were not sent, because the collector accepts none of their signal now."""
     given_up: dict[Signal, str] = field(default_factory=dict)
 
     @property
-    def whole(self) -> bool:
-        """Whether all of it has arrived."""
+    def complete(self) -> bool:
+        """Whether everything has arrived."""
         troubles = (self.rejected_points, self.refused_points, self.damaged, self.unreadable)
         return not any(troubles) and not self.left
 
 
 class Replay:
-    """One run of `otel-ddp replay`: what there is to send, and the sending."""
+    """One run of `otel-ddp replay`: finds what is left to send, and sends it."""
 
     def __init__(
         self,
         transport: Sender,
-        spools: Sequence[Spooled],
+        spools: Sequence[FoundSpool],
         signals: Sequence[Signal] = SIGNALS,
         *,
         again: bool = False,
@@ -188,22 +188,22 @@ class Replay:
     ) -> None:
         self._transport = transport
         self._sleep = sleep
-        self._life = contextlib.ExitStack()
+        self._logs = contextlib.ExitStack()
         self.tally = Tally()
         with contextlib.ExitStack() as opening:
-            self._sent = {
+            self._sent_logs = {
                 (spool.path, address): opening.enter_context(
-                    contextlib.closing(Sent(spool.path, address))
+                    contextlib.closing(SentLog(spool.path, address))
                 )
                 for spool in spools
                 for address in {transport.address(signal) for signal in signals}
             }
-            self._life = opening.pop_all()
-        wanted = [each for each in in_order(spools) if each[1].signal in signals]
-        before = [each for each in wanted if each[1] in self._memory(*each)]
+            self._logs = opening.pop_all()
+        found = [each for each in merge_by_time(spools) if each[1].signal in signals]
+        before = [each for each in found if each[1] in self._sent_log(*each)]
         self.sent_before = len(before)
-        known = set() if again else {entry.path for _, entry in before}
-        self.waiting = [each for each in wanted if each[1].path not in known]
+        skipped = set() if again else {entry.path for _, entry in before}
+        self.pending = [each for each in found if each[1].path not in skipped]
 
     def __enter__(self) -> Replay:
         return self
@@ -214,25 +214,25 @@ class Replay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._life.close()
+        self._logs.close()
 
-    def _memory(self, path: Path, entry: Entry) -> Sent:
-        return self._sent[path, self._transport.address(entry.signal)]
+    def _sent_log(self, path: Path, entry: Entry) -> SentLog:
+        return self._sent_logs[path, self._transport.address(entry.signal)]
 
     @property
     def size_bytes(self) -> int:
-        """How much there is to send, as it lies on the disk."""
-        return sum(entry.size_bytes for _, entry in self.waiting)
+        """The size on disk of all that is to be sent."""
+        return sum(entry.size_bytes for _, entry in self.pending)
 
     @property
     def oldest_s(self) -> int:
-        """When the oldest value of what there is to send was measured; 0: there is none."""
-        metrics = (entry.oldest_s for _, entry in self.waiting if entry.signal == "metrics")
+        """When the oldest value that is to be sent was measured; 0: there is none."""
+        metrics = (entry.oldest_s for _, entry in self.pending if entry.signal == "metrics")
         return min(filter(None, metrics), default=0)
 
     def send(self) -> Iterator[Tally]:
-        """Send one request after the other; what became of them so far, after each."""
-        for path, entry in self.waiting:
+        """Send one request after the other; yields the outcomes so far after each."""
+        for path, entry in self.pending:
             if entry.signal in self.tally.given_up:
                 self.tally.left[entry.signal] += 1
             else:
@@ -251,25 +251,25 @@ class Replay:
         if body is None:
             tally.damaged += 1
             return
-        outcome = self._attempted(entry.signal, body)
+        outcome = self._send_with_retries(entry.signal, body)
         if outcome.kind == "retry":
             tally.given_up[entry.signal] = outcome.why
             tally.left[entry.signal] += 1
         elif outcome.kind == "refused":
-            # Not remembered: with another configuration there it may be taken.
+            # Not remembered: the collector may accept it after a change of its configuration.
             tally.refused_points[outcome.why] += entry.points
         else:
-            self._memory(path, entry).add(entry)
+            self._sent_log(path, entry).add(entry)
             tally.requests += 1
             tally.points += entry.points
             tally.rejected_points += outcome.rejected
 
-    def _attempted(self, signal: Signal, body: bytes) -> Outcome:
+    def _send_with_retries(self, signal: Signal, body: bytes) -> Outcome:
         outcome = self._transport.send(signal, body)
         for pause_s in PAUSES_S:
-            # Where nothing was taken yet, the address is more likely wrong than the collector busy.
+            # Before the first success, a wrong address is more likely than a busy collector.
             if outcome.kind != "retry" or not self.tally.requests:
                 break
-            self._sleep(max(pause_s, min(outcome.retry_after_s or 0.0, _LONGEST_WISH_S)))
+            self._sleep(max(pause_s, min(outcome.retry_after_s or 0.0, RETRY_AFTER_LIMIT_S)))
             outcome = self._transport.send(signal, body)
         return outcome

@@ -1,4 +1,4 @@
-"""Reads what an endpoint serves."""
+"""Parses what an endpoint serves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def parse(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of every sample of a classic exposition."""
+    """The name, labels and value of every sample in Prometheus' text format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(text):

@@ -15,7 +15,12 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, shown, wanted
+from otel_ddp.agent.export.otlp.outcome import (
+    Outcome,
+    Signal,
+    exported_signals,
+    without_credentials,
+)
 from otel_ddp.cli.doctor.port import Spoken, spoken
 from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
 from otel_ddp.settings import Settings
@@ -53,10 +58,10 @@ class Way(NamedTuple):
 
 def collector(scene: DoctorInputs) -> Findings:
     # These packages take long to import, and one that is broken must not end the other checks.
-    from otel_ddp.agent.export.otlp.transport import Transport, addressed
+    from otel_ddp.agent.export.otlp.transport import Transport, with_endpoint
 
     env = scene.env
-    signals = wanted(env)
+    signals = exported_signals(env)
     if not signals:
         yield Finding("ok", "collector", "switched off by OTEL_*_EXPORTER=none: scrape only")
         return
@@ -67,7 +72,7 @@ def collector(scene: DoctorInputs) -> Findings:
         )
         yield Finding("ok", "collector", sentence)
         return
-    conf = addressed(scene.conf, env)
+    conf = with_endpoint(scene.conf, env)
     if conf is None:
         sentence = (
             "none is configured and none answers on loopback: scrape only; to export as well, set "
@@ -165,7 +170,7 @@ def _another(way: Way, seen: Spoken) -> tuple[str, str] | None:
     plain = way.url.lower().startswith("http://")
     begin = f"begin {way.endpoint_variable} with http://"
     also = "" if plain else f", and {begin}"
-    where = shown(way.url)
+    where = without_credentials(way.url)
     if seen == "gRPC" and not grpc:
         return f"{where} speaks gRPC, not HTTP", f"set {way.protocol_variable}=grpc{also}"
     if seen == "gRPC" and not plain:
@@ -194,7 +199,7 @@ def _where_else(
     path = f"/api/v1/otlp{'' if general else '/v1/metrics'}"
     steps = ["start it with --web.enable-otlp-receiver"]
     if "metrics" in signals:
-        steps.append(f"set {way.endpoint_variable}={shown(way.url)}{path}")
+        steps.append(f"set {way.endpoint_variable}={without_credentials(way.url)}{path}")
     steps += [f"set {each}" for each in _off(signals) if "METRICS" not in each]
     return f"a Prometheus answers there, which takes metrics only: {', '.join(steps)}"
 

@@ -1,1 +1,1 @@
-"""Everything that knows the OpenTelemetry protocol: how it is written and how it is sent."""
+"""Encodes and sends the OpenTelemetry protocol; the only package that knows it."""

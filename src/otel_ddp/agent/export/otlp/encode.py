@@ -1,10 +1,10 @@
-"""Puts OTLP metric requests together from bytes that were encoded once.
+"""Encodes OTLP requests; metrics from attributes that were encoded once.
 
-The official encoder builds a protobuf object for every attribute of every point, about 20 us a
-point. A series' attributes never change, so here they are bytes that are made once, and a point
-is those bytes with two or three numbers in front. The tags below are those of
-opentelemetry/proto/metrics/v1/metrics.proto; a test holds every one of them against the official
-classes. Spans and log records are few, and go through the official classes.
+The official encoder builds a protobuf object for every attribute of every point, which takes about
+20 us a point. The attributes of a series never change, so they are encoded once. A point is these
+bytes with two or three numbers in front. The tags below are those of
+opentelemetry/proto/metrics/v1/metrics.proto; a test compares each of them with the official
+classes. Spans and log records are few, so the official classes encode them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Attributes = Mapping[str, AttributeValue]
 MetricKind = Literal["counter", "gauge", "updown", "histogram"]
 Severity = Literal["INFO", "WARN", "ERROR"]
 
-# The field that holds `attributes`, which is another one in every message.
+# The number of the field `attributes`, which differs from message to message.
 NUMBER_ATTRIBUTES = 7
 HISTOGRAM_ATTRIBUTES = 9
 _RESOURCE_ATTRIBUTES = 1
@@ -53,7 +53,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-# A point is hardly ever longer than this, and a look-up costs a fifth of the loop above.
+# Few points are longer than this, and a look-up costs a fifth of the loop above.
 _SHORT = tuple(_varint(number) for number in range(1024))
 
 
@@ -67,7 +67,7 @@ def _element(number: int, content: bytes) -> bytes:
 
 
 def _utf8(text: str) -> bytes:
-    # A lone surrogate has no UTF-8; one of them would make a whole request unreadable.
+    # A lone surrogate has no UTF-8: one of them would make the whole request unreadable.
     return text.encode("utf-8", "replace")
 
 
@@ -78,12 +78,12 @@ def _any_value(value: AttributeValue) -> bytes:
         return b"\x18" + _varint(value & (2**64 - 1))
     if isinstance(value, float):
         return b"\x21" + _DOUBLE(value)
-    # What OTLP has no number for (2**70, say) is sent as people would write it.
+    # An integer that OTLP cannot hold, such as 2**70, is sent as text.
     return _element(1, _utf8(value if isinstance(value, str) else str(value)))
 
 
 def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> bytes:
-    """The attributes of a series, ready for its points; histograms want HISTOGRAM_ATTRIBUTES."""
+    """The attributes of a series, encoded; points of histograms need HISTOGRAM_ATTRIBUTES."""
     return b"".join(
         _element(field, _element(1, _utf8(name)) + _element(2, _any_value(value)))
         for name, value in attributes.items()
@@ -123,7 +123,7 @@ def histogram_point(
 def metric(
     name: str, description: str, unit: str, kind: MetricKind, points: Iterable[bytes]
 ) -> bytes:
-    """One metric with its points; what is a sum is cumulative."""
+    """One metric with its points; sums are cumulative."""
     content = b"".join(points)
     if kind == "gauge":
         data = _element(5, content)
@@ -138,7 +138,7 @@ def metric(
 
 
 def resource_bytes(attributes: Attributes) -> bytes:
-    """Who speaks, ready for `metrics_request`."""
+    """The resource, encoded for `metrics_request`."""
     return _element(1, attribute_bytes(attributes, _RESOURCE_ATTRIBUTES))
 
 
@@ -162,7 +162,7 @@ class SpanEvent:
 
 @dataclass(frozen=True)
 class Span:
-    """One finished span; `error` is what went wrong, None where nothing did."""
+    """One finished span; `error` tells what failed, None if nothing did."""
 
     name: str
     trace_id: bytes
@@ -177,7 +177,7 @@ class Span:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One thing that happened, for the log."""
+    """One event, for the log."""
 
     time_ns: int
     event_name: str
@@ -214,7 +214,7 @@ def spans_request(
             start_time_unix_nano=span.start_ns,
             end_time_unix_nano=span.end_ns,
             kind=trace_pb2.Span.SPAN_KIND_INTERNAL,
-            # Says that it is known where the parent lives: not in another process.
+            # The parent is known to be in the same process.
             flags=trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
         )
         message.MergeFromString(attribute_bytes(span.attributes, _SPAN_ATTRIBUTES))

@@ -1,4 +1,4 @@
-"""What became of a request, in words for people and in kinds for the delivery."""
+"""The outcome of one attempt to send a request, in words for people and in kinds for the code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from urllib.parse import urlsplit
 Signal = Literal["metrics", "traces", "logs"]
 SIGNALS: tuple[Signal, ...] = ("metrics", "traces", "logs")
 
+# A collector that asks for a longer pause is tried again after this one.
+RETRY_AFTER_LIMIT_S = 60.0
 
-def wanted(env: Mapping[str, str]) -> tuple[Signal, ...]:
-    """The signals that are to be exported: standard variables switch each off by itself."""
+
+def exported_signals(env: Mapping[str, str]) -> tuple[Signal, ...]:
+    """The signals that are exported: a standard variable switches each of them off."""
     return tuple(
         each
         for each in SIGNALS
@@ -25,16 +28,26 @@ class Outcome:
     """How one attempt to send went."""
 
     kind: Literal["delivered", "retry", "refused"]
-    """`retry`: worth keeping for later. `refused`: the same bytes would be refused again."""
+    """`retry`: the request is kept for later. `refused`: it would be refused again."""
     why: str
     """One short line, without any credentials."""
     retry_after_s: float | None = None
     rejected: int = 0
-    """Points, spans or records that the collector dropped although it took the request."""
+    """Points, spans or records that the collector dropped out of a request that it accepted."""
 
 
-def shown(url: str, path: bool = False) -> str:
-    """An address as it may be shown: credentials in it are left out."""
+def accepted(where: str, rejected: int, message: str) -> Outcome:
+    """The collector accepted the request; it may have dropped some of the content."""
+    why = f"accepted by {where}"
+    if rejected > 0:
+        why += f", which dropped {rejected} of it"
+    if message:
+        why += f": {one_line(message)}"
+    return Outcome("delivered", why, rejected=max(rejected, 0))
+
+
+def without_credentials(url: str, with_path: bool = False) -> str:
+    """An address that may be shown: credentials in it are left out."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -42,20 +55,10 @@ def shown(url: str, path: bool = False) -> str:
     if not parts.netloc:
         return url.split("?")[0].rpartition("@")[2]
     host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path if path else ''}"
+    return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
 
 
-def said(text: str, limit: int = 200) -> str:
-    """What a collector wrote, fit for one line of a log."""
+def one_line(text: str, limit: int = 200) -> str:
+    """What a collector wrote, made fit for one line of a log."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return words if len(words) <= limit else words[:limit] + "…"
-
-
-def accepted(where: str, rejected: int, message: str) -> Outcome:
-    """The collector took the request; it may have dropped some of what was in it."""
-    why = f"accepted by {where}"
-    if rejected > 0:
-        why += f", which dropped {rejected} of it"
-    if message:
-        why += f": {said(message)}"
-    return Outcome("delivered", why, rejected=max(rejected, 0))

@@ -1,6 +1,6 @@
-"""OTLP over gRPC: the official exporters with a stub that tells us how the call went.
+"""Sends OTLP over gRPC: the official exporters with a stub that keeps the outcome of the call.
 
-Importing this module imports grpc: 15 MiB and 80 ms, so only who speaks it does.
+This module imports grpc, which takes 15 MiB and 80 ms: it is imported only where gRPC is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, accepted, said, shown
+from otel_ddp.agent.export.otlp.outcome import (
+    Outcome,
+    Signal,
+    accepted,
+    one_line,
+    without_credentials,
+)
 from otel_ddp.agent.export.otlp.over_http import is_loopback
 
 _COMPRESSION = {
@@ -45,22 +51,22 @@ _BAD_HEADER = Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot 
 
 
 def _prepared(exporter: Any, request: Any) -> Any:
-    """An exporter that is given bytes where others are given SDK data."""
+    """The class of an exporter that is given bytes instead of the SDK's data."""
 
     class Prepared(exporter):  # type: ignore[misc]
-        witness: Witness
+        stub: RecordingStub
         _client: Any
 
         def _translate_data(self, data: bytes) -> Any:
             return request.FromString(data)
 
         def _count_data(self, data: bytes) -> int:
-            # Feeds the exporter's own metrics only, for which nobody listens here.
+            # Only for the exporter's own metrics, which are not used here.
             return 0
 
         def _initialize_channel_and_stub(self) -> None:
             super()._initialize_channel_and_stub()
-            self.witness = self._client = Witness(self._client)
+            self.stub = self._client = RecordingStub(self._client)
 
     return Prepared
 
@@ -72,8 +78,8 @@ _EXPORTER: dict[Signal, Any] = {
 }
 
 
-class Witness:
-    """Stands where the exporter holds its stub, and keeps what the call came to."""
+class RecordingStub:
+    """Replaces the exporter's stub, and keeps the reply or the error of the last call."""
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
@@ -85,18 +91,18 @@ class Witness:
         try:
             self.reply = self._stub.Export(**call)
         except grpc.RpcError as error:
-            # Not raised on: the exporter would sleep and try again, which is our work.
+            # Not raised: the exporter would sleep and try again, which the delivery does.
             self.error = error
 
 
-class GrpcLine:
-    """One signal's way to the collector."""
+class GrpcSender:
+    """Sends the requests of one signal over gRPC."""
 
     def __init__(self, signal: Signal, url: str, timeout_s: float, compression: str) -> None:
         self._signal = signal
         self._url = url
         self._timeout_s = timeout_s
-        # A cluster's http_proxy would be asked for its own loopback.
+        # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
         options = (("grpc.enable_http_proxy", 0),) if is_loopback(url) else None
         self._arguments = {
             "endpoint": url,
@@ -114,18 +120,18 @@ class GrpcLine:
         except DecodeError:
             return Outcome("refused", "not an OTLP request")
         except ValueError:
-            # grpc puts the metadata, and with it a token, in the text of this one.
+            # grpc puts the metadata, and with it a token, into this error's text.
             return _BAD_HEADER
-        witness = self._exporter.witness
-        if witness.error is not None:
-            return self._failed(witness.error)
-        if witness.reply is None:
+        stub = self._exporter.stub
+        if stub.error is not None:
+            return self._failed(stub.error)
+        if stub.reply is None:
             return Outcome("retry", "the exporter sent nothing")
-        partial = witness.reply.partial_success
+        partial = stub.reply.partial_success
         rejected = sum(
             number for field, number in partial.ListFields() if field.name.startswith("rejected_")
         )
-        return accepted(shown(self._url), rejected, partial.error_message)
+        return accepted(without_credentials(self._url), rejected, partial.error_message)
 
     def close(self) -> None:
         if self._exporter is not None:
@@ -133,8 +139,8 @@ class GrpcLine:
             self._exporter = None
 
     def _build(self) -> Any:
-        # The exporter reads this variable although it is told the timeout, and raises for what
-        # is no number, an empty text included.
+        # The exporter reads this variable although it is given the timeout. It raises for a text
+        # that is no number, also for an empty one.
         variable = f"OTEL_EXPORTER_OTLP_{self._signal.upper()}_TIMEOUT"
         hidden = os.environ.pop(variable, None)
         try:
@@ -145,12 +151,12 @@ class GrpcLine:
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""
-        text = said(details)
-        where = shown(self._url)
+        text = one_line(details)
+        where = without_credentials(self._url)
         why = f"{code.name} from {where}"
         if code is grpc.StatusCode.UNAVAILABLE:
-            # A channel waits up to two minutes before it connects again, and keeps the
-            # certificates it was made with. The delivery has its own patience: a new channel.
+            # A channel waits up to two minutes before it connects again, and keeps its first
+            # certificates. The delivery pauses by itself, so the next attempt gets a new channel.
             self.close()
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             return Outcome("refused", f"{why}: {text}")
@@ -172,13 +178,13 @@ class GrpcLine:
 
 
 def _unavailable(details: str, where: str) -> str:
-    """One code stands for all that keeps a call from arriving; its text tells which it was."""
-    low, text = details.lower(), said(details)
+    """The reason behind UNAVAILABLE, which has one code for many; its text tells them apart."""
+    low, text = details.lower(), one_line(details)
     if "certificate_verify_failed" in low or "certificate verify failed" in low:
-        # What is wrong with it stands behind; as over HTTP it is said.
+        # The reason stands behind it, and is shown as over HTTP.
         _, _, reason = low.partition("verify_failed: ")
         return f"TLS to {where} failed: certificate verify failed" + (
-            f": {said(reason.removesuffix(': ok'))}" if reason else ""
+            f": {one_line(reason.removesuffix(': ok'))}" if reason else ""
         )
     if "handshake" in low or "ssl" in low:
         return f"TLS to {where} failed: {text}"
@@ -195,7 +201,7 @@ def _retry_after_s(error: Any) -> float | None:
     info = RetryInfo()
     metadata = dict(error.trailing_metadata() or ())
     try:
-        # The first is what gRPC says, the second what older collectors were read for.
+        # The first is gRPC's own; the second was read from older collectors.
         for detail in Status.FromString(metadata.get("grpc-status-details-bin", b"")).details:
             detail.Unpack(info)
         info.MergeFromString(metadata.get("google.rpc.retryinfo-bin", b""))

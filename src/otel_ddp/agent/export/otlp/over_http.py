@@ -1,4 +1,4 @@
-"""OTLP over HTTP: the official exporters with a session that carries what we encoded."""
+"""Sends OTLP over HTTP: the official exporters with a session that sends our own bytes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import gzip
 import http.client
 import math
 import os
-import socket
-import ssl
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib.metadata import entry_points
 from ipaddress import ip_address
@@ -32,21 +30,20 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.metrics.export import MetricsData
 from requests.structures import CaseInsensitiveDict
 
-from otel_ddp.agent.export.otlp import punctual
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, accepted, said, shown
+from otel_ddp.agent.export.otlp import deadline
+from otel_ddp.agent.export.otlp.http_errors import causes, explain
+from otel_ddp.agent.export.otlp.outcome import (
+    Outcome,
+    Signal,
+    accepted,
+    one_line,
+    without_credentials,
+)
 
-# A reply is a few bytes. Whoever sends more is not a collector, or not a friendly one.
-REPLY_LIMIT = 64 * 1024
+# A reply of a collector is a few bytes; a longer one comes from another program.
+_REPLY_LIMIT_BYTES = 64 * 1024
 
 _WORTH_RETRYING = frozenset({429, 502, 503, 504})
-
-# Every message whose text could repeat a header, and with it a token.
-_OUR_CONFIGURATION = (requests.exceptions.InvalidHeader, UnicodeError)
-_NO_ADDRESS = (
-    requests.exceptions.InvalidURL,
-    requests.exceptions.InvalidSchema,
-    requests.exceptions.MissingSchema,
-)
 
 _EXPORTER: dict[Signal, Any] = {
     "metrics": OTLPMetricExporter,
@@ -60,24 +57,24 @@ _RESPONSE: dict[Signal, Any] = {
 }
 
 
-class Settled(requests.RequestException):
-    """Ends an attempt for the exporter, so that it does not try again: that is our work."""
+class AttemptEnded(requests.RequestException):
+    """Ends an attempt for the exporter, which would try again: the delivery does that."""
 
 
-class Courier(requests.Session):
-    """The session of one exporter: sends our bytes instead of the exporter's empty ones.
+class PreparedSession(requests.Session):
+    """The session of one exporter: sends our bytes instead of the exporter's empty request.
 
-    `wire` does the sending, so that a credential provider's session can stand there. However it
-    is answered, an attempt ends with its timeout (looking up a name aside, which nothing bounds,
-    and a name with several silent addresses, each of which is given it).
+    `underlying` sends them, which may be the session of a credential provider. An attempt ends
+    with its timeout, whatever the answer. Two things are not bounded so: the look-up of a name,
+    and a name with several silent addresses, each of which gets the whole timeout.
     """
 
-    def __init__(self, signal: Signal, wire: requests.Session, timeout_s: float) -> None:
+    def __init__(self, signal: Signal, underlying: requests.Session, timeout_s: float) -> None:
         super().__init__()
-        # Only what the exporter puts here shall count; the wire brings its own defaults.
+        # Only the exporter's headers count here; the underlying session adds its own defaults.
         self.headers.clear()
-        self.wire = wire
-        punctual.make(wire)
+        self.underlying = underlying
+        deadline.enforce(underlying)
         self.body = b""
         self.outcome: Outcome | None = None
         self._signal = signal
@@ -86,10 +83,10 @@ class Courier(requests.Session):
     def request(  # type: ignore[override]
         self, method: str, url: str, *args: Any, **kwargs: Any
     ) -> requests.Response:
-        """What every exporter ends up calling, whichever way its version goes."""
+        """Called by the exporters of all versions, in the end."""
         headers = CaseInsensitiveDict({**self.headers, **(kwargs.get("headers") or {})})
         body = _compressed(self.body, str(headers.get("Content-Encoding", "")))
-        deadline = time.monotonic() + kwargs["timeout"]
+        ends_at = time.monotonic() + kwargs["timeout"]
         verify, cert = kwargs.get("verify"), kwargs.get("cert")
         call = {
             "headers": headers,
@@ -99,59 +96,59 @@ class Courier(requests.Session):
             "allow_redirects": False,
             "stream": True,
         }
-        before = punctual.DEADLINE.set(deadline)
+        before = deadline.DEADLINE.set(ends_at)
         try:
-            response = self._post(method, url, call, deadline)
+            response = self._post(method, url, call, ends_at)
             with response:
-                self.outcome = self._judge(response, url, deadline)
+                self.outcome = self._outcome_of(response, url, ends_at)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # RequestException is an OSError; what is no RequestException comes from a
-            # certificate that cannot be loaded or a header that cannot be written.
+            # RequestException is an OSError. Other errors come from a certificate that cannot be
+            # loaded, or from a header that cannot be written.
             self.outcome = Outcome("retry", explain(error, url, self._timeout_s))
-            raise Settled(self.outcome.why) from None
+            raise AttemptEnded(self.outcome.why) from None
         finally:
-            punctual.DEADLINE.reset(before)
+            deadline.DEADLINE.reset(before)
         if self.outcome.kind != "delivered":
-            raise Settled(self.outcome.why)
+            raise AttemptEnded(self.outcome.why)
         return response
 
     def close(self) -> None:
         super().close()
-        self.wire.close()
+        self.underlying.close()
 
     def _post(
-        self, method: str, url: str, call: dict[str, Any], deadline: float
+        self, method: str, url: str, call: dict[str, Any], ends_at: float
     ) -> requests.Response:
-        first_try = time.monotonic()
+        left_s = ends_at - time.monotonic()
         try:
-            return self.wire.request(method, url, timeout=deadline - first_try, **call)
+            return self.underlying.request(method, url, timeout=left_s, **call)
         except requests.ConnectionError as error:
-            # A connection that was kept open may be closed by the collector in the moment in
-            # which we use it. That says nothing about the collector: once more, at once.
-            left = deadline - time.monotonic()
-            if left <= 0 or not any(isinstance(e, ConnectionResetError) for e in _chain(error)):
+            # The collector may close a connection that was kept open just when we use it. That
+            # tells nothing about the collector, so the request is sent once more at once.
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0 or not any(isinstance(e, ConnectionResetError) for e in causes(error)):
                 raise
-        return self.wire.request(method, url, timeout=left, **call)
+        return self.underlying.request(method, url, timeout=left_s, **call)
 
-    def _judge(self, response: requests.Response, url: str, deadline: float) -> Outcome:
+    def _outcome_of(self, response: requests.Response, url: str, ends_at: float) -> Outcome:
         status = response.status_code
-        where = shown(url, path=True)
+        where = without_credentials(url, with_path=True)
         if 200 <= status < 300:
-            return self._accepted(_reply(response, deadline), where)
+            return self._accepted(_reply(response, ends_at), where)
         why = f"{status} from {where}"
         if status in _WORTH_RETRYING:
             after = _retry_after_s(response.headers.get("Retry-After"))
             return Outcome("retry", why, retry_after_s=after)
         if status in (401, 403):
-            # Kept: a token can be mended or turned over while the data waits.
+            # Kept: a token can be corrected or renewed while the data waits.
             return Outcome("retry", f"{why}: token rejected (OTEL_EXPORTER_OTLP_HEADERS)")
         if 300 <= status < 400:
             return Outcome("refused", f"{why}: a redirect, which OTLP does not follow")
         if status == 404:
             return Outcome("refused", f"{why}: {self._signal} are not taken there")
-        reply = _reply(response, deadline)
+        reply = _reply(response, ends_at)
         if status == 400 and _is_tls_port(response, reply):
-            # Kept: nobody has looked at what was sent, and the address can be mended.
+            # Kept: the server has not read the request, and the address can be corrected.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
         detail = _detail(response, reply)
         return Outcome("refused", f"{why}: {detail}" if detail else why)
@@ -173,29 +170,29 @@ _REJECTED: dict[Signal, str] = {
 }
 
 
-class HttpLine:
-    """One signal's way to the collector."""
+class HttpSender:
+    """Sends the requests of one signal over HTTP."""
 
     def __init__(self, signal: Signal, url: str, timeout_s: float, compression: str) -> None:
-        wire = _provided_session(signal) or requests.Session()
+        underlying = _provided_session(signal) or requests.Session()
         if is_loopback(url):
-            # A cluster's HTTP_PROXY would be asked for its own loopback.
-            wire.trust_env = False
-        self._courier = Courier(signal, wire, timeout_s)
+            # Otherwise a cluster's HTTP_PROXY would be asked, and would reach its own loopback.
+            underlying.trust_env = False
+        self._session = PreparedSession(signal, underlying, timeout_s)
         self._nothing: object = MetricsData(resource_metrics=[]) if signal == "metrics" else []
         self._exporter = _EXPORTER[signal](
             endpoint=url,
             timeout=timeout_s,
             compression=Compression(compression),
-            session=self._courier,
+            session=self._session,
         )
 
     def send(self, body: bytes) -> Outcome:
-        courier = self._courier
-        courier.body, courier.outcome = body, None
+        session = self._session
+        session.body, session.outcome = body, None
         self._exporter.export(self._nothing)
-        courier.body = b""
-        return courier.outcome or Outcome("retry", "the exporter sent nothing")
+        session.body = b""
+        return session.outcome or Outcome("retry", "the exporter sent nothing")
 
     def close(self) -> None:
         self._exporter.shutdown()
@@ -210,50 +207,6 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def explain(error: BaseException, url: str, timeout_s: float) -> str:
-    """One line about why nothing came through; never the text of a header."""
-    where = shown(url)
-    chain = list(_chain(error))
-    if isinstance(error, _OUR_CONFIGURATION):
-        return "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent"
-    if isinstance(error, _NO_ADDRESS):
-        return f"{where} is no address of a collector; http://host:4318 would be one"
-    for cause in chain:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"TLS to {where} failed: certificate verify failed: {cause.verify_message}"
-        if isinstance(cause, ssl.SSLError):
-            return f"TLS to {where} failed: {cause.reason or 'no handshake'}"
-        if isinstance(cause, ConnectionRefusedError):
-            return f"connection refused by {where}"
-        if isinstance(cause, socket.gaierror):
-            return f"the host name of {where} does not resolve"
-    if isinstance(error, requests.exceptions.ProxyError):
-        return f"the proxy on the way to {where} failed"
-    if any(isinstance(cause, (requests.Timeout, TimeoutError)) for cause in chain):
-        return f"no answer from {where} within {timeout_s:g} s"
-    if any(isinstance(cause, ConnectionError) for cause in chain):
-        return f"connection closed by {where}"
-    for cause in chain:
-        if isinstance(cause, OSError) and cause.strerror:
-            return f"no way to {where}: {said(cause.strerror)}"
-    if type(error) is OSError:
-        return f"no way to {where}: {said(str(error))}"
-    return f"no way to {where}: {type(error).__name__}"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that it wraps: requests and urllib3 each hide the cause their own way."""
-    seen: set[int] = set()
-    waiting: list[object] = [error]
-    while waiting:
-        this = waiting.pop(0)
-        if not isinstance(this, BaseException) or id(this) in seen:
-            continue
-        seen.add(id(this))
-        yield this
-        waiting += [*this.args, getattr(this, "reason", None), this.__cause__, this.__context__]
-
-
 def _compressed(body: bytes, encoding: str) -> bytes:
     encoding = encoding.strip().lower()
     if encoding == "gzip":
@@ -261,39 +214,39 @@ def _compressed(body: bytes, encoding: str) -> bytes:
     return zlib.compress(body) if encoding == "deflate" else body
 
 
-def _reply(response: requests.Response, deadline: float) -> bytes:
+def _reply(response: requests.Response, ends_at: float) -> bytes:
     reply = b""
     try:
         for piece in response.iter_content(4096):
             reply += piece
-            if len(reply) > REPLY_LIMIT or time.monotonic() > deadline:
+            if len(reply) > _REPLY_LIMIT_BYTES or time.monotonic() > ends_at:
                 break
     except requests.RequestException:
-        # The status is known; what the reply would have added is not worth the request.
+        # The status is known, and it counts more than what the reply would add.
         return b""
-    return reply if len(reply) <= REPLY_LIMIT else b""
+    return reply if len(reply) <= _REPLY_LIMIT_BYTES else b""
 
 
 def _detail(response: requests.Response, reply: bytes) -> str:
-    """What the collector says is wrong: a google.rpc.Status, or plain text."""
+    """The reason that the collector gives: in a google.rpc.Status, or as plain text."""
     kind = response.headers.get("Content-Type", "")
     if "protobuf" in kind:
         try:
-            return said(Status.FromString(reply).message)
+            return one_line(Status.FromString(reply).message)
         except DecodeError:
             return ""
-    return said(reply.decode("utf-8", "replace")) if kind.startswith("text/plain") else ""
+    return one_line(reply.decode("utf-8", "replace")) if kind.startswith("text/plain") else ""
 
 
 def _is_tls_port(response: requests.Response, reply: bytes) -> bool:
-    """Whether this 400 is what a TLS port says to http://, and not to what was sent."""
-    # Servers in Go, as the collector is, answer without a single header. Their sentence is often
-    # lost, because they close while we still write. nginx and Apache have one, with these words.
+    """Whether a TLS port answers 400 to http://, which is not about the request."""
+    # Servers in Go, such as the collector, answer without a single header. Their sentence is often
+    # lost, because they close while we still write. nginx and Apache write these words.
     return not response.headers or b"plain http" in reply.lower()
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """Seconds or a date; anything else is no wish that could be granted."""
+    """The header's seconds or date; None for any other text."""
     if text is None:
         return None
     try:
@@ -309,7 +262,7 @@ def _retry_after_s(text: str | None) -> float | None:
 def _provided_session(
     signal: Signal, env: Mapping[str, str] | None = None
 ) -> requests.Session | None:
-    """The session of a credential provider, which an exporter asks for only if it gets none."""
+    """The session of a credential provider; exporters ask for it only if they are given none."""
     env = os.environ if env is None else env
     name = env.get("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER") or env.get(
         f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal.upper()}_CREDENTIAL_PROVIDER"

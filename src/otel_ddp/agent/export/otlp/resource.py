@@ -1,4 +1,4 @@
-"""Who speaks: the resource of everything that this node sends."""
+"""Describes the resource that all data of this node are sent for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAMESPACE_FILE = "run/secrets/kubernetes.io/serviceaccount/namespace"
 def describe(
     node: str, host: str, env: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> dict[str, str]:
-    """The resource attributes; what the user says in OTEL_RESOURCE_ATTRIBUTES wins."""
+    """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES win."""
     ours = {
         "service.name": "otel-ddp",
         "service.version": __version__,
-        # Never random: each restart would make every series a new one.
+        # Not random: a restart would then start every series anew.
         "service.instance.id": node,
         "host.name": host,
         "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(
@@ -33,20 +33,20 @@ def describe(
         **_container(root),
         **_kubernetes(env, host, root),
     }
-    said = OTELResourceDetector().detect()
-    merged = Resource(dict(ours)).merge(Resource(dict(said.attributes)))
+    users = OTELResourceDetector().detect()
+    merged = Resource(dict(ours)).merge(Resource(dict(users.attributes)))
     return {key: str(value) for key, value in merged.attributes.items()}
 
 
 def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
-    """The same for the series of one project; a namespace that the user set stays."""
+    """The resource of one project's series; a namespace that the user has set stays."""
     if not project or "service.namespace" in resource:
         return dict(resource)
     return {**resource, "service.namespace": project}
 
 
 def _container(root: Path) -> dict[str, str]:
-    # cgroup v1 names the container in the first file, v2 only by where its files are mounted from.
+    # cgroup v1 names the container in the first file; v2 only in the paths of its mounts.
     for name in ("proc/self/cgroup", "proc/self/mountinfo"):
         try:
             text = (root / name).read_text(errors="replace")

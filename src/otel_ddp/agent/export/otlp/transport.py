@@ -1,9 +1,9 @@
-"""Sends prepared OTLP requests through the official exporters, and learns what became of them.
+"""Sends prepared OTLP requests through the official exporters, and learns each outcome.
 
-The exporters own the OTEL_* variables: headers, certificates, client keys, compression, credential
-providers, channels. They are handed nothing to export: what goes over the wire is put in at their
-seam (`over_http.Courier`, `over_grpc.Witness`), and the answer is read there as well, because an
-exporter only says success or failure, and counts a redirect as a success.
+The exporters read the OTEL_* variables: headers, certificates, client keys, credential providers.
+They are given nothing to export. The prepared request is put in at their seam
+(`over_http.PreparedSession`, `over_grpc.RecordingStub`). The answer is read there as well, because
+an exporter reports only success or failure, and counts a redirect as a success.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ import os
 from collections.abc import Mapping
 from typing import Protocol
 
-from opentelemetry.util.re import parse_env_headers
-
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal, said, shown
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line, without_credentials
+from otel_ddp.agent.export.otlp.variables import SignalVariables, route
 from otel_ddp.settings import Settings
 
 log = logging.getLogger("otel_ddp.agent")
 
-# What an exporter may throw when a variable, a file or a package is not what it should be.
+# What an exporter may raise when a variable, a file or a package is wrong.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
 _ENDPOINTS = tuple(
     f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
 )
-_FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
 
 
-class Line(Protocol):
-    """One signal's way to the collector."""
+class SignalSender(Protocol):
+    """Sends the requests of one signal to the collector."""
 
     def send(self, body: bytes) -> Outcome: ...
 
@@ -39,164 +37,100 @@ class Line(Protocol):
 
 
 class Transport:
-    """Sends, for each signal by the protocol and to the address that its variables name.
+    """Sends each signal by the protocol and to the address that its variables name.
 
-    Nothing is raised: whatever is wrong is an Outcome. One thread sends at a time for each signal.
+    Nothing is raised: every failure is an Outcome. One thread sends at a time for each signal.
     """
 
     def __init__(self, settings: Settings, env: Mapping[str, str] | None = None) -> None:
         self._settings = settings
         self._env = os.environ if env is None else env
-        self._lines: dict[Signal, Line] = {}
-        self._said: set[str] = set()
+        self._senders: dict[Signal, SignalSender] = {}
+        self._warned: set[str] = set()
         self._closed = False
-        _quiet()
+        _silence_exporters()
 
     @property
     def destination(self) -> str:
-        """Where metrics go, as it may be shown."""
-        return shown(self._url("metrics", self._protocol("metrics")))
+        """Where metrics go, without credentials."""
+        return without_credentials(route("metrics", self._settings, self._env).url("metrics"))
 
     def address(self, signal: Signal) -> str:
-        """Where a signal goes, as it may be shown."""
-        return shown(self._url(signal, self._protocol(signal)), path=True)
+        """Where a signal goes, with its path and without credentials."""
+        return without_credentials(
+            route(signal, self._settings, self._env).url(signal), with_path=True
+        )
 
     def send(self, signal: Signal, body: bytes) -> Outcome:
-        """One attempt, no longer than the timeout."""
+        """Make one attempt, which takes no longer than the timeout."""
         if self._closed:
             return Outcome("retry", "the transport is closed")
         try:
-            line = self._lines.get(signal) or self._open(signal)
-            return line.send(body)
+            sender = self._senders.get(signal) or self._open(signal)
+            return sender.send(body)
         except _UNUSABLE as error:
-            return Outcome("retry", f"{signal} cannot be sent: {said(str(error))}")
+            return Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self._closed = True
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
 
-    def _open(self, signal: Signal) -> Line:
-        protocol = self._protocol(signal)
-        url = self._url(signal, protocol)
-        self._check_files(signal, url)
-        self._check_headers(signal)
-        timeout_s, compression = self._timeout_s(signal), self._compression(signal)
-        line: Line
-        if protocol == "grpc":
-            from otel_ddp.agent.export.otlp.over_grpc import GrpcLine
+    def _open(self, signal: Signal) -> SignalSender:
+        there = route(signal, self._settings, self._env)
+        url = there.url(signal)
+        variables = SignalVariables(signal, self._settings, self._env, self._warn_once)
+        variables.check_files(url)
+        variables.check_headers()
+        timeout_s, compression = variables.timeout_s(), variables.compression()
+        sender: SignalSender
+        if there.protocol == "grpc":
+            from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
-            line = GrpcLine(signal, url, timeout_s, compression)
-        elif protocol == "http/protobuf":
-            from otel_ddp.agent.export.otlp.over_http import HttpLine
+            sender = GrpcSender(signal, url, timeout_s, compression)
+        elif there.protocol == "http/protobuf":
+            from otel_ddp.agent.export.otlp.over_http import HttpSender
 
-            line = HttpLine(signal, url, timeout_s, compression)
+            sender = HttpSender(signal, url, timeout_s, compression)
         else:
             raise ValueError(
                 f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL must be http/protobuf or grpc, "
-                f"got {protocol!r}"
+                f"got {there.protocol!r}"
             )
-        self._lines[signal] = line
-        return line
+        self._senders[signal] = sender
+        return sender
 
-    def _variable(self, signal: Signal, name: str) -> tuple[str, str]:
-        """The signal's own variable, else the general one: name and text."""
-        general = f"OTEL_EXPORTER_OTLP_{name}"
-        own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}"
-        text = self._env.get(own, "").strip()
-        return (own, text) if text else (general, self._env.get(general, "").strip())
-
-    def _protocol(self, signal: Signal) -> str:
-        own = self._env.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "").strip().lower()
-        return own or self._settings.protocol
-
-    def _url(self, signal: Signal, protocol: str) -> str:
-        if own := self._env.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "").strip():
-            return own
-        if protocol == "grpc":
-            return self._settings.endpoint or "http://localhost:4317"
-        base = self._settings.endpoint or "http://localhost:4318"
-        return f"{base.rstrip('/')}/v1/{signal}"
-
-    def _timeout_s(self, signal: Signal) -> float:
-        variable = f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT"
-        text = self._env.get(variable, "").strip()
-        if not text:
-            return self._settings.timeout_s
-        try:
-            # Milliseconds, as the specification says; the exporters would read seconds.
-            timeout_s = float(text) / 1000.0
-        except ValueError:
-            timeout_s = -1.0
-        if 0 < timeout_s < 1e9:
-            return timeout_s
-        self._say_once(
-            f"{variable} must be a number of milliseconds above 0, got {text!r}; "
-            f"{self._settings.timeout_s * 1000:g} is used."
-        )
-        return self._settings.timeout_s
-
-    def _compression(self, signal: Signal) -> str:
-        variable, text = self._variable(signal, "COMPRESSION")
-        word = text.lower() or "none"
-        if word in ("none", "gzip", "deflate"):
-            return word
-        self._say_once(
-            f"{variable} must be none, gzip or deflate, got {text!r}; nothing is compressed."
-        )
-        return "none"
-
-    def _check_files(self, signal: Signal, url: str) -> None:
-        """A missing file may appear later; the exporters do not say clearly that one is missing."""
-        if url.startswith("http://"):
-            return
-        for name in _FILES:
-            variable, path = self._variable(signal, name)
-            if path:
-                try:
-                    with open(path, "rb"):
-                        pass
-                except OSError as error:
-                    raise OSError(f"{variable}: {path}: {error.strerror}") from error
-
-    def _check_headers(self, signal: Signal) -> None:
-        variable, text = self._variable(signal, "HEADERS")
-        for number, entry in enumerate(text.split(","), start=1):
-            if entry.strip() and not parse_env_headers(entry, liberal=True):
-                # Never the entry itself: it may be a token that lost its name.
-                self._say_once(f"{variable}: entry {number} is not name=value and is left out.")
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             log.warning("%s", text)
 
 
-def addressed(settings: Settings, env: Mapping[str, str] | None = None) -> Settings | None:
-    """The settings with the collector that was named or answers on loopback; None: neither."""
+def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> Settings | None:
+    """The settings with a collector that was named or answers on loopback; None: there is none."""
     env = os.environ if env is None else env
     if any(env.get(name, "").strip() for name in _ENDPOINTS):
         return settings
-    found = probe(env)
+    found = find_on_loopback(env)
     if found is None:
         return None
     return settings._replace(endpoint=found, protocol="http/protobuf")
 
 
-def probe(
+def find_on_loopback(
     env: Mapping[str, str] | None = None, *, port: int = 4318, timeout_s: float = 0.5
 ) -> str | None:
     """The address of a collector on this machine's standard port, if one answers there."""
     env = os.environ if env is None else env
     if env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().lower() == "grpc":
-        # What answers HTTP on this port would not understand us.
+        # A server of HTTP on this port would not understand gRPC.
         return None
-    # Never through a proxy and without our headers: whoever sits on the port may be anybody.
+    # Never through a proxy and without our headers: any program may listen on the port.
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        # No body is an ExportMetricsServiceRequest with nothing in it.
+        # An empty body is an ExportMetricsServiceRequest with nothing in it.
         connection.request(
             "POST", "/v1/metrics", body=b"", headers={"Content-Type": "application/x-protobuf"}
         )
@@ -211,12 +145,9 @@ def probe(
     return None
 
 
-def _quiet() -> None:
-    """The exporters write two to four lines a failure, with credentials in some; we write one."""
+def _silence_exporters() -> None:
+    """The exporters log two to four lines per failure, some with credentials; we log one."""
     for name in ("opentelemetry.exporter.otlp", "opentelemetry.util.re", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # Read when grpc is imported: its core writes a line of its own for each failed handshake.
+    # Read when grpc is imported: its core prints a line of its own for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-
-__all__ = ["SIGNALS", "Outcome", "Signal", "Transport", "addressed", "probe"]

@@ -1,8 +1,11 @@
-"""Ends an attempt over HTTP at its deadline, however slowly the other side drips.
+"""Ends an attempt over HTTP at its deadline, even if the server sends one byte at a time.
 
-A socket's timeout is for one read, and begins anew with each byte that comes: headers, bodies and
-interim answers that drip would hold an attempt for as long as somebody likes. So what connects,
-sends and reads asks each time how much is left.
+A socket's timeout is for one read and starts again with each byte. Headers, bodies and interim
+answers that arrive slowly could extend an attempt without end, and `requests` has no total timeout.
+So each connect, send and read first sets the timeout to what is left.
+
+Another thread that closes the socket would need the same access to it, and would race with its
+reuse.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
-# When the attempt that this thread makes is over; None outside of one.
+# The moment at which this thread's attempt ends; None outside of an attempt.
 DEADLINE: ContextVar[float | None] = ContextVar("DEADLINE", default=None)
 
 
-def make(session: requests.Session) -> None:
-    """Let a session keep to the deadline; adapters of its own are left as they are."""
+def enforce(session: requests.Session) -> None:
+    """Make a session keep to the deadline; custom adapters are left as they are."""
     for prefix, adapter in list(session.adapters.items()):
         if type(adapter) is HTTPAdapter:
             session.mount(prefix, _Adapter(max_retries=adapter.max_retries))
@@ -39,7 +42,7 @@ class _Adapter(HTTPAdapter):
 
 
 def _use_our_connections(manager: Any) -> None:
-    # Made of whatever classes it has: those of a SOCKS proxy are others.
+    # Derived from the classes that it has: a SOCKS proxy has others.
     manager.pool_classes_by_scheme = {
         scheme: pool if issubclass(pool.ConnectionCls, _Connection) else _pool(pool)
         for scheme, pool in manager.pool_classes_by_scheme.items()
@@ -52,7 +55,7 @@ def _pool(of: Any) -> Any:
 
 
 class _Reader(io.RawIOBase):
-    """What comes in through a socket."""
+    """Reads from a socket, each time within what is left."""
 
     def __init__(self, sock: Any, raw: Any) -> None:
         self._sock = sock
@@ -62,7 +65,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        _allow_what_is_left(self._sock)
+        _set_timeout(self._sock)
         read: int | None = self._raw.readinto(buffer)
         return read
 
@@ -72,7 +75,7 @@ class _Reader(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """Status, headers and body are all read through this one file."""
+    """Reads status, headers and body through that reader."""
 
     def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -92,11 +95,11 @@ class _Connection:
 
     def send(self, data: Any) -> None:
         if self.sock is not None:
-            _allow_what_is_left(self.sock)
+            _set_timeout(self.sock)
         super().send(data)  # type: ignore[misc]
 
 
-def _allow_what_is_left(sock: Any) -> None:
+def _set_timeout(sock: Any) -> None:
     sock.settimeout(_left_s(sock.gettimeout()))
 
 
