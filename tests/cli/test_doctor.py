@@ -26,8 +26,9 @@ from node import Node, finished
 from nvml_boards import Boards, a100_mig, h100, standin_library
 from otel_ddp import __version__, settings
 from otel_ddp.agent.export.otlp.outcome import Outcome
+from otel_ddp.agent.export.otlp.variables import Route
 from otel_ddp.cli import doctor, main
-from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation, port
+from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation, port_protocol
 from otel_ddp.errors import ConfigError
 from otlp_receiver import Receiver
 
@@ -40,8 +41,8 @@ TRAINING = "import otel_ddp\nrun = otel_ddp.init(run='mine')\nrun.log({'loss': 1
 Check = Callable[[DoctorInputs], Iterator[Finding]]
 
 
-def found(check: Check, **scene: Any) -> list[Finding]:
-    return list(examine(DoctorInputs(**scene), [check]))
+def found(check: Check, **inputs: Any) -> list[Finding]:
+    return list(examine(DoctorInputs(**inputs), [check]))
 
 
 def levels(findings: list[Finding]) -> list[str]:
@@ -94,7 +95,7 @@ def test_the_same_for_programs_and_what_failed_is_the_exit_status(
 
 
 def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
-    def broken(scene: DoctorInputs) -> Iterator[Finding]:
+    def broken(inputs: DoctorInputs) -> Iterator[Finding]:
         yield Finding("ok", "broken", "until here")
         raise KeyError("what")
 
@@ -137,7 +138,7 @@ def test_a_package_that_cannot_be_imported_is_named(
     [
         ("raise ImportError('libcudart.so.13: cannot open')", "libcudart.so.13: cannot open"),
         ("import os; os.abort()", "died of signal 6"),
-        ("print('hello'); raise SystemExit(0)", "failed (it said nothing)"),
+        ("print('hello'); raise SystemExit(0)", "failed (it printed nothing)"),
     ],
 )
 def test_a_broken_torch_breaks_nothing_else(
@@ -173,10 +174,10 @@ def test_a_torch_that_does_not_suit_the_machine_is_said(
 ) -> None:
     told = json.dumps({"version": "2.9", **said})
     monkeypatch.setattr(installation, "_TORCH", f"print({told!r})")
-    scene = DoctorInputs()
-    scene.boards = {"devices": [["0", "NVIDIA H100"]]}
+    inputs = DoctorInputs()
+    inputs.nvml = {"devices": [["0", "NVIDIA H100"]]}
 
-    assert words in the(list(examine(scene, [doctor.torch])), level)
+    assert words in the(list(examine(inputs, [doctor.torch])), level)
 
 
 def test_a_variable_with_a_slip_of_the_pen_is_named_with_the_one_that_is_meant() -> None:
@@ -198,14 +199,14 @@ def test_a_setting_that_means_nothing_is_said_and_the_others_hold() -> None:
     os.environ.update(
         OTEL_DDP_STALL_TIMEOUT_S="soon", OTEL_DDP_AGENT="maybe", OTEL_DDP_JOURNAL_BYTES="4M"
     )
-    scene = DoctorInputs()
+    inputs = DoctorInputs()
 
-    told = list(examine(scene, [doctor.variables]))
+    told = list(examine(inputs, [doctor.variables]))
 
     assert levels(told) == ["fail", "fail", "ok"]
     assert told[0].sentence.startswith("OTEL_DDP_AGENT must be one of auto, offline, external, off")
     assert told[1].sentence.startswith("OTEL_DDP_STALL_TIMEOUT_S must be a number of seconds")
-    assert scene.conf.journal_bytes == 4 << 20
+    assert inputs.conf.journal_bytes == 4 << 20
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_an_attribute_that_is_no_pair_is_a_finding_and_nothing_else(
 
 
 def test_what_opentelemetry_complains_of_is_a_finding(capfd: pytest.CaptureFixture[str]) -> None:
-    def check(scene: DoctorInputs) -> Iterator[Finding]:
+    def check(inputs: DoctorInputs) -> Iterator[Finding]:
         logging.getLogger("opentelemetry.sdk.something").warning("odd: %s", 7)
         yield from ()
 
@@ -340,7 +341,7 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up(shown: Boards) -> None:
     told = list(examine(DoctorInputs(nvml_s=0.5), [doctor.gpus, doctor.python]))
 
     assert levels(told) == ["fail", "ok"]
-    assert "has not come to an end within 0.5 s" in told[0].sentence
+    assert "has not ended within 0.5 s" in told[0].sentence
     assert children() == before
 
 
@@ -364,19 +365,19 @@ def gpu(index: int, **labels: str) -> dict[str, Any]:
     return {"index": str(index), "name": "NVIDIA H100", "labels": labels, "processes": 0}
 
 
-def scene_with(*agents: dict[str, Any]) -> DoctorInputs:
-    scene = DoctorInputs()
+def inputs_with(*agents: dict[str, Any]) -> DoctorInputs:
+    inputs = DoctorInputs()
     alive = [{"alive": True, "version": __version__, "pid": 7, **each} for each in agents]
-    scene.survey = {"agents": alive, "processes": []}
-    scene.boards = {"missing": "none here"}
-    return scene
+    inputs.survey = {"agents": alive, "processes": []}
+    inputs.nvml = {"missing": "none here"}
+    return inputs
 
 
 def test_each_gpu_is_told_with_who_uses_it() -> None:
     remark = "rank 1 also holds 300 MiB on GPU 0 (which rank 0 uses)"
     gpus = [gpu(0, run="a", rank="0"), gpu(1, run="a"), gpu(2, node="n")]
 
-    told = list(examine(scene_with({"gpus": gpus, "gpu_remarks": [remark]}), [doctor.owners]))
+    told = list(examine(inputs_with({"gpus": gpus, "gpu_remarks": [remark]}), [doctor.owners]))
 
     assert the(told, "ok") == "GPU 0: rank 0, GPU 1: shared by run a, GPU 2: free"
     assert the(told, "warn") == remark
@@ -384,11 +385,11 @@ def test_each_gpu_is_told_with_who_uses_it() -> None:
 
 def test_an_agent_that_sees_no_gpu_where_there_is_one_is_told_of() -> None:
     missing = {"gpus": [], "gpu_remarks": ["There is no NVIDIA driver library here."]}
-    scene = scene_with(missing)
+    inputs = inputs_with(missing)
 
-    without = list(examine(scene, [doctor.owners]))
-    scene.boards = {"devices": [["0", "NVIDIA H100"]]}
-    with_one = list(examine(scene, [doctor.owners]))
+    without = list(examine(inputs, [doctor.owners]))
+    inputs.nvml = {"devices": [["0", "NVIDIA H100"]]}
+    with_one = list(examine(inputs, [doctor.owners]))
 
     assert without == []
     assert "the agent shows no GPU" in with_one[0].sentence
@@ -398,9 +399,9 @@ def test_an_agent_that_sees_no_gpu_where_there_is_one_is_told_of() -> None:
 @pytest.mark.parametrize("odd", [None, "text", 7, [7], {"a": 1}, [{"labels": 7}]], ids=repr)
 def test_what_an_agent_never_wrote_stops_nothing(odd: Any) -> None:
     names = ("pid", "version", "scrape", "export", "remark", "gpus", "gpu_remarks")
-    scene = scene_with(dict.fromkeys(names, odd))
+    inputs = inputs_with(dict.fromkeys(names, odd))
 
-    told = list(examine(scene, [doctor.agent, doctor.owners, doctor.endpoint]))
+    told = list(examine(inputs, [doctor.agent, doctor.owners, doctor.endpoint]))
 
     assert "could not be checked" not in str(told)
     assert told[-1].level == "fail"
@@ -419,10 +420,10 @@ def test_a_directory_of_our_own_making_that_is_open_will_be_closed(tmp_path: Pat
     own = tmp_path / "otel_ddp"
     own.mkdir()
     own.chmod(0o755)
-    scene = DoctorInputs()
-    scene.place = own
+    inputs = DoctorInputs()
+    inputs.place = own
 
-    told = list(examine(scene, [doctor.journals]))
+    told = list(examine(inputs, [doctor.journals]))
 
     assert any("the next process that starts closes it" in each.sentence for each in told)
     assert "fail" not in levels(told)
@@ -433,7 +434,7 @@ def test_a_directory_of_our_own_making_that_is_open_will_be_closed(tmp_path: Pat
 def test_a_directory_that_is_not_there_yet_is_not_made_by_looking(tmp_path: Path) -> None:
     told = found(doctor.journals, directory=str(tmp_path / "a" / "b"))
 
-    assert "is not there yet, and can be made" in told[0].sentence
+    assert "does not exist yet, and can be made" in told[0].sentence
     assert "fail" not in levels(told)
     assert list(tmp_path.iterdir()) == []
 
@@ -481,9 +482,9 @@ def test_a_living_agent_answers() -> None:
     with Node() as node:
         node.python(TRAINING)
         pid, scrape = node.agent()["pid"], node.agent()["scrape"]
-        scene = DoctorInputs(str(node.place.directory))
+        inputs = DoctorInputs(str(node.place.directory))
 
-        told = list(examine(scene, checks))
+        told = list(examine(inputs, checks))
 
     assert levels(told)[:3] == ["ok", "ok", "ok"]
     assert told[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
@@ -492,39 +493,37 @@ def test_a_living_agent_answers() -> None:
 
 
 def test_ranks_that_the_agent_cannot_see_are_named() -> None:
-    told = list(examine(scene_with({"unseen": ["0", "3"]}), [doctor.processes]))
+    told = list(examine(inputs_with({"unseen": ["0", "3"]}), [doctor.processes]))
 
     assert the(told, "warn").startswith("the agent cannot see the process of rank 0, 3, so ")
     assert the(told, "warn").endswith(
         "it runs in another container; let them share process ids (shareProcessNamespace, hostPID, "
         "--pid=host)"
     )
-    assert levels(list(examine(scene_with({"unseen": []}), [doctor.processes])))[0] == "ok"
+    assert levels(list(examine(inputs_with({"unseen": []}), [doctor.processes])))[0] == "ok"
 
 
 def test_a_directory_that_several_nodes_share_is_told_of() -> None:
-    scene = scene_with({"unseen": ["1"]})
-    scene.host = "node-0"
-    scene.survey["processes"] = [
+    inputs = inputs_with({"unseen": ["1"]})
+    inputs.host = "node-0"
+    inputs.survey["processes"] = [
         {"host": host, "state": state}
         for host, state in (("node-0", "running"), ("node-1", "running"), ("node-2", "killed"))
     ]
 
-    told = the(list(examine(scene, [doctor.processes])), "warn")
+    told = the(list(examine(inputs, [doctor.processes])), "warn")
 
-    assert (
-        f"of several hosts (node-0, node-1) write to {scene.place}. Where these are nodes" in told
-    )
+    assert f"of several hosts (node-0, node-1) write to {inputs.place}. If these are nodes" in told
     assert "OTEL_DDP_DIR must name a directory that each node has for itself" in told
 
 
 def test_two_processes_on_one_seat_are_told_of() -> None:
-    scene = scene_with({})
-    scene.survey["doubled"] = [{"run": "sweep", "rank": 0, "pids": [7, 8]}]
+    inputs = inputs_with({})
+    inputs.survey["doubled"] = [{"run": "sweep", "rank": 0, "pids": [7, 8]}]
 
-    told = the(list(examine(scene, [doctor.processes])), "warn")
+    told = the(list(examine(inputs, [doctor.processes])), "warn")
 
-    assert told.startswith("pids 7 and 8 each say that they are rank 0 of run sweep")
+    assert told.startswith("pids 7 and 8 all report as rank 0 of run sweep")
 
 
 def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
@@ -544,19 +543,19 @@ def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
     ("here", "how"), [(7, "with `kill 7`"), (8, "where it runs"), (0, "where it runs")]
 )
 def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how: str) -> None:
-    scene = scene_with({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
+    inputs = inputs_with({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
 
-    told = list(examine(scene, [doctor.agent]))
+    told = list(examine(inputs, [doctor.agent]))
 
     assert levels(told) == ["warn", "warn"]
-    assert f"is of version 9.9, this is {__version__}: end it {how}, and" in told[0].sentence
+    assert f"has version 9.9, this is {__version__}: end it {how}, and" in told[0].sentence
     assert told[1].sentence == "port 9464 is taken"
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"HTTP/1.0 404 no\r\n\r\n", "answers 404: is it another program's?"),
+        (b"HTTP/1.0 404 no\r\n\r\n", "answers 404: does it belong to another program?"),
         (b"HTTP/1.0 200 ok\r\n\r\n{}}{ 1 2 3 4", "cannot be read"),
         (b"nonsense\r\n\r\n", "does not answer"),
     ],
@@ -568,9 +567,9 @@ def test_an_endpoint_that_is_somebody_elses_fails(answer: bytes, words: str) -> 
             [sys.executable, "-c", _SERVE, answer.hex()], stdin=server.fileno()
         ) as process,
     ):
-        scene = scene_with({"scrape": f"http://127.0.0.1:{server.getsockname()[1]}/metrics"})
+        inputs = inputs_with({"scrape": f"http://127.0.0.1:{server.getsockname()[1]}/metrics"})
 
-        told = list(examine(scene, [doctor.endpoint]))
+        told = list(examine(inputs, [doctor.endpoint]))
         process.kill()
 
     assert words in the(told, "fail")
@@ -593,7 +592,7 @@ while True:
         ("auto", "ok", "a training process starts one"),
         ("offline", "ok", "which sends nothing"),
         ("external", "warn", "start `otel-ddp agent`"),
-        ("off", "warn", "nobody exports"),
+        ("off", "warn", "nothing is exported"),
     ],
 )
 def test_where_no_agent_runs_it_is_said_who_starts_one(
@@ -609,12 +608,12 @@ def test_where_no_agent_runs_it_is_said_who_starts_one(
 )
 def test_an_agent_that_did_not_come_up_fails(mode: str, level: str) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
-    scene = scene_with()
-    scene.survey["unserved"] = [{"directory": "/a", "agent_log": "no", "processes": 1}]
+    inputs = inputs_with()
+    inputs.survey["unserved"] = [{"directory": "/a", "agent_log": "no", "processes": 1}]
 
-    told = the(list(examine(scene, [doctor.agent])), level)
+    told = the(list(examine(inputs, [doctor.agent])), level)
 
-    assert told.startswith("a process runs, but no agent came up") == (level == "fail")
+    assert told.startswith("a process runs, but no agent has started") == (level == "fail")
 
 
 def test_a_port_that_is_taken_is_a_warning_and_a_strange_address_a_failure(place: Here) -> None:
@@ -655,7 +654,7 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     told = found(doctor.collector)
 
     assert set(levels(told)) == {"ok"}
-    assert told[0].sentence == f"{url} takes metrics, traces and logs"
+    assert told[0].sentence == f"{url} accepts metrics, traces and logs"
     assert [each.subject for each in told[1:]] == ([] if protocol == "grpc" else ["clocks"])
     assert [each.signal for each in receiver.requests] == ["metrics", "traces", "logs"]
     assert all(not each.message.ListFields() for each in receiver.requests)
@@ -669,7 +668,7 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     [
         (401, "token rejected (OTEL_EXPORTER_OTLP_HEADERS); renew the token"),
         (403, "token rejected"),
-        (404, "are not taken there; what answers there is no OTLP receiver: correct the host"),
+        (404, "are not taken there; the server there is no OTLP receiver: correct the host"),
         (503, "cannot be sent"),
     ],
 )
@@ -735,7 +734,7 @@ def test_a_program_that_is_no_collector_is_named_once_with_what_to_look_at(statu
 
     assert said.startswith(f"{status} from {url}")
     assert said.endswith(
-        "what answers there is no OTLP receiver: correct the host, the port (usually 4318 for "
+        "the server there is no OTLP receiver: correct the host, the port (usually 4318 for "
         "http/protobuf, 4317 for grpc) or the path in OTEL_EXPORTER_OTLP_ENDPOINT"
     )
 
@@ -745,7 +744,7 @@ def test_a_prometheus_is_told_to_take_metrics_only_and_where() -> None:
         said = fails(url, "http/protobuf")
 
     assert said.endswith(
-        "a Prometheus answers there, which takes metrics only: start it with "
+        "a Prometheus answers there, which accepts metrics only: start it with "
         f"--web.enable-otlp-receiver, set OTEL_EXPORTER_OTLP_ENDPOINT={url}/api/v1/otlp, set "
         "OTEL_TRACES_EXPORTER=none, set OTEL_LOGS_EXPORTER=none"
     )
@@ -800,16 +799,16 @@ def test_a_signal_with_an_address_of_its_own_is_advised_of_its_own_variable(
 
 def test_of_a_name_with_two_addresses_the_one_that_answered_counts() -> None:
     # Which of them gRPC tells of is left to chance, for each signal anew.
-    way = checks_of_the_collector.Way("localhost:4317", "grpc", "E", "P")
+    route = Route("localhost:4317", "grpc", "E", "P")
     nobody = Outcome("retry", "connection refused by localhost:4317")
     broken = Outcome("retry", "TLS to localhost:4317 failed: certificate verify failed")
 
-    refused = checks_of_the_collector._refused(
+    failures = checks_of_the_collector._failures(
         {"metrics": nobody, "traces": broken, "logs": nobody},
-        dict.fromkeys(("metrics", "traces", "logs"), way),
+        dict.fromkeys(("metrics", "traces", "logs"), route),
     )
 
-    assert refused == {(way, broken.why): ["metrics", "traces", "logs"]}
+    assert failures == {(route, broken.why): ["metrics", "traces", "logs"]}
 
 
 @pytest.mark.parametrize(
@@ -829,7 +828,7 @@ def test_what_a_port_speaks_is_known_by_its_first_words(answer: bytes, expected:
             [sys.executable, "-c", _SERVE, answer.hex()], stdin=server.fileno()
         ) as process,
     ):
-        said = port.spoken(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
+        said = port_protocol.protocol_of(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
         process.kill()
 
     assert said == expected
@@ -837,9 +836,9 @@ def test_what_a_port_speaks_is_known_by_its_first_words(answer: bytes, expected:
 
 def test_a_port_that_says_nothing_costs_the_time_limit_and_an_odd_one_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert port.spoken(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05) == ""
-    assert port.spoken("http://127.0.0.1:many", 5.0) == ""
-    assert port.spoken("", 5.0) == ""
+        assert port_protocol.protocol_of(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05) == ""
+    assert port_protocol.protocol_of("http://127.0.0.1:many", 5.0) == ""
+    assert port_protocol.protocol_of("", 5.0) == ""
 
 
 @PROTOCOLS
@@ -849,7 +848,7 @@ def test_a_collector_without_traces_is_a_warning(receiver: Receiver, protocol: s
 
     told = found(doctor.collector)
 
-    assert told[0].sentence.endswith("takes metrics and logs")
+    assert told[0].sentence.endswith("accepts metrics and logs")
     assert "traces cannot be sent" in the(told, "warn")
     assert "OTEL_TRACES_EXPORTER=none" in the(told, "warn")
 

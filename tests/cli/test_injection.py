@@ -35,8 +35,8 @@ def test_what_means_nothing_is_answered_with_what_does(text: str) -> None:
 def test_it_hits_its_rank_alone() -> None:
     late = parse("data:1:20ms")
 
-    assert [late.late("data", rank) for rank in (0, 1, 2)] == [0.0, 0.02, 0.0]
-    assert late.late("forward", 1) == 0.0
+    assert [late.late_s("data", rank) for rank in (0, 1, 2)] == [0.0, 0.02, 0.0]
+    assert late.late_s("forward", 1) == 0.0
     assert parse("kill:1").hits("kill", 1)
     assert not parse("kill:1").hits("kill", 0)
 

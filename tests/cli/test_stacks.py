@@ -14,11 +14,11 @@ from node import Node, until
 from otel_ddp.cli import main, stacks
 from otel_ddp.journal.reader import JournalReader
 
-# Two ranks of a run, and one process that nobody can ask; torch is imported once.
+# Two ranks of a run, and one process that does not answer; torch is imported once.
 TRAIN = """
 import ctypes, os, sys
 import otel_ddp
-from otel_ddp.torch import witness
+from otel_ddp.torch import stack_answers
 
 held, holds = os.pipe()
 for rank in (1, 0):
@@ -26,7 +26,7 @@ for rank in (1, 0):
         break
 run = otel_ddp.init(run="one", global_rank=rank, world_size=2, local_rank=rank)
 if rank == 1 or os.environ["BOTH"]:
-    witness.start(run._recorder.writer.path, int)
+    stack_answers.start(run._recorder.writer.path, int)
 
 
 def holds_the_lock():
@@ -48,11 +48,11 @@ def node() -> Iterator[Node]:
 
 
 def two(node: Node, name: str, both: str = "1", hold: str = "") -> str:
-    """Two ranks that hang; where they meet."""
+    """Two ranks that hang; their directory."""
     place = node.root / name
     node.python(TRAIN, OTEL_DDP_DIR=str(place), BOTH=both, HOLD=hold)
     asks = 2 if both else 1
-    until(lambda: len([*place.glob("*.ask")]) == asks, "the witnesses")
+    until(lambda: len([*place.glob("*.ask")]) == asks, "the threads that answer")
     until(lambda: len([*place.glob("[0-9]*.journal")]) == 2, "the journals")
     return str(place)
 
@@ -84,7 +84,7 @@ def test_every_rank_is_shown_with_its_lines_or_the_one_that_was_asked_for(
     assert [line[:6] for line in told if line.startswith("rank ")] == ["rank 1"]
 
     assert main(["stacks", "--dir", place, "--rank", "7"]) == 1
-    assert capsys.readouterr().out == "no such rank lives on this node\n"
+    assert capsys.readouterr().out == "no such rank runs on this node\n"
 
 
 def test_who_does_not_answer_is_told_why_and_how_to_see_more(
@@ -99,7 +99,7 @@ def test_who_does_not_answer_is_told_why_and_how_to_see_more(
     assert main(["stacks", "--dir", place]) == 1
     told = capsys.readouterr().out
     zero, one = told.split("rank 1, ")
-    assert "nobody answers in it" in zero
+    assert "it does not answer: it has not called" in zero
     assert "C code holds Python's lock (the GIL)" in one
     assert "pip install py-spy" in one
 
@@ -141,4 +141,4 @@ def test_nothing_is_asked_of_processes_that_are_gone(
     tmp_path.chmod(0o700)
 
     assert main(["stacks", "--dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == "no rank lives on this node\n"
+    assert capsys.readouterr().out == "no rank runs on this node\n"

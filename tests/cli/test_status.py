@@ -259,18 +259,18 @@ def test_a_process_that_has_waited_in_vain_for_its_agent_is_told_with_the_agents
     ("said", "why"),
     [
         ("no such library", "/a b/agent.log ends with: no such library"),
-        ("", "what the training prints at its start may say why"),
+        ("", "the training's first lines of output may say why"),
     ],
 )
 def test_where_no_agent_came_up_that_is_said_and_why(said: str, why: str) -> None:
     found = {"unserved": [{"directory": "/a b", "agent_log": said, "processes": 2}]}
 
     assert list(lines(found, NOW_NS)) == [
-        "agent     2 processes run, but no agent came up (which is right after "
+        "agent     2 processes run, but no agent has started (which is right after "
         f"OTEL_DDP_AGENT=off); {why}; try `otel-ddp agent --dir '/a b'`",
         "no runs",
     ]
-    assert "no agent came up" not in str(list(lines(found, NOW_NS, agent="external")))
+    assert "no agent has started" not in str(list(lines(found, NOW_NS, agent="external")))
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ def test_two_living_processes_that_say_they_are_the_same_rank_are_told_of(
     assert (
         told
         == [
-            f"  ! pids {first} and {second} each say that they are rank 0 of run sweep, and the "
-            "metrics show one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
+            f"  ! pids {first} and {second} all report as rank 0 of run sweep, and the metrics "
+            "show only one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
         ]
         * twice
     )
@@ -378,7 +378,7 @@ def test_an_agent_that_has_not_said_anything_yet_is_starting(
             "external",
             "OTEL_DDP_AGENT=external, but none runs: start `otel-ddp agent` on this node",
         ),
-        ("off", "OTEL_DDP_AGENT=off: journals are written, and nobody exports what is in them"),
+        ("off", "OTEL_DDP_AGENT=off: journals are written, but nothing is exported"),
     ],
 )
 def test_where_no_agent_runs_it_is_said_who_starts_one(

@@ -57,7 +57,7 @@ def test_the_directory_of_a_training_that_has_not_begun_is_no_error(
     assert json.loads(capsys.readouterr().out)["unreadable"] == [why]
 
     assert main(["stacks"]) == 1
-    assert capsys.readouterr().out == f"no rank lives on this node: {why}\n"
+    assert capsys.readouterr().out == f"no rank runs on this node: {why}\n"
 
 
 # Imported before: the files of this installation may be closed to others.

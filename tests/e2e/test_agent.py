@@ -94,7 +94,7 @@ def test_a_killed_rank_is_known_with_its_step_and_phase() -> None:
         assert (status["state"], status["step"], status["phase"]) == ("killed", 17, "backward")
         output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
         assert "killed" in output
-        assert "gone without a word" in output
+        assert "ended without a report" in output
         shown = json.loads(
             finished(node.start(sys.executable, "-m", "otel_ddp", "status", "--json"))
         )

@@ -244,7 +244,7 @@ def test_more_than_the_spool_holds_is_counted_and_said() -> None:
         status, said = replay(node.spool, endpoint)
 
         assert status == 0, said
-        assert "requests that were kept here are gone: they made room for newer ones" in said
+        assert "requests that were kept here are missing: they made room for newer ones" in said
         assert "an agent still adds to it" not in said
         points = [p for p in receiver.points() if p.metric == "training.scalar.step"]
         assert max(point.value for point in points) == 2999

@@ -1,4 +1,4 @@
-"""otel-ddp replay: send what offline runs have kept on disk, from here or from a copy."""
+"""otel-ddp replay: sends the data that offline runs have kept on disk, or a copy of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from otel_ddp.agent.export.replay import (
     Tally,
     find_spools,
 )
-from otel_ddp.cli.status import cell, tell
+from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.layout import SUFFIX
 
@@ -33,33 +33,34 @@ _LINE_EVERY_S = 10.0
 _DRAW_EVERY_S = 0.1
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Send what offline runs have kept on disk, with its own times. Nothing is removed: what "
-        "was sent is remembered beside it, for each destination. Where to: what the variables "
-        "OTEL_EXPORTER_OTLP_* say, else a collector on this machine."
+        "Send the data that offline runs have kept on disk, with their own times. Nothing is "
+        "removed: a file beside the data remembers what was sent to each destination. The "
+        "destination is that of the OTEL_EXPORTER_OTLP_* variables, else a collector on this "
+        "machine."
     )
     parser.add_argument(
         "directories",
         nargs="+",
         metavar="DIR",
         type=Path,
-        help="what `otel-ddp status` named, a copy of it, or a directory in which several lie",
+        help="the directory that `otel-ddp status` shows, a copy of it, or one that holds several",
     )
     parser.add_argument(
         "--on-conflict",
         choices=("skip", "error", "send"),
         default="skip",
-        help="with what was sent there before: leave it out (skip, the default), stop before "
-        "anything is sent (error), or send it again (send)",
+        help="for data that were sent there before: leave them out (skip, the default), stop "
+        "before anything is sent (error), or send them again (send)",
     )
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     try:
-        # Whatever the trainings are told: who replays wants to send.
+        # Not the trainings' setting, which may be offline: a replay sends.
         conf = settings.read(agent="auto")
-        spools = list(_spools(asked.directories))
+        spools = list(_spools(options.directories))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -80,13 +81,13 @@ def run(asked: argparse.Namespace) -> int:
         return 2
     transport = Transport(conf_there)
     try:
-        with Replay(transport, spools, signals, again=asked.on_conflict == "send") as replay:
-            return _replay(replay, spools, transport.destination, asked.on_conflict)
+        with Replay(transport, spools, signals, again=options.on_conflict == "send") as replay:
+            return _replay(replay, spools, transport.destination, options.on_conflict)
     except AnotherReplay:
-        print("Another replay of the same to the same destination is under way.", file=sys.stderr)
+        print("Another replay of these data to this destination is running.", file=sys.stderr)
         return 1
     except SentLogUnwritable as why:
-        print(f"{why}. What was sent is remembered there: replay a copy.", file=sys.stderr)
+        print(f"{why}. That file remembers what was sent: replay a copy.", file=sys.stderr)
         return 1
     finally:
         transport.close()
@@ -110,16 +111,18 @@ def _spools(directories: Sequence[Path]) -> Iterator[FoundSpool]:
 def _nothing(directory: Path) -> str:
     if any(directory.glob(f"*{SUFFIX}")):
         return (
-            f"{directory} holds journals, which no agent has read: `otel-ddp agent --dir "
-            f"{directory}` exports what is in them."
+            f"{directory} holds journals that no agent has read: `otel-ddp agent --dir "
+            f"{directory}` exports them."
         )
-    return f"Nothing that an offline run has kept is in {directory}."
+    return f"{directory} holds no data of an offline run."
 
 
-def _replay(replay: Replay, spools: Sequence[FoundSpool], there: str, on_conflict: str) -> int:
-    there = cell(there)
+def _replay(
+    replay: Replay, spools: Sequence[FoundSpool], destination: str, on_conflict: str
+) -> int:
+    there = cell(destination)
     for spool in spools:
-        _introduce(spool)
+        _describe(spool)
     if replay.sent_before and on_conflict == "error":
         sentence = (
             f"{replay.sent_before} of these requests were sent to {there} before, so nothing is "
@@ -131,34 +134,34 @@ def _replay(replay: Replay, spools: Sequence[FoundSpool], there: str, on_conflic
         what = "are sent again" if on_conflict == "send" else "are left out"
         print(f"{replay.sent_before} requests were sent to {there} before and {what}")
     if not replay.pending:
-        return tell("nothing is left to send")
+        return print_answer("nothing is left to send")
     _warn_of_age(replay, time.time())
-    progress = Progress(sys.stdout, len(replay.pending), replay.size_bytes)
+    bar = ProgressBar(sys.stdout, len(replay.pending), replay.size_bytes)
     try:
         for tally in replay.send():
-            progress.show(tally)
+            bar.show(tally)
     except (KeyboardInterrupt, SentLogUnwritable):
-        progress.end()
-        print(f"stopped: {_sent(replay.tally, there)}; the next replay goes on from there")
+        bar.end()
+        print(f"stopped: {_sent(replay.tally, there)}; the next replay continues there")
         raise
-    progress.end()
+    bar.end()
     print(_sent(replay.tally, there))
-    told = list(_troubles(replay.tally))
-    for sentence in told:
+    troubles = list(_troubles(replay.tally))
+    for sentence in troubles:
         print(f"! {sentence}")
-    return 1 if told else 0
+    return 1 if troubles else 0
 
 
-def _introduce(spool: FoundSpool) -> None:
+def _describe(spool: FoundSpool) -> None:
     kept = human_size(sum(entry.size_bytes for entry in spool.entries))
     print(f"{spool.path}: {len(spool.entries)} requests, {kept}")
     if spool.missing:
         print(
-            f"! {spool.missing} requests that were kept here are gone: they made room for newer "
+            f"! {spool.missing} requests that were kept here are missing: they made room for newer "
             "ones (OTEL_DDP_SPOOL_BYTES), or were deleted"
         )
     if spool.in_use:
-        print("! an agent still adds to it: replay it once more when the training has ended")
+        print("! an agent still adds to it: replay it again when the training has ended")
 
 
 def _warn_of_age(replay: Replay, now_s: float) -> None:
@@ -166,10 +169,10 @@ def _warn_of_age(replay: Replay, now_s: float) -> None:
     if not replay.oldest_s or age_s < _OLD_S:
         return
     print(
-        f"! The oldest value is {_long(age_s)} old. Prometheus refuses what is older than its "
-        "newest value by more than its out_of_order_time_window (2h in deploy/prometheus/"
-        "prometheus.yml), and a collector in between does not say so. Set it to "
-        f"{int(age_s / 3600) + 2}h before. What was refused is sent again by --on-conflict send."
+        f"! The oldest value is {_age(age_s)} old. Prometheus refuses a value that is older than "
+        "its newest one by more than out_of_order_time_window (2h in deploy/prometheus/"
+        "prometheus.yml), and a collector in between does not report that. Set it to "
+        f"{int(age_s / 3600) + 2}h before. --on-conflict send sends refused values again."
     )
 
 
@@ -178,15 +181,15 @@ def _sent(tally: Tally, there: str) -> str:
 
 
 def _troubles(tally: Tally) -> Iterator[str]:
-    """What did not arrive, and why."""
+    """A sentence for each kind of data that did not arrive."""
     for why, points in tally.refused_points.items():
         yield f"{points} points were refused: {cell(why)}"
     if tally.rejected_points:
-        yield f"{tally.rejected_points} points were taken and dropped by the collector"
+        yield f"{tally.rejected_points} points were accepted and dropped by the collector"
     for signal, why in tally.given_up.items():
         yield (
-            f"{tally.left[signal]} requests of {signal} are left: {cell(why)}; the next "
-            "replay goes on from there"
+            f"{tally.left[signal]} requests of {signal} are left: {cell(why)}; the next replay "
+            "continues there"
         )
     if tally.damaged:
         yield f"{tally.damaged} requests are damaged and cannot be sent"
@@ -194,13 +197,13 @@ def _troubles(tally: Tally) -> Iterator[str]:
         yield f"{count} requests cannot be read: {why}"
 
 
-def _long(seconds: float) -> str:
+def _age(seconds: float) -> str:
     if seconds < 2 * 86400:
         return f"{seconds / 3600:.0f} h"
     return f"{seconds / 86400:.0f} days"
 
 
-class Progress:
+class ProgressBar:
     """A bar on a terminal; elsewhere a line every ten seconds."""
 
     def __init__(
@@ -215,15 +218,15 @@ class Progress:
         self._size_bytes = max(size_bytes, 1)
         self._clock = clock
         self._terminal = stream.isatty()
-        self._began = self._shown = clock()
+        self._began = self._shown_at = clock()
         self._drawn = ""
 
     def show(self, tally: Tally) -> None:
-        """Say how far it is, if it is time to."""
+        """Show how far it is, if it is time to."""
         now = self._clock()
-        if now - self._shown < (_DRAW_EVERY_S if self._terminal else _LINE_EVERY_S):
+        if now - self._shown_at < (_DRAW_EVERY_S if self._terminal else _LINE_EVERY_S):
             return
-        self._shown = now
+        self._shown_at = now
         share = tally.done_bytes / self._size_bytes
         left_s = (now - self._began) * (1.0 - share) / max(share, 1e-9)
         text = f"{share:4.0%}  {tally.requests} of {self._requests} requests, {left_s:.0f} s left"
@@ -234,7 +237,7 @@ class Progress:
         self._draw(f"[{'#' * done}{'.' * (_BAR - done)}] {text}")
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._draw("")
 
     def _draw(self, text: str) -> None:

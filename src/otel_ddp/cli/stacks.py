@@ -1,4 +1,4 @@
-"""otel-ddp stacks: what the Python threads of this node's ranks are at, without stopping them."""
+"""otel-ddp stacks: shows the Python stacks of this node's ranks, without stopping them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.verdicts.stack_question import StackQuestion, frames
-from otel_ddp.cli import where
+from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.diagnosis.evidence import Evidence
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
-_PATIENCE_S = 2.0
+_ANSWER_S = 2.0
 _PY_SPY_S = 20.0
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "in uninterruptible I/O"}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rank", type=int, action="append", help="only this rank; may be repeated")
-    where.argument(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rank", type=int, action="append", help="only this rank; may be given several times"
+    )
+    add_directory_option(parser)
 
 
-class Asked:
-    """A living process that was asked."""
+class AskedProcess:
+    """A living process that was asked for its stacks."""
 
     def __init__(self, reader: JournalReader) -> None:
         rank = reader.identity.get("global_rank")
@@ -37,44 +39,44 @@ class Asked:
         self.run = reader.identity.get("run")
         self.group = reader.identity.get("group")
         self.pid = reader.pid
-        self._probe = StackQuestion(reader.path, reader.pid, reader.start_ticks)
-        self.heard = self._probe.ask("where", time.time_ns())
-        self.known = Evidence()
+        self._question = StackQuestion(reader.path, reader.pid, reader.start_ticks)
+        self.can_answer = self._question.ask("where", time.time_ns())
+        self.evidence = Evidence()
 
-    def answered(self) -> bool:
-        """Whether there is nothing left to wait for."""
-        self.known = self._probe.poll(time.time_ns())
-        return self.known.heard or not self.heard
+    def is_done(self) -> bool:
+        """Whether it has answered, or will not."""
+        self.evidence = self._question.poll(time.time_ns())
+        return self.evidence.heard or not self.can_answer
 
     @property
     def threads(self) -> list[Any]:
-        found = self._probe.answer.get("threads")
+        found = self._question.answer.get("threads")
         return found if isinstance(found, list) else []
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     try:
-        _, places, missing = where.look(asked.dir)
+        _, places, missing = find_places(options.dir)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    found = list(_living((path for place in places for path in place.journals()), asked.rank))
+    found = list(_ask((path for place in places for path in place.journals()), options.rank))
     if not found:
-        told = "no such rank lives on this node" if asked.rank else "no rank lives on this node"
-        print(f"{told}: {missing}" if missing else told)
+        which = "no such rank" if options.rank else "no rank"
+        print(f"{which} runs on this node" + (f": {missing}" if missing else ""))
         return 1
-    deadline = time.monotonic() + _PATIENCE_S
-    # Asked all at once, so that they are seen at one moment.
-    open_still = found
-    while open_still and time.monotonic() < deadline:
+    deadline = time.monotonic() + _ANSWER_S
+    # All were asked at once, so that the stacks are those of one moment.
+    waiting = found
+    while waiting and time.monotonic() < deadline:
         time.sleep(0.01)
-        open_still = [each for each in open_still if not each.answered()]
+        waiting = [each for each in waiting if not each.is_done()]
     for each in sorted(found, key=lambda one: (one.rank is None, one.rank or 0)):
         print("\n".join(lines(each)))
-    return 0 if all(each.known.heard for each in found) else 1
+    return 0 if all(each.evidence.heard for each in found) else 1
 
 
-def _living(journals: Iterable[Path], ranks: list[int] | None) -> Iterator[Asked]:
+def _ask(journals: Iterable[Path], ranks: list[int] | None) -> Iterator[AskedProcess]:
     for path in journals:
         try:
             reader = JournalReader(path)
@@ -82,14 +84,14 @@ def _living(journals: Iterable[Path], ranks: list[int] | None) -> Iterator[Asked
             continue
         try:
             if reader.writer_lives() and (not ranks or reader.identity.get("global_rank") in ranks):
-                yield Asked(reader)
+                yield AskedProcess(reader)
         finally:
             reader.close()
 
 
-def lines(each: Asked) -> Iterator[str]:
+def lines(each: AskedProcess) -> Iterator[str]:
     """One process, for a terminal."""
-    kernel = each.known.kernel
+    kernel = each.evidence.kernel
     state = _STATES.get(kernel.state, "") if kernel else ""
     yield (
         f"rank {'?' if each.rank is None else each.rank}, run {_clean(each.run)}"
@@ -97,21 +99,21 @@ def lines(each: Asked) -> Iterator[str]:
         + f", pid {each.pid}"
         + (f": {state}" if state else "")
     )
-    if each.known.heard:
+    if each.evidence.heard:
         yield from _stacks(each.threads)
     else:
-        yield f"  {_why_silent(each, state)}"
-        # Without the kernel's word the number may be that of another process.
+        yield f"  {_why_no_answer(each, state)}"
+        # Unless the kernel knows the process, its number may be that of another one.
         yield from _from_outside(each.pid) if kernel else ()
     yield ""
 
 
-def _why_silent(each: Asked, state: str) -> str:
-    if not each.heard:
-        return "nobody answers in it: it has not called otel_ddp.instrument, or is about to end"
+def _why_no_answer(each: AskedProcess, state: str) -> str:
+    if not each.can_answer:
+        return "it does not answer: it has not called otel_ddp.instrument, or is about to end"
     if state:
         return f"it cannot answer: it is {state}"
-    return f"no answer within {_PATIENCE_S:g} s: C code holds Python's lock (the GIL)"
+    return f"no answer within {_ANSWER_S:g} s: C code holds Python's lock (the GIL)"
 
 
 def _stacks(threads: list[Any]) -> Iterator[str]:
@@ -125,10 +127,10 @@ def _stacks(threads: list[Any]) -> Iterator[str]:
 
 
 def _from_outside(pid: int) -> Iterator[str]:
-    """What py-spy sees, which asks nobody in the process."""
+    """The stacks that py-spy reads, which needs no answer of the process."""
     program = shutil.which("py-spy")
     if program is None:
-        yield "  py-spy shows it from outside: `pip install py-spy`, then this command again"
+        yield "  py-spy can show it from outside: `pip install py-spy`, then run this command again"
         return
     try:
         done = subprocess.run(
@@ -148,7 +150,7 @@ def _from_outside(pid: int) -> Iterator[str]:
 
 
 def _permission() -> str:
-    """Who may look into another process here."""
+    """What permits py-spy to read another process here."""
     try:
         scope = _PTRACE_SCOPE.read_text().strip()
     except OSError:
@@ -162,7 +164,7 @@ def _permission() -> str:
 
 
 def _clean(value: Any) -> str:
-    """Anything as one line that does nothing to a terminal."""
+    """Any value as one printable line."""
     text = "" if value is None else str(value)
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()

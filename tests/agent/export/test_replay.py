@@ -24,7 +24,7 @@ from otel_ddp.agent.export.replay import (
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.export.spool_files import BLOCK_BYTES
 from otel_ddp.cli import main
-from otel_ddp.cli.replay import Progress
+from otel_ddp.cli.replay import ProgressBar
 from otlp_receiver import Receiver
 
 PLENTY = 1024 * BLOCK_BYTES
@@ -215,8 +215,8 @@ def test_what_a_prometheus_may_find_too_old_is_said_before_it_is_sent(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("", "Nothing that an offline run has kept is in {}."),
-        ("1-a.journal", "`otel-ddp agent --dir {}` exports what is in them."),
+        ("", "{} holds no data of an offline run."),
+        ("1-a.journal", "`otel-ddp agent --dir {}` exports them."),
     ],
 )
 def test_a_directory_without_what_was_kept_is_refused_with_what_it_is(
@@ -259,7 +259,7 @@ def test_how_far_it_is_is_a_bar_on_a_terminal_and_lines_elsewhere(
     stream: io.StringIO, expected: str
 ) -> None:
     now = iter([0.0, 0.05, 20.0])
-    progress = Progress(stream, 6, 600, clock=lambda: next(now))
+    progress = ProgressBar(stream, 6, 600, clock=lambda: next(now))
 
     progress.show(Tally(requests=1, done_bytes=100))
     progress.show(Tally(requests=3, done_bytes=300))

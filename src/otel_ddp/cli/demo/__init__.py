@@ -1,4 +1,4 @@
-"""otel-ddp demo: two DDP ranks on the CPU, and what the node recorded of them."""
+"""otel-ddp demo: trains with two DDP ranks on the CPU, and shows what the node recorded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.agent.node_status import survey
-from otel_ddp.cli.demo.injection import ACCIDENTS, PHASES, TROUBLE_AT, Injection, parse
-from otel_ddp.cli.recorded import progress, samples, summary
+from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
+from otel_ddp.cli.demo.report import progress, samples, summary
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 
@@ -29,19 +29,19 @@ _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install '.[torch]' "
     "in the folder of otel_ddp, or pip install 'torch>=2.4'."
 )
-_AGENT_PATIENCE_S = 30.0
-_NEWS_EVERY_S = 5.0
-_VERDICT_PATIENCE_S = 3.5
+_AGENT_STARTS_S = 30.0
+_PROGRESS_EVERY_S = 5.0
+_VERDICT_S = 3.5
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# What of the user's belongs to a training of theirs: who it is, and who runs its agent.
-_NOT_OURS = (
+# The user's variables that belong to another training: its identity and its agent.
+_NOT_PASSED_ON = (
     *("OTEL_DDP_AGENT", "OTEL_DDP_STRATEGY", "OTEL_DDP_LINGER_S"),
     *("OTEL_DDP_RUN", "OTEL_DDP_INHERITED_RUN", "OTEL_DDP_RANK", "OTEL_DDP_LOCAL_RANK"),
     *("OTEL_DDP_WORLD_SIZE", "OTEL_DDP_NODE_RANK"),
 )
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=_seconds, default=20.0, help="how long to train (default: %(default)g)"
     )
@@ -53,41 +53,41 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="TROUBLE",
         help="what goes wrong after a while: backward:1:30ms (rank 1 is 30 ms late in backward; "
-        f"also {', '.join(PHASES)}), or {', '.join(ACCIDENTS)} and a rank, such as hang:1 "
+        f"also {', '.join(PHASES)}), or {', '.join(FAULTS)} and a rank, such as hang:1 "
         "(default: nothing)",
     )
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     try:
-        injected = parse(asked.inject)
+        injected = parse(options.inject)
         disabled = settings.read().disabled
     except (ConfigError, ValueError) as why:
         print(why, file=sys.stderr)
         return 2
-    if injected.what and injected.rank >= asked.ranks:
-        last = asked.ranks - 1
+    if injected.what and injected.rank >= options.ranks:
+        last = options.ranks - 1
         print(
-            f"There is no rank {injected.rank} among {asked.ranks}: ranks are 0 to {last}.",
+            f"There is no rank {injected.rank} among {options.ranks}: ranks are 0 to {last}.",
             file=sys.stderr,
         )
         return 2
     if disabled:
-        print("Nothing would be recorded: OTEL_SDK_DISABLED is set.", file=sys.stderr)
+        print("Nothing would be recorded: OTEL_SDK_DISABLED is set; unset it.", file=sys.stderr)
         return 2
     if importlib.util.find_spec("torch") is None:
         print(_NO_TORCH, file=sys.stderr)
         return 2
-    for polite in (signal.SIGTERM, signal.SIGHUP):
-        # Who is ended so clears up as well.
-        signal.signal(polite, lambda number, _: sys.exit(128 + number))
-    # A place of its own: nothing of the user's is touched, and nothing stays.
-    root = _room()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # So that these also clean up.
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    # A directory of its own: nothing of the user's is changed, and nothing stays.
+    root = _new_directory()
     place = Place(root / "place")
     try:
-        return _train(place, root, asked, injected)
+        return _train(place, root, options, injected)
     finally:
-        # Somebody impatient presses Ctrl-C again, and would leave an agent behind.
+        # A second Ctrl-C would leave an agent behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _stop_agent(place)
         shutil.rmtree(root, ignore_errors=True)
@@ -107,44 +107,44 @@ def _ranks(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
 
 
-def _room() -> Path:
-    """A new directory, in memory where that can be written to."""
+def _new_directory() -> Path:
+    """A new directory, in memory if that is writable."""
     with contextlib.suppress(OSError):
         return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
-def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Injection) -> int:
+def _train(place: Place, root: Path, options: argparse.Namespace, injected: Injection) -> int:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(asked.ranks)),
-        *("-m", "otel_ddp.cli.demo.training", str(asked.seconds), asked.inject),
+        *("--nproc-per-node", str(options.ranks)),
+        *("-m", "otel_ddp.cli.demo.training", str(options.seconds), options.inject),
     ]
-    print(f"Training on {asked.ranks} ranks for {asked.seconds:g} s ...", flush=True)
+    print(f"Training on {options.ranks} ranks for {options.seconds:g} s ...", flush=True)
     if injected.what:
-        print(f"After {TROUBLE_AT} steps, on purpose: {asked.inject}", flush=True)
-    said = root / "training.log"
-    with said.open("wb") as log:
-        # Of a rank that is killed, or of Ctrl-C, torchrun says more than anybody wants to read.
+        print(f"After {TROUBLE_AT} steps, on purpose: {options.inject}", flush=True)
+    errors = root / "training.log"
+    with errors.open("wb") as log:
+        # torchrun prints pages about a killed rank or Ctrl-C: shown only if the training fails.
         training = subprocess.Popen(
             command, env=_environment(place, root), stderr=log, start_new_session=True
         )
     try:
-        status, held = _watch(place, training, asked.seconds, injected)
+        status, held = _watch(place, training, options.seconds, injected)
         verdicts = _verdicts(place, injected)
     finally:
         if training.poll() is None:
             training.terminate()
             training.wait()
     if status and not injected.deadly:
-        print(said.read_text(errors="replace"), end="", file=sys.stderr)
+        print(errors.read_text(errors="replace"), end="", file=sys.stderr)
         print("The training failed.", file=sys.stderr)
         return status
-    if not (told := samples(_endpoint(place))):
-        print("No agent answered.", file=sys.stderr)
+    if not (served := samples(_endpoint(place))):
+        print("The agent does not answer.", file=sys.stderr)
         return 1
-    print("\nRecorded, as the node's endpoint tells it:")
-    print("\n".join(summary(told)))
+    print("\nRecorded, as the node's endpoint serves it:")
+    print("\n".join(summary(served)))
     print("\nVerdicts:")
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
     if grown := what_grew(held):
@@ -154,11 +154,11 @@ def _train(place: Place, root: Path, asked: argparse.Namespace, injected: Inject
 
 def _environment(place: Place, root: Path) -> dict[str, str]:
     return {
-        **{name: text for name, text in os.environ.items() if name not in _NOT_OURS},
+        **{name: text for name, text in os.environ.items() if name not in _NOT_PASSED_ON},
         "OTEL_DDP_DIR": str(place.directory),
         "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
         "OTEL_DDP_POSTMORTEM_DIR": str(root / "postmortems"),
-        # Nobody wants to watch a stall for a minute.
+        # The default of a minute is too long for a demo.
         "OTEL_DDP_STALL_TIMEOUT_S": os.environ.get("OTEL_DDP_STALL_TIMEOUT_S", "5"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
@@ -167,7 +167,7 @@ def _environment(place: Place, root: Path) -> dict[str, str]:
 def _watch(
     place: Place, training: subprocess.Popen[bytes], seconds: float, injected: Injection
 ) -> tuple[int | None, list[tuple[float, dict[int, int]]]]:
-    """Tell how it goes until it ends: its status, and what the ranks held when, for a leak."""
+    """Show the progress until the end: the exit status, and each rank's memory over time."""
     if url := _first_endpoint(place, training):
         print(f"Look:  curl {url}")
         print(f"       otel-ddp status --dir {place.directory}", flush=True)
@@ -175,27 +175,27 @@ def _watch(
     held: list[tuple[float, dict[int, int]]] = []
     while True:
         try:
-            return training.wait(_NEWS_EVERY_S), held
+            return training.wait(_PROGRESS_EVERY_S), held
         except subprocess.TimeoutExpired:  # noqa: PERF203
             if news := progress(samples(_endpoint(place))):
                 print(news, flush=True)
             if injected.what == "leak":
                 held.append((time.monotonic(), _held_bytes(place)))
-            # Whoever hangs on purpose does not come to an end.
+            # A training that hangs on purpose does not end by itself.
             if injected.what == "hang" and time.monotonic() > gives_up_at:
                 return None, held
 
 
 def _verdicts(place: Place, injected: Injection) -> list[str]:
-    """What the agent has found; of a death it tells once it has seen it."""
+    """The agent's verdicts; that on a death comes a moment after it."""
     if injected.what == "kill":
-        # The kernel tells the signal once the launcher has taken note of the death.
-        time.sleep(_VERDICT_PATIENCE_S)
+        # The kernel reports the signal once the launcher has waited for the dead process.
+        time.sleep(_VERDICT_S)
     return [str(each) for each in _agent(place).get("told", [])]
 
 
 def _held_bytes(place: Place) -> dict[int, int]:
-    """What each rank holds in memory, of those that can be looked at."""
+    """The resident memory of each rank that can be read."""
     found = {}
     for each in survey([place])["processes"]:
         try:
@@ -207,47 +207,47 @@ def _held_bytes(place: Place) -> dict[int, int]:
 
 
 def what_grew(held: list[tuple[float, dict[int, int]]]) -> str:
-    """What was seen of a leak: it takes longer than most demos until there is a verdict on it."""
-    told = []
-    # One rank may begin later than another, and be gone earlier.
+    """How the memory grew: a verdict on a leak takes longer than most demos."""
+    changes = []
+    # One rank may begin later than another, and end earlier.
     for rank in sorted({rank for _, ranks in held for rank in ranks}):
-        seen = [(at, ranks[rank]) for at, ranks in held if rank in ranks]
-        (first_at, first), (last_at, last) = seen[0], seen[-1]
+        sizes = [(at, ranks[rank]) for at, ranks in held if rank in ranks]
+        (first_at, first), (last_at, last) = sizes[0], sizes[-1]
         if last_at > first_at:
             grown = (last - first) / (1 << 20)
-            told.append(f"rank {rank} {grown:+.0f} MiB in {last_at - first_at:.0f} s")
-    if not told:
+            changes.append(f"rank {rank} {grown:+.0f} MiB in {last_at - first_at:.0f} s")
+    if not changes:
         return ""
     return (
-        f"Memory grew: {', '.join(told)}.\nA verdict on memory that creeps needs more than ten "
-        "minutes of it: --seconds 900."
+        f"Memory grew: {', '.join(changes)}.\nA verdict on creeping memory needs more than ten "
+        "minutes: --seconds 900."
     )
 
 
 def _first_endpoint(place: Place, training: subprocess.Popen[bytes]) -> str:
-    """Where the agent serves; it is up a moment after the first rank."""
-    deadline = time.monotonic() + _AGENT_PATIENCE_S
+    """The agent's endpoint; the agent starts a moment after the first rank."""
+    deadline = time.monotonic() + _AGENT_STARTS_S
     while time.monotonic() < deadline and training.poll() is None:
-        if said := _agent(place):
-            if said.get("remark"):
-                print(f"Note:  {said['remark']}")
-            return str(said.get("scrape") or "")
+        if agent := _agent(place):
+            if agent.get("remark"):
+                print(f"Note:  {agent['remark']}")
+            return str(agent.get("scrape") or "")
         time.sleep(0.1)
     return ""
 
 
 def _endpoint(place: Place) -> str:
-    """Where it serves now: one that was killed is started again, perhaps on another port."""
+    """The endpoint now: an agent that was killed is started again, perhaps on another port."""
     return str(_agent(place).get("scrape") or "")
 
 
 def _agent(place: Place) -> dict[str, Any]:
-    """What the agent says of itself; nothing while there is none."""
+    """How the agent describes itself; empty while there is none."""
     try:
-        said = json.loads(place.agent_file.read_text())
+        described = json.loads(place.agent_file.read_text())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return described if isinstance(described, dict) else {}
 
 
 def _stop_agent(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Trains a small classifier under DDP for a while: what `otel-ddp demo` starts on each rank."""
+"""Trains a small classifier under DDP: the program that `otel-ddp demo` starts on each rank."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from otel_ddp.cli.demo.injection import TROUBLE_AT, Injection, parse
 
 CLASSES, FEATURES, BATCH = 10, 64, 128
 PAUSE_S = 0.005
-# Seen after seconds, and yet the ten minutes that a verdict takes fill no machine.
+# Visible after seconds, and small enough for the ten minutes that a verdict takes.
 LEAK_BYTES = 50_000
 
 
 class Pause(torch.autograd.Function):  # type: ignore[misc]
-    """Stands for the work of a model that is larger than this one."""
+    """Takes the time that a larger model would work."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Classifier(nn.Module):  # type: ignore[misc]
 
 
 def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Around ten centres, with enough noise that learning takes a while."""
+    """Points around ten centres, with so much noise that learning takes a while."""
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(7))
     labels = torch.randint(CLASSES, (size,), generator=generator)
     noise = torch.randn(size, FEATURES, generator=generator)
@@ -63,14 +63,14 @@ def points(generator: torch.Generator, size: int) -> tuple[torch.Tensor, torch.T
 def batches(
     generator: torch.Generator, rank: int, injected: Injection
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Without end, and on time unless something was injected."""
+    """Batches without end, on time unless something was injected."""
     number = 0
     while True:
         trouble = number >= TROUBLE_AT
         if trouble and injected.hits("hang", rank):
             signal.pause()
         if trouble:
-            time.sleep(injected.late("data", rank))
+            time.sleep(injected.late_s("data", rank))
         yield points(generator, BATCH)
         number += 1
 
@@ -95,25 +95,25 @@ def main(seconds: float, injected: Injection) -> None:
         for step, (inputs, labels) in enumerate(otel_ddp.data(batches(generator, rank, injected))):
             trouble = step >= TROUBLE_AT
             if trouble and injected.hits("imbalance", rank):
-                # Twice the work, in the samples as well as in the time.
+                # Twice the samples, and twice the time.
                 inputs, labels = inputs.repeat(2, 1), labels.repeat(2)
                 net.late_s.update(forward=PAUSE_S, backward=PAUSE_S)
             elif trouble:
-                net.late_s.update({where: injected.late(where, rank) for where in net.late_s})
+                net.late_s.update({where: injected.late_s(where, rank) for where in net.late_s})
             loss = loss_of(model(inputs), labels)
             if trouble and injected.hits("nan", rank):
                 loss = loss * float("nan")
             optimizer.zero_grad()
             loss.backward()
             if trouble:
-                time.sleep(injected.late("other", rank))
+                time.sleep(injected.late_s("other", rank))
                 if injected.hits("kill", rank):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if injected.hits("leak", rank):
                     leaked.append(b"\1" * LEAK_BYTES)
-                if lateness := injected.late("checkpoint", rank):
+                if late_s := injected.late_s("checkpoint", rank):
                     with run.phase("checkpoint"):
-                        time.sleep(lateness)
+                        time.sleep(late_s)
             optimizer.step()
             run.log({"loss": loss, "lr": 0.005}, step=step, epoch=step // 100)
             if step % 100 == 99:

@@ -1,4 +1,4 @@
-"""otel-ddp doctor: checks the whole installation, and says in plain sentences what to do."""
+"""otel-ddp doctor: checks the whole installation, and tells in plain sentences what to do."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from otel_ddp.cli import where
+from otel_ddp.cli.directory_option import add_directory_option
 from otel_ddp.cli.doctor.agent import agent, endpoint
 from otel_ddp.cli.doctor.collector import collector
+from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
 from otel_ddp.cli.doctor.installation import packages, python, torch, variables
 from otel_ddp.cli.doctor.node import directories, gpus, journals, owners, processes
-from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
-from otel_ddp.cli.status import cell, tell
+from otel_ddp.cli.text import cell, print_answer
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="the same, for programs")
-    where.argument(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the same as JSON, for programs")
+    add_directory_option(parser)
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     found: list[Finding] = []
-    for each in examine(DoctorInputs(asked.dir)):
+    for each in examine(DoctorInputs(options.dir)):
         found.append(each)
-        # At once: some checks take seconds.
+        # Each at once: some checks take seconds.
         line = f"{each.level:<5} {each.subject:<12} {cell(each.sentence)}"
-        if not asked.json and tell(line):
+        if not options.json and print_answer(line):
             return 1
     failed = sum(each.level == "fail" for each in found)
     warned = sum(each.level == "warn" for each in found)
-    if asked.json:
+    if options.json:
         plain = [each._asdict() for each in found]
-        trouble = tell(json.dumps({"ok": not failed, "findings": plain}, indent=2))
+        not_printed = print_answer(json.dumps({"ok": not failed, "findings": plain}, indent=2))
     elif failed or warned:
-        trouble = tell(f"\n{failed} failed, {warned} to look at.")
+        not_printed = print_answer(f"\n{failed} failed, {warned} to look at.")
     else:
-        trouble = tell("\nAll is well.")
-    return 1 if failed or trouble else 0
+        not_printed = print_answer("\nAll is well.")
+    return 1 if failed or not_printed else 0
 
 
-def examine(scene: DoctorInputs, checks: Sequence[Check] | None = None) -> Findings:
-    """What all checks find, in their order; nothing is raised."""
-    heard = _Heard()
+def examine(inputs: DoctorInputs, checks: Sequence[Check] | None = None) -> Findings:
+    """The findings of all checks, in their order; nothing is raised."""
+    warnings = _CollectWarnings()
     logs = [logging.getLogger(name) for name in ("otel_ddp", "opentelemetry")]
     for log in logs:
-        log.addHandler(heard)
+        log.addHandler(warnings)
     try:
         for check in CHECKS if checks is None else checks:
             subject = check.__name__
-            yield from _without_raising(subject, check, scene)
-            for sentence in heard.take():
+            yield from _without_raising(subject, check, inputs)
+            for sentence in warnings.pop_all():
                 yield Finding("warn", subject, sentence)
     finally:
         for log in logs:
-            log.removeHandler(heard)
+            log.removeHandler(warnings)
 
 
-def _without_raising(subject: str, check: Check, scene: DoctorInputs) -> Findings:
+def _without_raising(subject: str, check: Check, inputs: DoctorInputs) -> Findings:
     found: list[Finding] = []
 
     def collect() -> None:
-        for each in check(scene):
-            found.append(each)  # noqa: PERF402  what was found before it raised counts as well
+        for each in check(inputs):
+            found.append(each)  # noqa: PERF402  findings before an exception count as well
 
-    # Out of a thread whatever is raised comes back as a value.
+    # A thread's exception, of any class, comes back as a value.
     with ThreadPoolExecutor(1) as pool:
         why = pool.submit(collect).exception()
     yield from found
@@ -74,8 +74,8 @@ def _without_raising(subject: str, check: Check, scene: DoctorInputs) -> Finding
         yield Finding("fail", subject, f"could not be checked: {type(why).__name__}: {why}")
 
 
-class _Heard(logging.Handler):
-    """Warnings that would otherwise stand between the findings."""
+class _CollectWarnings(logging.Handler):
+    """Collects warnings, which would otherwise be printed between the findings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -83,13 +83,13 @@ class _Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         sentence = record.getMessage()
-        # `variables` has said that, and which one it is.
+        # The check `variables` reports this one, and names the entry.
         if not sentence.startswith("Invalid key value resource attribute pair"):
             self._sentences.append(sentence)
 
-    def take(self) -> list[str]:
-        taken, self._sentences = self._sentences, []
-        return taken
+    def pop_all(self) -> list[str]:
+        sentences, self._sentences = self._sentences, []
+        return sentences
 
 
 Check = Callable[[DoctorInputs], Findings]
@@ -97,7 +97,7 @@ Check = Callable[[DoctorInputs], Findings]
 CHECKS: tuple[Check, ...] = (
     python,
     packages,
-    # Before whatever goes by the settings, so that what is said of them is said here.
+    # Before the checks that read the settings, so that warnings about them belong to this one.
     variables,
     torch,
     gpus,

@@ -9,67 +9,70 @@ import socket
 from urllib.parse import urlsplit
 
 from otel_ddp import __version__
-from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
-from otel_ddp.cli.status import NO_AGENT, cell, unserved
+from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, Level
+from otel_ddp.cli.status import NO_AGENT, unserved
+from otel_ddp.cli.text import cell
 
-_LONGEST_ANSWER = 64 * 1024 * 1024
+_LONGEST_RESPONSE = 64 * 1024 * 1024
 
 
-def agent(scene: DoctorInputs) -> Findings:
-    for each in scene.agents:
+def agent(inputs: DoctorInputs) -> Findings:
+    for each in inputs.agents:
         pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
         if each.get("starting") is True:
-            yield Finding("ok", "agent", f"pid {pid} is starting; ask again in a moment")
+            yield Finding("ok", "agent", f"pid {pid} is starting; run this again in a moment")
             continue
         export = cell(each.get("export"), "unknown")
         if version == __version__:
             yield Finding("ok", "agent", f"pid {pid}, version {version}; OTLP: {export}")
         else:
-            # A number of another PID namespace is a stranger's here.
+            # A process id of another PID namespace belongs to another process here.
             ours = each.get("pid") == each.get("pid_here")
             how = f"with `kill {pid}`" if ours else "where it runs"
             sentence = (
-                f"pid {pid} is of version {version}, this is {__version__}: end it {how}, and the "
+                f"pid {pid} has version {version}, this is {__version__}: end it {how}, and the "
                 "training starts another one"
             )
             yield Finding("warn", "agent", sentence)
         if remark := cell(each.get("remark")):
             yield Finding("warn", "agent", remark)
-    conf = scene.conf.agent
-    in_vain = list(unserved(scene.survey)) if scene.conf.starts_agent else []
-    for sentence in in_vain:
+    starts_agent = inputs.conf.starts_agent
+    without_agent = list(unserved(inputs.survey)) if starts_agent else []
+    for sentence in without_agent:
         yield Finding("fail", "agent", sentence)
-    if scene.agents or in_vain:
-        return
-    yield Finding("ok" if scene.conf.starts_agent else "warn", "agent", NO_AGENT[conf])
+    if not inputs.agents and not without_agent:
+        level: Level = "ok" if starts_agent else "warn"
+        yield Finding(level, "agent", NO_AGENT[inputs.conf.agent])
 
 
-def endpoint(scene: DoctorInputs) -> Findings:
-    for each in scene.agents:
+def endpoint(inputs: DoctorInputs) -> Findings:
+    for each in inputs.agents:
         url = each.get("scrape")
         if isinstance(url, str) and url.startswith("http://"):
-            yield _scraped(url, scene.answer_s)
+            yield _check_scrape(url, inputs.answer_s)
         elif each.get("starting") is not True:
-            sentence = "the agent has no endpoint; see its remark above, or its log agent.log"
+            sentence = "the agent has no endpoint: see its remark above, or its log agent.log"
             yield Finding("fail", "endpoint", sentence)
-    if not scene.agents:
-        yield _to_be_bound(scene.conf.scrape_host, scene.conf.scrape_port)
+    if not inputs.agents:
+        yield _check_bind(inputs.conf.scrape_host, inputs.conf.scrape_port)
 
 
-def _scraped(url: str, answer_s: float) -> Finding:
+def _check_scrape(url: str, answer_s: float) -> Finding:
     from otel_ddp.agent.scrape.exposition import parse
 
     try:
         host = urlsplit(url).hostname or ""
         for path in ("/healthz", "/metrics"):
-            # Without a proxy, as whoever scrapes does it.
+            # Without a proxy, as a scraper does it.
             connection = http.client.HTTPConnection(host, urlsplit(url).port, timeout=answer_s)
             with contextlib.closing(connection):
                 connection.request("GET", path)
                 response = connection.getresponse()
-                body = response.read(_LONGEST_ANSWER)
+                body = response.read(_LONGEST_RESPONSE)
             if response.status != 200:
-                sentence = f"{path} of {url} answers {response.status}: is it another program's?"
+                sentence = (
+                    f"{path} of {url} answers {response.status}: does it belong to another program?"
+                )
                 return Finding("fail", "endpoint", sentence)
         count = sum(1 for _ in parse(body.decode()))
     except (OSError, http.client.HTTPException) as error:
@@ -80,15 +83,15 @@ def _scraped(url: str, answer_s: float) -> Finding:
         )
         return Finding("fail", "endpoint", sentence)
     except ValueError as error:
-        return Finding("fail", "endpoint", f"what {url} answers cannot be read ({error})")
+        return Finding("fail", "endpoint", f"the answer of {url} cannot be read ({error})")
     return Finding("ok", "endpoint", f"{url} answers with {count} samples")
 
 
-def _to_be_bound(host: str, port: int) -> Finding:
+def _check_bind(host: str, port: int) -> Finding:
     where = f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # As the agent chooses where a name has addresses of both kinds.
+        # The agent's choice where a name has addresses of both kinds.
         family, kind, _, _, address = min(found, key=lambda each: each[0] is not socket.AF_INET)
         with socket.socket(family, kind) as bound:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -96,8 +99,9 @@ def _to_be_bound(host: str, port: int) -> Finding:
     except (OSError, UnicodeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
             sentence = (
-                f"{where} is taken or not allowed, so an agent will use the next free port: tell "
-                "the scraper, or choose another one in OTEL_EXPORTER_PROMETHEUS_PORT"
+                f"{where} is taken or not allowed, so an agent will use the next free port: "
+                "configure the scraper for it, or name another port in "
+                "OTEL_EXPORTER_PROMETHEUS_PORT"
             )
             return Finding("warn", "endpoint", sentence)
         why = getattr(error, "strerror", None) or error

@@ -1,4 +1,4 @@
-"""Checks that the collector is there and takes what is sent, and its clock."""
+"""Checks that the collector accepts each signal, and its clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from otel_ddp.agent.export.otlp.outcome import (
@@ -21,9 +21,11 @@ from otel_ddp.agent.export.otlp.outcome import (
     exported_signals,
     without_credentials,
 )
-from otel_ddp.cli.doctor.port import Spoken, spoken
-from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
-from otel_ddp.settings import Settings
+from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
+from otel_ddp.cli.doctor.port_protocol import PortProtocol, protocol_of
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.export.otlp.variables import Route
 
 _PATHS = ("/v1/metrics", "/v1/traces", "/v1/logs")
 _CLOCKS_S = 2.0
@@ -43,36 +45,28 @@ _ADVICE = (
     ("no way to", "see to the network, or correct {variable}"),
 )
 
-# What a port says that speaks something else, with an address of it that nobody listens on as well.
+# Errors behind which a port may speak another protocol; a second address may refuse.
 _UNCLEAR = ("UNAVAILABLE", "TLS to", "connection refused", "connection closed", "no way to")
 
 
-class Way(NamedTuple):
-    """Where a signal goes, and which variables say so."""
-
-    url: str
-    protocol: str
-    endpoint_variable: str
-    protocol_variable: str
-
-
-def collector(scene: DoctorInputs) -> Findings:
-    # These packages take long to import, and one that is broken must not end the other checks.
+def collector(inputs: DoctorInputs) -> Findings:
+    # Imported here: it takes long, and a broken package must not end the other checks.
     from otel_ddp.agent.export.otlp.transport import Transport, with_endpoint
+    from otel_ddp.agent.export.otlp.variables import route
 
-    env = scene.env
+    env = inputs.env
     signals = exported_signals(env)
     if not signals:
         yield Finding("ok", "collector", "switched off by OTEL_*_EXPORTER=none: scrape only")
         return
-    if scene.conf.offline:
+    if inputs.conf.offline:
         sentence = (
             "OTEL_DDP_AGENT=offline: nothing is sent before "
-            f"`otel-ddp replay {shlex.quote(scene.conf.spools)}`"
+            f"`otel-ddp replay {shlex.quote(inputs.conf.spools)}`"
         )
         yield Finding("ok", "collector", sentence)
         return
-    conf = with_endpoint(scene.conf, env)
+    conf = with_endpoint(inputs.conf, env)
     if conf is None:
         sentence = (
             "none is configured and none answers on loopback: scrape only; to export as well, set "
@@ -80,164 +74,151 @@ def collector(scene: DoctorInputs) -> Findings:
         )
         yield Finding("ok", "collector", sentence)
         return
-    named = conf is scene.conf
-    conf = conf._replace(timeout_s=min(conf.timeout_s, scene.answer_s))
-    # Nobody who looks on waits as long as an export may.
-    patient = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
-    transport = Transport(conf, patient)
+    named = conf is inputs.conf
+    conf = conf._replace(timeout_s=min(conf.timeout_s, inputs.answer_s))
+    # A person waits for the answer, so the long timeouts of an export do not count.
+    without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
+    transport = Transport(conf, without_timeouts)
     try:
-        # No bytes are a request with nothing in it, for each of the signals.
+        # An empty body is a request with nothing in it, for each of the signals.
         outcomes = {each: transport.send(each, b"") for each in signals}
     finally:
         transport.close()
-    taken = [each for each, outcome in outcomes.items() if outcome.kind == "delivered"]
-    if taken:
-        by_itself = "" if named else ", which was found on loopback by itself"
-        sentence = f"{transport.destination} takes {_and(taken)}{by_itself}"
+    accepted = [each for each, outcome in outcomes.items() if outcome.kind == "delivered"]
+    if accepted:
+        by_itself = "" if named else ", which was found on loopback"
+        sentence = f"{transport.destination} accepts {_and(accepted)}{by_itself}"
         yield Finding("ok", "collector", sentence)
-    ways = {each: _way(each, conf, env) for each in signals}
-    receivers = {ways[each].url for each in taken}
-    look = functools.cache(functools.partial(spoken, limit_s=min(_PORT_S, scene.answer_s)))
-    for (way, why), those in _refused(outcomes, ways).items():
+    routes = {each: route(each, conf, env) for each in signals}
+    receivers = {routes[each].endpoint for each in accepted}
+    ask_port = functools.cache(
+        functools.partial(protocol_of, limit_s=min(_PORT_S, inputs.answer_s))
+    )
+    for (there, why), failed in _failures(outcomes, routes).items():
         not_taken = "not taken there" in why or why[:3] in ("405", "501")
         if not_taken:
-            advice = _where_else(way, those, way.url in receivers, look)
+            advice = _advise_address(there, failed, there.endpoint in receivers, ask_port)
         elif (
             any(words in why for words in _UNCLEAR)
             and "verify failed" not in why
-            and (told := _another(way, look(way.url)))
+            and (mismatch := _protocol_mismatch(there, ask_port(there.endpoint)))
         ):
-            why, advice = told
+            why, advice = mismatch
         else:
             found_advice = (advice for words, advice in _ADVICE if words in why)
-            advice = next(found_advice, "").format(variable=way.endpoint_variable)
-        # A collector without traces or logs is a common thing; without metrics it is of no use.
-        spared = not_taken and "metrics" not in those and "metrics" in taken
-        sentence = f"{_and(those)} cannot be sent: {why}{f'; {advice}' if advice else ''}"
-        yield Finding("warn" if spared else "fail", "collector", sentence)
-    spoke = taken or any(outcome.why[:3].isdigit() for outcome in outcomes.values())
-    if spoke:
-        yield from _clocks(transport.destination, scene)
+            advice = next(found_advice, "").format(variable=there.endpoint_variable)
+        # Many collectors accept no traces or logs; one without metrics is of no use.
+        only_warn = not_taken and "metrics" not in failed and "metrics" in accepted
+        sentence = f"{_and(failed)} cannot be sent: {why}{f'; {advice}' if advice else ''}"
+        yield Finding("warn" if only_warn else "fail", "collector", sentence)
+    answered = accepted or any(outcome.why[:3].isdigit() for outcome in outcomes.values())
+    if answered:
+        yield from _clocks(transport.destination, inputs)
 
 
 def _and(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _way(signal: str, conf: Settings, env: Mapping[str, str]) -> Way:
-    general, own = "OTEL_EXPORTER_OTLP_", f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
-    named = env.get(f"{own}ENDPOINT", "").strip()
-    spoken_by_it = env.get(f"{own}PROTOCOL", "").strip().lower()
-    protocol = spoken_by_it or conf.protocol
-    usual = f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
-    return Way(
-        named or conf.endpoint or usual,
-        protocol,
-        f"{own if named else general}ENDPOINT",
-        f"{own if spoken_by_it else general}PROTOCOL",
-    )
-
-
-def _refused(
-    outcomes: Mapping[Signal, Outcome], ways: Mapping[Signal, Way]
-) -> dict[tuple[Way, str], list[str]]:
-    """The signals that do not get through, by their way and the reason: each is told once."""
+def _failures(
+    outcomes: Mapping[Signal, Outcome], routes: Mapping[Signal, Route]
+) -> dict[tuple[Route, str], list[str]]:
+    """The signals that cannot be sent, by route and reason: each reason is shown once."""
     whys = {
         each: _common(outcome.why, each)
         for each, outcome in outcomes.items()
         if outcome.kind != "delivered"
     }
-    refused: dict[tuple[Way, str], list[str]] = defaultdict(list)
+    failures: dict[tuple[Route, str], list[str]] = defaultdict(list)
     for each, why in whys.items():
         if "connection refused" in why:
-            # A name may have two addresses, and gRPC tells what became of either. Where another
-            # signal met somebody, somebody is there.
-            same = [whys[other] for other in whys if ways[other] == ways[each]]
-            why = min(same, key=lambda said: "connection refused" in said)
-        refused[ways[each], why].append(each)
-    return refused
+            # A name may have two addresses, and gRPC reports the failure of either. If another
+            # signal got an answer, something listens there.
+            same = [whys[other] for other in whys if routes[other] == routes[each]]
+            why = min(same, key=lambda reason: "connection refused" in reason)
+        failures[routes[each], why].append(each)
+    return failures
 
 
 def _common(why: str, signal: str) -> str:
-    """The reason without what names the signal: one for all is told once."""
+    """The reason without the name of the signal, so that equal reasons are shown once."""
     why = why.removeprefix(f"{signal} cannot be sent: ")
     return re.sub(rf"/v1/{signal}(?=[: ]|$)", "", why).replace(f": {signal} are", ": they are")
 
 
-def _another(way: Way, seen: Spoken) -> tuple[str, str] | None:
-    """Reason and advice where something else is spoken there than on this way."""
-    grpc = way.protocol == "grpc"
-    plain = way.url.lower().startswith("http://")
-    begin = f"begin {way.endpoint_variable} with http://"
+def _protocol_mismatch(there: Route, seen: PortProtocol) -> tuple[str, str] | None:
+    """Reason and advice where the port speaks another protocol than this route."""
+    grpc = there.protocol == "grpc"
+    plain = there.endpoint.lower().startswith("http://")
+    begin = f"begin {there.endpoint_variable} with http://"
     also = "" if plain else f", and {begin}"
-    where = without_credentials(way.url)
+    where = without_credentials(there.endpoint)
     if seen == "gRPC" and not grpc:
-        return f"{where} speaks gRPC, not HTTP", f"set {way.protocol_variable}=grpc{also}"
+        return f"{where} speaks gRPC, not HTTP", f"set {there.protocol_variable}=grpc{also}"
     if seen == "gRPC" and not plain:
         return f"{where} speaks gRPC without TLS", begin
     if seen and seen != "gRPC" and grpc:
-        advice = f"set {way.protocol_variable}=http/protobuf{also}, or name its port for gRPC"
+        advice = f"set {there.protocol_variable}=http/protobuf{also}, or name its port for gRPC"
         return f"{where} speaks HTTP, not gRPC", advice
     return None
 
 
-def _where_else(
-    way: Way, signals: Sequence[str], receiver: bool, look: Callable[[str], Spoken]
+def _advise_address(
+    there: Route, signals: Sequence[str], receiver: bool, ask_port: Callable[[str], PortProtocol]
 ) -> str:
-    """What to do where somebody answers who does not take them."""
-    general = way.endpoint_variable == "OTEL_EXPORTER_OTLP_ENDPOINT"
-    if general and urlsplit(way.url).path.rstrip("/").endswith(_PATHS):
-        return f"leave /v1/... out of {way.endpoint_variable}: it is added"
+    """What to do where a server answers that does not accept these signals."""
+    if there.is_general and urlsplit(there.endpoint).path.rstrip("/").endswith(_PATHS):
+        return f"leave /v1/... out of {there.endpoint_variable}: it is added"
     if receiver:
         switch = ", ".join(_off(signals))
-        return f"correct the path, or switch off what it does not take: {switch}"
-    if look(way.url) != "Prometheus":
+        return f"correct the path, or switch off what it does not accept: {switch}"
+    if ask_port(there.endpoint) != "Prometheus":
         return (
-            "what answers there is no OTLP receiver: correct the host, the port (usually 4318 "
-            f"for http/protobuf, 4317 for grpc) or the path in {way.endpoint_variable}"
+            "the server there is no OTLP receiver: correct the host, the port (usually 4318 for "
+            f"http/protobuf, 4317 for grpc) or the path in {there.endpoint_variable}"
         )
-    path = f"/api/v1/otlp{'' if general else '/v1/metrics'}"
+    path = f"/api/v1/otlp{'' if there.is_general else '/v1/metrics'}"
     steps = ["start it with --web.enable-otlp-receiver"]
     if "metrics" in signals:
-        steps.append(f"set {way.endpoint_variable}={without_credentials(way.url)}{path}")
+        steps.append(f"set {there.endpoint_variable}={without_credentials(there.endpoint)}{path}")
     steps += [f"set {each}" for each in _off(signals) if "METRICS" not in each]
-    return f"a Prometheus answers there, which takes metrics only: {', '.join(steps)}"
+    return f"a Prometheus answers there, which accepts metrics only: {', '.join(steps)}"
 
 
 def _off(signals: Sequence[str]) -> list[str]:
     return [f"OTEL_{each.upper()}_EXPORTER=none" for each in signals]
 
 
-def _connection(url: str, scene: DoctorInputs) -> http.client.HTTPConnection:
+def _connection(url: str, inputs: DoctorInputs) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "https":
-        return http.client.HTTPConnection(host, parts.port, timeout=scene.answer_s)
-    authority = scene.env.get("OTEL_EXPORTER_OTLP_CERTIFICATE", "").strip() or None
+        return http.client.HTTPConnection(host, parts.port, timeout=inputs.answer_s)
+    authority = inputs.env.get("OTEL_EXPORTER_OTLP_CERTIFICATE", "").strip() or None
     context = ssl.create_default_context(cafile=authority)
-    return http.client.HTTPSConnection(host, parts.port, timeout=scene.answer_s, context=context)
+    return http.client.HTTPSConnection(host, parts.port, timeout=inputs.answer_s, context=context)
 
 
-def _clocks(destination: str, scene: DoctorInputs) -> Findings:
+def _clocks(destination: str, inputs: DoctorInputs) -> Findings:
     try:
-        connection = _connection(destination, scene)
+        connection = _connection(destination, inputs)
         with contextlib.closing(connection):
-            asked_at = time.time()
-            # Without our headers: any answer has the time.
+            began_at = time.time()
+            # Without our headers: every answer has the time.
             connection.request("HEAD", "/v1/metrics")
-            said = connection.getresponse().getheader("Date")
-            answered_at = time.time()
-        # It has whole seconds, cut off.
-        there = parsedate_to_datetime(said or "").timestamp() + 0.5
+            date = connection.getresponse().getheader("Date")
+            ended_at = time.time()
+        # The header has whole seconds, rounded down.
+        collectors_s = parsedate_to_datetime(date or "").timestamp() + 0.5
     except (OSError, ValueError, TypeError, http.client.HTTPException):
-        return  # it has no time to tell, as with gRPC, or not to us
-    ahead_s = there - (asked_at + answered_at) / 2
+        return  # no time in the answer, as with gRPC, or no answer
+    ahead_s = collectors_s - (began_at + ended_at) / 2
     if abs(ahead_s) <= _CLOCKS_S:
         yield Finding("ok", "clocks", "the collector's clock and ours agree within 2 s")
         return
-    way = "ahead of" if ahead_s > 0 else "behind"
+    relation = "ahead of" if ahead_s > 0 else "behind"
     sentence = (
-        f"the collector's clock is {abs(ahead_s):.0f} s {way} ours: points are drawn at the wrong "
-        "time, or dropped as too old or too new; let NTP set both"
+        f"the collector's clock is {abs(ahead_s):.0f} s {relation} ours: points are drawn at "
+        "the wrong time, or dropped as too old or too new; set both by NTP"
     )
     yield Finding("warn", "clocks", sentence)

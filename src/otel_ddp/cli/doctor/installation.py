@@ -1,4 +1,4 @@
-"""Checks what is installed, and the variables that are set."""
+"""Checks the installed packages, torch, and the variables that are set."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from otel_ddp import __version__, settings
-from otel_ddp.cli.doctor.asking import ask
-from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings
+from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
+from otel_ddp.cli.doctor.subprocess_call import run_python
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
@@ -27,12 +27,12 @@ _PACKAGES = {
 _TORCH_S = 120.0
 
 
-def python(scene: DoctorInputs) -> Findings:
+def python(inputs: DoctorInputs) -> Findings:
     sentence = f"otel_ddp {__version__} on Python {platform.python_version()} ({sys.executable})"
     yield Finding("ok", "python", sentence)
 
 
-def packages(scene: DoctorInputs) -> Findings:
+def packages(inputs: DoctorInputs) -> Findings:
     found = []
     for package, module in _PACKAGES.items():
         try:
@@ -65,7 +65,7 @@ print(json.dumps({
 """
 
 
-def torch(scene: DoctorInputs) -> Findings:
+def torch(inputs: DoctorInputs) -> Findings:
     if importlib.util.find_spec("torch") is None:
         sentence = (
             "torch is not installed for this Python: values can be logged, but no training is "
@@ -74,31 +74,31 @@ def torch(scene: DoctorInputs) -> Findings:
         yield Finding("warn", "torch", sentence)
         return
     print("importing torch, which can take some seconds ...", file=sys.stderr, flush=True)
-    said = ask(_TORCH, _TORCH_S)
-    if isinstance(said, str):
-        sentence = f"importing torch {said}: try `python -c 'import torch'`, and install it anew"
+    found = run_python(_TORCH, _TORCH_S)
+    if isinstance(found, str):
+        sentence = f"importing torch {found}: try `python -c 'import torch'`, and reinstall it"
         yield Finding("fail", "torch", sentence)
         return
-    build, backends = str(said["build"]), said["backends"]
-    told = f"torch {said['version']}, {build}, backends: {', '.join(backends) or 'none'}"
-    if remark := too_old(str(said["version"])):
-        yield Finding("warn", "torch", f"{told}: {remark}")
+    build, backends = str(found["build"]), found["backends"]
+    described = f"torch {found['version']}, {build}, backends: {', '.join(backends) or 'none'}"
+    if remark := too_old(str(found["version"])):
+        yield Finding("warn", "torch", f"{described}: {remark}")
     elif not backends:
-        yield Finding("warn", "torch", f"{told}: this build cannot train on several ranks")
-    elif build == "CPU only" and isinstance(scene.boards, dict) and scene.boards.get("devices"):
-        sentence = f"{told}: it uses none of the GPUs here; install a build for CUDA"
+        yield Finding("warn", "torch", f"{described}: this build cannot train on several ranks")
+    elif build == "CPU only" and isinstance(inputs.nvml, dict) and inputs.nvml.get("devices"):
+        sentence = f"{described}: it uses none of the GPUs here; install a build for CUDA"
         yield Finding("warn", "torch", sentence)
     elif build.startswith("CUDA") and "nccl" not in backends:
-        yield Finding("warn", "torch", f"{told}: without nccl, ranks talk to each other slowly")
+        yield Finding("warn", "torch", f"{described}: without nccl, ranks communicate slowly")
     else:
-        yield Finding("ok", "torch", told)
+        yield Finding("ok", "torch", described)
 
 
-def _refused_by_init(scene: DoctorInputs) -> Iterator[str]:
-    """What each variable means by itself, and still stops a training that starts from here."""
+def _refused_by_init(inputs: DoctorInputs) -> Iterator[str]:
+    """Why a training that starts here would stop, although each variable is valid by itself."""
     for step in (
-        lambda: Choice(scene.conf.strategy),
-        lambda: identity.resolve(env=scene.env, proc=scene.proc),
+        lambda: Choice(inputs.conf.strategy),
+        lambda: identity.resolve(env=inputs.env, proc=inputs.proc),
     ):
         try:
             step()
@@ -106,20 +106,20 @@ def _refused_by_init(scene: DoctorInputs) -> Iterator[str]:
             yield str(error)
 
 
-def variables(scene: DoctorInputs) -> Findings:
-    for sentence in (*scene.wrong, *_refused_by_init(scene)):
+def variables(inputs: DoctorInputs) -> Findings:
+    for sentence in (*inputs.wrong, *_refused_by_init(inputs)):
         yield Finding("fail", "variables", sentence)
-    for sentence in settings.unknown(scene.env):
+    for sentence in settings.unknown(inputs.env):
         yield Finding("warn", "variables", sentence)
-    entries = scene.env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    entries = inputs.env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
     for number, entry in enumerate(entries, start=1):
         if entry.strip() and "=" not in entry:
             sentence = f"OTEL_RESOURCE_ATTRIBUTES: entry {number} is not key=value and is left out"
             yield Finding("warn", "variables", f"{sentence}; in a value, a comma is %2C")
-    given = sorted(name for name in settings.names() if scene.env.get(name, "").strip())
-    if scene.conf.disabled:
-        sentence = "OTEL_SDK_DISABLED=true: nothing at all is recorded; unset it"
+    given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
+    if inputs.conf.disabled:
+        sentence = "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"
         yield Finding("warn", "variables", sentence)
-    # Without their values: there may be a token among them.
-    told = f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
-    yield Finding("ok", "variables", told)
+    # Without their values: one may be a token.
+    sentence = f"set: {', '.join(given)}" if given else "none is set, so the defaults hold"
+    yield Finding("ok", "variables", sentence)

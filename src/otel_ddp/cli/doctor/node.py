@@ -1,134 +1,139 @@
-"""Checks the node: its GPUs and whose they are, its directories and processes."""
+"""Checks the node: its GPUs and the ranks that use them, its directories and processes."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.export.exporter import spool_directory
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.cli.doctor.scene import DoctorInputs, Finding, Findings, nearest_that_is, problem
-from otel_ddp.cli.status import NO_DRIVER, OVER, cell, doubled, labels, mappings, user
+from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, nearest_existing, problem
+from otel_ddp.cli.gpus import NO_DRIVER_REMARKS, gpu_labels, gpu_remarks, gpu_user
+from otel_ddp.cli.status import ENDED_STATES, duplicate_ranks
+from otel_ddp.cli.text import cell, mappings
 from otel_ddp.journal.place import Place, on_memory
 
 _RANKS = 8
 _MIB = 1024 * 1024
 
 
-def gpus(scene: DoctorInputs) -> Findings:
-    said = scene.boards
-    if isinstance(said, str):
+def gpus(inputs: DoctorInputs) -> Findings:
+    nvml = inputs.nvml
+    if isinstance(nvml, str):
         sentence = (
-            f"the NVIDIA driver {said}: see whether `nvidia-smi` answers, and the kernel's log "
-            "for Xid; the agent goes on without GPU statistics"
+            f"the NVIDIA driver {nvml}: check whether `nvidia-smi` answers, and the kernel's log "
+            "for Xid; the agent goes on without GPU metrics"
         )
         yield Finding("fail", "gpus", sentence)
         return
-    if "missing" in said:
-        here = (scene.dev / "nvidiactl").exists()
-        yield Finding("warn" if here else "ok", "gpus", str(said["missing"]))
-        given = scene.env.get("NVIDIA_DRIVER_CAPABILITIES", "")
+    if "missing" in nvml:
+        here = (inputs.dev / "nvidiactl").exists()
+        yield Finding("warn" if here else "ok", "gpus", str(nvml["missing"]))
+        given = inputs.env.get("NVIDIA_DRIVER_CAPABILITIES", "")
         if here and given and not {"utility", "all"} & {each.strip() for each in given.split(",")}:
             sentence = f"NVIDIA_DRIVER_CAPABILITIES is {given!r}: add `utility` to it"
             yield Finding("warn", "gpus", sentence)
         return
-    by_name: dict[str, list[str]] = defaultdict(list)
-    for index, name in said["devices"]:
-        by_name[name].append(index)
-    told = "; ".join(f"{name} ({', '.join(found)})" for name, found in by_name.items())
-    # `6:1` is a part of board 6.
-    parts = sum(":" in index for index, _ in said["devices"])
-    boards = len(said["devices"]) - parts
-    count = f"{boards} GPU{'' if boards == 1 else 's'}"
-    if parts:
-        count += f" and {parts} MIG instance{'' if parts == 1 else 's'}"
-    sentence = f"{said['version']}, {count}: {told}"
-    if "gpu" not in scene.conf.sources:
+    sentence = f"{nvml['version']}, {_count_gpus(nvml['devices'])}"
+    if "gpu" not in inputs.conf.sources:
         sentence += "; OTEL_DDP_SOURCES leaves them out"
     yield Finding("ok", "gpus", sentence)
-    for remark in said["remarks"]:
+    for remark in nvml["remarks"]:
         yield Finding("warn", "gpus", remark)
-    chosen = scene.env.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and said["visible"] is not None:
-        seen = ", ".join(said["visible"])
+    chosen = inputs.env.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and nvml["visible"] is not None:
+        seen = ", ".join(nvml["visible"])
         sentence = f"CUDA_VISIBLE_DEVICES={chosen} shows {f'GPU {seen}' if seen else 'no GPU'}"
         yield Finding("ok" if seen else "warn", "gpus", f"{sentence} to what is started from here")
 
 
-def owners(scene: DoctorInputs) -> Findings:
-    for agent in scene.agents:
+def _count_gpus(devices: Sequence[tuple[str, str]]) -> str:
+    """`8 GPUs: NVIDIA H100 (0, 1, ...)`, and how many of them are parts of a GPU."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for index, name in devices:
+        by_name[name].append(index)
+    # `6:1` is a part of board 6.
+    parts = sum(":" in index for index, _ in devices)
+    boards = len(devices) - parts
+    count = f"{boards} GPU{'' if boards == 1 else 's'}"
+    if parts:
+        count += f" and {parts} MIG instance{'' if parts == 1 else 's'}"
+    names = "; ".join(f"{name} ({', '.join(found)})" for name, found in by_name.items())
+    return f"{count}: {names}"
+
+
+def owners(inputs: DoctorInputs) -> Findings:
+    for agent in inputs.agents:
         devices = mappings(agent.get("gpus"))
-        said = agent.get("gpu_remarks")
-        remarks = [cell(each) for each in said] if isinstance(said, list) else []
+        remarks = gpu_remarks(agent)
         if devices:
-            several = len({cell(labels(each).get("run")) for each in devices} - {""}) > 1
-            told = (
-                f"GPU {cell(each.get('index'), '?')}: {_used(each, several)}" for each in devices
+            several = len({cell(gpu_labels(each).get("run")) for each in devices} - {""}) > 1
+            users = (
+                f"GPU {cell(each.get('index'), '?')}: {_user(each, several)}" for each in devices
             )
-            yield Finding("ok", "owners", ", ".join(told))
-        elif isinstance(scene.boards, dict) and scene.boards.get("devices"):
+            yield Finding("ok", "owners", ", ".join(users))
+        elif isinstance(inputs.nvml, dict) and inputs.nvml.get("devices"):
             sentence = (
                 "the agent shows no GPU, although there are some: it was started with other "
                 "OTEL_DDP_SOURCES, or in a container that does not see them"
             )
             yield Finding("warn", "owners", sentence)
         else:
-            remarks = [each for each in remarks if not each.startswith(NO_DRIVER)]
+            remarks = [each for each in remarks if not each.startswith(NO_DRIVER_REMARKS)]
         for remark in remarks:
             yield Finding("warn", "owners", remark)
 
 
-def _used(gpu: Mapping[str, Any], several_runs: bool) -> str:
-    return ("rank " if labels(gpu).get("rank") else "") + user(gpu, several_runs)
+def _user(gpu: Mapping[str, Any], several_runs: bool) -> str:
+    return ("rank " if gpu_labels(gpu).get("rank") else "") + gpu_user(gpu, several_runs)
 
 
-def journals(scene: DoctorInputs) -> Findings:
-    path, named = scene.place, bool(scene.conf.directory)
+def journals(inputs: DoctorInputs) -> Findings:
+    path, named = inputs.place, bool(inputs.conf.directory)
     if why := problem(path, named):
-        sentence = f"{path} {why}; name another directory {scene.named_by}"
+        sentence = f"{path} {why}; name another directory {inputs.named_by}"
         yield Finding("fail", "journals", sentence)
         return
-    there = path.is_dir()
-    told = f"{path} {'can be written to' if there else 'is not there yet, and can be made'}"
-    if there and path.stat().st_mode & 0o077:
+    exists = path.is_dir()
+    state = f"{path} {'can be written to' if exists else 'does not exist yet, and can be made'}"
+    if exists and path.stat().st_mode & 0o077:
         sentence = f"{path} is open to other users; the next process that starts closes it"
         yield Finding("warn", "journals", sentence)
-    elif there:
-        told += f", is private (mode {stat.S_IMODE(path.stat().st_mode):04o})"
+    elif exists:
+        state += f", is private (mode {stat.S_IMODE(path.stat().st_mode):04o})"
     if on_memory(path):
-        yield Finding("ok", "journals", f"{told} and lies on tmpfs")
+        yield Finding("ok", "journals", f"{state} and is on tmpfs")
     else:
         sentence = (
-            f"{told}, but lies on a disk, for which a process may have to wait: mount a tmpfs on "
-            f"/dev/shm, or name a directory of one {scene.named_by}"
+            f"{state}, but is on a disk, for which a process may have to wait: mount a tmpfs on "
+            f"/dev/shm, or name a directory on one {inputs.named_by}"
         )
         yield Finding("warn", "journals", sentence)
-    yield _room(path, scene.conf.journal_bytes)
+    yield _free_space(path, inputs.conf.journal_bytes)
 
 
-def _room(path: Path, journal_bytes: int) -> Finding:
-    found = os.statvfs(nearest_that_is(path))
+def _free_space(path: Path, journal_bytes: int) -> Finding:
+    found = os.statvfs(nearest_existing(path))
     free_bytes = found.f_bavail * found.f_frsize
     needed = f"{_RANKS} journals take {_RANKS * journal_bytes / _MIB:.0f} MiB"
-    told = f"{free_bytes / _MIB:.0f} MiB are free, {needed}"
+    sentence = f"{free_bytes / _MIB:.0f} MiB are free, {needed}"
     if free_bytes >= _RANKS * journal_bytes:
-        return Finding("ok", "journals", told)
-    sentence = f"{told}: make room (docker: --shm-size), or set OTEL_DDP_JOURNAL_BYTES lower"
+        return Finding("ok", "journals", sentence)
+    sentence += ": make room (docker: --shm-size), or set OTEL_DDP_JOURNAL_BYTES lower"
     return Finding("warn" if free_bytes >= journal_bytes else "fail", "journals", sentence)
 
 
-def directories(scene: DoctorInputs) -> Findings:
-    conf = scene.conf
+def directories(inputs: DoctorInputs) -> Findings:
+    conf = inputs.conf
     for subject, variable, path in (
         (
             "spool",
             "OTEL_DDP_SPOOL_DIR",
-            spool_directory(conf, Place(scene.place), conf.node),
+            spool_directory(conf, Place(inputs.place), conf.node),
         ),
         (
             "post-mortem",
@@ -144,48 +149,42 @@ def directories(scene: DoctorInputs) -> Findings:
             yield Finding("ok", subject, f"{path} can be written to")
 
 
-def processes(scene: DoctorInputs) -> Findings:
-    for sentence in doubled(scene.survey):
+def processes(inputs: DoctorInputs) -> Findings:
+    for sentence in duplicate_ranks(inputs.survey):
         yield Finding("warn", "processes", sentence)
     unseen = [
         cell(rank, "?")
-        for each in scene.agents
+        for each in inputs.agents
         if isinstance(each.get("unseen"), list)
         for rank in each["unseen"]
     ]
     if unseen:
         living = (
-            each for each in mappings(scene.survey["processes"]) if each.get("state") not in OVER
+            each
+            for each in mappings(inputs.survey["processes"])
+            if each.get("state") not in ENDED_STATES
         )
-        hosts = sorted({scene.host, *(cell(each.get("host")) for each in living)} - {""})
+        hosts = sorted({inputs.host, *(cell(each.get("host")) for each in living)} - {""})
         share = "let them share process ids (shareProcessNamespace, hostPID, --pid=host)"
         sentence = (
             f"the agent cannot see the process of rank {', '.join(unseen)}, so there are no "
-            "process_* series of it: "
+            "process_* series for it: "
         )
         if len(hosts) == 1:
             sentence += f"it runs in another container; {share}"
         else:
             sentence += (
-                f"processes of several hosts ({', '.join(hosts)}) write to {scene.place}. Where "
+                f"processes of several hosts ({', '.join(hosts)}) write to {inputs.place}. If "
                 "these are nodes, OTEL_DDP_DIR must name a directory that each node has for "
-                f"itself, such as one in /dev/shm; where they are containers of one, {share}"
+                f"itself, such as one in /dev/shm. If they are containers of one node, {share}"
             )
         yield Finding("warn", "processes", sentence)
-    elif _readable(scene.proc / "1"):
-        yield Finding("ok", "processes", f"{scene.proc} shows the processes of all users")
+    elif _readable(inputs.proc / "1"):
+        yield Finding("ok", "processes", f"{inputs.proc} shows the processes of all users")
     else:
         sentence = (
-            f"{scene.proc} hides the processes of other users (hidepid), so the agent has to run "
-            "as the user who trains; one that a training process starts does"
-        )
-        yield Finding("ok", "processes", sentence)
-    if shutil.which("py-spy"):
-        yield Finding("ok", "processes", "py-spy is there, for `otel-ddp stacks`")
-    else:
-        sentence = (
-            "py-spy is not installed, which is no fault: `otel-ddp stacks` needs it only for a "
-            "process that does not answer itself"
+            f"{inputs.proc} hides the processes of other users (hidepid), so the agent must run as "
+            "the user who trains; an agent that a training process starts does"
         )
         yield Finding("ok", "processes", sentence)
 

@@ -1,4 +1,4 @@
-"""What a node's endpoint tells of a training, in words: how it goes, and what was recorded."""
+"""Reports what a node's endpoint serves of a training: its progress, and what was recorded."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ class Sample(NamedTuple):
 
 
 def samples(url: str) -> list[Sample]:
-    """What is served there; nothing while nobody answers."""
+    """The samples that are served there; none while there is no answer."""
     from otel_ddp.agent.scrape.exposition import parse
 
     if not url:
         return []
     try:
-        with urlopen(url, timeout=10) as answer:
-            text = answer.read().decode()
+        with urlopen(url, timeout=10) as response:
+            text = response.read().decode()
     except OSError:
         return []
     return [Sample(*each) for each in parse(text)]
 
 
-def progress(told: Sequence[Sample]) -> str:
+def progress(served: Sequence[Sample]) -> str:
     """A line with each rank's step and loss."""
     ranks = [
         f"rank {each.labels['rank']}: step {step}, loss {each.value:.3f}"
-        for each in _of(told, catalog.TRAINING_SCALAR, name="loss")
-        for step in [_first(told, catalog.TRAINING_STEP, rank=each.labels["rank"])]
+        for each in _of(served, catalog.TRAINING_SCALAR, name="loss")
+        for step in [_first(served, catalog.TRAINING_STEP, rank=each.labels["rank"])]
     ]
     return "  " + " | ".join(sorted(ranks)) if ranks else ""
 
 
-def _of(told: Sequence[Sample], metric: catalog.Metric, **labels: str) -> Iterator[Sample]:
-    for sample in told:
+def _of(served: Sequence[Sample], metric: catalog.Metric, **labels: str) -> Iterator[Sample]:
+    for sample in served:
         if sample.name == metric.prometheus and labels.items() <= sample.labels.items():
             yield sample
 
 
-def _first(told: Sequence[Sample], metric: catalog.Metric, **labels: str) -> str:
-    return next((f"{each.value:.0f}" for each in _of(told, metric, **labels)), "-")
+def _first(served: Sequence[Sample], metric: catalog.Metric, **labels: str) -> str:
+    return next((f"{each.value:.0f}" for each in _of(served, metric, **labels)), "-")
 
 
-def summary(told: Sequence[Sample]) -> Iterator[str]:
-    """The run, and of each rank its state, what it logged, and where its time went."""
+def summary(served: Sequence[Sample]) -> Iterator[str]:
+    """The run; and the state, logged values and time in phases of each rank."""
     words = {code: word for word, code in catalog.STATES.items()}
-    for info in _of(told, catalog.TRAINING_RUN_INFO):
+    for info in _of(served, catalog.TRAINING_RUN_INFO):
         labels = info.labels
         yield f"  run {labels['run']}, group {labels['group']}, job_type {labels['job_type']}"
         config = [key for key in sorted(labels) if key.startswith("config_")]
         yield "  " + ", ".join(f"{key} = {labels[key]}" for key in config)
-    for state in sorted(_of(told, catalog.TRAINING_STATE), key=lambda each: each.labels["rank"]):
+    for state in sorted(_of(served, catalog.TRAINING_STATE), key=lambda each: each.labels["rank"]):
         rank = state.labels["rank"]
         yield f"  rank {rank} on {state.labels['node']}: {words.get(int(state.value))}"
         for metric, name in (
             (catalog.TRAINING_STEP, "last step"),
             (catalog.OTEL_DDP_RECORDS_LOST, "records lost"),
         ):
-            yield f"    {name:24} {_first(told, metric, rank=rank)}"
-        for each in _of(told, catalog.TRAINING_SCALAR, rank=rank):
+            yield f"    {name:24} {_first(served, metric, rank=rank)}"
+        for each in _of(served, catalog.TRAINING_SCALAR, rank=rank):
             name = f"{each.labels['name']} ({each.labels['split']})"
             yield f"    {name:24} {each.value:.4f}"
-        for each in _of(told, catalog.TRAINING_PHASE_TIME, rank=rank):
+        for each in _of(served, catalog.TRAINING_PHASE_TIME, rank=rank):
             yield f"    {'time in ' + each.labels['phase']:24} {each.value:.3f} s"
-    yield f"  {len(told)} series in all"
+    yield f"  {len(served)} series in all"

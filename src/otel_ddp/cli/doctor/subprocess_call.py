@@ -1,4 +1,4 @@
-"""Asks in a process of its own what may crash, or never come back."""
+"""Runs code in a process of its own, because it may crash or never return."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import sys
 from typing import Any
 
 
-def ask(code: str, limit_s: float) -> dict[str, Any] | str:
-    """What this code prints as JSON; or, as the end of a sentence, how it failed to.
-
-    In another process: what is imported or called there may crash, or never come back.
-    """
+def run_python(code: str, limit_s: float) -> dict[str, Any] | str:
+    """What this code prints as JSON; if it fails, the reason as the end of a sentence."""
     start = "import json, sys\nsys.path[:] = json.loads(sys.argv[1])\n"
     process = subprocess.Popen(
         [sys.executable, "-c", start + code, json.dumps(sys.path)],
@@ -24,13 +21,13 @@ def ask(code: str, limit_s: float) -> dict[str, Any] | str:
         errors="replace",
     )
     try:
-        output, complaint = process.communicate(timeout=limit_s)
+        output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        # One that hangs in the kernel cannot be killed, and is left behind.
+        # A process that hangs in the kernel cannot be killed, and is left behind.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=1.0)
-        return f"has not come to an end within {limit_s:g} s"
+        return f"has not ended within {limit_s:g} s"
     if process.returncode < 0:
         return f"died of signal {-process.returncode}"
     try:
@@ -38,6 +35,6 @@ def ask(code: str, limit_s: float) -> dict[str, Any] | str:
     except (ValueError, IndexError):
         answer = None
     if process.returncode or not isinstance(answer, dict):
-        last = (complaint.strip().splitlines() or ["it said nothing"])[-1]
+        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
         return f"failed ({last})"
     return answer

@@ -1,4 +1,4 @@
-"""What the checks look at, and what they find."""
+"""The inputs of the doctor's checks, and the type of their findings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from otel_ddp import settings
 from otel_ddp.agent.node_status import survey
-from otel_ddp.cli.doctor.asking import ask
-from otel_ddp.cli.status import mappings
+from otel_ddp.cli.doctor.subprocess_call import run_python
+from otel_ddp.cli.text import mappings
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import candidates, existing, on_memory
 
@@ -32,7 +32,7 @@ Findings = Iterator[Finding]
 
 
 class DoctorInputs:
-    """What the checks look at, each found out when a check asks for it first."""
+    """The inputs of all checks; each is read when a check needs it first."""
 
     def __init__(
         self,
@@ -66,26 +66,27 @@ class DoctorInputs:
 
     @property
     def conf(self) -> settings.Settings:
-        """Without the variables that mean nothing."""
+        """The settings, without the variables that are wrong."""
         return self._read[0]
 
     @property
     def wrong(self) -> list[str]:
-        """What is wrong with those."""
+        """A sentence for each variable that is wrong."""
         return self._read[1]
 
     @cached_property
     def survey(self) -> dict[str, Any]:
+        """The agents and processes of this node."""
         return survey(existing(self.conf.directory, self.env))
 
     @property
     def agents(self) -> list[Mapping[str, Any]]:
-        """Those that live, as they describe themselves."""
+        """The living agents, as they describe themselves."""
         return [each for each in mappings(self.survey["agents"]) if each.get("alive") is True]
 
     @cached_property
     def place(self) -> Path:
-        """Where a process that starts now would put its journal."""
+        """The directory in which a process that starts now would put its journal."""
         if self.conf.directory:
             return Path(self.conf.directory).absolute()
         paths = list(dict.fromkeys(candidates(self.env, offline=self.conf.offline)))
@@ -93,24 +94,25 @@ class DoctorInputs:
         return min(usable or paths, key=lambda path: not on_memory(path))
 
     @cached_property
-    def boards(self) -> dict[str, Any] | str:
-        """What NVML tells, or in which way it does not answer."""
-        return ask("from otel_ddp.cli.doctor.boards import tell; tell()", self._nvml_s)
+    def nvml(self) -> dict[str, Any] | str:
+        """What NVML reports; if it does not answer, the reason as the end of a sentence."""
+        code = "from otel_ddp.cli.doctor.gpu_list import print_gpus; print_gpus()"
+        return run_python(code, self._nvml_s)
 
 
 def problem(path: Path, named: bool) -> str:
     """Why a private directory cannot be used or made; empty where it can."""
-    nearest = nearest_that_is(path)
+    nearest = nearest_existing(path)
     try:
         if nearest == path:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
                 return "is no directory (a link is not followed)"
             if found.st_uid != os.geteuid():
-                return f"belongs to user {found.st_uid}, not to us"
+                return f"belongs to user {found.st_uid}, not to this one"
             if named and (mode := stat.S_IMODE(found.st_mode)) & 0o077:
                 return f"can be entered by other users (mode {mode:04o}): chmod 700 {path}"
-        # Quotas, read-only mounts and full disks show only when something is written.
+        # Quotas, read-only mounts and full disks show only on a write.
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"otel_ddp")
             file.flush()
@@ -119,6 +121,6 @@ def problem(path: Path, named: bool) -> str:
     return ""
 
 
-def nearest_that_is(path: Path) -> Path:
-    """The path itself, or what there is of it."""
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that exists."""
     return next(each for each in (path, *path.parents) if os.path.lexists(each))

@@ -1,4 +1,4 @@
-"""Tells which GPUs there are, in a process of its own."""
+"""Prints which GPUs there are; the doctor runs it in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 
 
-def tell() -> None:
-    """What NVML knows, for the process that started us: a call of it may never return."""
+def print_gpus() -> None:
+    """Print what NVML reports as JSON; a call of NVML may never return."""
     driver = Nvml()
     try:
         driver.open()

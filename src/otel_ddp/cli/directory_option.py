@@ -1,4 +1,4 @@
-"""Where a command looks: in the directory that was named, or in those that there are by default."""
+"""The option --dir, and the directories in which a command finds journals and agents."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place, existing
 
 
-def argument(parser: argparse.ArgumentParser) -> None:
-    """--dir, the same for all commands."""
+def add_directory_option(parser: argparse.ArgumentParser) -> None:
+    """Add --dir, the same for all commands."""
     parser.add_argument(
         "--dir",
         type=_directory,
         default="",
-        help="where journals and agent meet (default: OTEL_DDP_DIR, else a directory on tmpfs)",
+        help="the directory of journals and agent (default: OTEL_DDP_DIR, else one on tmpfs)",
     )
 
 
 def _directory(text: str) -> str:
     try:
-        # Relative is fine here, unlike in a variable: whoever types it sees where he is.
+        # May be relative, unlike in a variable: a person who types it knows the current directory.
         return str(Path(text).expanduser().absolute()) if text else ""
     except RuntimeError:
         raise argparse.ArgumentTypeError(f"there is no home directory for {text!r}") from None
 
 
-def look(directory: str) -> tuple[settings.Settings, list[Place], str]:
-    """The settings, the places that are there, and a word on one that is not there yet.
+def find_places(directory: str) -> tuple[settings.Settings, list[Place], str]:
+    """The settings, the places that exist, and a sentence on a place that does not exist yet.
 
-    ConfigError for a named directory that cannot be looked into: silence would be taken for
-    "nothing runs". One that OTEL_DDP_DIR names is made by the first process that records, so it
-    may be missing; one that somebody has typed here should be there.
+    Raises ConfigError for a named directory that cannot be read: no output would be taken for
+    "nothing runs". The first process that records makes the directory of OTEL_DDP_DIR, so that
+    one may be missing. A directory that was typed here must exist.
     """
     conf = settings.read(directory=directory or None)
     if not conf.directory:
         return conf, existing("", os.environ), ""
     path = Path(conf.directory)
-    if why := _closed(path):
+    if why := _why_unreadable(path):
         raise ConfigError(f"{path} {why}.")
     if not path.exists():
         if directory:
@@ -50,8 +50,8 @@ def look(directory: str) -> tuple[settings.Settings, list[Place], str]:
     return conf, [Place(path)], ""
 
 
-def _closed(path: Path) -> str:
-    """Why a path cannot be looked into; empty where it can, or where there is nothing."""
+def _why_unreadable(path: Path) -> str:
+    """Why a path cannot be read; empty if it can, or if it does not exist."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,0 +1,59 @@
+"""Prints what a command answers, and reads values of unknown shape for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+_LONGEST_CELL = 1000
+
+
+def print_answer(text: str) -> int:
+    """Print text in the terminal's encoding; the exit status."""
+    try:
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # At its end Python would write the buffered rest again, and report the same error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 0  # the reader has closed the pipe, as `| head` does
+        print(f"The answer could not be written: {error.strerror}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+# Journals and agent.json are files: another version, or any program of this user, may have written
+# them. So a value may be of any type.
+
+
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The dictionaries of a list; empty for anything else."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def integer(value: Any) -> int | None:
+    """An integer of 64 bits, or None."""
+    return value if isinstance(value, int) and abs(value) < 2**63 else None
+
+
+def number(value: Any) -> float | None:
+    """A number that can be shown, or None."""
+    sane = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
+    return float(value) if sane else None
+
+
+def cell(value: Any, otherwise: str = "") -> str:
+    """Any value as one printable line: ESC and newlines are written out."""
+    if value is None or value == "":
+        return otherwise
+    text = json.dumps(value, default=repr) if isinstance(value, (dict, list)) else str(value)
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text[:_LONGEST_CELL]
+    )
