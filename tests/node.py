@@ -135,16 +135,16 @@ class Node:
         """kill -9; its process id."""
         pid = int(self.agent()["pid"])
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.place.agent_lives(), "the agent's death")
+        until(lambda: not self.place.agent_is_alive(), "the agent's death")
         return pid
 
     def stop_agent(self) -> None:
         if pid := self.place.agent_pid():
             os.kill(pid, signal.SIGTERM)
-        until(lambda: not self.place.agent_lives(), "the agent's end")
+        until(lambda: not self.place.agent_is_alive(), "the agent's end")
 
     def _no_start_under_way(self) -> bool:
-        return self.place.agent_lives() or time.monotonic() > self.place.start_not_before()
+        return self.place.agent_is_alive() or time.monotonic() > self.place.start_not_before()
 
     def __enter__(self) -> Node:
         return self

@@ -75,7 +75,7 @@ def main() -> None:
                 continue
         if pid := place.agent_pid():
             os.kill(pid, signal.SIGTERM)
-            while place.agent_lives():
+            while place.agent_is_alive():
                 time.sleep(0.05)
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(HEADER + "\n".join(lines) + "\n")

@@ -125,7 +125,7 @@ def test_the_epilog_ends_an_agent_that_outlived_its_job(kind: str) -> None:
 
         node.epilog()
 
-        assert not node.place.agent_lives()
+        assert not node.place.agent_is_alive()
         # In order: what it says of itself it has taken away, and the place is there for the next.
         assert not node.place.agent_file.exists()
         assert node.place.directory.is_dir()
@@ -150,7 +150,7 @@ def test_the_epilog_leaves_other_users_alone() -> None:
 
         node.epilog(4294967294)
 
-        assert node.place.agent_lives()
+        assert node.place.agent_is_alive()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -161,7 +161,7 @@ def test_the_epilog_ends_no_process_of_another_user_in_the_place_of_this_one() -
 
         node.epilog(4242)
 
-        assert node.place.agent_lives()
+        assert node.place.agent_is_alive()
 
 
 def test_the_epilog_clears_away_what_was_the_jobs_alone() -> None:

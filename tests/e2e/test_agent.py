@@ -119,14 +119,14 @@ def test_no_agent_where_none_is_wanted(how: dict[str, str]) -> None:
     with Node(**how) as node:
         node.run(TRAIN)
 
-        assert not node.place.agent_lives()
+        assert not node.place.agent_is_alive()
         assert len(node.place.journals()) == (0 if "OTEL_SDK_DISABLED" in how else 1)
 
 
 def test_an_agent_of_the_platform_is_used_and_none_other_started() -> None:
     with Node(OTEL_DDP_AGENT="external") as node:
         node.run(TRAIN)
-        assert not node.place.agent_lives()
+        assert not node.place.agent_is_alive()
 
         own = node.start(sys.executable, "-m", "otel_ddp", "agent")
         node.run(TRAIN.replace('run="r"', 'run="r2"'))
@@ -196,7 +196,7 @@ def test_the_agent_leaves_after_its_linger_time_and_takes_the_journals_along() -
         node.run(TRAIN)
         node.agent()
 
-        until(lambda: not node.place.agent_lives(), "the agent to leave")
+        until(lambda: not node.place.agent_is_alive(), "the agent to leave")
 
         assert node.place.journals() == []
         assert not list(node.place.directory.glob("*.taken"))
@@ -234,7 +234,7 @@ for line in sys.stdin:
             nonlocal step
             step += 1
             tell(step)
-            return node.place.agent_lives()
+            return node.place.agent_is_alive()
 
         until(replaced, "another agent", 15.0)
 

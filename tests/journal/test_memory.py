@@ -230,8 +230,8 @@ fill(mounts[0])
 laps(writer, 1)
 reader = JournalReader(writer.path)
 read = len(reader.read())
-reader.commit(*reader.mark())
-answer(read=read, taken=writer.taken(), again=JournalReader(writer.path).mark())
+reader.commit(*reader.bookmark())
+answer(read=read, taken=writer.agent_position(), again=JournalReader(writer.path).bookmark())
 """
 
     found = elsewhere.ask(code, "tmpfs:size=2m")
@@ -291,7 +291,7 @@ except ConfigError as error:
 
 
 def test_the_room_of_a_mount_is_asked_where_the_journal_would_lie(elsewhere: Elsewhere) -> None:
-    code = "answer(memory=[place.on_memory(here), place.on_memory(mounts[0] / 'below')])"
+    code = "answer(memory=[place.is_in_memory(here), place.is_in_memory(mounts[0] / 'below')])"
 
     found = elsewhere.ask(code, "tmpfs:size=1m")
 

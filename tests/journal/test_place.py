@@ -22,8 +22,8 @@ from otel_ddp.journal.place import (
     candidates,
     existing,
     find,
+    is_in_memory,
     lock_holder,
-    on_memory,
     private_directory,
 )
 
@@ -201,7 +201,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Candidates of the test's own, instead of this machine's."""
     paths = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
     monkeypatch.setattr(place, "candidates", lambda env, offline: iter(paths))
-    monkeypatch.setattr(place, "on_memory", lambda path: path == paths[0])
+    monkeypatch.setattr(place, "is_in_memory", lambda path: path == paths[0])
     return paths
 
 
@@ -216,7 +216,7 @@ def test_the_first_that_is_memory_is_taken_without_a_word(here: list[Path]) -> N
 
 
 def test_memory_goes_before_disk(here: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "on_memory", lambda path: path == here[1])
+    monkeypatch.setattr(place, "is_in_memory", lambda path: path == here[1])
     for path in here:
         path.parent.mkdir()
 
@@ -273,7 +273,7 @@ def test_where_nothing_can_be_used_that_is_said_and_nothing_raised(here: list[Pa
 def test_a_disk_in_place_of_shared_memory_is_said(
     here: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place, "on_memory", lambda path: False)
+    monkeypatch.setattr(place, "is_in_memory", lambda path: False)
     for path in here:
         path.parent.mkdir()
 
@@ -315,11 +315,11 @@ odd
 def test_what_lies_on_memory_is_told_by_the_mounts(tmp_path: Path, path: str, memory: bool) -> None:
     (tmp_path / "mounts").write_text(MOUNTS, encoding="utf-8")
 
-    assert memory == on_memory(Path(path), tmp_path / "mounts")
+    assert memory == is_in_memory(Path(path), tmp_path / "mounts")
 
 
 def test_without_a_list_of_mounts_nothing_is_said_about_disks(tmp_path: Path) -> None:
-    assert on_memory(Path("/"), tmp_path / "nowhere")
+    assert is_in_memory(Path("/"), tmp_path / "nowhere")
 
 
 # -- the files of a place
@@ -335,19 +335,19 @@ def test_journals_are_listed_without_what_is_still_being_made(tmp_path: Path) ->
 
 def test_the_doorbell_wakes_who_listens_and_disturbs_nobody_else(tmp_path: Path) -> None:
     here = Place(tmp_path)
-    here.ring()
+    here.wake_agent()
     assert not here.doorbell.exists()
 
     os.mkfifo(here.doorbell)
-    here.ring()  # nobody listens
+    here.wake_agent()  # nobody listens
     listener = os.open(here.doorbell, os.O_RDWR | os.O_NONBLOCK)
-    here.ring()
-    here.ring()
+    here.wake_agent()
+    here.wake_agent()
     assert os.read(listener, 10) == b"!!"
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(listener, bytes(4096))
-    here.ring()  # it has been rung often enough
+    here.wake_agent()  # it has been rung often enough
     os.close(listener)
 
 
@@ -362,7 +362,7 @@ def test_a_doorbell_without_a_listener_does_not_kill(tmp_path: Path) -> None:
         "listener = os.open(here.doorbell, os.O_RDONLY | os.O_NONBLOCK)\n"
         "write = os.write\n"
         "os.write = lambda *sent: (os.close(listener), write(*sent))\n"
-        "here.ring(); write(1, b'alive')\n"
+        "here.wake_agent(); write(1, b'alive')\n"
     )
 
     done = subprocess.run(
@@ -374,9 +374,9 @@ def test_a_doorbell_without_a_listener_does_not_kill(tmp_path: Path) -> None:
 
 def test_an_agent_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
     here = Place(tmp_path)
-    assert not here.agent_lives()
+    assert not here.agent_is_alive()
     here.agent_lock.touch()
-    assert not here.agent_lives()
+    assert not here.agent_is_alive()
     code = (
         "import fcntl, os, sys\n"
         "fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX)\n"
@@ -390,12 +390,12 @@ def test_an_agent_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
     ) as agent:
         assert agent.stdout is not None
         agent.stdout.readline()
-        assert here.agent_lives()
+        assert here.agent_is_alive()
         assert here.agent_pid() == agent.pid
         agent.send_signal(signal.SIGKILL)
         agent.wait()
 
-    assert not here.agent_lives()
+    assert not here.agent_is_alive()
     assert here.agent_pid() is None
 
 

@@ -104,7 +104,7 @@ class Conversation(RuleBasedStateMachine):
         # (start, content) of each record; how many the reader has had, and had at the last commit
         self.written: list[tuple[int, tuple[Any, ...]]] = []
         self.lost_and_read = self.committed = (0, 0)
-        self.mark = self.reader.mark()
+        self.mark = self.reader.bookmark()
         self.last: dict[int, tuple[Any, ...]] = {}
         self.stands = ProgressRecord(None, 0, 0, 0, 0, 0, 0, 0.0)._asdict()
         self.totals: dict[str, list[float]] = {}
@@ -248,18 +248,18 @@ class Conversation(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         self.the_writer()
-        self.reader.commit(*self.reader.mark())
+        self.reader.commit(*self.reader.bookmark())
         self.committed = self.lost_and_read
-        self.mark = self.reader.mark()
+        self.mark = self.reader.bookmark()
         assert self.writer is not None
-        assert self.mark[0] == self.writer.taken()
+        assert self.mark[0] == self.writer.agent_position()
 
     @rule()
     def reopen(self) -> None:
         writer = self.the_writer()
         self.reader.close()
         self.reader = JournalReader(writer.path)
-        assert self.mark == self.reader.mark()
+        assert self.mark == self.reader.bookmark()
         self.lost_and_read = self.committed
 
     @invariant()
@@ -349,8 +349,8 @@ class Written:
             assert reader.facts in ({}, {"parameters": 7})
             assert {total.metric for total in reader.totals()} <= {"c", "h"}
             assert reader.reason() in ("", "killed by its own hand")
-            assert 0 <= reader.used() <= 1
-            assert not reader.writer_lives()
+            assert 0 <= reader.unread_ratio() <= 1
+            assert not reader.writer_is_alive()
         finally:
             reader.close()
         return ""
@@ -545,7 +545,7 @@ def test_a_damaged_taken_file_means_reading_from_the_start(
     with damaged(path, written.content):
         reader = JournalReader(path)
         drain(reader)
-        reader.commit(*reader.mark())
+        reader.commit(*reader.bookmark())
         reader.close()
         taken = path.with_suffix(".taken")
         data = bytearray(taken.read_bytes())
@@ -554,7 +554,7 @@ def test_a_damaged_taken_file_means_reading_from_the_start(
 
         again = JournalReader(path)
 
-        assert again.mark() == (0, 1, 0)
+        assert again.bookmark() == (0, 1, 0)
         again.close()
         taken.unlink()
 
@@ -781,19 +781,19 @@ def test_a_writer_killed_in_the_middle_leaves_whole_values_and_no_lock(directory
     for _ in range(12):
         with fast_writer(directory, SMALLEST, -1, 50) as (child, path):
             reader = JournalReader(path)
-            assert reader.writer_lives()
+            assert reader.writer_is_alive()
             moment, last, reported = dice.randrange(1000, 9000), 0, 0
             while last < moment:
                 for record in reader.read():
                     assert serial_of(record) > last
                     last = serial_of(record)
                     reported += 1
-            assert reader.writer_lives()
+            assert reader.writer_is_alive()
 
             child.send_signal(signal.SIGKILL)
             child.wait()
 
-            assert not reader.writer_lives()
+            assert not reader.writer_is_alive()
             for record in drain(reader, 25):
                 assert serial_of(record) > last
                 last = serial_of(record)

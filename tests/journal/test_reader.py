@@ -14,12 +14,12 @@ import pytest
 
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import (
+    CannotOpen,
     Document,
     JournalReader,
     ProgressRecord,
     Scalars,
     Steps,
-    Unopened,
     Unreadable,
 )
 from otel_ddp.journal.writer import JournalWriter, Shape
@@ -137,11 +137,11 @@ def test_what_the_system_keeps_from_us_may_be_told_later(writer: JournalWriter) 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
-        with pytest.raises(Unopened) as not_opened:
+        with pytest.raises(CannotOpen) as not_opened:
             JournalReader(writer.path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with pytest.raises(Unopened) as not_read:
+    with pytest.raises(CannotOpen) as not_read:
         # A regular file that can be opened; nobody can read the beginning of an address space.
         JournalReader(Path("/proc/self/mem"))
 
@@ -184,10 +184,10 @@ def test_a_later_document_replaces_or_completes_an_earlier_one(
     writer.document(99, {"from": "a later version"})
     writer.define(layout.FACTS, b"not JSON")
 
-    reader.refresh()
+    reader.read_definitions()
 
     assert reader.identity == {"rank": 3}
-    assert reader.identities == 2
+    assert reader.identity_count == 2
     assert reader.config == {"lr": 0.2, "seed": 1}
     assert reader.facts == {"python": "3.11"}
     assert reader.unreadable == 1
@@ -258,9 +258,9 @@ def test_a_damaged_definition_is_waited_for_and_then_counted_once(
     overwrite(writer.path, at + 30, b"!")
 
     for _ in range(19):
-        reader.refresh()
+        reader.read_definitions()
         assert reader.names == {}
-    reader.refresh()
+    reader.read_definitions()
 
     assert reader.names == {2: ("y", "")}
     assert reader.unreadable == 1
@@ -274,7 +274,7 @@ def test_a_position_that_went_back_for_a_moment_costs_nothing(
     overwrite(writer.path, layout.RING_POSITION, struct.pack("<Q", 0))
 
     assert reader.read() == []
-    assert reader.used() == 0.0
+    assert reader.unread_ratio() == 0.0
 
     log(writer, Shape((1,)), 2, 1.0)
     assert steps(reader.read()) == [2]
@@ -439,15 +439,15 @@ def test_a_position_caught_half_written_is_asked_for_again(
 
 
 def test_used_is_the_unread_part_of_the_ring(writer: JournalWriter, reader: JournalReader) -> None:
-    assert reader.used() == 0.0
+    assert reader.unread_ratio() == 0.0
     for step in range(576):
         log(writer, Shape((1,)), step, 1.0)
-    assert reader.used() == 0.5
+    assert reader.unread_ratio() == 0.5
     for step in range(576, 3000):
         log(writer, Shape((1,)), step, 1.0)
-    assert reader.used() == 1.0
+    assert reader.unread_ratio() == 1.0
     reader.read()
-    assert reader.used() == 0.0
+    assert reader.unread_ratio() == 0.0
 
 
 def test_a_closed_reader_finds_nothing_and_raises_nothing(
@@ -462,7 +462,7 @@ def test_a_closed_reader_finds_nothing_and_raises_nothing(
     assert reader.totals() == []
     assert reader.progress() is None
     assert reader.reason() == ""
-    assert not reader.writer_lives()
+    assert not reader.writer_is_alive()
     assert reader.drained()
 
 
@@ -473,7 +473,7 @@ def test_a_mark_that_cannot_be_written_is_no_error(
 
     reader.commit(8, 1, 0)
 
-    assert writer.taken() == 0
+    assert writer.agent_position() == 0
 
 
 def test_a_mark_that_no_reader_can_have_made_is_none(
@@ -484,6 +484,6 @@ def test_a_mark_that_no_reader_can_have_made_is_none(
 
     again = JournalReader(writer.path)
 
-    assert again.mark() == (0, 1, 0)
+    assert again.bookmark() == (0, 1, 0)
     assert steps(again.read()) == [1]
     again.close()

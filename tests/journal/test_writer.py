@@ -171,7 +171,7 @@ def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> 
     # The reader's own file.
     reader = JournalReader(writer.path)
     reader.read()
-    reader.commit(*reader.mark())
+    reader.commit(*reader.bookmark())
     reader.close()
     taken = writer.path.with_name(writer.path.name.replace(".journal", ".taken")).read_bytes()
     assert len(taken) == 28
@@ -320,15 +320,15 @@ def test_a_lap_that_an_agent_has_taken_is_not_overwritten_unread(writer: Journal
             log(writer, shape, 1, 0.5)
 
     lap()
-    first = writer.overwrites()
+    first = writer.overwrites_unread()
     reader = JournalReader(writer.path)
     reader.read()
-    reader.commit(*reader.mark())
+    reader.commit(*reader.bookmark())
     lap()
-    taken = writer.overwrites()
+    taken = writer.overwrites_unread()
     lap()
 
-    assert (first, taken, writer.overwrites()) == (False, False, True)
+    assert (first, taken, writer.overwrites_unread()) == (False, False, True)
     reader.close()
 
 
@@ -540,7 +540,7 @@ def test_the_writer_goes_on_when_somebody_deletes_its_file(writer: JournalWriter
     steps = [record.step for record in reader.read() if isinstance(record, Scalars)]
     assert len(steps) + reader.lost == 5000
     assert steps[-1] == 4999
-    assert writer.taken() == 0
+    assert writer.agent_position() == 0
     reader.close()
 
 
@@ -559,10 +559,10 @@ def test_whatever_stands_in_place_of_the_taken_file_holds_nobody_up(
         lambda: taken.write_bytes(bytes(28)),
     ):
         make()
-        assert writer.taken() == 0
+        assert writer.agent_position() == 0
         reader = JournalReader(writer.path)
         assert len(reader.read()) == 1
-        reader.commit(*reader.mark())
+        reader.commit(*reader.bookmark())
         reader.close()
         taken.unlink()
     assert secret.read_bytes() == b"untouched"
@@ -598,14 +598,14 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_dead_parent(tmp_path: Path
     with process(code, tmp_path) as parent:
         path, child = first_line(parent).split()
         reader = JournalReader(Path(path))
-        assert reader.writer_lives()
+        assert reader.writer_is_alive()
 
         parent.kill()
         parent.wait()
 
         os.kill(int(child), 0)
         assert path in [os.readlink(link) for link in Path(f"/proc/{child}/fd").iterdir()]
-        assert not reader.writer_lives()
+        assert not reader.writer_is_alive()
         reader.close()
         assert parent.stdin is not None
         assert parent.stdout is not None
@@ -622,11 +622,11 @@ def test_a_child_that_ends_leaves_its_parent_the_lock(tmp_path: Path, ending: st
     with process(code, tmp_path) as parent:
         reader = JournalReader(Path(first_line(parent)))
 
-        assert reader.writer_lives()
+        assert reader.writer_is_alive()
 
         parent.kill()
         parent.wait()
-        assert not reader.writer_lives()
+        assert not reader.writer_is_alive()
         reader.close()
 
 
@@ -647,14 +647,14 @@ def test_a_writer_that_closed_lets_go_of_the_lock(tmp_path: Path) -> None:
     code = "\nprint(writer.path, flush=True)\nsys.stdin.readline()\nwriter.close()\nprint()\n"
     with process(code + "sys.stdout.flush()\nsys.stdin.read()", tmp_path) as parent:
         reader = JournalReader(Path(first_line(parent)))
-        assert reader.writer_lives()
+        assert reader.writer_is_alive()
         assert parent.stdin is not None
 
         parent.stdin.write("close\n")
         parent.stdin.flush()
         assert first_line(parent) == ""
 
-        assert not reader.writer_lives()
+        assert not reader.writer_is_alive()
         reader.close()
 
 
@@ -677,11 +677,11 @@ def test_a_writer_in_another_pid_namespace_is_seen_to_live(tmp_path: Path) -> No
         reader = JournalReader(Path(path))
         assert pid == "1"
         assert reader.pid == 1
-        assert reader.writer_lives()
+        assert reader.writer_is_alive()
 
         parent.communicate()
 
-        assert not reader.writer_lives()
+        assert not reader.writer_is_alive()
         reader.close()
 
 
@@ -689,7 +689,7 @@ def test_a_reader_in_another_pid_namespace_sees_the_writer_live(tmp_path: Path) 
     command = pid_namespace()
     ask = (
         "import sys; from pathlib import Path; from otel_ddp.journal.reader import JournalReader;"
-        "print(JournalReader(Path(sys.argv[1])).writer_lives())"
+        "print(JournalReader(Path(sys.argv[1])).writer_is_alive())"
     )
     with process("\nprint(writer.path, flush=True)\nsys.stdin.read()", tmp_path) as parent:
         path = first_line(parent)

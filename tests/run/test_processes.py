@@ -510,7 +510,7 @@ def test_a_child_that_names_a_run_of_its_own_is_that_runs_only_rank(
     assert found["parents"].points == []
 
 
-BESIDE = """
+COMPANION_SUFFIXES = """
 import multiprocessing, otel_ddp
 
 def child():
@@ -531,7 +531,7 @@ if __name__ == "__main__":
 def test_a_child_with_a_run_of_its_own_may_use_its_parents_as_well(
     place: Here, tmp_path: Path
 ) -> None:
-    quietly(BESIDE, tmp_path)
+    quietly(COMPANION_SUFFIXES, tmp_path)
 
     found = [(each.identity["run"], each.points, each.state) for each in place.read()]
     assert sorted(found) == [
@@ -741,9 +741,9 @@ def test_a_training_process_holds_no_thread_no_socket_and_no_child(
         status, out, err = run(HOLDINGS, tmp_path, OTEL_DDP_AGENT=agent, **quiet)
     finally:
         if agent == "auto":
-            until(lambda: place.agent_lives() and place.agent_file.exists(), "the agent")
+            until(lambda: place.agent_is_alive() and place.agent_file.exists(), "the agent")
             os.kill(json.loads(place.agent_file.read_text())["pid"], signal.SIGTERM)
-            until(lambda: not place.agent_lives(), "the agent's end")
+            until(lambda: not place.agent_is_alive(), "the agent's end")
 
     held = json.loads(out)
     assert (status, err) == (0, "")
@@ -838,7 +838,7 @@ from otel_ddp.journal.place import Place
 place, said = Place(Path({directory!r})), Path({said!r})
 earlier = said.read_text().splitlines() if said.exists() else []
 if len(earlier) < 3:
-    place.hold_starts(-1)
+    place.delay_start(-1)
     sys.executable = {executable!r}
     started = agent_start.ensure_agent(place) if len(earlier) < 2 else "again"
     held_s = place.start_not_before() - time.monotonic()
@@ -905,7 +905,7 @@ def test_a_spoilt_meeting_place_is_said_in_one_sentence_and_training_goes_on(
     started = []
     for _ in range(2):
         started.append(agent_start.ensure_agent(place))
-        place.hold_starts(0)
+        place.delay_start(0)
     run.log({"loss": 0.5}, step=2)
     run.finish()
 

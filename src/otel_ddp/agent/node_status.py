@@ -161,8 +161,8 @@ def _is_description(described: dict[str, Any]) -> bool:
 
 
 def _process(reader: JournalReader) -> dict[str, Any]:
-    alive = reader.writer_lives()
-    reader.refresh()
+    alive = reader.writer_is_alive()
+    reader.read_definitions()
     last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
     progress = reader.progress()
     state = state_of(None if progress is None else progress.state, alive)

@@ -69,7 +69,7 @@ class Agent:
         self.exporter = Exporter(
             conf, place, self.ledger, self.journals, self._documents, self.node, host
         )
-        self.terms = agent_environment.terms(os.environ, offline=conf.offline)
+        self.terms = agent_environment.digest(os.environ, offline=conf.offline)
         self._lock = lock
         self._stop_reason = ""
         self._doorbell = -1
@@ -91,7 +91,7 @@ class Agent:
         self._serve()
         self.sampling.start()
         self.exporter.connect()
-        self.place.hold_starts(0.0)
+        self.place.delay_start(0.0)
         self._write_status()
         log.info("serving %s; OTLP: %s", self._url() or "nothing", self.exporter.describe())
         self._connect_at = time.monotonic() + _CONNECT_EVERY_S
@@ -105,7 +105,7 @@ class Agent:
     def _stop_at_signals(self) -> None:
         def stop(number: int, frame: object) -> None:
             self._stop_reason = f"stopped by {signal.Signals(number).name}"
-            self.place.ring()
+            self.place.wake_agent()
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, stop)
@@ -346,9 +346,9 @@ def main(directory: str = "", foreground: bool = False) -> int:
         place.agent_file.unlink()
     # From here on a process that finds no agent may start one at once; but an agent that breaks
     # at its start is not started again every few seconds.
-    place.hold_starts(_BROKEN_HOLD_S)
+    place.delay_start(_BROKEN_HOLD_S)
     if foreground:
         log.info("watching %s", place.directory)
     Agent(place, conf, lock, foreground).run()
-    place.hold_starts(0.0)
+    place.delay_start(0.0)
     return 0

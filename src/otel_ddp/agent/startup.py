@@ -49,7 +49,7 @@ def lock_place(place: Place) -> int | None:
 
 def _locked(fd: int) -> bool:
     try:
-        locks.take(fd)
+        locks.acquire(fd)
     except OSError:
         return False
     return True

@@ -83,7 +83,9 @@ def _ask(journals: Iterable[Path], ranks: list[int] | None) -> Iterator[AskedPro
         except Unreadable:
             continue
         try:
-            if reader.writer_lives() and (not ranks or reader.identity.get("global_rank") in ranks):
+            if reader.writer_is_alive() and (
+                not ranks or reader.identity.get("global_rank") in ranks
+            ):
                 yield AskedProcess(reader)
         finally:
             reader.close()

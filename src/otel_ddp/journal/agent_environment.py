@@ -21,7 +21,7 @@ _FILES = re.compile(
 )
 
 
-def given(env: Mapping[str, str]) -> dict[str, str]:
+def for_agent(env: Mapping[str, str]) -> dict[str, str]:
     """The variables for an agent: it has another working directory, so its files have full names.
 
     One that begins with `~` is left: where that is the case, the settings know what it means.
@@ -31,11 +31,13 @@ def given(env: Mapping[str, str]) -> dict[str, str]:
 
 def _full(text: str) -> str:
     name = text.strip()
-    return text if not name or name.startswith(("/", "~")) else str(Path(_began_in(), name))
+    return (
+        text if not name or name.startswith(("/", "~")) else str(Path(_initial_directory(), name))
+    )
 
 
 @functools.cache
-def _began_in() -> str:
+def _initial_directory() -> str:
     """Kept: a training that goes elsewhere later means the same files with the same names."""
     try:
         return os.getcwd()
@@ -43,9 +45,11 @@ def _began_in() -> str:
         return ""
 
 
-def terms(env: Mapping[str, str], *, offline: bool) -> str:
+def digest(env: Mapping[str, str], *, offline: bool) -> str:
     """A digest of what an agent goes by, its variables above all: tokens are not told."""
-    said = sorted((key, text) for key, text in given(env).items() if key.startswith(_BEGINNINGS))
+    said = sorted(
+        (key, text) for key, text in for_agent(env).items() if key.startswith(_BEGINNINGS)
+    )
     # OTEL_DDP_NODE_RANK is a process's own.
     kept = [(key, value) for key, value in said if key != "OTEL_DDP_NODE_RANK"]
     said_and_sent = repr((kept, offline)).encode("utf-8", "replace")

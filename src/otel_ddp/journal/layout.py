@@ -16,7 +16,7 @@ TAKEN_SUFFIX = ".taken"
 # Beside it as well: where a process that hangs is asked, and what it answers.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
-BESIDE = (TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half")
+COMPANION_SUFFIXES = (TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half")
 
 # The fixed part of the head; its last word is the checksum of what stands before it.
 FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")

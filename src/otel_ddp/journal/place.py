@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import stat
@@ -14,7 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal import layout, locks
+from otel_ddp.journal import layout
+from otel_ddp.journal.locks import lock_holder
 
 _LONGEST_HOLD_S = 120.0
 
@@ -56,11 +56,11 @@ class Place:
         """A fifo that the agent reads: one byte says that there is something new."""
         return self.directory / "doorbell"
 
-    def hold_starts(self, seconds: float) -> None:
+    def delay_start(self, seconds: float) -> None:
         """Let nobody start an agent for so long; 0 takes that back."""
         with contextlib.suppress(OSError):
             fd = os.open(
-                self._holding, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                self._start_delay, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
             try:
                 os.pwrite(fd, f"{time.monotonic() + seconds:<32.3f}".encode(), 0)
@@ -70,14 +70,14 @@ class Place:
     def start_not_before(self) -> float:
         """The moment, on the monotonic clock, from which on an agent may be started."""
         try:
-            moment = float(self._holding.read_bytes()[:32])
+            moment = float(self._start_delay.read_bytes()[:32])
         except (OSError, ValueError):
             return 0.0
         # A moment that is far away was written before this machine was started.
         return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
 
     @property
-    def _holding(self) -> Path:
+    def _start_delay(self) -> Path:
         # Not the lock file: closing any descriptor of that would give the lock back.
         return self.directory / "start.after"
 
@@ -92,7 +92,7 @@ class Place:
             if name.endswith(layout.SUFFIX) and not name.startswith(".")
         ]
 
-    def agent_lives(self) -> bool:
+    def agent_is_alive(self) -> bool:
         """Whether an agent holds the lock, in whatever PID namespace it may be."""
         return self.agent_pid() is not None
 
@@ -100,7 +100,7 @@ class Place:
         """The agent's process; 0 where it has no number here, None where there is no agent."""
         return lock_holder(self.agent_lock)
 
-    def ring(self) -> None:
+    def wake_agent(self) -> None:
         """Wake the agent; nothing happens where none listens."""
         try:
             # For reading as well: an agent that leaves just now is then no SIGPIPE, which kills
@@ -114,26 +114,6 @@ class Place:
             pass  # full: it has been rung often enough
         finally:
             os.close(fd)
-
-
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def lock_holder(path: Path) -> int | None:
-    """The process that holds a lock on this file, 0 for one of another PID namespace.
-
-    Also 0 where it cannot be asked at the moment: nobody is taken for dead because of that.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        return 0 if error.errno in _PASSING else None
-    try:
-        return locks.holder(fd)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def private_directory(path: Path, named: bool = False) -> Path:
@@ -207,9 +187,9 @@ def find(
             "OTEL_DDP_DIR"
         )
     # A container may have a plain directory in the place of /dev/shm.
-    found.sort(key=lambda place: not on_memory(place.directory))
+    found.sort(key=lambda place: not is_in_memory(place.directory))
     where = found[0].directory
-    if on_memory(where):
+    if is_in_memory(where):
         return found, ""
     because = problems[0] if problems else "there is none"
     return found, f"no tmpfs for the journal ({because}), so it lies on a disk: {where}"
@@ -231,7 +211,7 @@ def _usable(path: Path, problems: list[str]) -> Place | None:
         return None
 
 
-def on_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+def is_in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
     """Whether a directory lies on a file system that is memory."""
     best, kind = "", ""
     try:

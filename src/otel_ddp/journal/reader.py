@@ -15,7 +15,7 @@ from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 # One reading takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
 # How many readings wait for bytes that are not (yet) what their position says they are.
-_PATIENCE = 20
+_MOST_STUCK_READS = 20
 # Without the code that lies above it in the same word.
 _VALUE = layout.WORD_VALUE
 
@@ -90,7 +90,7 @@ class Unreadable(Exception):
     """This file is no journal that we can read; the text says why."""
 
 
-class Unopened(Unreadable):
+class CannotOpen(Unreadable):
     """The system gave us nothing to judge it by; that may be over at the next attempt."""
 
     def __init__(self, path: Path, error: OSError) -> None:
@@ -109,7 +109,7 @@ class JournalReader:
             self._open()
         except OSError as error:
             self.close()
-            raise Unopened(path, error) from None
+            raise CannotOpen(path, error) from None
         except BaseException:
             self.close()
             raise
@@ -147,19 +147,19 @@ class JournalReader:
         self.config: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.names: dict[int, Name] = {}
-        self.identities = 0
-        self.definitions_read = 0
+        self.identity_count = 0
+        self.definition_reads = 0
         self.unreadable = 0
-        self._defined = 0
+        self._definitions_position = 0
         self._definitions_stuck = 0
-        self._places: list[dict[str, Any]] = []
+        self._total_slots: list[dict[str, Any]] = []
         self._stuck = 0
         # A record, and the padding before it, are written first and published then.
         self._unpublished = 2 * layout.largest_record(self._ring[1])
         self._last_progress: ProgressRecord | None = None
         self._taken_path = self.path.with_suffix(layout.TAKEN_SUFFIX)
         self.position, self._expected, self.lost = layout.read_taken(self._taken_path) or (0, 1, 0)
-        self.refresh()
+        self.read_definitions()
 
     def _pread(self, at: int, size: int) -> bytes:
         # Not a mapping: whoever truncates the file costs us a short read, not a SIGBUS.
@@ -174,22 +174,22 @@ class JournalReader:
 
     # -- definitions
 
-    def refresh(self) -> None:
+    def read_definitions(self) -> None:
         """Read what was defined since the last time."""
         start, room = self._definitions
         end = min(self._word(layout.DEFINITIONS_POSITION), room)
-        if end <= self._defined:
+        if end <= self._definitions_position:
             return
-        block = self._pread(start + self._defined, end - self._defined)
+        block = self._pread(start + self._definitions_position, end - self._definitions_position)
         at = 0
         while at + RECORD.size <= len(block):
-            parsed = _record(block, at, self._defined + at)
+            parsed = _record(block, at, self._definitions_position + at)
             if parsed is None:
                 # On a weakly ordered machine the position may be seen before the bytes.
                 self._definitions_stuck += 1
-                if self._definitions_stuck < _PATIENCE:
+                if self._definitions_stuck < _MOST_STUCK_READS:
                     break
-                if self._definitions_stuck == _PATIENCE:
+                if self._definitions_stuck == _MOST_STUCK_READS:
                     self.unreadable += 1  # once for the whole stretch
                 at += 8
                 continue
@@ -197,8 +197,8 @@ class JournalReader:
             size, kind, _, payload = parsed
             self._define(kind, payload)
             at += size
-        self._defined += min(at, len(block))
-        self.definitions_read += 1
+        self._definitions_position += min(at, len(block))
+        self.definition_reads += 1
 
     def _define(self, kind: int, payload: bytes) -> None:
         if kind == layout.NAME:
@@ -216,13 +216,13 @@ class JournalReader:
             self.unreadable += 1
         elif kind == layout.IDENTITY:
             self.identity = content
-            self.identities += 1
+            self.identity_count += 1
         elif kind == layout.CONFIG:
             self.config.update(content)
         elif kind == layout.FACTS:
             self.facts.update(content)
         elif kind in (layout.COUNTER, layout.HISTOGRAM):
-            self._places.append(content)
+            self._total_slots.append(content)
 
     # -- the ring
 
@@ -231,7 +231,7 @@ class JournalReader:
         start, ring = self._ring
         end = self._end()
         # After the position: whatever a record before it refers to was defined before it.
-        self.refresh()
+        self.read_definitions()
         if end - self.position > ring:
             if self._end() < end:
                 return []  # no position ever: it only grows
@@ -270,12 +270,12 @@ class JournalReader:
                 return len(block)
             parsed = _record(block, at, position)
             if parsed is None:
-                if self._stuck < _PATIENCE and position >= gone + self._unpublished:
+                if self._stuck < _MOST_STUCK_READS and position >= gone + self._unpublished:
                     gone = self._end() - ring
                 if position < gone + self._unpublished:
                     # The writer went on while we read: go on behind what it wrote over.
                     at = min(len(block), max(at + 8, gone - self.position))
-                elif self._stuck < _PATIENCE:
+                elif self._stuck < _MOST_STUCK_READS:
                     # Not yet visible, or torn by a death: give it a few readings' time.
                     self._stuck += 1
                     return at
@@ -330,7 +330,7 @@ class JournalReader:
         finally:
             os.close(fd)
 
-    def mark(self) -> tuple[int, int, int]:
+    def bookmark(self) -> tuple[int, int, int]:
         """What `commit` wants, as of now."""
         return self.position, self._expected, self.lost
 
@@ -341,7 +341,7 @@ class JournalReader:
         start, room = self._latest
         end = min(self._word(layout.LATEST_POSITION), room)
         block = self._pread(start, end)
-        self.refresh()
+        self.read_definitions()
         found = []
         at = 0
         while at + layout.LATEST_HEAD.size <= len(block):
@@ -366,7 +366,7 @@ class JournalReader:
         start, room = self._totals
         block = self._pread(start, room)
         found = []
-        for place in self._places:
+        for place in self._total_slots:
             total = _total(place, block)
             if total is not None:
                 found.append(total)
@@ -403,14 +403,14 @@ class JournalReader:
             return ""
         return text.decode(errors="replace")
 
-    def writer_lives(self) -> bool:
+    def writer_is_alive(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
         try:
             return locks.holder(self._fd) is not None
         except (OSError, ValueError):
             return False
 
-    def used(self) -> float:
+    def unread_ratio(self) -> float:
         """Which part of the ring is unread, 0 to 1."""
         unread = max(0, self._end() - self.position)
         return float(min(1.0, unread / self._ring[1]))

@@ -25,15 +25,15 @@ from otel_ddp.journal.layout import (
     largest_record,
     padded,
 )
+from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.ownership import close_ours, file_of
-from otel_ddp.journal.place import lock_holder
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 _SLOT = LATEST_HEAD.size
 # However many names there are, these find room: each counter and histogram that one process has
 # (48 of 5 kB and 79 places, if all come together), and an identity that has learned its run's name.
 _TOTALS_BYTES = 6 * 1024
-_TOTALS_PLACES = 128
+_TOTALS_SLOTS = 128
 _LEARNED_BYTES = 2 * 1024
 # On the quick way even looking them up in another module is felt.
 _RING_WORD = layout.RING_POSITION // 8
@@ -47,7 +47,7 @@ _STATE_WORD = layout.STATE // 8
 
 
 # The journals of this process that are open: to ask for the lock of one would be to drop it.
-_open_here: set[Path] = set()
+_open_journals: set[Path] = set()
 
 
 class Shape:
@@ -92,12 +92,12 @@ class JournalWriter:
             os.posix_fallocate(self._fd, 0, size)
             self._map = mmap.mmap(self._fd, size)
             # The kernel drops this lock when we die, whatever kills us; no child inherits it.
-            locks.take(self._fd)
+            locks.acquire(self._fd)
             self._start(size, identity)
             # Read-only from here on for everyone who opens it: nobody truncates it by mistake.
             os.fchmod(self._fd, 0o400)
             os.rename(hidden, self.path)
-            _open_here.add(self.path)
+            _open_journals.add(self.path)
         except BaseException:
             hidden.unlink(missing_ok=True)
             if self._fd >= 0:
@@ -139,7 +139,7 @@ class JournalWriter:
         self.define(layout.IDENTITY, _json(identity))
         self._left = self._shares()
         # The last of it is for what is counted of a name.
-        self._names_leave = self._areas.definitions[1] // 16
+        self._names_reserve = self._areas.definitions[1] // 16
 
     # -- the ring
 
@@ -275,7 +275,7 @@ class JournalWriter:
         number = self._names + 1
         head = layout.NAME_HEAD.pack(number, len(name), len(word))
         payload = head + name + word
-        if not self._define_within(layout.NAME, layout.NAME, payload, self._names_leave):
+        if not self._define_within(layout.NAME, layout.NAME, payload, self._names_reserve):
             return 0
         self._names = number
         return number
@@ -316,7 +316,7 @@ class JournalWriter:
         of_name: bool = False,
     ) -> int:
         index = self._totals_used
-        if index + places > len(self._totals) - (_TOTALS_PLACES if of_name else 0):
+        if index + places > len(self._totals) - (_TOTALS_SLOTS if of_name else 0):
             return -1
         content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
         payload = _json(content)
@@ -388,13 +388,13 @@ class JournalWriter:
         """How much of what was written last the ring holds."""
         return self._ring_bytes
 
-    def overwrites(self) -> bool:
+    def overwrites_unread(self) -> bool:
         """Whether what is written now takes the place of what no agent has taken."""
         if self._position <= self._ring_bytes:
             return False
-        return self._position - self.taken() > self._ring_bytes
+        return self._position - self.agent_position() > self._ring_bytes
 
-    def taken(self) -> int:
+    def agent_position(self) -> int:
         """How far the agent has taken it over, 0 if it has not begun."""
         said = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
         return 0 if said is None else said[0]
@@ -406,7 +406,7 @@ class JournalWriter:
             return
         self._totals.release()
         self._step_duration.release()
-        words, self.words = self.words, scratch()
+        words, self.words = self.words, scratch_words()
         words.release()
         # The map has a descriptor of its own, which only its size tells anything of.
         if file_of(fd) == self._file and _still_has_its_file(self._map):
@@ -418,7 +418,7 @@ class JournalWriter:
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
         close_ours(fd, self._file)
-        _open_here.discard(self.path)
+        _open_journals.discard(self.path)
 
 
 def _still_has_its_file(mapped: mmap.mmap) -> bool:
@@ -428,7 +428,7 @@ def _still_has_its_file(mapped: mmap.mmap) -> bool:
         return False
 
 
-def scratch() -> memoryview[int]:
+def scratch_words() -> memoryview[int]:
     """What takes the place of a journal's words: whoever was on the way to them writes here."""
     return memoryview(bytearray(layout.HEAD_BYTES)).cast("Q")
 
@@ -442,7 +442,7 @@ def open_journal(
         for attempt in dict.fromkeys((size, min(size, 512 * 1024), 128 * 1024)):
             try:
                 if not _has_room(directory, attempt):
-                    _remove_the_dead(directory, attempt)
+                    _remove_dead_journals(directory, attempt)
                 if not _has_room(directory, attempt):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 writer = JournalWriter(directory, attempt, identity)
@@ -468,19 +468,19 @@ def _has_room(directory: Path, size: int) -> bool:
     return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
 
 
-def _remove_the_dead(directory: Path, size: int) -> None:
+def _remove_dead_journals(directory: Path, size: int) -> None:
     """Make room: the journals of dead processes go, those that somebody has read first."""
     dead: list[tuple[bool, float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
         # Our own are not asked: opening and closing a file drops the lock that we have on it.
-        if path in _open_here or lock_holder(path) is not None:
+        if path in _open_journals or lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
             dead.append((not _is_read(path), path.stat().st_mtime, path))
     for _, _, path in sorted(dead):
         if _has_room(directory, size):
             return
-        for each in (path, *(path.with_suffix(suffix) for suffix in layout.BESIDE)):
+        for each in (path, *(path.with_suffix(suffix) for suffix in layout.COMPANION_SUFFIXES)):
             with contextlib.suppress(OSError):
                 each.unlink()
 

@@ -34,10 +34,10 @@ def ensure_agent(place: Place) -> bool:
     if _MARK in os.environ:
         # What was taken for a Python was the training itself, which now runs twice: never again
         # as long as this one lives, neither from here nor from where it was started.
-        place.hold_starts(_MARKED_HOLD_S)
+        place.delay_start(_MARKED_HOLD_S)
         _refuse(f"{sys.executable} runs this program, whatever it is asked")
         return False
-    if place.agent_lives():
+    if place.agent_is_alive():
         return False
     try:
         return _start_once(place)
@@ -53,13 +53,13 @@ def _start_once(place: Place) -> bool:
     fd = _open(place.start_lock, os.O_RDWR)
     try:
         try:
-            locks.take(fd)
+            locks.acquire(fd)
         except OSError:
             containment.reraise_foreign()
             return False  # another rank is at it
-        if time.monotonic() < place.start_not_before() or place.agent_lives():
+        if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
-        place.hold_starts(START_GRACE_S)
+        place.delay_start(START_GRACE_S)
         return _start(place)
     finally:
         os.close(fd)
@@ -139,7 +139,7 @@ def _flags() -> list[str]:
 def _environment() -> dict[str, str]:
     # What profilers and launchers preload into a training process is not meant for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
-    given = agent_environment.given(os.environ)
+    given = agent_environment.for_agent(os.environ)
     kept = {key: value for key, value in given.items() if key not in left_out}
     return {**kept, _MARK: "1"}
 
@@ -148,9 +148,9 @@ def hand_over(
     place: Place, journal: JournalWriter, limit_s: float = HAND_OVER_S, pause_s: float = 0.002
 ) -> bool:
     """Wait, briefly, until the agent has taken the last record; True if it has."""
-    place.ring()
+    place.wake_agent()
     deadline = time.monotonic() + limit_s
-    while journal.taken() < journal.position:
+    while journal.agent_position() < journal.position:
         if time.monotonic() > deadline:
             return False
         time.sleep(pause_s)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from otel_ddp import catalog
 from otel_ddp.journal import layout
-from otel_ddp.journal.writer import scratch
+from otel_ddp.journal.writer import scratch_words
 from otel_ddp.recording.locked_journal import Amount
 from otel_ddp.recording.recorder import Recorder
 
@@ -195,7 +195,7 @@ class Progress:
             self.flush()
             self._set_state(state)
             self._over = True
-            self._words = scratch()
+            self._words = scratch_words()
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
         """Whether this came in the middle of a telling or a writing: then it is done after that.

@@ -203,7 +203,7 @@ class Run:
             {
                 **_facts(),
                 **({} if self._logs_for is None else {"proxy": True}),
-                "terms": agent_environment.terms(os.environ, offline=conf.offline),
+                "terms": agent_environment.digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
             }
         )
@@ -211,7 +211,7 @@ class Run:
         if self._settled:
             self._announce()
         self._look_around(writer.created_ns)
-        self._place.ring()
+        self._place.wake_agent()
         if config is not None:
             self.config(config)
         self._say_cut(recorder)
@@ -282,7 +282,7 @@ class Run:
 
     def _say_overwritten(self, recorder: Recorder, where: place.Place) -> None:
         """Say once that the journal is full, where no agent lives to read it."""
-        if not self._speaks() or not recorder.writer.overwrites() or where.agent_lives():
+        if not self._speaks() or not recorder.writer.overwrites_unread() or where.agent_is_alive():
             return
         agent = self._settings.agent
         advice = {
@@ -360,7 +360,7 @@ class Run:
         if self._settled:
             self._announce()
             if self._place is not None:
-                self._place.ring()
+                self._place.wake_agent()
 
     def _ready(self) -> Recorder | None:
         """What to record with, or None where this process is silent."""
@@ -709,7 +709,7 @@ class Run:
                     lambda: recorder.append(layout.END, {"state": state, "time": time.time_ns()}),
                     partial(self._hand_over, recorder, where) if last else _nothing,
                     recorder.close,
-                    where.ring,
+                    where.wake_agent,
                     partial(current_run.release, self),
                     self.fall_silent,
                 ]

@@ -172,7 +172,7 @@ def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -
 def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Bench) -> None:
     bench.log({"once": 42.0}, step=1)
     bench.take()
-    bench.journal.reader.commit(*bench.journal.reader.mark())
+    bench.journal.reader.commit(*bench.journal.reader.bookmark())
     bench.log({"loss": 2.0}, step=2)
 
     bench.ledger = Ledger()
@@ -207,7 +207,7 @@ def test_an_agent_that_starts_again_gives_no_value_a_time_that_was_given_before(
     log(1, 2, 3)
     bench.log({"on time": 0.0}, 0, at_ns - 10**10)
     bench.journal.poll(at_ns, alive=True)
-    mark = bench.journal.reader.mark()
+    mark = bench.journal.reader.bookmark()
     # Sent, but killed before that was written down; then once more, before anything is.
     log(4, 5)
     log(6)

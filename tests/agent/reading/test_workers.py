@@ -39,7 +39,7 @@ def ended(
         writer.add(writer.counter(TRAINING_STEPS.name), steps)
     writer.close()
     reader = JournalReader(writer.path)
-    reader.refresh()
+    reader.read_definitions()
     answer = ended_by_parent(reader, end)
     reader.close()
     return answer

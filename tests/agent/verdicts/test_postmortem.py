@@ -389,7 +389,7 @@ def test_the_last_values_of_a_journal_are_the_last_of_each_name(place: Here, fol
     (path,) = place.journals()
     reader = JournalReader(path)
     try:
-        reader.refresh()
+        reader.read_definitions()
         found = postmortem.last_values(reader, 0, "n")
     finally:
         reader.close()

@@ -142,7 +142,7 @@ class Watched:
         return tuple({**labels, "rank": str(who["global_rank"])}.items())
 
     def position(self) -> Position | None:
-        self.reader.refresh()
+        self.reader.read_definitions()
         progress = self.reader.progress()
         if progress is None or self.reader.identity.get("global_rank") is None:
             return None
@@ -150,7 +150,7 @@ class Watched:
         named = self.reader.names.get(progress.phase_name)
         return Position(
             self.who,
-            self.reader.writer_lives(),
+            self.reader.writer_is_alive(),
             _word(catalog.STATES, progress.state),
             progress.step,
             _word(catalog.PHASES, progress.phase_code),

@@ -18,7 +18,7 @@ from typing import Protocol
 from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.spool_files import LOCK, OFFLINE_PREFIX, Entry, list_entries
 from otel_ddp.journal import locks
-from otel_ddp.journal.place import lock_holder
+from otel_ddp.journal.locks import lock_holder
 
 # Between the attempts at one request, once the collector has accepted one: a minute in all.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -95,7 +95,7 @@ class SentLog:
 
 def _lock(file: int) -> None:
     try:
-        locks.take(file)
+        locks.acquire(file)
     except BlockingIOError:
         raise AnotherReplay from None
     except OSError:

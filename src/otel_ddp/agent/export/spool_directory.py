@@ -84,7 +84,7 @@ class SpoolDirectory:
                     return True
         descriptor = os.open(LOCK, _LOCK_FILE, 0o600, dir_fd=directory)
         try:
-            locks.take(descriptor)
+            locks.acquire(descriptor)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(descriptor)

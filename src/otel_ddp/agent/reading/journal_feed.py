@@ -17,7 +17,7 @@ from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.agent.reading.workers import ended_by_parent, is_proxy
 from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
-from otel_ddp.journal.place import lock_holder
+from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps
 
 # Does not export a process without a final identity, such as its rank, for this long.
@@ -101,12 +101,12 @@ class JournalFeed:
         if self.identity.get("settled"):
             return True
         age_s = (time.time_ns() - self.reader.created_ns) / 1e9
-        return self.ended_at is not None or age_s > _UNSETTLED_S or self.reader.used() > 0.5
+        return self.ended_at is not None or age_s > _UNSETTLED_S or self.reader.unread_ratio() > 0.5
 
     def _update_labels(self) -> None:
-        if self._known_identities == self.reader.identities:
+        if self._known_identities == self.reader.identity_count:
             return
-        self._known_identities = self.reader.identities
+        self._known_identities = self.reader.identity_count
         labels = rank_labels(self.identity, self._name_node(self.identity), self.reader.pid)
         if labels != self.labels:
             if self.labels:
@@ -119,7 +119,7 @@ class JournalFeed:
 
     def poll(self, now_ns: int, alive: bool) -> None:
         """Read what is new. The caller holds the ledger's lock."""
-        self.reader.refresh()
+        self.reader.read_definitions()
         if alive:
             self.seen_alive_ns = now_ns
         self._update_state(self.reader.progress(), alive)

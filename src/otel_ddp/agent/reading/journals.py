@@ -19,8 +19,9 @@ from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.process_status import long_texts
 from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.journal import layout
-from otel_ddp.journal.place import Place, lock_holder
-from otel_ddp.journal.reader import Document, JournalReader, Unopened, Unreadable
+from otel_ddp.journal.locks import lock_holder
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Unreadable
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -64,14 +65,14 @@ class Journals:
         self._committed: Marks = {}
         self._submitted: Marks = {}
         self._unreadable: dict[Path, str] = {}
-        self._unopened: dict[Path, Unopened] = {}
+        self._unopened: dict[Path, CannotOpen] = {}
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
         # The lock says who lives now: what was read last may be a tick old.
         return (
             each.identity
             for each in list(self._journals.values())
-            if each.ended_at is None and each.reader.writer_lives()
+            if each.ended_at is None and each.reader.writer_is_alive()
         )
 
     # -- finding and reading
@@ -79,14 +80,14 @@ class Journals:
     def find(self) -> None:
         """Open the journals that are new, and those that could not be opened before."""
         unreadable = {path: why for path, why in self._unreadable.items() if os.path.exists(path)}
-        unopened: dict[Path, Unopened] = {}
+        unopened: dict[Path, CannotOpen] = {}
         # With no file descriptor left, the place cannot be listed: try the known ones too.
         for path in dict.fromkeys((*self._place.journals(), *self._unopened)):
             if path in self._journals or path in unreadable:
                 continue
             try:
                 reader = self._open(path)
-            except Unopened as why:
+            except CannotOpen as why:
                 if os.path.exists(path):
                     unopened[path] = why
             except Unreadable as why:
@@ -109,7 +110,7 @@ class Journals:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = 2 * (len(self._journals) + 1) + _SPARE_FILES
         if most != resource.RLIM_INFINITY and needed > most:
-            raise Unopened(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            raise CannotOpen(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         return JournalReader(path)
 
     def delete_unfinished(self) -> None:
@@ -127,14 +128,14 @@ class Journals:
         if any(journal.gone_ns and path not in before for path, journal in self._journals.items()):
             # A process that was polled before the dead one, and still lives, did not die first.
             for journal in self._journals.values():
-                if not journal.gone_ns and journal.reader.writer_lives():
+                if not journal.gone_ns and journal.reader.writer_is_alive():
                     journal.seen_alive_ns = time.time_ns()
 
     @containment.contained()
     def _poll(self, journal: JournalFeed) -> None:
         # The lock is asked before the journal is read: so all that a dead process wrote is read.
         now_ns = time.time_ns()
-        alive = journal.reader.writer_lives()
+        alive = journal.reader.writer_is_alive()
         if not alive and not journal.gone_ns:
             # It was alive at the last poll and is dead now: it died in between.
             journal.gone_ns = time.time_ns()
@@ -154,7 +155,7 @@ class Journals:
 
     def marks(self) -> Marks:
         """How far each journal is read."""
-        return {path: journal.reader.mark() for path, journal in self._journals.items()}
+        return {path: journal.reader.bookmark() for path, journal in self._journals.items()}
 
     def commit(self, marks: Marks) -> None:
         """What was read up to here is delivered or on disk.
@@ -178,7 +179,7 @@ class Journals:
             journal.ended_at is not None
             and mark not in (self._committed.get(path), self._submitted.get(path))
             for path, journal in self._journals.items()
-            for mark in [journal.reader.mark()]
+            for mark in [journal.reader.bookmark()]
         )
 
     # -- series
@@ -215,9 +216,9 @@ class Journals:
         return (
             journal.ended_at is not None
             and reader.drained()
-            and self._committed.get(path) == reader.mark()
+            and self._committed.get(path) == reader.bookmark()
             # A process that is being taken over still looks for its mark.
-            and not reader.writer_lives()
+            and not reader.writer_is_alive()
         )
 
     def close(self, done: Collection[Path]) -> None:
@@ -237,7 +238,7 @@ class Journals:
         """Delete their files: shared memory belongs to the living."""
         for path in done:
             path.unlink(missing_ok=True)
-            for suffix in layout.BESIDE:
+            for suffix in layout.COMPANION_SUFFIXES:
                 path.with_suffix(suffix).unlink(missing_ok=True)
 
     def forget_ended(self, linger_s: float) -> None:

@@ -106,7 +106,7 @@ class ProcessSeries:
                 if isinstance(count, int):
                     pair = ("trainable", str(trainable))
                     self._put(catalog.TRAINING_PARAMETERS, count, now_ns, pair)
-        version = (reader.identities, reader.definitions_read)
+        version = (reader.identity_count, reader.definition_reads)
         if version != self._info_version or self._info is None:
             self._info_version = version
             if self._info is not None:

@@ -53,7 +53,7 @@ class ConfigRecords:
 
         An agent that starts again sends all of them once more.
         """
-        version = (reader.identities, reader.definitions_read)
+        version = (reader.identity_count, reader.definition_reads)
         if version == self._version:
             return
         self._version = version

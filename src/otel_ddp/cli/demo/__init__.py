@@ -257,5 +257,5 @@ def _stop_agent(place: Place) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + 5.0
-    while place.agent_lives() and time.monotonic() < deadline:
+    while place.agent_is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -15,7 +15,7 @@ from otel_ddp.agent.node_status import survey
 from otel_ddp.cli.doctor.subprocess_call import run_python
 from otel_ddp.cli.text import mappings
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal.place import candidates, existing, on_memory
+from otel_ddp.journal.place import candidates, existing, is_in_memory
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -91,7 +91,7 @@ class DoctorInputs:
             return Path(self.conf.directory).absolute()
         paths = list(dict.fromkeys(candidates(self.env, offline=self.conf.offline)))
         usable = [path for path in paths if not problem(path, named=False)]
-        return min(usable or paths, key=lambda path: not on_memory(path))
+        return min(usable or paths, key=lambda path: not is_in_memory(path))
 
     @cached_property
     def nvml(self) -> dict[str, Any] | str:

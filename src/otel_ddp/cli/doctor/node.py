@@ -15,7 +15,7 @@ from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, nearest_
 from otel_ddp.cli.gpus import NO_DRIVER_REMARKS, gpu_labels, gpu_remarks, gpu_user
 from otel_ddp.cli.status import ENDED_STATES, duplicate_ranks
 from otel_ddp.cli.text import cell, mappings
-from otel_ddp.journal.place import Place, on_memory
+from otel_ddp.journal.place import Place, is_in_memory
 
 _RANKS = 8
 _MIB = 1024 * 1024
@@ -105,7 +105,7 @@ def journals(inputs: DoctorInputs) -> Findings:
         yield Finding("warn", "journals", sentence)
     elif exists:
         state += f", is private (mode {stat.S_IMODE(path.stat().st_mode):04o})"
-    if on_memory(path):
+    if is_in_memory(path):
         yield Finding("ok", "journals", f"{state} and is on tmpfs")
     else:
         sentence = (

@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from torch.compiler import is_compiling
 
 from otel_ddp import containment
-from otel_ddp.journal.writer import scratch
+from otel_ddp.journal.writer import scratch_words
 from otel_ddp.recording.progress import PHASE_WORD, Phase, Progress
 from otel_ddp.torch.frames import CALL_MODULE, times_called
 from otel_ddp.torch.steps.backward_hook import BackwardHook
@@ -160,7 +160,7 @@ class Stepper:
         for phase in (self._forward, self._eval, self._backward, self._optimizer, self._data):
             self.progress.leave(phase)
         self.progress.flush()
-        self._words = scratch()
+        self._words = scratch_words()
 
     # -- forward
 
