@@ -7,12 +7,14 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import leftovers
 from otel_ddp import catalog, containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
@@ -42,6 +44,26 @@ def binaries() -> Binaries:
     from stack import servers
 
     return servers.binaries()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mark() -> Iterator[str]:
+    """What every process that these tests start has among its variables, and ends with them."""
+    found = f"{os.getpid()}-{time.time_ns()}"
+    with leftovers.watched(found):
+        os.environ[leftovers.TESTS] = found
+        yield found
+        del os.environ[leftovers.TESTS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_runs_on(mark: str) -> Iterator[None]:
+    """Made before all others of a file, and torn down after them."""
+    yield
+    # Some are on their way out.
+    left = leftovers.wait(leftovers.TESTS, mark)
+    leftovers.end(leftovers.TESTS, mark)
+    assert not left, f"the tests leave processes behind: {left}"
 
 
 @pytest.fixture(autouse=True)

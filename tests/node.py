@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import leftovers
 from otel_ddp.agent.node_status import survey
 from otel_ddp.agent.scrape.exposition import parse
 from otel_ddp.journal.place import Place
@@ -58,6 +58,7 @@ class Node:
             "OTEL_TRACES_EXPORTER": "none",
             "OTEL_LOGS_EXPORTER": "none",
             "OMP_NUM_THREADS": "1",
+            leftovers.NODE: self.root.name,
             **env,
         }
         self._started: list[subprocess.Popen[str]] = []
@@ -77,7 +78,7 @@ class Node:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A group of its own, so that its children end with it.
+            # What ends the tests at a terminal is not for it.
             start_new_session=True,
         )
         self._started.append(process)
@@ -155,17 +156,20 @@ class Node:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        # An agent that is being started would come into a place that is gone.
-        until(lambda: self._no_start_under_way(), "the start of an agent to end")
-        log = self.place.agent_log
-        if kind is not None and log.exists():
-            sys.stderr.write(log.read_text())
-        self.stop_agent()
-        self._folder.cleanup()
+        # The ranks of a torchrun are in sessions of their own, and hold its output open.
+        leftovers.end(leftovers.NODE, self.root.name, agents=False)
+        try:
+            for process in self._started:
+                process.communicate()
+            # An agent that is being started would come into a place that is gone.
+            until(lambda: self._no_start_under_way(), "the start of an agent to end")
+            log = self.place.agent_log
+            if kind is not None and log.exists():
+                sys.stderr.write(log.read_text())
+            self.stop_agent()
+        finally:
+            leftovers.end(leftovers.NODE, self.root.name)
+            self._folder.cleanup()
 
 
 def finished(process: subprocess.Popen[str], patience_s: float = 60.0) -> str:
