@@ -47,7 +47,7 @@ def laps(writer, count):
     step = 0
     while writer.position < count * os.path.getsize(writer.path):
         step += 1
-        writer.scalars(shape, step, step, math.nan, [float(step)] * 40, 40)
+        writer.scalars(shape, step, step, math.nan, [float(step)] * 40)
         writer.phase(2, 0, step)
         writer.step(step)
         writer.expect_ms(step)

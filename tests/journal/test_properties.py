@@ -157,7 +157,7 @@ class Conversation(RuleBasedStateMachine):
             # fmt: off
             writer.scalars(
                 shape, time_ns, NO_STEP if step is None else step,
-                math.nan if epoch is None else epoch, values, len(ids))
+                math.nan if epoch is None else epoch, values)
             # fmt: on
             packed = tuple(zip(ids, map(bits, values), strict=True))
             said = (time_ns, step, bits(epoch), packed)
@@ -311,7 +311,7 @@ class Written:
             else:
                 shape, ids = dice.choice(shapes)
                 values = [float(serial)] + [dice.random() for _ in ids[1:]]
-                writer.scalars(shape, serial * 1000, serial, serial / 8, values, len(ids))
+                writer.scalars(shape, serial * 1000, serial, serial / 8, values)
                 packed = tuple(zip(ids, map(bits, values), strict=True))
                 self.said.add((serial * 1000, serial, bits(serial / 8), packed))
             writer.phase(serial % 7, 1, serial)
@@ -589,13 +589,13 @@ def test_a_writer_stopped_at_any_bytecode_leaves_only_whole_values(directory: Pa
     for step in range(1, 1601):
         said.add((step, step, bits(0.5), ((1, bits(float(step))),)))
         if step % 400 > 3:
-            writer.scalars(shape, step, step, 0.5, [float(step)], 1)
+            writer.scalars(shape, step, step, 0.5, [float(step)])
             if step % 100 == 0:
                 reported.extend(reader.read())
             continue
         sys.settrace(look)
         try:
-            writer.scalars(shape, step, step, 0.5, [float(step)], 1)
+            writer.scalars(shape, step, step, 0.5, [float(step)])
             writer.append(layout.EVENT, b'{"text":"%s"}' % (b"x" * 12_000))
             writer.name(f"name {step}")
             writer.phase(step % 7, step, step * 3)
@@ -653,11 +653,11 @@ while step != records:
         assert writer.append(layout.EVENT, payload)
     elif name_every and step % name_every == 0:
         number = writer.name(f"new/{step}")
-        writer.scalars(Shape([number]), step * 1000, step, step / 2, [step + 0.0], 1)
+        writer.scalars(Shape([number]), step * 1000, step, step / 2, [step + 0.0])
     else:
         count = (1, 3, 8, 40)[step % 4]
         values = [step + i / 64 for i in range(count)]
-        writer.scalars(shapes[step % 4], step * 1000, step, step / 2, values, count)
+        writer.scalars(shapes[step % 4], step * 1000, step, step / 2, values)
     writer.add(total, 1.0)
     if step % 10 == 0:
         writer.phase(step % 7, step, step * 3)

@@ -42,7 +42,7 @@ def reader(writer: JournalWriter) -> Iterator[JournalReader]:
 
 
 def log(writer: JournalWriter, shape: Shape, step: int, *values: float) -> None:
-    writer.scalars(shape, step * 10, step, math.nan, values, len(values))
+    writer.scalars(shape, step * 10, step, math.nan, values)
 
 
 def steps(records: list[Scalars | Document]) -> list[int | None]:
@@ -201,7 +201,7 @@ def test_records_that_it_does_not_understand_are_counted_and_passed_over(
     writer.append(layout.EVENT, b"[" * 18_000)
     writer.append(layout.SPAN, b"\xff\xfe")
     writer.append(layout.SCALARS, struct.pack("<IIqqd", 9, 0, 0, 0, 0))
-    writer.scalars(Shape((2,)), -1, 6, math.nan, (1.0,), 1)  # before 1970
+    writer.scalars(Shape((2,)), -1, 6, math.nan, (1.0,))  # before 1970
     log(writer, Shape((1,)), 7, 1.0)
 
     assert steps(reader.read()) == [7]

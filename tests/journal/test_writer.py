@@ -32,7 +32,7 @@ def writer(tmp_path: Path) -> Iterator[JournalWriter]:
 
 
 def log(writer: JournalWriter, shape: Shape, step: int, *values: float) -> None:
-    writer.scalars(shape, step * 10, step, math.nan, values, len(values))
+    writer.scalars(shape, step * 10, step, math.nan, values)
 
 
 def read(writer: JournalWriter) -> list[Scalars | Document]:
@@ -57,9 +57,9 @@ def test_every_byte_lies_where_the_documentation_says(writer: JournalWriter) -> 
     writer.add(times, 0.7)
     writer.add(times + 2, 1.0)
     shape = Shape((loss, grad, loss))
-    writer.scalars(shape, 111, 7, 0.5, (1.5, -2.0, 3.0), 3)
+    writer.scalars(shape, 111, 7, 0.5, (1.5, -2.0, 3.0))
     writer.append(17, b'{"name":"save"}')
-    writer.scalars(shape, 222, NO_STEP, math.nan, (4.5, 5.0, 6.0), 3)
+    writer.scalars(shape, 222, NO_STEP, math.nan, (4.5, 5.0, 6.0))
     writer.phase(4, 5, 1_750_000_000_000_001)
     writer.step(13)
     writer.expect_ms(3)
@@ -270,7 +270,7 @@ def test_a_value_that_does_not_pack_is_not_counted_as_lost(writer: JournalWriter
     with pytest.raises(struct.error):
         log(writer, shape, 2, 10**400)
     with pytest.raises(struct.error):
-        writer.scalars(shape, 1, 2, "late", (1.0,), 1)  # type: ignore[arg-type]
+        writer.scalars(shape, 1, 2, "late", (1.0,))  # type: ignore[arg-type]
     log(writer, shape, 3, 3.0)
     reader = JournalReader(writer.path)
 
@@ -290,7 +290,7 @@ def test_more_values_than_a_record_holds_become_several(writer: JournalWriter, c
     found: dict[int, float] = {}
 
     for step in (1, 2):
-        writer.scalars(shape, 5, step, math.nan, values.values(), count)
+        writer.scalars(shape, 5, step, math.nan, values.values())
         records = reader.read()
         found = {n: v for r in records if isinstance(r, Scalars) for n, v in r.values}
         assert {5} == {r.time_ns for r in records if isinstance(r, Scalars)}
@@ -306,7 +306,7 @@ def test_a_set_of_values_is_written_wholly_or_not_at_all(writer: JournalWriter) 
     shape = Shape(range(1, 2001))
 
     with pytest.raises(OverflowError):
-        writer.scalars(shape, 5, 1, math.nan, [1.0] * 1999 + [10**400], 2000)
+        writer.scalars(shape, 5, 1, math.nan, [1.0] * 1999 + [10**400])
 
     assert read(writer) == []
 

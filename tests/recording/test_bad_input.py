@@ -341,6 +341,65 @@ def test_a_sum_beyond_floats_is_no_value_beyond_floats(run: Run, place: Here) ->
     assert journal.total(catalog.TRAINING_NONFINITE) == 0
 
 
+def test_scalar_tensors_of_the_cpu_take_the_quick_way_with_equal_results_and_no_warning(
+    run: Run, place: Here
+) -> None:
+    torch = pytest.importorskip("torch")
+    kinds: dict[str, Any] = {
+        "float32": torch.tensor(0.1),
+        "bfloat16": torch.tensor(0.1, dtype=torch.bfloat16),
+        "float64": torch.tensor(0.1, dtype=torch.float64),
+        "int64": torch.tensor(2**62 + 1),
+        "bool": torch.tensor(True),
+        "grad": torch.tensor(0.3, requires_grad=True) * 2.0,
+        "epoch": torch.tensor(3.0, requires_grad=True),
+    }
+    expected = [(name, float(tensor.item())) for name, tensor in kinds.items()] + [("plain", 0.1)]
+    kinds["plain"] = 0.1
+    others = {**kinds, "float32": torch.tensor([0.5]), "grad": torch.tensor(1j)}
+
+    # An error would only send the call the slow way.
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            run.log(kinds)
+        run.log({**kinds, "float32": torch.tensor(math.nan)})
+        run.log(others)
+        run.log({"plain": torch.tensor(0.25)})
+        run.log({"plain": 0.25})
+
+    journal = finished(place)
+    points = journal.points
+    assert points[:24] == expected * 3
+    assert math.isnan(points[24][1])
+    assert points[25:32] == expected[1:]
+    assert points[32:] == [
+        ("float32", 0.5),
+        *expected[1:5],
+        *expected[6:],
+        ("plain", 0.25),
+        ("plain", 0.25),
+    ]
+    assert [call.epoch for call in journal.calls] == [3.0] * 5 + [None] * 2
+    assert [str(each.message) for each in said] == []
+
+
+def test_a_log_function_that_was_kept_records_nothing_once_its_run_is_over(place: Here) -> None:
+    first = otel_ddp.init(run="first")
+    first.log({"loss": 1.0})
+    log = first.log
+    log({"loss": 2.0})
+    first.finish()
+    second = otel_ddp.init(run="second")
+
+    log({"loss": 3.0})
+    second.log({"loss": 4.0})
+    second.finish()
+
+    found = {each.identity["run"]: each.points for each in place.read()}
+    assert found == {"first": [("loss", 1.0), ("loss", 2.0)], "second": [("loss", 4.0)]}
+
+
 def test_numpy_scalars_take_the_quick_way_with_equal_results_and_no_warning(
     run: Run, place: Here
 ) -> None:
@@ -557,8 +616,8 @@ def test_what_a_thread_says_after_the_end_is_left_unsaid(
     assert recorder is not None
     run.finish()
 
-    recorder.log({"loss": 2.0}, None, None, None)
-    recorder.log({"new": 2.0}, None, None, None)
+    recorder.log({"loss": 2.0})
+    recorder.log({"new": 2.0})
     recorder.append(17, {"name": "late"})
     recorder.count(catalog.TRAINING_NONFINITE, name="loss", split="train")
     recorder.poll_copies()

@@ -118,7 +118,7 @@ def recorder(place: Here, device: FakeDevice) -> Iterator[Recorder]:
 
 
 def log(recorder: Recorder, metrics: Any, step: int | None = None) -> None:
-    recorder.log(metrics, step, None, None)
+    recorder.log(metrics, step=step)
 
 
 def refused(journal: Journal) -> float:
@@ -214,9 +214,9 @@ def test_a_tensor_where_a_plain_number_belongs_is_refused_and_not_asked(
     where: str, recorder: Recorder, place: Here
 ) -> None:
     given: dict[str, Any] = {"step": None, "epoch": None, "split": None, where: on_device(1.0)}
-    recorder.log({"loss": 1.0}, None, None, None)
+    recorder.log({"loss": 1.0})
 
-    recorder.log({"loss": 2.0}, given["step"], given["epoch"], given["split"])
+    recorder.log({"loss": 2.0}, **given)
 
     journal = place.only()
     assert journal.points == [("loss", 1.0), ("loss", 2.0)]

@@ -110,6 +110,7 @@ FORK = """
 import os, sys, otel_ddp
 run = otel_ddp.init(group="g", config={"lr": 0.1})
 run.log({"before": 1.0}, step=1)
+log = run.log  # as a callback keeps it
 with run.phase("eval"):
     pid = os.fork()
     if pid == 0:
@@ -128,7 +129,7 @@ with run.phase("eval"):
 """
 
 
-@pytest.mark.parametrize("use", ["run.log", "otel_ddp.log"])
+@pytest.mark.parametrize("use", ["run.log", "log", "otel_ddp.log"])
 def test_a_forked_child_joins_the_run_at_its_first_use_and_the_parent_goes_on(
     use: str, place: Here, tmp_path: Path
 ) -> None:

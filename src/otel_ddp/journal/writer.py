@@ -10,9 +10,9 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import (
@@ -53,7 +53,7 @@ _open_journals: set[Path] = set()
 class Shape:
     """What never changes between two calls of `log` with the same names, worked out once."""
 
-    __slots__ = ("ids", "latest", "latest_word", "pack", "parts", "seen", "size")
+    __slots__ = ("counts", "head", "ids", "latest", "latest_word", "pack", "parts", "seen", "size")
 
     def __init__(self, ids: Sequence[int]) -> None:
         count = len(ids)
@@ -61,9 +61,13 @@ class Shape:
         packed += bytes(padded(len(packed)) - len(packed))
         self.ids = packed
         self.size = RECORD.size + SCALARS_HEAD.size + len(packed) + 8 * count
-        # size, type, flags, number, count, reserved, time, step, epoch, ids, values
-        self.pack = struct.Struct(f"<IHHIIIqqd{len(packed)}s{count}d").pack
-        self.latest = self.latest_word = -1
+        # size, type, flags; number; count, reserved; time, step, epoch, ids, values
+        self.pack = struct.Struct(f"<8sI8sqqd{len(packed)}s{count}d").pack
+        self.head = struct.pack("<IHH", self.size, _SCALARS, 0)
+        self.counts = struct.pack("<II", count, 0)
+        # Where the copy of the latest record lies in the file, and the word of its position.
+        self.latest: slice | None = None
+        self.latest_word = 0
         self.seen = False
         self.parts: list[Shape] = []
         if count > MOST_VALUES:
@@ -90,7 +94,7 @@ class JournalWriter:
             self._file = file_of(self._fd)
             # Every block now, or not at all: a hole in a full tmpfs is a SIGBUS later on.
             os.posix_fallocate(self._fd, 0, size)
-            self._map = mmap.mmap(self._fd, size)
+            self.mapped = mmap.mmap(self._fd, size)
             # The kernel drops this lock when we die, whatever kills us; no child inherits it.
             locks.acquire(self._fd)
             self._start(size, identity)
@@ -122,16 +126,16 @@ class JournalWriter:
             self.created_monotonic_ns,
             self.journal_id,
         )
-        self._map[: len(fixed)] = fixed
-        self._map[len(fixed) : len(fixed) + 4] = layout.FIXED_CRC.pack(checksum(fixed, 0))
-        words = memoryview(self._map)
+        self.mapped[: len(fixed)] = fixed
+        self.mapped[len(fixed) : len(fixed) + 4] = layout.FIXED_CRC.pack(checksum(fixed, 0))
+        words = memoryview(self.mapped)
         self.words = words.cast("Q")
         start, length = areas.totals
         self._totals = words[start : start + length].cast("d")
         self._step_duration = words[layout.STEP_DURATION : layout.STEP_DURATION + 8].cast("d")
-        self._ring_start, self._ring_bytes = areas.ring
-        self._position = 0
-        self._number = 0
+        self.ring_start, self.ring_bytes = areas.ring
+        self.position = 0
+        self.number = 0
         self._defined = 0
         self._latest_used = 0
         self._totals_used = 0
@@ -143,38 +147,33 @@ class JournalWriter:
 
     # -- the ring
 
-    def scalars(
-        self, shape: Shape, time_ns: int, step: int, epoch: float, values: Any, count: int
-    ) -> None:
-        """Append one `log` call, and keep a copy as the latest of its shape."""
+    def scalars(self, shape: Shape, time_ns: int, step: int, epoch: float, values: Any) -> None:
+        """Append one `log` call, and keep a copy as the latest of its shape.
+
+        `recording/quick_log.py` does the same by itself for most calls.
+        """
         size = shape.size
-        position = self._position
-        ring = self._ring_bytes
+        position = self.position
+        ring = self.ring_bytes
         offset = position % ring
         if offset + size > ring:
             if shape.parts:
                 return self._in_parts(shape, time_ns, step, epoch, values)
             position = self._pad(position, ring - offset)
             offset = 0
-        # Counted once it is written: a value that does not pack is not one that was lost.
-        number = (self._number + 1) & 0xFFFFFFFF
-        # fmt: off
-        body = shape.pack(size, _SCALARS, 0, number, count, 0, time_ns, step, epoch,
-                          shape.ids, *values)
-        # fmt: on
-        # layout.checksum, without the call.
-        record = crc32(body, position & 0xFFFFFFFF).to_bytes(4, "little") + body
-        start = self._ring_start + offset
-        mapped = self._map
-        mapped[start : start + size] = record
-        self._number = number
-        self._position = end = position + size
-        words = self.words
-        words[_RING_WORD] = end
-        at = shape.latest
-        if at >= 0:
-            words[shape.latest_word] = position
-            mapped[at : at + size] = record
+        number = (self.number + 1) & 0xFFFFFFFF
+        body = shape.pack(
+            shape.head, number, shape.counts, time_ns, step, epoch, shape.ids, *values
+        )
+        record = checksum(body, position).to_bytes(4, "little") + body
+        start = self.ring_start + offset
+        self.mapped[start : start + size] = record
+        # Counted once it is written: a value that does not pack was not lost.
+        self.number = number
+        self.position = self.words[_RING_WORD] = position + size
+        if shape.latest is not None:
+            self.words[shape.latest_word] = position
+            self.mapped[shape.latest] = record
         elif not shape.seen:
             self._first_latest(shape, position, record)
         return None
@@ -182,39 +181,36 @@ class JournalWriter:
     def _in_parts(
         self, shape: Shape, time_ns: int, step: int, epoch: float, values: Iterable[float]
     ) -> None:
-        numbers = [float(value) for value in values]
-        at = 0
+        numbers = iter([float(value) for value in values])
         for part in shape.parts:
-            count = len(numbers[at : at + MOST_VALUES])
-            self.scalars(part, time_ns, step, epoch, numbers[at : at + count], count)
-            at += count
+            self.scalars(part, time_ns, step, epoch, list(islice(numbers, MOST_VALUES)))
 
     def append(self, kind: int, payload: bytes) -> bool:
         """Append any other record to the ring; False if it is larger than a record may be."""
         size = padded(RECORD.size + len(payload))
-        if size > largest_record(self._ring_bytes):
+        if size > largest_record(self.ring_bytes):
             return False
-        position = self._position
-        offset = position % self._ring_bytes
-        if offset + size > self._ring_bytes:
-            position = self._pad(position, self._ring_bytes - offset)
+        position = self.position
+        offset = position % self.ring_bytes
+        if offset + size > self.ring_bytes:
+            position = self._pad(position, self.ring_bytes - offset)
             offset = 0
-        self._number = (self._number + 1) & 0xFFFFFFFF
-        self._put(self._ring_start + offset, position, size, kind, payload, self._number)
-        self._position = position + size
-        self.words[layout.RING_POSITION // 8] = self._position
+        self.number = (self.number + 1) & 0xFFFFFFFF
+        self._put(self.ring_start + offset, position, size, kind, payload, self.number)
+        self.position = position + size
+        self.words[layout.RING_POSITION // 8] = self.position
         return True
 
     def _pad(self, position: int, room: int) -> int:
         # Where not even a record's head fits, both sides know to skip to the next lap.
         if room >= RECORD.size:
             self._put(
-                self._ring_start + position % self._ring_bytes,
+                self.ring_start + position % self.ring_bytes,
                 position,
                 room,
                 layout.PAD,
                 b"",
-                self._number,
+                self.number,
             )
         return position + room
 
@@ -224,7 +220,7 @@ class JournalWriter:
         body = RECORD.pack(0, size, kind, 0, number)[4:] + payload
         if kind != layout.PAD:
             body += bytes(size - 4 - len(body))
-        self._map[at : at + 4 + len(body)] = checksum(body, position).to_bytes(4, "little") + body
+        self.mapped[at : at + 4 + len(body)] = checksum(body, position).to_bytes(4, "little") + body
 
     def _first_latest(self, shape: Shape, position: int, record: bytes) -> None:
         shape.seen = True
@@ -234,8 +230,8 @@ class JournalWriter:
             return
         at = start + self._latest_used
         head = LATEST_HEAD.pack(len(record), len(record) ^ 0xFFFFFFFF, position)
-        self._map[at : at + need] = head + record
-        shape.latest = at + _SLOT
+        self.mapped[at : at + need] = head + record
+        shape.latest = slice(at + _SLOT, at + need)
         shape.latest_word = (at + _SLOT - 8) // 8
         self._latest_used += need
         self.words[layout.LATEST_POSITION // 8] = self._latest_used
@@ -374,25 +370,15 @@ class JournalWriter:
         """Say why the run ended."""
         encoded = _cut(text, layout.REASON_BYTES - layout.REASON_HEAD.size)
         head = layout.REASON_HEAD.pack(len(encoded), checksum(encoded, layout.REASON))
-        self._map[layout.REASON : layout.REASON + len(head) + len(encoded)] = head + encoded
+        self.mapped[layout.REASON : layout.REASON + len(head) + len(encoded)] = head + encoded
 
     # -- the end
 
-    @property
-    def position(self) -> int:
-        """How far the ring is written."""
-        return self._position
-
-    @property
-    def ring_bytes(self) -> int:
-        """How much of what was written last the ring holds."""
-        return self._ring_bytes
-
     def overwrites_unread(self) -> bool:
         """Whether what is written now takes the place of what no agent has taken."""
-        if self._position <= self._ring_bytes:
+        if self.position <= self.ring_bytes:
             return False
-        return self._position - self.agent_position() > self._ring_bytes
+        return self.position - self.agent_position() > self.ring_bytes
 
     def agent_position(self) -> int:
         """How far the agent has taken it over, 0 if it has not begun."""
@@ -409,14 +395,14 @@ class JournalWriter:
         words, self.words = self.words, scratch_words()
         words.release()
         # The map has a descriptor of its own, which only its size tells anything of.
-        if file_of(fd) == self._file and _still_has_its_file(self._map):
-            self._map.close()
+        if file_of(fd) == self._file and _still_has_its_file(self.mapped):
+            self.mapped.close()
         else:
             # Somebody has closed what he did not open, and the numbers may be his by now. The
             # map's end would close its own, so it has none, not even with the interpreter.
             import ctypes
 
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mapped))
         close_ours(fd, self._file)
         _open_journals.discard(self.path)
 

@@ -42,10 +42,10 @@ class LockedJournal:
         # Also that of whoever tells where the process stands: with two, threads that take them in
         # turn could wait for each other.
         self.lock = threading.RLock()
-        self._inside = False
+        self.inside = False
         self._closed = False
         self._interrupted = 0
-        self._deferred: Callable[[], None] | None = None
+        self.deferred: Callable[[], None] | None = None
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
         self._slots: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
@@ -57,22 +57,22 @@ class LockedJournal:
     # -- one at a time
 
     def _locked(self, act: Callable[[], T], otherwise: T) -> T:
-        """Touch the journal. `Recorder.log` does the same itself, to save the calls."""
+        """Touch the journal. `quick_log` does the same by itself, to save the calls."""
         with self.lock:
             if self._closed:
                 return otherwise
-            if self._inside:
-                self._note_reentry()
+            if self.inside:
+                self.note_reentry()
                 return otherwise
-            self._inside = True
+            self.inside = True
             try:
                 return act()
             finally:
-                self._inside = False
-                if self._deferred is not None:
-                    self._run_deferred()
+                self.inside = False
+                if self.deferred is not None:
+                    self.run_deferred()
 
-    def _note_reentry(self) -> None:
+    def note_reentry(self) -> None:
         # A signal handler that logs while its own thread is inside log: the lock lets it in, and
         # writing now would tear what is being written. Even counting has to wait.
         self._interrupted += 1
@@ -81,12 +81,12 @@ class LockedJournal:
     def defer(self, act: Callable[[], None]) -> bool:
         """Whether this came in the middle of a writing: then it is done right after that."""
         with self.lock:
-            if self._inside:
-                self._deferred = act
-            return self._inside
+            if self.inside:
+                self.deferred = act
+            return self.inside
 
-    def _run_deferred(self) -> None:
-        act, self._deferred = self._deferred, None
+    def run_deferred(self) -> None:
+        act, self.deferred = self.deferred, None
         if act is not None:
             act()
 

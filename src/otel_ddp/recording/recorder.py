@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import fsum
 from operator import index
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp import catalog, containment
 from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 from otel_ddp.recording import values
 from otel_ddp.recording.locked_journal import LockedJournal
+from otel_ddp.recording.quick_log import (
+    NO_NAMES,
+    PLAIN_MAPPINGS,
+    PLAIN_TYPES,
+    KnownNames,
+    Log,
+    known_names,
+    quick_log,
+)
 from otel_ddp.settings import Settings
 
 _NO_EPOCH = float("nan")
@@ -21,20 +28,9 @@ _MOST_SHAPES = 4096
 # Of all shapes together: names that change with every call must not fill the memory.
 _MOST_SHAPED_NAMES = 200_000
 _LARGEST_STEP = 2**63
-_AS_FLOAT = float.conjugate
-_PLAIN_TYPES: set[type] = {float, int, bool}
 # A value of one of these names is also the epoch of all that is logged with it. Hugging Face's
 # Trainer logs the second one.
 _EPOCHS = frozenset({"epoch", "train/epoch"})
-# Nothing of the user's runs when one of these is walked through.
-_PLAIN_MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict})
-
-
-class _Written(NamedTuple):
-    """How the values of one set of names are written."""
-
-    shape: Shape
-    length: int
 
 
 class Recorder(LockedJournal):
@@ -42,16 +38,16 @@ class Recorder(LockedJournal):
 
     def __init__(self, writer: JournalWriter, conf: Settings) -> None:
         super().__init__(writer, conf)
-        self._scalars = writer.scalars
         # Called every few seconds of logging, with the time; and once, at the first value.
         self.check_agent: Callable[[int], None] = lambda now: None
         self.on_first_value: Callable[[int], None] = lambda now: None
         # Where hooks count the steps: to which of them a value belongs that is logged now, one of
         # training's or another one.
         self.step_from_hooks: Callable[[bool], int] = lambda trains: NO_STEP
-        # Plain tuples: each call takes one apart, and a subclass takes longer.
-        self._shapes: dict[tuple[Any, ...], tuple[Shape, int, bool, bool, str]] = {}
-        self._by_ids: dict[tuple[int, ...], _Written] = {}
+        # By split and names; and those of the last call.
+        self.known_names: dict[tuple[str | None, ...], KnownNames] = {}
+        self.last_names = NO_NAMES
+        self._by_ids: dict[tuple[int, ...], Shape] = {}
         self._shaped_names = 0
         # The last step when a lower one was logged, and that one.
         self._lower = (-1, -1)
@@ -64,61 +60,28 @@ class Recorder(LockedJournal):
         self._named: dict[int, tuple[str, str]] = {}
         # Made at the first tensor of a device, which is when torch is there for sure.
         self.device_scalars: Any = None
+        # In a forked child: what its calls of `log` do instead.
+        self._successor: Log | None = None
+        # The hot path; made last, since it reads what is set above.
+        self.log = quick_log(self)
+
+    def disown(self, successor: Log) -> None:
+        """Write nothing more to the parent's journal, in a forked child.
+
+        The child may have kept `log` itself: such a call goes to the successor.
+        """
+        self._closed = True
+        self._successor = successor
+        self.known_names.clear()
+        self.last_names = NO_NAMES
 
     # -- values
 
-    def log(self, metrics: Any, step: Any, epoch: Any, split: Any) -> None:
-        """Record numbers. The quick way here: names seen before, plain finite numbers."""
-        now = time_ns()
-        try:
-            if type(metrics) not in _PLAIN_MAPPINGS:
-                return self._log_slowly(metrics, step, epoch, split, now)
-            key = (split, *metrics)
-            shape, length, floats, trains, name = self._shapes[key]
-            numbers = metrics.values()
-            # fsum, not sum: NumPy's scalars warn about an overflow or an infinity among them.
-            if floats:
-                # float's own method takes floats and no tensor, which would be asked for its value.
-                total = fsum(map(_AS_FLOAT, numbers))
-            elif _PLAIN_TYPES.issuperset(map(type, numbers)):
-                total = fsum(numbers)
-            else:
-                return self._log_slowly(metrics, step, epoch, split, now)
-            if total - total != 0.0 or (step is not None and (type(step) is not int or step < 0)):
-                return self._log_slowly(metrics, step, epoch, split, now)
-            if epoch is None:
-                at = metrics[name] if name else _NO_EPOCH
-            elif type(epoch) not in (int, float) or epoch - epoch != 0:
-                return self._log_slowly(metrics, step, epoch, split, now)
-            else:
-                at = epoch
-            # fmt: off
-            with self.lock:
-                if self._inside:
-                    return self._note_reentry()
-                self._inside = True
-                try:
-                    self._scalars(
-                        shape, now, self._next_step(trains) if step is None else step,
-                        at, numbers, length)
-                finally:
-                    self._inside = False
-                    if self._deferred is not None:
-                        self._run_deferred()
-            # fmt: on
-            if step is not None and trains:
-                self.step = step if step >= self.step else self._after_lower(step)
-        # Names seen for the first time, above all; whatever it is, the slow way is contained.
-        except containment.ANY_ERROR:
-            containment.reraise_foreign()
-            return self._log_slowly(metrics, step, epoch, split, now)
-        if now > self.check_due_ns:
-            self.check_agent(now)
-        return None
-
     @containment.contained()
-    def _log_slowly(self, metrics: Any, step: Any, epoch: Any, split: Any, now: int) -> None:
+    def log_slowly(self, metrics: Any, step: Any, epoch: Any, split: Any, now: int) -> None:
         if self._closed:
+            if self._successor is not None:
+                self._successor(metrics, step=step, epoch=epoch, split=split)
             return
         if not containment.attempt(lambda: isinstance(metrics, Mapping), False):
             kind = type(metrics).__name__
@@ -137,7 +100,7 @@ class Recorder(LockedJournal):
             clean_epoch = _epoch_among(known)
         said = clean_step = self._whole(step)
         if step is None and known:
-            clean_step = self._next_step(trains)
+            clean_step = self.next_step(trains)
         ids: list[int] = []
         numbers: list[float] = []
         for number, name, value in known:
@@ -153,12 +116,12 @@ class Recorder(LockedJournal):
             ids.append(number)
         self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
         if said is not None and trains:
-            self.step = said if said >= self.step else self._after_lower(said)
+            self.step = said if said >= self.step else self.step_after_lower(said)
         self._remember_shape(metrics, pairs, split, ids, trains)
         if now > self.check_due_ns:
             self.check_agent(now)
 
-    def _next_step(self, trains: bool) -> int:
+    def next_step(self, trains: bool) -> int:
         """The step of a value without one: that of the hooks, or each such call is a step."""
         if self.steps_counted:
             return self.step_from_hooks(trains)
@@ -175,7 +138,7 @@ class Recorder(LockedJournal):
         step = self.step_from_hooks(True) if self.steps_counted else self.step
         return step if step >= 0 else None
 
-    def _after_lower(self, step: int) -> int:
+    def step_after_lower(self, step: int) -> int:
         """Where training stands when a lower step than its last is logged.
 
         It went back, if two of them follow each other; a single one counts epochs, say.
@@ -216,24 +179,26 @@ class Recorder(LockedJournal):
         epoch: float | None,
         now: int,
     ) -> bool:
-        written = self._by_ids.get(ids)
-        if written is None:
+        shape = self._by_ids.get(ids)
+        if shape is None:
             self._make_room()
             self._shaped_names += len(ids)
-            written = self._by_ids[ids] = _Written(Shape(ids), len(ids))
-        # fmt: off
+            shape = self._by_ids[ids] = Shape(ids)
         self.writer.scalars(
-            written.shape, now, NO_STEP if step is None else step,
-            _NO_EPOCH if epoch is None else epoch, numbers, written.length)
-        # fmt: on
+            shape,
+            now,
+            NO_STEP if step is None else step,
+            _NO_EPOCH if epoch is None else epoch,
+            numbers,
+        )
         return True
 
     def _make_room(self) -> None:
         # Names that change with every call: start over rather than grow.
-        known = max(len(self._by_ids), len(self._shapes))
+        known = max(len(self._by_ids), len(self.known_names))
         if known >= _MOST_SHAPES or self._shaped_names >= _MOST_SHAPED_NAMES:
             self._by_ids.clear()
-            self._shapes.clear()
+            self.known_names.clear()
             self._shaped_names = 0
 
     def _remember_shape(
@@ -245,10 +210,10 @@ class Recorder(LockedJournal):
         trains: bool,
     ) -> None:
         # Only what the quick way would write in just the same way.
-        if type(metrics) not in _PLAIN_MAPPINGS or not (split is None or type(split) is str):
+        if type(metrics) not in PLAIN_MAPPINGS or not (split is None or type(split) is str):
             return
-        written = self._by_ids.get(tuple(ids))
-        if written is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
+        shape = self._by_ids.get(tuple(ids))
+        if shape is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
             return
         longest = self._conf.max_name_length
         if len(ids) > 512 or not all(type(k) is str and len(k) <= longest for k, _ in pairs):
@@ -257,16 +222,18 @@ class Recorder(LockedJournal):
             return
         self._make_room()
         self._shaped_names += len(ids)
-        self._by_ids[tuple(ids)] = written
+        self._by_ids[tuple(ids)] = shape
         key = (split, *(name for name, _ in pairs))
         floats = all(isinstance(value, float) for _, value in pairs)
         epoch = next((name for name, _ in pairs if name.lower() in _EPOCHS), "")
-        self._shapes[key] = (written.shape, written.length, floats, trains, epoch)
+        self.last_names = self.known_names[key] = known_names(
+            list(metrics), split, shape, floats, trains, epoch
+        )
         # NumPy's scalars come by the million; struct reads them as it reads a float.
         for _, value in pairs:
             kind = type(value)
             if kind.__module__ == "numpy" and kind.__name__ in ("float64", "float32", "int64"):
-                _PLAIN_TYPES.add(kind)
+                PLAIN_TYPES.add(kind)
 
     def _name(self, name: Any, split: str | None) -> int:
         try:

@@ -106,6 +106,9 @@ class Run:
         if joinable:
             self._identity = self._task = self._logs_for = None
         self._ranks = {}
+        self._log_by_run()
+        if self._recorder is not None:
+            self._recorder.disown(partial(Run.log, self))
         self._recorder = self._progress = self._place = None
         self._ends, self._ending = threading.RLock(), []
         self._opened, self._settled = not joinable, not joinable
@@ -344,6 +347,7 @@ class Run:
                 return
             self._identity = who
             self._settled = False
+            self._log_by_run()
             self._exported = self._exports(who)
         written = recorder.identity(self._told())
         # A signal handler in the middle of a record: the next call tells it.
@@ -434,15 +438,20 @@ class Run:
         split: str | None = None,
     ) -> None:
         """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
-        recorder = self._recorder
-        if recorder is None or not self._settled:
-            recorder = self._ready()
-            if recorder is None:
-                return
-            if not self._settled:
-                # Values are logged and still nobody knows the rank: this may be all there is.
-                self._say_unknown()
-        recorder.log(metrics, step, epoch, split)
+        recorder = self._ready()
+        if recorder is None:
+            return
+        if self._settled:
+            # Further calls need nothing of this run, so they go to the recorder at once.
+            vars(self)["log"] = recorder.log
+        else:
+            # Values are logged and the rank is still unknown: it may stay so.
+            self._say_unknown()
+        recorder.log(metrics, step=step, epoch=epoch, split=split)
+
+    def _log_by_run(self) -> None:
+        """Lets calls of `log` come to this run again, and not to its recorder at once."""
+        vars(self).pop("log", None)
 
     def config(self, mapping: T) -> T:
         """Record the configuration of this run, flat or nested; returned unchanged."""
@@ -726,6 +735,7 @@ class Run:
     def fall_silent(self) -> None:
         """Record nothing from here on."""
         self._opened = True
+        self._log_by_run()
         self._recorder = self._progress = None
         self._settled = True
 

@@ -60,7 +60,7 @@ class Bench:
             self.ids[name] = self.writer.name(name, "train")
         shape = self.shapes.setdefault(tuple(values), Shape([self.ids[name] for name in values]))
         at_ns = time.time_ns() if at_ns is None else at_ns
-        self.writer.scalars(shape, at_ns, step, float("nan"), list(values.values()), len(values))
+        self.writer.scalars(shape, at_ns, step, float("nan"), list(values.values()))
 
     def steps(self, *numbers: int, lost: int = 0) -> None:
         """Of 10 ms each, half forward and half a wait, told in one record."""
@@ -310,7 +310,7 @@ def test_the_last_value_of_a_name_survives_an_overrun(bench: Bench) -> None:
     bench.log({"once": 42.0}, step=1)
     shape = Shape([bench.writer.name("loss", "train")])
     for step in range(5000):
-        bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)], 1)
+        bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)])
 
     bench.take()
 
