@@ -515,27 +515,27 @@ def verdict_times() -> list[Row]:
 
 def detector_cost(ranks: int = 8, rate: int = 100, steps: int = 2000) -> list[Row]:
     sys.path.insert(0, str(ROOT / "tools"))
-    from diagnosis_cases import Case, simulated, who
+    from diagnosis_cases import Case, labels_of, simulated
 
-    from otel_ddp.agent.verdicts.judge import _learn
+    from otel_ddp.agent.verdicts.run_case import learn
     from otel_ddp.diagnosis.bounds import Bounds
-    from otel_ddp.diagnosis.facts import alike, facts_of
-    from otel_ddp.diagnosis.stall import Stalls
-    from otel_ddp.diagnosis.straggler import Stragglers
+    from otel_ddp.diagnosis.stall.detector import Stalls
+    from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+    from otel_ddp.diagnosis.straggler.detector import Stragglers
 
     # As the agent reads them: a quarter of a second of one rank, then of the next one.
-    told = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
+    recorded = list(zip(*simulated(Case(ranks, 0.05, steps=steps)), strict=True))
     best_s = float("inf")
     for _ in range(5):
         stalls, bounds, stragglers = Stalls(), Bounds(), Stragglers(ranks)
         before = time.process_time()
         for at in range(0, steps, rate // 4):
             for rank in range(ranks):
-                runs = alike(told[rank][at : at + rate // 4])
-                _learn(stalls, 1_000_000_000 * at // rate, who(rank), runs)
-                facts = [each for run in runs for each in facts_of(run)]
-                stragglers.feed(who(rank), facts)
-                bounds.feed(who(rank), facts)
+                batches = batches_of(recorded[rank][at : at + rate // 4])
+                learn(stalls, 1_000_000_000 * at // rate, labels_of(rank), batches)
+                facts = [each for batch in batches for each in facts_of(batch)]
+                stragglers.feed(labels_of(rank), facts)
+                bounds.feed(labels_of(rank), facts)
             if at % rate == 0:
                 stragglers.report()
         best_s = min(best_s, time.process_time() - before)

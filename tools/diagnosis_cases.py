@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import alike, facts_of
-from otel_ddp.diagnosis.straggler import Stragglers
-from otel_ddp.diagnosis.verdict import Who
+from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.verdict import Labels
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
@@ -68,7 +68,7 @@ class Found(NamedTuple):
     kinds: set[str]
 
 
-def who(rank: int) -> Who:
+def labels_of(rank: int) -> Labels:
     """The labels of a rank."""
     return (
         ("group", ""),
@@ -171,16 +171,16 @@ def replayed(case: Case, own: bool = False) -> Found:
     """What the detector says of it."""
     detector = Stragglers(case.ranks)
     if own:
-        detector.own_collectives(who(0), ("other",))
+        detector.set_own_collectives(labels_of(0), ("other",))
     found = Found({}, set())
     for steps in simulated(case, own):
         for rank, step in enumerate(steps):
-            for run in alike([step]):
-                detector.feed(who(rank), facts_of(run))
+            for run in batches_of([step]):
+                detector.feed(labels_of(rank), facts_of(run))
         for verdict, opened in detector.poll():
             found.kinds.add(verdict.kind)
             if opened and verdict.kind in ("straggler", "imbalance"):
-                rank = int(dict(verdict.who)["rank"])
+                rank = int(dict(verdict.labels)["rank"])
                 found.named.setdefault(
                     rank, (verdict.kind, verdict.phase, (verdict.step or 0) - BEGINS)
                 )

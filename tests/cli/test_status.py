@@ -195,7 +195,7 @@ def test_values_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
 
 
 def test_of_a_run_that_nobody_can_judge_the_reason_is_told_and_is_no_alarm() -> None:
-    why = "insufficient data: one rank on this node, nobody to compare it with"
+    why = "insufficient data: one rank on this node, and no other to compare it with"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
     agent = {"alive": True, "insufficient": [{"run": "one", "group": "", "why": why}, *others]}
 

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import pytest
 
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, ToldStep, compare
-from otel_ddp.diagnosis.facts import alike, facts_of
-from otel_ddp.diagnosis.straggler import Stragglers
-from otel_ddp.diagnosis.verdict import Change, Who
-from otel_ddp.diagnosis.waiting import Place, Segment, who_waits
+from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep, compare
+from otel_ddp.diagnosis.step_facts import batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
 
 MS = 1_000_000
 RING = 2000
 TRANSFER_NS = 100_000
 
 
-def who(rank: int) -> Who:
+def labels_of(rank: int) -> Labels:
     labels = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": str(rank)}
     return tuple(labels.items())
 
@@ -66,7 +66,7 @@ class Rank:
     def __init__(self) -> None:
         self.now_ns = 0.0
         self.arrivals: list[Arrival] = []
-        self.steps: list[ToldStep] = []
+        self.steps: list[TimedStep] = []
         self.began_ns = 0
         self.parts: list[tuple[str, int]] = []
 
@@ -81,8 +81,8 @@ class Rank:
         codes = bytes(PHASES[phase] for phase, _ in self.parts)
         number = len(self.steps)
         step = Step(number, self.began_ns, ended_ns, Parts(codes, spans_ns))
-        ((facts,),) = [facts_of(run) for run in alike([step])]
-        self.steps.append(ToldStep(facts, self.began_ns, codes, spans_ns))
+        ((facts,),) = [facts_of(run) for run in batches_of([step])]
+        self.steps.append(TimedStep(facts, self.began_ns, codes, spans_ns))
         self.began_ns, self.parts = ended_ns, []
 
 
@@ -202,14 +202,14 @@ class Job:
         for rank in self.ranks:
             rank.end_step()
 
-    def samples(self) -> dict[Who, Sample]:
+    def samples(self) -> dict[Labels, Sample]:
         return {
-            who(index): Sample(rank.arrivals[-RING:], {"0": len(self.ranks)})
+            labels_of(index): Sample(rank.arrivals[-RING:], {"0": len(self.ranks)})
             for index, rank in enumerate(self.ranks)
         }
 
-    def steps(self) -> dict[Who, list[ToldStep]]:
-        return {who(index): rank.steps[-300:] for index, rank in enumerate(self.ranks)}
+    def steps(self) -> dict[Labels, list[TimedStep]]:
+        return {labels_of(index): rank.steps[-300:] for index, rank in enumerate(self.ranks)}
 
     def compared(self) -> Comparison:
         return compare(self.samples(), self.steps())
@@ -229,7 +229,7 @@ def judged(job: Job, samples: int, steps_between: int = 100) -> list[Change]:
 
 def named(told: Sequence[Change]) -> list[tuple[str, str, str]]:
     return [
-        (each.verdict.kind, dict(each.verdict.who)["rank"], each.verdict.phase)
+        (each.verdict.kind, dict(each.verdict.labels)["rank"], each.verdict.phase)
         for each in told
         if each.opened
     ]
@@ -254,7 +254,7 @@ def test_where_it_is_unclear_who_waits_nobody_is_named() -> None:
     job = Job(8, jitter=0.15, late=Late(7, "data", 0.25), waits="ahead")
 
     assert judged(job, 5, steps_between=40) == []
-    assert "it cannot be told whether ranks wait in all_gather" in job.compared().why
+    assert "it is not clear whether ranks wait in all_gather" in job.compared().why
 
 
 def test_a_tenth_of_a_step_is_seen_among_eight() -> None:
@@ -292,7 +292,7 @@ def test_what_ranks_wait_for_one_another_is_taken_out_of_the_phase_that_it_was_i
     facts, why = job.compared()
 
     assert why == ""
-    early, latest = facts[who(0)], facts[who(1)]
+    early, latest = facts[labels_of(0)], facts[labels_of(1)]
     assert [each.number for each in early] == [each.number for each in latest]
     assert len(early) == 30
     # 20 ms of the 100 are in forward, and rank 0 waits for them there: in data it is level.
@@ -319,11 +319,11 @@ def trained() -> Job:
 
 def test_an_empty_recorder_is_said_to_be_empty(trained: Job) -> None:
     samples = trained.samples()
-    samples[who(1)] = Sample((), {})
+    samples[labels_of(1)] = Sample((), {})
 
     assert compare(samples, trained.steps()) == (
         {},
-        "a flight recorder tells of no collectives that a host waits in",
+        "a flight recorder has no collectives that a host waits in",
     )
 
 
@@ -343,12 +343,15 @@ def test_a_group_that_shares_only_some_ranks_with_this_node_is_not_judged(traine
     # Rank 1 may have waited for another node in a group of its own: late through no fault of its.
     samples = trained.samples()
     for rank in (0, 1):
-        elsewhere = [each._replace(group=f"{rank + 1}") for each in samples[who(rank)].arrivals]
-        samples[who(rank)] = Sample(elsewhere, {"1": 4, "2": 4})
+        elsewhere = [
+            each._replace(group=f"{rank + 1}") for each in samples[labels_of(rank)].arrivals
+        ]
+        samples[labels_of(rank)] = Sample(elsewhere, {"1": 4, "2": 4})
 
     facts, why = compare(samples, trained.steps())
 
-    assert (facts, why) == ({}, "a process group has some ranks of this node, and others elsewhere")
+    assert facts == {}
+    assert why == "a process group has only some ranks of this node, and ranks of other nodes"
 
 
 def test_a_group_of_all_ranks_here_and_more_elsewhere_is_compared(trained: Job) -> None:
@@ -365,13 +368,17 @@ def test_steps_that_no_recorder_holds_any_more_are_not_compared(trained: Job) ->
 
     facts, why = compare(samples, trained.steps())
 
-    assert (facts, why) == ({}, "no step is whole in the flight recorders of all ranks")
+    assert (facts, why) == ({}, "no step is complete in the flight recorders of all ranks")
 
 
 def test_a_rank_that_is_ahead_or_remembers_less_is_compared_in_what_all_know(trained: Job) -> None:
     samples = trained.samples()
-    samples[who(0)] = samples[who(0)]._replace(arrivals=samples[who(0)].arrivals[:-7])
-    samples[who(1)] = samples[who(1)]._replace(arrivals=samples[who(1)].arrivals[100:])
+    samples[labels_of(0)] = samples[labels_of(0)]._replace(
+        arrivals=samples[labels_of(0)].arrivals[:-7]
+    )
+    samples[labels_of(1)] = samples[labels_of(1)]._replace(
+        arrivals=samples[labels_of(1)].arrivals[100:]
+    )
 
     facts = compare(samples, trained.steps()).facts
 
@@ -394,15 +401,15 @@ def test_steps_with_other_collectives_than_usual_are_left_out(trained: Job) -> N
 
     facts = compare(samples, trained.steps()).facts
 
-    assert 50 not in [each.number for each in facts[who(0)]]
-    assert 51 in [each.number for each in facts[who(0)]]
+    assert 50 not in [each.number for each in facts[labels_of(0)]]
+    assert 51 in [each.number for each in facts[labels_of(0)]]
 
 
 def test_who_goes_on_before_the_last_has_come_has_not_waited() -> None:
-    early = Segment(rank=0, place=0, gap_ns=4 * MS, wait_ns=10 * MS, delay_ns=5 * MS)
-    latest = Segment(rank=1, place=0, gap_ns=4 * MS, wait_ns=0, delay_ns=5 * MS)
+    early = Segment(rank=0, interval=0, gap_ns=4 * MS, wait_ns=10 * MS, delay_ns=5 * MS)
+    latest = Segment(rank=1, interval=0, gap_ns=4 * MS, wait_ns=0, delay_ns=5 * MS)
 
-    assert who_waits([Place(("gloo:a", "gloo:b"), [early, latest] * 20)]) == ([False], "")
+    assert find_waits([Interval(("gloo:a", "gloo:b"), [early, latest] * 20)]) == ([False], "")
 
 
 def test_a_wait_that_begins_with_the_end_of_a_step_is_one_of_the_next() -> None:
@@ -417,10 +424,10 @@ def test_a_wait_that_begins_with_the_end_of_a_step_is_one_of_the_next() -> None:
             rank.now_ns = arrives_ns + 10_000
             rank.end_step()
         released_ns = max(rank.arrivals[-1].at_ns for rank in ranks)
-    samples = {who(at): Sample(rank.arrivals, {"0": 2}) for at, rank in enumerate(ranks)}
+    samples = {labels_of(at): Sample(rank.arrivals, {"0": 2}) for at, rank in enumerate(ranks)}
 
-    facts = compare(samples, {who(at): rank.steps for at, rank in enumerate(ranks)}).facts
+    facts = compare(samples, {labels_of(at): rank.steps for at, rank in enumerate(ranks)}).facts
 
-    waited = [each.wait_ns / MS for each in facts[who(0)]]
+    waited = [each.wait_ns / MS for each in facts[labels_of(0)]]
     assert sum(waited) / len(waited) == pytest.approx(20, rel=0.1)
-    assert not any(each.wait_ns for each in facts[who(1)])
+    assert not any(each.wait_ns for each in facts[labels_of(1)])

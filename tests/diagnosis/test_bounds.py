@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from otel_ddp.diagnosis.bounds import Bounds
-from otel_ddp.diagnosis.creep import Creep
-from otel_ddp.diagnosis.facts import UNUSUAL_PHASES, WORK_PHASES, StepFacts
-from otel_ddp.diagnosis.verdict import Change, Who
+from otel_ddp.diagnosis.memory_creep import MemoryCreep
+from otel_ddp.diagnosis.step_facts import UNUSUAL_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.verdict import Change, Labels
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -20,7 +20,7 @@ GB = 1 << 30
 COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5, "comm_wait": 5}
 
 
-def who(rank: int) -> Who:
+def labels_of(rank: int) -> Labels:
     return (
         ("group", "g"),
         ("run", "r"),
@@ -55,7 +55,7 @@ class Run:
                 for rank, ms in enumerate(ranks):
                     told.setdefault(rank, []).append(self.facts(rank, ms))
             for rank, facts in told.items():
-                self.bounds.feed(who(rank), facts)
+                self.bounds.feed(labels_of(rank), facts)
             changes += self.bounds.poll()
         return changes
 
@@ -92,7 +92,7 @@ def test_one_verdict_says_what_bounds_the_run(more: dict[str, int], phase: str) 
 
     assert phases(changes) == [(phase, True)]
     verdict = changes[0].verdict
-    assert verdict.who == (("group", "g"), ("run", "r"))
+    assert verdict.labels == (("group", "g"), ("run", "r"))
     of = {"compute": ("forward", "backward", "optimizer"), "saving": ("checkpoint", "eval")}
     share = sum(ms[word] for word in of.get(phase, (phase,))) / sum(ms.values())
     assert verdict.evidence["shares"][phase] == pytest.approx(share, abs=0.001)
@@ -142,7 +142,7 @@ def test_waiting_for_one_another_in_turn_is_no_communication(
 @pytest.mark.parametrize(("world", "elsewhere"), [(0, True), (4, True), (2, False)])
 def test_ranks_on_other_nodes_are_blamed_where_there_are_any(world: int, elsewhere: bool) -> None:
     run = Run()
-    run.bounds.world_size(world)
+    run.bounds.set_world_size(world)
     ms = {**COMPUTE, "comm_wait": 65}
     (change,) = run.steps(500, ms, ms)
 
@@ -154,11 +154,11 @@ def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: s
     run = Run()
     ms = {**COMPUTE, "other": 60}
     if when == "before":
-        run.bounds.own_collectives(who(1), ("other",))
+        run.bounds.set_own_collectives(labels_of(1), ("other",))
     changes = run.steps(500, ms, ms)
     if when == "after":
         assert ".item()" in changes[0].verdict.sentence
-        run.bounds.own_collectives(who(1), ("other",))
+        run.bounds.set_own_collectives(labels_of(1), ("other",))
         changes = run.bounds.poll()
         assert run.bounds.poll() == []
 
@@ -170,7 +170,7 @@ def test_collectives_of_the_users_own_are_not_taken_for_what_a_loop_does(when: s
 
 def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound() -> None:
     run = Run()
-    run.bounds.own_collectives(who(1), ("other",))
+    run.bounds.set_own_collectives(labels_of(1), ("other",))
     late, waiting = {**COMPUTE, "forward": 75}, {**COMPUTE, "other": 55}
 
     assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
@@ -178,13 +178,13 @@ def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound()
 
 def test_collectives_of_the_users_own_in_other_phases_are_said_where_they_count() -> None:
     run = Run()
-    run.bounds.own_collectives(who(0), ("data",))
+    run.bounds.set_own_collectives(labels_of(0), ("data",))
 
     assert "of your own" not in run.steps(500, COMPUTE)[0].verdict.sentence
-    run.bounds.own_collectives(who(0), ("data", "other"))
+    run.bounds.set_own_collectives(labels_of(0), ("data", "other"))
     assert run.bounds.poll() == []
     (change,) = run.steps(500, {**COMPUTE, "data": 60})
-    assert change.verdict.sentence.endswith("you have collectives of your own in data.")
+    assert change.verdict.sentence.endswith("you call collectives of your own in data.")
 
 
 def test_the_first_steps_are_left_out() -> None:
@@ -225,16 +225,16 @@ def test_nothing_that_stands_out_closes_the_verdict() -> None:
 
 def test_waits_that_are_not_known_are_said_to_be_in_it() -> None:
     run = Run()
-    run.bounds.waits_known(who(0), False)
+    run.bounds.set_waits_known(labels_of(0), False)
     (change,) = run.steps(500, COMPUTE)
 
-    assert "not seen by itself" in change.verdict.sentence
+    assert "cannot be told apart" in change.verdict.sentence
 
 
 def test_a_run_that_is_gone_has_no_bound() -> None:
     run = Run()
     run.steps(500, COMPUTE)
-    run.bounds.forget(who(0))
+    run.bounds.forget(labels_of(0))
 
     assert phases(run.bounds.poll()) == [("compute", False)]
 
@@ -243,15 +243,17 @@ def test_a_run_that_is_gone_has_no_bound() -> None:
 
 
 def watched(used: Callable[[float], float], minutes: float, limit: float = 16 * GB) -> list[Change]:
-    creep = Creep()
-    creep.limit(who(0), limit)
+    creep = MemoryCreep()
+    creep.set_limit(labels_of(0), limit)
     return fed(creep, used, 0, minutes)
 
 
-def fed(creep: Creep, used: Callable[[float], float], start: float, minutes: float) -> list[Change]:
+def fed(
+    creep: MemoryCreep, used: Callable[[float], float], start: float, minutes: float
+) -> list[Change]:
     changes: list[Change] = []
     for tick in range(round(start * 12), round((start + minutes) * 12)):
-        creep.feed(who(0), used(tick / 12), NOW + tick * 5 * S)
+        creep.feed(labels_of(0), used(tick / 12), NOW + tick * 5 * S)
         changes += creep.poll()
     return changes
 
@@ -299,12 +301,12 @@ def test_what_does_not_grow_without_end_is_nothing(used: Callable[[float], float
 
 
 def test_without_a_limit_there_is_no_verdict() -> None:
-    assert fed(Creep(), leak, 0, 60) == []
+    assert fed(MemoryCreep(), leak, 0, 60) == []
 
 
 def test_it_is_over_when_it_no_longer_grows() -> None:
-    creep = Creep()
-    creep.limit(who(0), 16 * GB)
+    creep = MemoryCreep()
+    creep.set_limit(labels_of(0), 16 * GB)
     fed(creep, leak, 0, 30)
 
     changes = fed(creep, lambda minute: leak(30), 30, 30)
@@ -312,17 +314,17 @@ def test_it_is_over_when_it_no_longer_grows() -> None:
 
 
 def test_a_gap_in_what_is_known_is_not_bridged() -> None:
-    creep = Creep()
-    creep.limit(who(0), 16 * GB)
+    creep = MemoryCreep()
+    creep.set_limit(labels_of(0), 16 * GB)
 
     assert fed(creep, leak, 0, 8) == []
     assert fed(creep, leak, 30, 8) == []
 
 
 def test_a_process_that_is_gone_does_not_creep() -> None:
-    creep = Creep()
-    creep.limit(who(0), 16 * GB)
+    creep = MemoryCreep()
+    creep.set_limit(labels_of(0), 16 * GB)
     fed(creep, leak, 0, 30)
-    creep.forget(who(0))
+    creep.forget(labels_of(0))
 
     assert [each.opened for each in creep.poll()] == [False]

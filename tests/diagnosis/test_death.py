@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.diagnosis.death import Deaths
-from otel_ddp.diagnosis.ends import Gone
-from otel_ddp.diagnosis.verdict import Verdict, Who
+from otel_ddp.diagnosis.death.detector import Deaths
+from otel_ddp.diagnosis.death.ended_process import EndedProcess
+from otel_ddp.diagnosis.verdict import Labels, Verdict
 
 S = 1_000_000_000
 T = 1_700_000_000 * S
 PEER = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
 
 
-def who(rank: int | str) -> Who:
+def labels_of(rank: int | str) -> Labels:
     return (
         ("group", "g"),
         ("run", "r"),
@@ -28,37 +28,39 @@ def who(rank: int | str) -> Who:
 
 def killed(
     rank: int | str, at_s: float = 0.0, /, seen_s: float = 0.25, into_s: float = 1.0, **cause: Any
-) -> Gone:
+) -> EndedProcess:
     """Gone without a word at most *seen_s* before *at_s*, *into_s* after its phase began."""
-    gone_ns = T + round(at_s * S)
-    alive_ns = gone_ns - round(seen_s * S)
+    ended_ns = T + round(at_s * S)
+    alive_ns = ended_ns - round(seen_s * S)
     since_ns = alive_ns - round(into_s * S)
-    return Gone(who(rank), "killed", 1234, "backward", since_ns, alive_ns, gone_ns, "", cause)
+    return EndedProcess(
+        labels_of(rank), "killed", 1234, "backward", since_ns, alive_ns, ended_ns, "", cause
+    )
 
 
 def failed(
-    rank: int, reason: str, at_s: float = 0.0, world: int | None = 2, waited_s: float = 0.0
-) -> Gone:
+    rank: int, reason: str, at_s: float = 0.0, world: int | None = 2, known_for_s: float = 0.0
+) -> EndedProcess:
     """It said so itself, so the moment is known; seen *waited_s* ago."""
     at_ns = T + round(at_s * S)
-    gone = Gone(who(rank), "failed", 1234, "forward", at_ns - S, at_ns, at_ns, reason)
-    return gone._replace(world_size=world, waited_s=waited_s)
+    gone = EndedProcess(labels_of(rank), "failed", 1234, "forward", at_ns - S, at_ns, at_ns, reason)
+    return gone._replace(world_size=world, known_for_s=known_for_s)
 
 
 def ended(
-    rank: int, code: int | None, at_s: float = 0.0, world: int | None = 2, waited_s: float = 0.0
-) -> Gone:
+    rank: int, code: int | None, at_s: float = 0.0, world: int | None = 2, known_for_s: float = 0.0
+) -> EndedProcess:
     """It looks finished; *code* is known once its launcher has looked."""
     cause = {} if code is None else {"exit_code": code}
-    gone = failed(rank, "", at_s, world, waited_s)
+    gone = failed(rank, "", at_s, world, known_for_s)
     return gone._replace(state="finished", cause=cause)
 
 
-def verdict(*looks: list[Gone]) -> Verdict | None:
+def verdict(*looks: list[EndedProcess]) -> Verdict | None:
     """What is open in the end."""
     deaths, standing = Deaths(), {}
     for found in looks:
-        for change in deaths.gone(found):
+        for change in deaths.feed(found):
             if change.opened:
                 standing[change.verdict.key] = change.verdict
             else:
@@ -67,14 +69,14 @@ def verdict(*looks: list[Gone]) -> Verdict | None:
     return next(iter(standing.values()), None)
 
 
-def of(*looks: list[Gone]) -> Verdict:
+def of(*looks: list[EndedProcess]) -> Verdict:
     found = verdict(*looks)
     assert found is not None
     return found
 
 
 def rank(found: Verdict) -> str | None:
-    return dict(found.who).get("rank")
+    return dict(found.labels).get("rank")
 
 
 # -- one
@@ -83,11 +85,16 @@ def rank(found: Verdict) -> str | None:
 def test_a_process_gone_without_a_word_is_named_with_place_and_time() -> None:
     found = of([killed(3)])
 
-    assert (found.kind, found.who, found.phase, found.step) == ("death", who(3), "backward", 1234)
+    assert (found.kind, found.labels, found.phase, found.step) == (
+        "death",
+        labels_of(3),
+        "backward",
+        1234,
+    )
     assert found.since_ns == T
     assert found.sentence == (
         "rank 3 (node-1) was killed in backward at step 1234, 1 s into it: "
-        "by whom or what is not known here."
+        "the cause is not known here."
     )
 
 
@@ -114,7 +121,7 @@ def test_a_process_gone_without_a_word_is_named_with_place_and_time() -> None:
         ),
         ({"signal": "SIGKILL"}, ": SIGKILL."),
         ({"signal": "SIGSEGV"}, ": SIGSEGV, a crash in native code."),
-        ({"signal": "SIGTERM"}, "SIGTERM, somebody asked it to end: a launcher, a scheduler, or"),
+        ({"signal": "SIGTERM"}, "SIGTERM, a launcher, a scheduler or a person asked it to end"),
         ({"launcher_error": "ValueError: odd"}, ": ValueError: odd."),
         (
             {
@@ -171,7 +178,7 @@ def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None
     ],
     ids=["finished", "os._exit(0)"],
 )
-def test_who_finished_did_not_die(gone: Gone) -> None:
+def test_who_finished_did_not_die(gone: EndedProcess) -> None:
     assert verdict([gone]) is None
 
 
@@ -196,7 +203,7 @@ def test_the_first_is_the_cause_and_the_others_follow() -> None:
     assert found.evidence["order_known_by"] == "time"
     assert [each["rank"] for each in found.evidence["ended"]] == ["3", "0", "1", "2"]
     assert found.sentence.endswith(
-        "Ranks 0, 1 and 2 went after it within 30 s, as a launcher ends the rest of a run."
+        "Ranks 0, 1 and 2 ended after it within 30 s, as a launcher ends the rest of a run."
     )
 
 
@@ -208,9 +215,9 @@ def test_who_was_asked_to_end_was_ended_by_the_launcher() -> None:
 
 def test_a_death_long_after_is_an_incident_of_its_own() -> None:
     deaths = Deaths()
-    deaths.gone([killed(3)])
+    deaths.feed([killed(3)])
 
-    (change,) = deaths.gone([killed(0, 60.0)])
+    (change,) = deaths.feed([killed(0, 60.0)])
 
     assert change.opened
     assert rank(change.verdict) == "0"
@@ -220,11 +227,11 @@ def test_a_death_long_after_is_an_incident_of_its_own() -> None:
 def test_nobody_is_named_where_the_order_cannot_be_told() -> None:
     found = of([killed(0), killed(1), killed(2, 0.1)])
 
-    assert found.who == (("group", "g"), ("run", "r"))
+    assert found.labels == (("group", "g"), ("run", "r"))
     assert found.evidence["order_known_by"] == "unknown"
     assert found.sentence.startswith(
         "ranks 0, 1 and 2 ended at the same moment (within 0.35 s), in backward at step 1234: "
-        "which was first cannot be told"
+        "it is not known which was first"
     )
 
 
@@ -255,9 +262,9 @@ def test_what_the_kernel_says_decides_within_one_look(cause: dict[str, Any]) -> 
 
 def test_what_the_kernel_says_a_moment_later_changes_the_verdict() -> None:
     deaths = Deaths()
-    first = deaths.gone([killed(0), killed(1)])
+    first = deaths.feed([killed(0), killed(1)])
 
-    changes = deaths.gone([killed(0, signal="SIGTERM"), killed(1, signal="SIGKILL")])
+    changes = deaths.feed([killed(0, signal="SIGTERM"), killed(1, signal="SIGKILL")])
 
     assert [change.opened for change in (*first, *changes)] == [True, False, True]
     assert changes[0].verdict.key == first[0].verdict.key
@@ -286,7 +293,7 @@ def test_all_asked_to_end_is_said(later_s: float) -> None:
     )
 
     assert rank(found) is None
-    assert "Somebody asked all of them to end" in found.sentence
+    assert "A launcher, a scheduler or a person asked all of them to end" in found.sentence
 
 
 # -- deaths and failures
@@ -300,7 +307,7 @@ def test_an_exception_that_brought_the_others_down_is_the_cause() -> None:
     assert found.evidence["cause"] == "exception"
     assert found.sentence == (
         "rank 2 (node-1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
-        "Ranks 0 and 1 went after it within 0.5 s, as a launcher ends the rest of a run."
+        "Ranks 0 and 1 ended after it within 0.5 s, as a launcher ends the rest of a run."
     )
 
 
@@ -317,9 +324,9 @@ def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
     assert rank(found) is None
     assert found.evidence["cause"] == "lost_peer"
     assert found.sentence == (
-        "rank 0 (node-1) failed in forward at step 1234, 1 s into it, as it lost a connection: "
-        f"{PEER}. The other end may be on another node: look there. "
-        "Rank 1 went after it within 5 s, as a launcher ends the rest of a run."
+        "rank 0 (node-1) failed in forward at step 1234, 1 s into it, because it lost a "
+        f"connection: {PEER}. The other end may be on another node: look there. "
+        "Rank 1 ended after it within 5 s, as a launcher ends the rest of a run."
     )
 
 
@@ -344,7 +351,7 @@ SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 11x
 def test_one_that_raised_is_the_cause_whoever_told_first(lost_at_s: float) -> None:
     found = of([failed(1, BAD), failed(0, PEER, lost_at_s)])
 
-    assert found.who == who(1)
+    assert found.labels == labels_of(1)
     assert found.evidence["cause"] == "exception"
     assert found.evidence["order_known_by"] == ("time" if lost_at_s > 0 else "evidence")
     assert found.sentence == (
@@ -391,13 +398,13 @@ def test_a_run_of_one_has_no_peer_to_lose() -> None:
 def test_a_failure_is_told_when_the_others_had_the_time_to_tell_theirs() -> None:
     deaths = Deaths()
 
-    assert deaths.gone([failed(1, BAD, world=4)]) == []
-    (change,) = deaths.gone([failed(1, BAD, world=4, waited_s=0.5)])
+    assert deaths.feed([failed(1, BAD, world=4)]) == []
+    (change,) = deaths.feed([failed(1, BAD, world=4, known_for_s=0.5)])
     assert rank(change.verdict) == "1"
 
 
 def test_one_that_failed_while_others_finish_well_is_named() -> None:
-    found = of([ended(0, 0)], [failed(1, BAD, waited_s=0.5)])
+    found = of([ended(0, 0)], [failed(1, BAD, known_for_s=0.5)])
 
     assert rank(found) == "1"
     assert found.sentence.endswith(f": {BAD}.")
@@ -406,11 +413,11 @@ def test_one_that_failed_while_others_finish_well_is_named() -> None:
 def test_the_same_exception_on_all_is_about_the_run() -> None:
     found = of([failed(1, SHAPES), failed(0, SHAPES, 3.0)])
 
-    assert found.who == (("group", "g"), ("run", "r"))
+    assert found.labels == (("group", "g"), ("run", "r"))
     assert (found.evidence["cause"], found.evidence["order_known_by"]) == ("exception", "unknown")
     assert found.sentence == (
-        "ranks 0 and 1 failed within 3 s of one another, in forward at step 1234: "
-        f"which was first cannot be told; each: {SHAPES}."
+        "ranks 0 and 1 failed within 3 s of each other, in forward at step 1234: "
+        f"it is not known which was first; each: {SHAPES}."
     )
 
 
@@ -419,7 +426,7 @@ def test_one_exception_with_other_numbers_in_it_is_the_same_and_both_are_told() 
 
     assert rank(found) is None
     assert found.sentence.endswith(
-        "which was first cannot be told; rank 0: RuntimeError: bad batch in shard 7; "
+        "it is not known which was first; rank 0: RuntimeError: bad batch in shard 7; "
         "rank 1: RuntimeError: bad batch in shard 12."
     )
 
@@ -443,7 +450,7 @@ def test_a_failure_that_took_all_and_was_asked_of_none_has_those_who_lost_it_beh
     found = of([*members, failed(1, SHAPES, 0.3, 4), failed(3, SHAPES, 0.4, 4)])
 
     assert rank(found) is None
-    assert found.sentence.startswith("ranks 1 and 3 failed within 0.1 s of one another")
+    assert found.sentence.startswith("ranks 1 and 3 failed within 0.1 s of each other")
     assert found.sentence.endswith("Ranks 0 and 2 lost their connections and failed.")
 
 
@@ -454,15 +461,16 @@ def test_where_all_lost_a_peer_nobody_here_is_the_cause() -> None:
     lost = [failed(each, PEER, each / 10, world=4) for each in (0, 1)]
     deaths = Deaths()
 
-    early = deaths.gone(lost, [])
-    (change,) = deaths.gone([each._replace(waited_s=2.0) for each in lost], [])
+    early = deaths.feed(lost, [])
+    (change,) = deaths.feed([each._replace(known_for_s=2.0) for each in lost], [])
 
     assert early == []
     assert rank(change.verdict) is None
     assert change.verdict.evidence["cause"] == "lost_peer"
     assert change.verdict.sentence == (
-        "ranks 0 and 1 failed within 0.1 s, in forward at step 1234, as they lost connections: "
-        f"{PEER}. No rank here tells another cause: it is on another node, or in the network."
+        "ranks 0 and 1 failed within 0.1 s, in forward at step 1234, because they lost "
+        f"connections: {PEER}. "
+        "No rank here reports another cause: it is on another node, or in the network."
     )
 
 
@@ -478,7 +486,7 @@ def test_what_different_losses_say_is_told_of_each() -> None:
     ("finished", "at_work", "words"),
     [
         ([], None, "The other end may be on another node: look there."),
-        ([], [who(1)], "No other node has a part in it, and rank 1 is still there."),
+        ([], [labels_of(1)], "The run is on this node alone, and rank 1 is still there."),
         (
             [ended(1, None, -1.0)],
             [],
@@ -489,12 +497,12 @@ def test_what_different_losses_say_is_told_of_each() -> None:
     ids=["not known", "still there", "finished", "finished well"],
 )
 def test_where_the_lost_peer_may_be_is_told_as_far_as_it_is_known(
-    finished: list[Gone], at_work: list[Who] | None, words: str
+    finished: list[EndedProcess], at_work: list[Labels] | None, words: str
 ) -> None:
     deaths = Deaths()
-    deaths.gone(finished, at_work)
+    deaths.feed(finished, at_work)
 
-    (change,) = deaths.gone([failed(0, PEER, waited_s=6.0)], at_work)
+    (change,) = deaths.feed([failed(0, PEER, known_for_s=6.0)], at_work)
 
     assert rank(change.verdict) is None
     assert change.verdict.sentence.endswith(f"{PEER}. {words}")
@@ -502,10 +510,10 @@ def test_where_the_lost_peer_may_be_is_told_as_far_as_it_is_known(
 
 def test_the_exit_code_of_one_that_finished_is_waited_for_longer() -> None:
     deaths = Deaths()
-    deaths.gone([ended(1, None, -1.0)])
+    deaths.feed([ended(1, None, -1.0)])
 
-    early = deaths.gone([failed(0, PEER, waited_s=2.0)])
-    (change,) = deaths.gone([ended(1, 1, -1.0, waited_s=6.0)])
+    early = deaths.feed([failed(0, PEER, known_for_s=2.0)])
+    (change,) = deaths.feed([ended(1, 1, -1.0, known_for_s=6.0)])
 
     assert early == []
     assert rank(change.verdict) == "1"
@@ -514,16 +522,16 @@ def test_the_exit_code_of_one_that_finished_is_waited_for_longer() -> None:
 def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:
     asked = killed(1, 0.05, signal="SIGTERM")
     # It tells that it lost a peer before the other one is seen to be gone, and leaves after that.
-    others = [failed(each, PEER, world=3, waited_s=2.0) for each in (0, 2)]
+    others = [failed(each, PEER, world=3, known_for_s=2.0) for each in (0, 2)]
 
     # The launcher has hurried them.
     hurried = {"signal": "SIGTERM"}
-    others = [each._replace(present_ns=T + S // 10, cause=hurried) for each in others]
+    others = [each._replace(last_present_ns=T + S // 10, cause=hurried) for each in others]
     found = of([*others, asked])
 
     assert rank(found) == "1"
     assert found.evidence["order_known_by"] == "evidence"
-    assert "SIGTERM, somebody asked it to end" in found.sentence
+    assert "SIGTERM, a launcher, a scheduler or a person asked it to end" in found.sentence
     assert "Ranks 0 and 2 lost their connections and failed" in found.sentence
 
 
@@ -532,8 +540,8 @@ def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
     present_s: float | None,
 ) -> None:
     asked = killed(1, 0.05, signal="SIGTERM")
-    lost = failed(0, PEER, waited_s=2.0)._replace(
-        present_ns=0 if present_s is None else T + round(present_s * S)
+    lost = failed(0, PEER, known_for_s=2.0)._replace(
+        last_present_ns=0 if present_s is None else T + round(present_s * S)
     )
 
     assert rank(of([lost, asked])) != "1"
@@ -543,14 +551,14 @@ def test_on_one_node_where_all_lost_a_peer_no_other_node_is_accused() -> None:
     found = of([failed(0, PEER), failed(1, PEER, 0.1)])
 
     assert found.sentence.endswith(
-        "No other node has a part in it, and nobody here tells another cause."
+        "The run is on this node alone, and no rank reports another cause."
     )
 
 
 def test_an_evaluator_that_has_finished_stands_for_no_rank_of_the_training() -> None:
     evaluator = ended(7, 0, -1.0, world=1)
 
-    found = of([evaluator], [failed(0, PEER, world=2, waited_s=2.0)])
+    found = of([evaluator], [failed(0, PEER, world=2, known_for_s=2.0)])
 
     assert "The other end may be on another node: look there" in found.sentence
 
@@ -559,8 +567,8 @@ def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> 
     deaths = Deaths()
     evaluator = killed(7, -1.0)._replace(world_size=1)
 
-    (alone,) = deaths.gone([evaluator])
-    (training,) = deaths.gone([failed(0, PEER, world=2, waited_s=2.0)])
+    (alone,) = deaths.feed([evaluator])
+    (training,) = deaths.feed([failed(0, PEER, world=2, known_for_s=2.0)])
 
     assert rank(alone.verdict) == "7"
     assert training.verdict.evidence["cause"] == "lost_peer"
@@ -569,9 +577,9 @@ def test_an_evaluator_that_died_before_is_not_why_the_training_lost_a_peer() -> 
 
 def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
     deaths = Deaths()
-    deaths.gone([failed(0, PEER, world=4, waited_s=2.0)])
+    deaths.feed([failed(0, PEER, world=4, known_for_s=2.0)])
 
-    changes = deaths.gone([failed(1, BAD, 5.0, world=4)])
+    changes = deaths.feed([failed(1, BAD, 5.0, world=4)])
 
     assert [change.opened for change in changes] == [False, True]
     assert rank(changes[1].verdict) == "1"
@@ -582,9 +590,9 @@ def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
 
 def test_one_that_left_with_an_exit_code_and_took_another_along_is_the_cause() -> None:
     deaths = Deaths()
-    first = deaths.gone([ended(1, None), failed(0, PEER, 0.1)])
+    first = deaths.feed([ended(1, None), failed(0, PEER, 0.1)])
 
-    (change,) = deaths.gone([ended(1, 1, waited_s=0.5)])
+    (change,) = deaths.feed([ended(1, 1, known_for_s=0.5)])
 
     assert first == []
     assert rank(change.verdict) == "1"
@@ -603,7 +611,7 @@ def test_sys_exit_in_the_block_of_the_run_is_the_same() -> None:
 
 
 def test_one_that_alone_said_failed_and_left_is_told() -> None:
-    assert rank(of([failed(1, "SystemExit: 1", waited_s=2.0)])) == "1"
+    assert rank(of([failed(1, "SystemExit: 1", known_for_s=2.0)])) == "1"
 
 
 @pytest.mark.parametrize(
@@ -612,12 +620,12 @@ def test_one_that_alone_said_failed_and_left_is_told() -> None:
         [failed(0, "SystemExit: 1"), failed(1, "SystemExit: 1", 0.1)],
         [ended(0, 1), ended(1, 1, 0.1)],
         [failed(0, "SystemExit: 1", world=1)],
-        [ended(0, 1, waited_s=6.0)],
+        [ended(0, 1, known_for_s=6.0)],
     ],
     ids=["SystemExit", "codes", "of one", "nobody minds"],
 )
-def test_where_all_leave_by_themselves_the_program_meant_it(left: list[Gone]) -> None:
-    assert verdict(left, [each._replace(waited_s=6.0) for each in left]) is None
+def test_where_all_leave_by_themselves_the_program_meant_it(left: list[EndedProcess]) -> None:
+    assert verdict(left, [each._replace(known_for_s=6.0) for each in left]) is None
 
 
 def test_what_the_launcher_was_told_is_a_reason_of_its_own() -> None:
@@ -645,7 +653,7 @@ def test_what_the_launcher_was_told_is_a_reason_of_its_own() -> None:
 def test_who_was_asked_to_end_did_not_die(reason: str, other: str) -> None:
     other = reason if other == "the same" else other
 
-    members = [failed(0, reason, waited_s=6.0), failed(1, other, 0.1, waited_s=6.0)]
+    members = [failed(0, reason, known_for_s=6.0), failed(1, other, 0.1, known_for_s=6.0)]
 
     assert verdict(members) is None
 
@@ -664,13 +672,13 @@ def test_who_is_asked_to_end_after_a_failure_is_a_consequence() -> None:
 
 
 def test_an_exit_code_of_a_shell_for_a_signal_is_a_request() -> None:
-    assert verdict([ended(0, 143), ended(1, 143, 0.1)], [ended(0, 143, waited_s=6.0)]) is None
+    assert verdict([ended(0, 143), ended(1, 143, 0.1)], [ended(0, 143, known_for_s=6.0)]) is None
 
 
 def test_an_interrupt_that_left_one_to_be_killed_is_told_as_a_request() -> None:
     found = of([failed(0, "KeyboardInterrupt")], [killed(1, 30.0, signal="SIGKILL")])
 
-    assert ": KeyboardInterrupt, somebody asked it to end: a launcher" in found.sentence
+    assert ": KeyboardInterrupt, a launcher, a scheduler or a person asked it" in found.sentence
     assert found.evidence["cause"] == "signal"
 
 
@@ -678,14 +686,14 @@ def test_an_interrupt_that_left_one_to_be_killed_is_told_as_a_request() -> None:
 
 
 def test_a_failure_that_the_user_tells_is_told_with_its_reason() -> None:
-    found = of([failed(1, "loss diverged", waited_s=0.5)])
+    found = of([failed(1, "loss diverged", known_for_s=0.5)])
 
     assert rank(found) == "1"
     assert found.sentence.endswith(": loss diverged.")
 
 
 def test_a_failure_that_was_told_stands_although_the_process_leaves_with_code_0() -> None:
-    told = failed(1, "loss diverged", waited_s=2.0)._replace(cause={"exit_code": 0})
+    told = failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})
 
     assert rank(of([told])) == "1"
 
@@ -703,12 +711,12 @@ def test_a_failure_without_a_reason_is_one() -> None:
 
 def test_a_failed_run_that_is_started_anew_is_over() -> None:
     deaths = Deaths()
-    deaths.gone([ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)])
+    deaths.feed([ended(2, 0), failed(1, BAD), failed(0, PEER, 0.1)])
 
-    (change,) = deaths.alive(who(1))
+    (change,) = deaths.feed_restarted(labels_of(1))
 
     assert not change.opened
-    assert change.verdict.key == ("death", who(1))
+    assert change.verdict.key == ("death", labels_of(1))
 
 
 # -- one incident, told once
@@ -716,37 +724,37 @@ def test_a_failed_run_that_is_started_anew_is_over() -> None:
 
 def test_nothing_new_is_not_told_again() -> None:
     deaths = Deaths()
-    assert len(deaths.gone([killed(0)])) == 1
+    assert len(deaths.feed([killed(0)])) == 1
 
-    assert deaths.gone([killed(0)]) == []
+    assert deaths.feed([killed(0)]) == []
 
 
 def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
     deaths = Deaths()
-    deaths.gone([killed(0)])
+    deaths.feed([killed(0)])
 
-    (change,) = deaths.gone([killed(0, exit_code=0)])
+    (change,) = deaths.feed([killed(0, exit_code=0)])
 
     assert not change.opened
-    assert change.verdict.key == ("death", who(0))
+    assert change.verdict.key == ("death", labels_of(0))
 
 
 def test_a_new_attempt_closes_what_ended_the_one_before() -> None:
     deaths = Deaths()
-    deaths.gone([killed(3), killed(0, 1.0)])
+    deaths.feed([killed(3), killed(0, 1.0)])
 
-    (change,) = deaths.alive(who(0))
+    (change,) = deaths.feed_restarted(labels_of(0))
 
     assert not change.opened
     assert "rank 0 (node-1) is at work again" in change.verdict.sentence
-    assert deaths.alive(who(3)) == []
+    assert deaths.feed_restarted(labels_of(3)) == []
 
 
 def test_the_same_rank_may_die_again_in_the_next_attempt() -> None:
     deaths = Deaths()
-    deaths.gone([killed(0), killed(1, 1.0)])
+    deaths.feed([killed(0), killed(1, 1.0)])
 
-    (change,) = deaths.gone([killed(0, 10.0)])
+    (change,) = deaths.feed([killed(0, 10.0)])
 
     assert change.opened
     assert change.verdict.since_ns == T + 10 * S

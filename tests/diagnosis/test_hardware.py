@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.diagnosis.hardware import with_gpu
-from otel_ddp.diagnosis.verdict import Verdict, Who
+from otel_ddp.diagnosis.gpu_evidence import with_gpu
+from otel_ddp.diagnosis.verdict import Labels, Verdict
 
 RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n"}
 SENTENCE = "rank 1 keeps the others waiting."
 
 
-def who(rank: int, run: str = "r") -> Who:
+def labels_of(rank: int, run: str = "r") -> Labels:
     return tuple({**RUN, "run": run, "rank": str(rank), "local_rank": str(rank)}.items())
 
 
 def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r") -> dict[str, Any]:
-    labels = {"node": "n"} if rank is None else dict(who(rank, run))
+    labels = {"node": "n"} if rank is None else dict(labels_of(rank, run))
     index = "9" if rank is None else str(rank)
     return {
         "index": index,
@@ -32,7 +32,7 @@ def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r"
 
 
 def late(*gpus: dict[str, Any], phase: str = "backward") -> Verdict:
-    verdict = Verdict("straggler", who(1), phase, SENTENCE, {"excess": 0.3})
+    verdict = Verdict("straggler", labels_of(1), phase, SENTENCE, {"excess": 0.3})
     return with_gpu(verdict, gpus)
 
 
@@ -80,8 +80,8 @@ def test_where_nothing_is_known_of_it_the_verdict_stands_as_it_is() -> None:
     for gpus in ([], [gpu(0)], [gpu(1), gpu(1)], [{}], [{"labels": 3}]):
         found = late(*gpus)
         assert (found.sentence, found.evidence) == (SENTENCE, {"excess": 0.3})
-    bare = {"labels": dict(who(1))}
-    assert late(bare, {"labels": dict(who(0)), "throttled": 7}).sentence == SENTENCE
+    bare = {"labels": dict(labels_of(1))}
+    assert late(bare, {"labels": dict(labels_of(0)), "throttled": 7}).sentence == SENTENCE
 
 
 def test_of_a_board_and_the_part_of_it_that_is_used_the_part_counts() -> None:

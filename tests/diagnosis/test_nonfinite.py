@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.agent.verdicts.nonfinite_values import NonfiniteValues
-from otel_ddp.diagnosis.nonfinite import Nonfinite, Odd
-from otel_ddp.diagnosis.verdict import Change, Who
+from otel_ddp.diagnosis.nonfinite import Nonfinite, NonfiniteValue
+from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 
@@ -40,7 +40,7 @@ class Log:
     def poll(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
         self.now_ns += int(later_s * S)
         self.reader.read()
-        return [(odd.name, odd.step) for odd in self.values.odd(self.now_ns, ended)]
+        return [(odd.name, odd.step) for odd in self.values.find(self.now_ns, ended)]
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_where_the_journal_was_written_over_it_began_with_what_is_left(log: Log)
 # --- The verdict ----------------------------------------------------------------------------------
 
 
-def who(rank: int) -> Who:
+def labels_of(rank: int) -> Labels:
     return (
         ("group", "g"),
         ("run", "r"),
@@ -142,8 +142,10 @@ def who(rank: int) -> Who:
     )
 
 
-def odd(step: int | None, name: str = "loss", value: float = NAN, time_ns: int = NOW) -> Odd:
-    return Odd(name, "train", value, step, time_ns)
+def odd(
+    step: int | None, name: str = "loss", value: float = NAN, time_ns: int = NOW
+) -> NonfiniteValue:
+    return NonfiniteValue(name, "train", value, step, time_ns)
 
 
 def told(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
@@ -152,13 +154,13 @@ def told(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
 
 def test_the_rank_that_was_first_is_named() -> None:
     values = Nonfinite()
-    values.feed(who(0), [odd(151), odd(152, "grad_norm")])
-    values.feed(who(1), [odd(150)])
+    values.feed(labels_of(0), [odd(151), odd(152, "grad_norm")])
+    values.feed(labels_of(1), [odd(150)])
 
     ((verdict, opened),) = values.poll(NOW)
 
     assert opened
-    assert verdict.who == (("group", "g"), ("run", "r"))
+    assert verdict.labels == (("group", "g"), ("run", "r"))
     assert (verdict.step, verdict.evidence["rank"], verdict.evidence["value"]) == (150, "1", "NaN")
     assert verdict.sentence.startswith(
         "loss became NaN at step 150 on rank 1 (n1). Since then also: grad_norm."
@@ -168,8 +170,8 @@ def test_the_rank_that_was_first_is_named() -> None:
 
 def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
     values = Nonfinite()
-    values.feed(who(0), [odd(7, value=-INF, time_ns=NOW + 1)])
-    values.feed(who(1), [odd(7, value=-INF)])
+    values.feed(labels_of(0), [odd(7, value=-INF, time_ns=NOW + 1)])
+    values.feed(labels_of(1), [odd(7, value=-INF)])
 
     ((verdict, _),) = values.poll(NOW)
 
@@ -180,21 +182,21 @@ def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
 
 def test_without_steps_the_clock_says_who_was_first() -> None:
     values = Nonfinite()
-    values.feed(who(0), [odd(None, time_ns=NOW + 5)])
-    values.feed(who(1), [odd(None, time_ns=NOW)])
+    values.feed(labels_of(0), [odd(None, time_ns=NOW + 5)])
+    values.feed(labels_of(1), [odd(None, time_ns=NOW)])
 
     assert told(values.poll(NOW)) == [("1", None, True)]
 
 
 def test_it_is_one_incident_until_all_has_been_well_for_a_minute() -> None:
     values = Nonfinite()
-    values.feed(who(0), [odd(5)])
+    values.feed(labels_of(0), [odd(5)])
     changes = values.poll(NOW)
-    values.feed(who(0), [])
+    values.feed(labels_of(0), [])
     changes += values.poll(NOW + S)
-    values.feed(who(0), [odd(9)])
+    values.feed(labels_of(0), [odd(9)])
     changes += values.poll(NOW + 50 * S)
-    values.feed(who(0), [])
+    values.feed(labels_of(0), [])
     for after_s in (60, 119):
         changes += values.poll(NOW + after_s * S)
 
@@ -205,11 +207,11 @@ def test_it_is_one_incident_until_all_has_been_well_for_a_minute() -> None:
 
 def test_one_that_was_earlier_and_tells_later_is_the_one() -> None:
     values = Nonfinite()
-    values.feed(who(0), [odd(201)])
+    values.feed(labels_of(0), [odd(201)])
     changes = values.poll(NOW)
-    values.feed(who(1), [odd(200)])
+    values.feed(labels_of(1), [odd(200)])
     changes += values.poll(NOW + S)
-    values.feed(who(1), [])
+    values.feed(labels_of(1), [])
     changes += values.poll(NOW + 2 * S)
 
     assert told(changes) == [("0", 201, True), ("1", 200, True)]

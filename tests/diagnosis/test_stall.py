@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from otel_ddp.catalog import STALL_REASONS
-from otel_ddp.diagnosis.evidence import (
+from otel_ddp.diagnosis.stall.detector import Stalls
+from otel_ddp.diagnosis.stall.evidence import (
     Collective,
     Evidence,
     Frame,
@@ -16,15 +17,14 @@ from otel_ddp.diagnosis.evidence import (
     Position,
     Thread,
 )
-from otel_ddp.diagnosis.stall import Stalls
-from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND
 TICK_S = 0.25
 
 
-def who(rank: int) -> Who:
+def labels_of(rank: int) -> Labels:
     labels = {"group": "", "run": "r", "job_type": "train", "node": "n", "rank": str(rank)}
     return tuple({**labels, "local_rank": str(rank)}.items())
 
@@ -37,7 +37,7 @@ class Job:
         self.now_ns = BEGAN
         self.world = world
         self.positions: dict[int, Position] = {}
-        self.evidence: dict[Who, Evidence] = {}
+        self.evidence: dict[Labels, Evidence] = {}
         self.asked: list[tuple[float, int, str]] = []
         self.answers: dict[int, dict[str, Any]] = {}
         self.answering = True
@@ -52,7 +52,7 @@ class Job:
         """From now on a rank is here."""
         fields = {"alive": True, "state": "running", "world": self.world, **more}
         self.positions[rank] = Position(
-            who(rank), step=step, phase=phase, since_ns=self.now_ns, **fields
+            labels_of(rank), step=step, phase=phase, since_ns=self.now_ns, **fields
         )
 
     def log(self, rank: int) -> None:
@@ -70,7 +70,7 @@ class Job:
                 self.evidence[each] = Evidence(**known)
             else:
                 self.evidence[each] = Evidence(
-                    heard=True, kind=question, answered_ns=self.now_ns + 1, **known
+                    answered=True, kind=question, answered_ns=self.now_ns + 1, **known
                 )
         return changes
 
@@ -103,7 +103,7 @@ def test_nobody_is_asked_before_half_of_the_limit_and_told_before_the_whole() ->
     assert verdict.kind == "stall"
     assert verdict.step == 7
     assert verdict.evidence["limit_s"] == 60.0
-    assert [key for key, _ in verdict.who] == ["group", "run", "node"]
+    assert [key for key, _ in verdict.labels] == ["group", "run", "node"]
 
 
 def test_as_long_as_one_rank_moves_there_is_no_stall() -> None:
@@ -121,7 +121,7 @@ def test_an_evaluation_on_one_rank_while_the_others_wait_is_no_stall_until_its_o
     took_s, verdict = job.stalls_after()
 
     assert 600 <= took_s <= 602.5
-    assert job.stalls.limits == {who(0): 600.0, who(1): 60.0}
+    assert job.stalls.limits == {labels_of(0): 600.0, labels_of(1): 60.0}
     assert verdict.evidence["limit_s"] == 600.0
 
 
@@ -176,7 +176,7 @@ def test_the_limit_is_the_phases_own(phase: str, more: dict[str, Any], limit_s: 
     job.put(0, phase, **more)
     job.tick()
 
-    assert job.stalls.limits == {who(0): limit_s}
+    assert job.stalls.limits == {labels_of(0): limit_s}
 
 
 def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phase() -> None:
@@ -184,13 +184,13 @@ def test_the_limit_grows_with_the_steps_and_with_the_longest_stretch_of_the_phas
     job.tick()
     for _ in range(100):
         job.stalls.learn(
-            job.now_ns, who(0), BEGAN, [1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND}
+            job.now_ns, labels_of(0), BEGAN, [1.0], {"data": 5 * SECOND, "comm_wait": 100 * SECOND}
         )
     limits = {}
     for phase in ("forward", "data", "comm_wait"):
         job.put(0, phase)
         job.tick()
-        limits[phase] = job.stalls.limits[who(0)]
+        limits[phase] = job.stalls.limits[labels_of(0)]
 
     # Ten steps of a second; three times five; and a wait is as long as others make it.
     assert limits == {"forward": 10.0, "data": 15.0, "comm_wait": 10.0}
@@ -200,10 +200,10 @@ def test_one_step_in_a_hundred_does_not_raise_the_limit() -> None:
     job = Job(ranks=1, floor_s=2.0)
     job.tick()
     for number in range(200):
-        job.stalls.learn(job.now_ns, who(0), BEGAN, [100.0 if number == 99 else 1.0], {})
+        job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [100.0 if number == 99 else 1.0], {})
     job.tick()
 
-    assert job.stalls.limits == {who(0): 10.0}
+    assert job.stalls.limits == {labels_of(0): 10.0}
 
 
 def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
@@ -217,7 +217,7 @@ def test_a_long_phase_is_learnt_and_a_process_that_was_stopped_is_not() -> None:
         assert not change.opened
         job.put(0, "forward")
         job.tick()
-        limits.append(job.stalls.limits[who(0)])
+        limits.append(job.stalls.limits[labels_of(0)])
 
     assert limits == [pytest.approx(300, abs=2), 60.0]
 
@@ -229,10 +229,10 @@ def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
 
     job.put(0, "data")
     job.tick()
-    job.stalls.learn(job.now_ns, who(0), BEGAN, [100.0], {"data": 100 * SECOND})
+    job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [100.0], {"data": 100 * SECOND})
     job.tick()
 
-    assert job.stalls.limits == {who(0): 60.0}
+    assert job.stalls.limits == {labels_of(0): 60.0}
 
 
 def test_when_the_agent_itself_could_not_run_nobody_is_accused() -> None:
@@ -248,7 +248,7 @@ def test_what_the_agent_could_not_look_at_is_not_learnt(told_first: bool) -> Non
     job = Job(ranks=1)
     job.run(20)
     went_on_ns = job.now_ns + 600 * SECOND
-    steps = went_on_ns, who(0), job.now_ns, [600.0], {"data": 600 * SECOND}
+    steps = went_on_ns, labels_of(0), job.now_ns, [600.0], {"data": 600 * SECOND}
     if told_first:
         job.stalls.learn(*steps)
     job.put(0, "data")
@@ -257,25 +257,25 @@ def test_what_the_agent_could_not_look_at_is_not_learnt(told_first: bool) -> Non
         job.stalls.learn(*steps)
     job.put(0, "data")
     job.tick()
-    assert job.stalls.limits == {who(0): 60.0}
+    assert job.stalls.limits == {labels_of(0): 60.0}
 
     # What comes after it is.
-    job.stalls.learn(job.now_ns, who(0), job.now_ns, [1.0], {"data": 50 * SECOND})
+    job.stalls.learn(job.now_ns, labels_of(0), job.now_ns, [1.0], {"data": 50 * SECOND})
     job.tick()
-    assert job.stalls.limits == {who(0): 150.0}
+    assert job.stalls.limits == {labels_of(0): 150.0}
 
 
 def test_a_process_knows_nothing_of_the_one_that_had_its_name() -> None:
     job = Job(ranks=1)
     job.tick()
-    job.stalls.learn(job.now_ns, who(0), BEGAN, [1.0], {"data": 500 * SECOND})
+    job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [1.0], {"data": 500 * SECOND})
     job.put(0, "data", alive=False, state="killed")
     job.tick()
     job.put(0, "data", step=None)
     job.tick()
 
     # Before the first step it has ten times as long.
-    assert job.stalls.limits == {who(0): 600.0}
+    assert job.stalls.limits == {labels_of(0): 600.0}
 
 
 # -- whom the evidence names
@@ -422,7 +422,7 @@ def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> No
     job.run(29)
     assert job.stalls.reasons == {}
     job.run(2)
-    expected = {who(rank): reason for rank, (_, _, reason) in enumerate(cases)}
+    expected = {labels_of(rank): reason for rank, (_, _, reason) in enumerate(cases)}
     assert job.stalls.reasons == expected
 
     job.put(0, "forward")
@@ -486,7 +486,7 @@ def test_a_sentence_says_who_where_and_what_to_look_at() -> None:
     _, verdict = job.stalls_after()
 
     assert verdict.sentence == (
-        "nobody moves since 60 s (limit 60 s): rank 1 is in data after step 7 at train.py:31 "
+        "no rank has moved for 60 s (limit 60 s): rank 1 is in data after step 7 at train.py:31 "
         "(load), 8 collectives where others have entered 9; rank 0 waits for it. "
         "Look at its data loader and at what that reads from."
     )
@@ -515,10 +515,10 @@ OURS = "/home/me/otel-ddp/src/otel_ddp/"
         ),
         (
             "other",
-            {"stack": LEFT, "helpers": (Thread("uploads", DATA), Thread("Thread-2", ()))},
+            {"stack": LEFT, "other_threads": (Thread("uploads", DATA), Thread("Thread-2", ()))},
             "rank 1 has left its program after step 7, at its end or by an exception, and waits "
             "for its threads uploads at train.py:31 (load), Thread-2; rank 0 waits for it. Its "
-            "output says why it left. Make threads that nobody has to wait for daemons.",
+            "output says why it left. Make threads that need not finish daemons.",
         ),
     ],
 )
@@ -568,7 +568,7 @@ def test_who_waits_for_another_node_waits_longer_before_it_is_told() -> None:
 
     assert 600 <= took_s <= 602
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("elsewhere", [])
-    assert "not on this node" in verdict.sentence
+    assert "on another node" in verdict.sentence
 
 
 def test_one_incident_is_told_once_again_when_its_cause_changes_and_when_it_ends() -> None:
@@ -579,7 +579,7 @@ def test_one_incident_is_told_once_again_when_its_cause_changes_and_when_it_ends
     job.stalls_after()
     assert job.run(200) == []
 
-    job.evidence[who(1)] = Evidence(silent_s=20.0, kernel=Kernel("T", True, 0.0))
+    job.evidence[labels_of(1)] = Evidence(silent_s=20.0, kernel=Kernel("T", True, 0.0))
     (changed,) = job.tick()
     assert changed.opened
     assert changed.verdict.evidence["cause"] == "stopped"

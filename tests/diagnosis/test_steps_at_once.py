@@ -9,7 +9,7 @@ import pytest
 
 from otel_ddp.agent.reading.steps import Parts, Step, StepStream
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import WORK_PHASES, alike, facts_of
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, batches_of, facts_of
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import Steps
 
@@ -75,7 +75,7 @@ def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> No
         step(4, (DATA, 8), (FORWARD, 9)),
     ]
 
-    facts = [each for run in alike(steps) for each in facts_of(run)]
+    facts = [each for run in batches_of(steps) for each in facts_of(run)]
 
     assert WORK_PHASES == ("data", "forward", "backward", "optimizer", "other")
     assert [(each.number, each.phases_ns) for each in facts] == [
@@ -88,7 +88,7 @@ def test_steps_of_several_kinds_stay_in_their_order_with_their_own_facts() -> No
 
 def test_the_longest_stretch_of_a_phase_is_one_part_of_one_step_and_no_rest() -> None:
     waits = layout.OF_BUFFERS | FORWARD
-    runs = alike(
+    runs = batches_of(
         [
             step(1, (DATA, 1), (FORWARD, 2), (DATA, 4)),
             step(2, (DATA, 5), (FORWARD, 1), (DATA, 3)),

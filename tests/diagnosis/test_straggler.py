@@ -12,9 +12,10 @@ import pytest
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.alignment import Alignment
-from otel_ddp.diagnosis.facts import WORK_PHASES, StepFacts, alike, facts_of
-from otel_ddp.diagnosis.straggler import Report, Stragglers
-from otel_ddp.diagnosis.verdict import Change, Who
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.straggler.report import Report
+from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal.layout import OF_BUFFERS
 
 MS = 1_000_000
@@ -24,7 +25,7 @@ PLAIN = {"data": 0.005, "forward": 0.025, "backward": 0.050, "optimizer": 0.010,
 STEP_S = 0.1
 
 
-def who(rank: int) -> Who:
+def labels_of(rank: int) -> Labels:
     return (
         ("group", "g"),
         ("run", "r"),
@@ -60,7 +61,7 @@ class Node:
             took_ns - sum(phases_ns),
             phases_ns,
             {},
-            said.get("tagged", False),
+            said.get("unusual", False),
             said.get("work", 1000),
         )
 
@@ -80,7 +81,7 @@ class Node:
             for rank in self.ranks:
                 if rank not in silent:
                     facts = self.facts(rank, late.get(rank, {}), took_s, **said.get(rank, {}))
-                    self.detector.feed(who(rank), [facts])
+                    self.detector.feed(labels_of(rank), [facts])
             changes += self.detector.poll()
         return changes
 
@@ -91,7 +92,8 @@ class Node:
 def told(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
     """Kind, rank, phase, opened."""
     return [
-        (each.kind, dict(each.who).get("rank", ""), each.phase, opened) for each, opened in changes
+        (each.kind, dict(each.labels).get("rank", ""), each.phase, opened)
+        for each, opened in changes
     ]
 
 
@@ -107,7 +109,7 @@ def made(pieces: tuple[tuple[int, int], ...], **said: Any) -> Step:
 
 
 def facts_of_one(step: Step) -> StepFacts | None:
-    (run,) = alike([step])
+    (run,) = batches_of([step])
     return next(iter(facts_of(run)), None)
 
 
@@ -124,7 +126,7 @@ def test_facts_hold_both_kinds_of_waiting_apart_from_work() -> None:
     facts = facts_of_one(made(USUAL))
 
     assert facts is not None
-    assert (facts.number, facts.took_ns, facts.work, facts.tagged) == (7, 100 * MS, 5, False)
+    assert (facts.number, facts.took_ns, facts.work, facts.unusual) == (7, 100 * MS, 5, False)
     assert (facts.wait_ns, facts.work_ns) == (35 * MS, 65 * MS)
     assert by_word(facts) == {"data": 10, "forward": 30, "backward": 0, "optimizer": 25, "other": 0}
     assert facts.unusual_ns == {}
@@ -139,7 +141,7 @@ def test_facts_hold_what_is_unusual_apart_from_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said", "tagged"),
+    ("pieces", "said", "unusual"),
     [
         (((PHASES["checkpoint"], 1),), {}, True),
         (((PHASES["eval"], 1),), {}, True),
@@ -151,26 +153,26 @@ def test_facts_hold_what_is_unusual_apart_from_work() -> None:
     ],
 )
 def test_unusual_steps_are_tagged(
-    pieces: tuple[tuple[int, int], ...], said: dict[str, Any], tagged: bool
+    pieces: tuple[tuple[int, int], ...], said: dict[str, Any], unusual: bool
 ) -> None:
     facts = facts_of_one(made(USUAL + pieces, **said))
 
     assert facts is not None
-    assert facts.tagged is tagged
+    assert facts.unusual is unusual
 
 
 def test_a_short_collection_in_a_very_short_step_is_nothing_unusual() -> None:
     facts = facts_of_one(made(((PHASES["forward"], 2),), gc_s=0.0004))
 
     assert facts is not None
-    assert not facts.tagged
+    assert not facts.unusual
 
 
 def test_a_long_collection_is_unusual_however_long_the_step() -> None:
     facts = facts_of_one(made(((PHASES["forward"], 2000),), gc_s=0.006))
 
     assert facts is not None
-    assert facts.tagged
+    assert facts.unusual
 
 
 def test_a_phase_of_a_later_version_counts_as_other() -> None:
@@ -293,7 +295,7 @@ def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> Non
                 *(number, NOW + number * 3 * MS, 3 * MS, 3 * MS - forward_ns),
                 *((0, forward_ns, 0, 0, 0), {}, False, 0),
             )
-            node.detector.feed(who(rank), [facts])
+            node.detector.feed(labels_of(rank), [facts])
 
     assert node.detector.poll() == []
 
@@ -316,7 +318,7 @@ def test_all_slow_together_is_nobody() -> None:
 def test_the_first_steps_and_unusual_ones_are_left_out() -> None:
     node = Node()
     assert node.steps(20, {1: {"backward": 0.5}}) == []
-    assert node.steps(300, {1: {"backward": 0.5}}, {1: {"tagged": True}}) == []
+    assert node.steps(300, {1: {"backward": 0.5}}, {1: {"unusual": True}}) == []
 
     assert node.report().insufficient == (
         "insufficient data: most steps compile, save, evaluate, are skipped, or collect garbage"
@@ -341,7 +343,7 @@ def fed(node: Node, number: int, *backward_ms: int, took_ms: int = 100) -> None:
             *(number, NOW + number * took_ms * MS, took_ms * MS, (took_ms - ms) * MS),
             *(phases_ns, {}, False, 0),
         )
-        node.detector.feed(who(rank), [facts])
+        node.detector.feed(labels_of(rank), [facts])
 
 
 def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance() -> None:
@@ -401,7 +403,7 @@ def test_another_phase_is_the_same_incident_told_anew() -> None:
 def test_a_process_that_is_gone_has_no_verdict() -> None:
     node = Node(4)
     node.steps(200, {1: {"backward": 0.03}})
-    node.detector.forget(who(1))
+    node.detector.forget(labels_of(1))
 
     assert told(node.detector.poll()) == [("straggler", "1", "backward", False)]
 
@@ -412,7 +414,7 @@ def test_a_process_that_is_gone_has_no_verdict() -> None:
 def test_the_loss_is_the_excess_times_those_who_wait() -> None:
     node = Node(4, world_size=8)
     changes = node.steps(1020, {1: {"backward": 0.03}})
-    ranks = {dict(each.who)["rank"]: each for each in node.report().ranks}
+    ranks = {dict(each.labels)["rank"]: each for each in node.report().ranks}
 
     assert ranks["1"].lost_s == pytest.approx(1000 * 0.03 * 7, rel=0.05)
     assert ranks["0"].lost_s == 0
@@ -450,10 +452,10 @@ def test_what_it_has_cost_stays_when_it_is_over_and_when_it_is_gone() -> None:
     node = Node(4)
     node.steps(300, {1: {"backward": 0.03}})
     node.steps(300)
-    lost = [each.lost_s for each in node.report().ranks if each.who == who(1)]
-    node.detector.forget(who(1))
+    lost = [each.lost_s for each in node.report().ranks if each.labels == labels_of(1)]
+    node.detector.forget(labels_of(1))
 
-    after = [each for each in node.report().ranks if each.who == who(1)]
+    after = [each for each in node.report().ranks if each.labels == labels_of(1)]
     assert [each.lost_s for each in after] == lost
     assert lost[0] > 0
 
@@ -498,7 +500,7 @@ def test_each_rank_is_compared_with_the_median_of_the_others(
 
 
 def test_a_hint_is_said_with_the_verdict() -> None:
-    node = Node(hint=lambda who, phase: (f"Throttled in {phase}.", {"throttled": True}))
+    node = Node(hint=lambda labels, phase: (f"Throttled in {phase}.", {"throttled": True}))
     (change,) = node.steps(200, {1: {"backward": 0.03}})
 
     assert change.verdict.sentence.endswith("Throttled in backward.")
@@ -512,20 +514,20 @@ def test_one_rank_alone_cannot_be_compared() -> None:
     node = Node(1)
 
     assert node.steps(300) == []
-    assert "nobody to compare it with" in node.report().insufficient
+    assert "no other to compare it with" in node.report().insufficient
 
 
 def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
     node = Node(1)
     for rank in range(3):
-        node.detector.is_here(who(rank))
+        node.detector.add_rank(labels_of(rank))
     # Of a program that only logs no step is to be expected.
     assert "no step yet" not in node.report().insufficient
     node.steps(300)
     assert node.report().insufficient == "insufficient data: no step yet of rank 1, 2"
 
     for rank in (1, 2):
-        node.detector.forget(who(rank))
+        node.detector.forget(labels_of(rank))
 
     assert "one rank on this node" in node.report().insufficient
 
@@ -539,20 +541,20 @@ def test_few_steps_are_too_few() -> None:
 
 def test_where_waiting_is_not_known_there_is_no_verdict_on_a_rank() -> None:
     node = Node()
-    node.detector.waits_known(who(1), False)
+    node.detector.set_waits_known(labels_of(1), False)
 
     assert node.steps(300, {1: {"backward": 0.03}}) == []
     assert node.report().insufficient == (
         "insufficient data: waiting for other ranks cannot be told from work on rank 1"
     )
-    node.detector.waits_known(who(1), True)
+    node.detector.set_waits_known(labels_of(1), True)
     assert len(node.steps(200, {1: {"backward": 0.03}})) == 1
 
 
 def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
     node = Node()
     node.steps(200, {1: {"backward": 0.03}})
-    node.detector.waits_known(who(0), False)
+    node.detector.set_waits_known(labels_of(0), False)
 
     assert told(node.detector.poll()) == [("straggler", "1", "backward", False)]
 
@@ -561,7 +563,7 @@ def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
 def test_who_waits_in_a_collective_of_the_users_own_is_not_late(waiting: tuple[int, ...]) -> None:
     node = Node()
     # Of one rank it is enough: where one has them, all have.
-    node.detector.own_collectives(who(1), ("other",))
+    node.detector.set_own_collectives(labels_of(1), ("other",))
     changes = node.steps(200, {2: {"forward": 0.02}, **{key: {"other": 0.02} for key in waiting}})
 
     assert told(changes) == [("straggler", "2", "forward", True)]
@@ -579,10 +581,13 @@ def test_who_waits_in_a_collective_of_the_users_own_is_not_late(waiting: tuple[i
 @pytest.mark.parametrize(
     ("phases", "why"),
     [
-        (("other",), "collectives of your own in `other`: whoever is late there cannot be told"),
+        (
+            ("other",),
+            "collectives of your own in `other`: a rank that is late there cannot be named",
+        ),
         (
             ("other", "data"),
-            "collectives of your own in `data`, `other`: whoever is late there cannot be told",
+            "collectives of your own in `data`, `other`: a rank that is late there cannot be named",
         ),
         ((), ""),
         (("optimizer of a later version",), ""),
@@ -590,7 +595,7 @@ def test_who_waits_in_a_collective_of_the_users_own_is_not_late(waiting: tuple[i
 )
 def test_where_a_late_rank_could_not_be_seen_it_is_said(phases: tuple[str, ...], why: str) -> None:
     node = Node()
-    node.detector.own_collectives(who(0), phases)
+    node.detector.set_own_collectives(labels_of(0), phases)
 
     assert node.steps(200, {key: {"other": 0.03} for key in node.ranks}) == []
     assert node.report().insufficient == (f"insufficient data: {why}" if why else "")
@@ -598,7 +603,7 @@ def test_where_a_late_rank_could_not_be_seen_it_is_said(phases: tuple[str, ...],
 
 def test_little_time_in_such_phases_hides_nobody() -> None:
     node = Node()
-    node.detector.own_collectives(who(0), ("other",))
+    node.detector.set_own_collectives(labels_of(0), ("other",))
     node.steps(200, {key: {"other": -0.001} for key in node.ranks})
 
     assert node.report().insufficient == ""
@@ -608,26 +613,26 @@ def test_a_verdict_falls_when_collectives_of_the_users_own_turn_up() -> None:
     node = Node()
     late = {0: {"other": 0.03}}
     node.steps(200, late)
-    node.detector.own_collectives(who(2), ("other",))
+    node.detector.set_own_collectives(labels_of(2), ("other",))
 
     assert told(node.detector.poll()) == [("straggler", "0", "other", False)]
     assert "0 of the first 90 steps" in node.report().insufficient
     assert node.steps(200, late) == []
     # The other ranks say the same, and what was seen stays.
-    node.detector.own_collectives(who(3), ("other",))
-    assert "whoever is late there" in node.report().insufficient
+    node.detector.set_own_collectives(labels_of(3), ("other",))
+    assert "a rank that is late there" in node.report().insufficient
     # Both may leave, and whoever comes under their names may have none.
-    node.detector.forget(who(2))
-    node.detector.forget(who(3))
+    node.detector.forget(labels_of(2))
+    node.detector.forget(labels_of(3))
     assert told(node.steps(200, late)) == [("straggler", "0", "other", True)]
 
 
 def test_where_nothing_is_left_to_compare_nobody_is_named() -> None:
     node = Node()
-    node.detector.own_collectives(who(0), WORK_PHASES)
+    node.detector.set_own_collectives(labels_of(0), WORK_PHASES)
 
     assert node.steps(200, {1: {"backward": 0.03}}) == []
-    assert "whoever is late there" in node.report().insufficient
+    assert "a rank that is late there" in node.report().insufficient
 
 
 def test_a_silent_rank_is_said_to_be_silent() -> None:
@@ -635,7 +640,7 @@ def test_a_silent_rank_is_said_to_be_silent() -> None:
     node.steps(200)
     node.steps(250, silent=(3,))
 
-    assert node.report().insufficient == "insufficient data: nothing is heard of rank 3"
+    assert node.report().insufficient == "insufficient data: no steps any more from rank 3"
 
 
 # --- Steps that come as they please ---------------------------------------------------------------
@@ -646,7 +651,7 @@ def fed_by_rank(node: Node, pieces: dict[int, list[StepFacts]], at_once: int) ->
     for start in range(0, max(map(len, pieces.values())), at_once):
         for rank, facts in pieces.items():
             for each in facts[start : start + at_once]:
-                node.detector.feed(who(rank), [each])
+                node.detector.feed(labels_of(rank), [each])
     return node.detector.poll()
 
 
@@ -701,11 +706,11 @@ def test_the_longer_steps_are_the_further_apart_may_they_end(
 ) -> None:
     alignment = Alignment()
     early = StepFacts(7, NOW, took_ms * MS, 0, (0, 0, 0, 0, 0), {}, False, 0)
-    alignment.join(who(0))
-    alignment.join(who(1))
+    alignment.add(labels_of(0))
+    alignment.add(labels_of(1))
 
-    alignment.feed(who(0), [early], 0)
-    rows = alignment.feed(who(1), [early._replace(ended_ns=NOW + apart_ms * MS)], 0)
+    alignment.feed(labels_of(0), [early], 0)
+    rows = alignment.feed(labels_of(1), [early._replace(ended_ns=NOW + apart_ms * MS)], 0)
 
     assert [row.number for row in rows] == [7] * one_step
 
@@ -716,7 +721,8 @@ def test_a_rank_that_tells_of_few_steps_is_too_little() -> None:
         node.steps(1)
         node.steps(2, silent=(3,))
 
-    assert node.report().insufficient == "insufficient data: most steps are not told by all ranks"
+    why = "for most steps, the records of some ranks are missing"
+    assert node.report().insufficient == f"insufficient data: {why}"
 
 
 def test_numbers_that_say_nothing_are_said_to_say_nothing() -> None:
@@ -725,7 +731,7 @@ def test_numbers_that_say_nothing_are_said_to_say_nothing() -> None:
         for rank in (0, 1):
             facts = node.facts(rank, {}, 0.1)
             odd = facts._replace(number=number + 10**6 * rank, ended_ns=NOW + rank * 10**15)
-            node.detector.feed(who(rank), [odd._replace(ended_ns=odd.ended_ns + number * MS)])
+            node.detector.feed(labels_of(rank), [odd._replace(ended_ns=odd.ended_ns + number * MS)])
 
     assert node.report().insufficient == (
         "insufficient data: the step numbers of the ranks do not match"
@@ -788,7 +794,7 @@ def test_a_run_that_is_slower_than_it_was_is_told_after_minutes(ranks: int) -> N
     changes = slow_for(node, 60)
 
     assert told(changes) == [("regression", "", "backward", True)]
-    assert changes[0].verdict.who == (("group", "g"), ("run", "r"))
+    assert changes[0].verdict.labels == (("group", "g"), ("run", "r"))
     assert changes[0].verdict.evidence["slower"] == pytest.approx(0.3, abs=0.02)
     assert changes[0].verdict.evidence["more_s"]["backward"] == pytest.approx(0.03, abs=0.002)
     assert told(node.steps(500)) == [("regression", "", "backward", False)]
@@ -823,7 +829,7 @@ def test_a_straggler_is_no_regression() -> None:
 def test_a_regression_is_seen_where_waiting_is_not_known() -> None:
     node = Node()
     for rank in node.ranks:
-        node.detector.waits_known(who(rank), False)
+        node.detector.set_waits_known(labels_of(rank), False)
     node.steps(700)
 
     assert told(slow_for(node, 400)) == [("regression", "", "backward", True)]
@@ -834,7 +840,7 @@ def test_a_regression_ends_with_its_run() -> None:
     node.steps(700)
     slow_for(node, 400)
     for rank in node.ranks:
-        node.detector.forget(who(rank))
+        node.detector.forget(labels_of(rank))
 
     assert told(node.detector.poll()) == [("regression", "", "backward", False)]
 
@@ -849,9 +855,9 @@ def test_steps_are_fed_to_nobody_without_end() -> None:
             number = next(numbers)
             for rank in (0, 1):
                 facts = StepFacts(number, NOW, 100 * MS, 0, phases_ns, {}, False, 0)
-                detector.feed(who(rank), [facts])
-        detector.forget(who(0))
-        detector.forget(who(1))
+                detector.feed(labels_of(rank), [facts])
+        detector.forget(labels_of(0))
+        detector.forget(labels_of(1))
 
     assert detector.report().ranks == ()
     assert not detector._alignment._ranks

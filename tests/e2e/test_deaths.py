@@ -265,7 +265,7 @@ def test_a_rank_that_alone_is_asked_to_end_is_what_the_others_lost() -> None:
         until(lambda: "SIGTERM" in str(node.report()), "the kernel's word")
         verdict = node.report_on(2)["verdict"]
         assert verdict["who"]["rank"] == "1"
-        assert "SIGTERM, somebody asked it to end" in verdict["sentence"]
+        assert "SIGTERM, a launcher, a scheduler or a person asked it to end" in verdict["sentence"]
         assert "Rank 0 lost its connection and failed" in verdict["sentence"]
         until(lambda: told_by_status(node) == [verdict["sentence"]], "the verdict in the status")
 

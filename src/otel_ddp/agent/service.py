@@ -24,7 +24,7 @@ from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.parents import Parents
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
-from otel_ddp.diagnosis.facts import run_of
+from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import agent_environment
 from otel_ddp.journal.place import Place
@@ -215,7 +215,7 @@ class Agent:
 
     def _forget_ended(self) -> None:
         self.journals.forget_ended(self.conf.linger_s)
-        self.judge.retire({run_of(labels) for labels in self.journals.labels()})
+        self.judge.retire({run_labels(labels) for labels in self.journals.labels()})
 
     # -- when to stop
 

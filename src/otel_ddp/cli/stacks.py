@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_ddp.agent.verdicts.stack_question import StackQuestion, frames
 from otel_ddp.cli.directory_option import add_directory_option, find_places
-from otel_ddp.diagnosis.evidence import Evidence
+from otel_ddp.diagnosis.stall.evidence import Evidence
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
@@ -46,7 +46,7 @@ class AskedProcess:
     def is_done(self) -> bool:
         """Whether it has answered, or will not."""
         self.evidence = self._question.poll(time.time_ns())
-        return self.evidence.heard or not self.can_answer
+        return self.evidence.answered or not self.can_answer
 
     @property
     def threads(self) -> list[Any]:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         waiting = [each for each in waiting if not each.is_done()]
     for each in sorted(found, key=lambda one: (one.rank is None, one.rank or 0)):
         print("\n".join(lines(each)))
-    return 0 if all(each.evidence.heard for each in found) else 1
+    return 0 if all(each.evidence.answered for each in found) else 1
 
 
 def _ask(journals: Iterable[Path], ranks: list[int] | None) -> Iterator[AskedProcess]:
@@ -101,7 +101,7 @@ def lines(each: AskedProcess) -> Iterator[str]:
         + f", pid {each.pid}"
         + (f": {state}" if state else "")
     )
-    if each.evidence.heard:
+    if each.evidence.answered:
         yield from _stacks(each.threads)
     else:
         yield f"  {_why_no_answer(each, state)}"

@@ -1,1 +1,1 @@
-"""Verdicts: who holds the others back, who hangs, who died, from what the journals tell."""
+"""The detectors: pure functions and classes that turn facts from journals into verdicts."""

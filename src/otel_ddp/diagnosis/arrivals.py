@@ -1,4 +1,4 @@
-"""Tells waiting from work by when the ranks of a node arrived at each of their collectives."""
+"""Tells waits from work by when each rank of a node arrived at each collective."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.facts import WORK_PHASES, StepFacts
-from otel_ddp.diagnosis.verdict import Who
-from otel_ddp.diagnosis.waiting import Place, Segment, who_waits
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
 
-# Of one sample, so that a verdict takes several of them.
+# The most steps of one sample: a verdict takes several samples.
 _MOST_STEPS = 30
-# More of the same place says nothing new.
-_MOST_IN_A_PLACE = 400
-# What is put in line ahead of time comes right after another one: of so many together the time that
-# they took varies.
+# More of the same interval says nothing new.
+_MOST_PER_INTERVAL = 400
+# A collective that is put in line ahead of time comes right after another one. So a delay is taken
+# over this many collectives: the time of several together does vary.
 _BEFORE = 2
-# Between two ranks: who waits for whom is not told by one number.
+# Between two ranks, one number does not say which rank waits for which.
 _PAIRS = ("send", "recv")
 _PHASE_CODE = 0x3F
 _WORD = {code: word for word, code in PHASES.items()}
 
 
 class Arrival(NamedTuple):
-    """One collective as one rank has put it in line."""
+    """When one rank put one collective in line."""
 
     group: str
     number: int
     op: str
     at_ns: int
-    """On a clock that all ranks of the node have in common, as all times here."""
+    """On a clock that all ranks of the node share, like all times here."""
 
 
 class Sample(NamedTuple):
-    """What one rank's recorder remembers."""
+    """What the flight recorder of one rank remembers."""
 
     arrivals: Sequence[Arrival]
-    """In the order in which it put them in line."""
+    """In the order in which the rank put them in line."""
     sizes: Mapping[str, int]
-    """Of its process groups: how many ranks they have, on whatever nodes."""
+    """By process group: how many ranks it has, on all nodes."""
 
 
-class ToldStep(NamedTuple):
-    """One step of one rank as its journal tells it, its waits among its work."""
+class TimedStep(NamedTuple):
+    """One step of one rank as in its journal: waits are still inside its work."""
 
     facts: StepFacts
     began_ns: int
@@ -58,77 +58,82 @@ class ToldStep(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What the samples say."""
+    """What the samples of all ranks say."""
 
-    facts: Mapping[Who, Sequence[StepFacts]]
-    """The same steps of all ranks, with what they waited for each other taken out of their work."""
+    facts: Mapping[Labels, Sequence[StepFacts]]
+    """The same steps of all ranks, with the waits taken out of their work."""
     why: str = ""
-    """Why there is nothing in it."""
+    """Why there are no facts."""
 
 
-def compare(samples: Mapping[Who, Sample], steps: Mapping[Who, Sequence[ToldStep]]) -> Comparison:
-    """The work of each rank in the steps that all recorders still know."""
-    if why := _unfit(samples):
+def compare(
+    samples: Mapping[Labels, Sample], steps: Mapping[Labels, Sequence[TimedStep]]
+) -> Comparison:
+    """The work of each rank, in the steps that all recorders still remember."""
+    if why := _why_not_comparable(samples):
         return Comparison({}, why)
     ranks = sorted(samples)
-    trails = _trails([samples[who].arrivals for who in ranks])
-    covered = [trail.covered(steps.get(who, ())) for who, trail in zip(ranks, trails, strict=True)]
-    counts = Counter(len(each.places) for found in covered for each in found)
+    trails = _trails([samples[labels].arrivals for labels in ranks])
+    covered = [
+        trail.covered(steps.get(labels, ())) for labels, trail in zip(ranks, trails, strict=True)
+    ]
+    counts = Counter(len(each.collectives) for found in covered for each in found)
     usual = counts.most_common(1)[0][0] if counts else 0
-    last = -max(_MOST_IN_A_PLACE // len(ranks), _MOST_STEPS)
-    usuals = [[each for each in found if len(each.places) == usual][last:] for found in covered]
+    last = -max(_MOST_PER_INTERVAL // len(ranks), _MOST_STEPS)
+    usuals = [
+        [each for each in found if len(each.collectives) == usual][last:] for found in covered
+    ]
     common = set.intersection(*({each.step.facts.number for each in found} for found in usuals))
     if not usual or not common:
-        return Comparison({}, "no step is whole in the flight recorders of all ranks")
-    places = _places(trails, usuals)
-    waits, unsure = who_waits(places)
-    if unsure:
-        return Comparison({}, f"it cannot be told whether ranks wait in {unsure}")
+        return Comparison({}, "no step is complete in the flight recorders of all ranks")
+    waits, unclear = find_waits(_intervals(trails, usuals))
+    if unclear:
+        return Comparison({}, f"it is not clear whether ranks wait in {unclear}")
     wanted = sorted(common)[-_MOST_STEPS:]
     facts = {}
-    for who, trail, found in zip(ranks, trails, usuals, strict=True):
+    for labels, trail, found in zip(ranks, trails, usuals, strict=True):
         by_number = {each.step.facts.number: each for each in found}
-        facts[who] = [_without_waits(trail, by_number[number], waits) for number in wanted]
+        facts[labels] = [_without_waits(trail, by_number[number], waits) for number in wanted]
     return Comparison(facts)
 
 
-def _unfit(samples: Mapping[Who, Sample]) -> str:
+def _why_not_comparable(samples: Mapping[Labels, Sample]) -> str:
     arrivals = [each for sample in samples.values() for each in sample.arrivals]
     if any(not sample.arrivals for sample in samples.values()):
-        return "a flight recorder tells of no collectives that a host waits in"
+        return "a flight recorder has no collectives that a host waits in"
     if any(each.op.partition(":")[2].startswith(_PAIRS) for each in arrivals):
-        return "ranks wait for one another in sends and receives, which are not compared"
+        return "ranks wait for each other in sends and receives, which are not compared"
     members: Counter[str] = Counter()
     sizes: dict[str, int] = {}
     for sample in samples.values():
         members.update({each.group for each in sample.arrivals})
         sizes.update(sample.sizes)
     for group, count in members.items():
-        # Who waits there for another node is late afterwards, through no fault of its own. Where
-        # all ranks of the node do so, they are all late.
+        # A rank that waits there for another node is late afterwards, through no fault of its own.
+        # Where all ranks of the node wait like that, they are all late.
         if count not in (sizes.get(group, 0), len(samples)):
-            return "a process group has some ranks of this node, and others elsewhere"
+            return "a process group has only some ranks of this node, and ranks of other nodes"
     return ""
 
 
 class _Release(NamedTuple):
-    """The moment in which the last rank arrived at a collective."""
+    """When the last rank arrived at a collective."""
 
     at_ns: int
     delay_ns: int
-    """What that rank had needed for its last collectives."""
+    """The time that this rank had needed for its last collectives."""
 
 
 class _Covered(NamedTuple):
-    """A step that lies within what all recorders know."""
+    """A step that lies within what all recorders remember."""
 
-    step: ToldStep
-    places: range
-    """Its collectives, in its rank's trail."""
+    step: TimedStep
+    collectives: range
+    """The indices of its collectives in its rank's trail."""
 
 
 class _Trail:
-    """The collectives of one rank that are known of all, and when they were complete."""
+    """The collectives of one rank that all ranks remember, and when the last rank arrived."""
 
     def __init__(
         self, arrivals: Sequence[Arrival], releases: Mapping[tuple[str, int], _Release]
@@ -137,8 +142,8 @@ class _Trail:
         self.at_ns = [each.at_ns for each in arrivals]
         self.releases = [releases[each.group, each.number] for each in arrivals]
 
-    def covered(self, steps: Sequence[ToldStep]) -> list[_Covered]:
-        """The steps before and after which there are collectives that are known as well."""
+    def covered(self, steps: Sequence[TimedStep]) -> list[_Covered]:
+        """The steps with remembered collectives both before and after them."""
         found = []
         for step in steps:
             first = bisect_left(self.at_ns, step.began_ns)
@@ -147,9 +152,9 @@ class _Trail:
                 found.append(_Covered(step, range(first, last)))
         return found
 
-    def wait_ns(self, place: int) -> int:
-        """How long it waited before its next one, if it did, for those who were not there yet."""
-        return self.releases[place].at_ns - self.at_ns[place]
+    def wait_ns(self, i: int) -> int:
+        """How long after this rank the last rank arrived at collective *i*."""
+        return self.releases[i].at_ns - self.at_ns[i]
 
 
 def _trails(ranks: Sequence[Sequence[Arrival]]) -> list[_Trail]:
@@ -163,7 +168,7 @@ def _trails(ranks: Sequence[Sequence[Arrival]]) -> list[_Trail]:
     releases = {key: max(each) for key, each in arrived.items() if len(each) == members[key[0]]}
     trails = []
     for arrivals in ranks:
-        # At either end are some that others have forgotten, or have yet to reach.
+        # At both ends are collectives that other ranks have forgotten, or have yet to reach.
         end = len(arrivals)
         while end and (arrivals[end - 1].group, arrivals[end - 1].number) not in releases:
             end -= 1
@@ -174,36 +179,36 @@ def _trails(ranks: Sequence[Sequence[Arrival]]) -> list[_Trail]:
     return trails
 
 
-def _places(trails: Sequence[_Trail], covered: Sequence[Sequence[_Covered]]) -> list[Place]:
-    """The places of a usual step, in their order."""
+def _intervals(trails: Sequence[_Trail], covered: Sequence[Sequence[_Covered]]) -> list[Interval]:
+    """The intervals between the collectives of a usual step, in their order."""
     found: dict[int, list[Segment]] = defaultdict(list)
     ops: dict[int, tuple[str, str]] = {}
     for rank, (trail, steps) in enumerate(zip(trails, covered, strict=True)):
         at_ns = trail.at_ns
         for each in steps:
-            for place, at in enumerate(each.places):
-                ops[place] = trail.ops[at], trail.ops[at + 1]
+            for interval, at in enumerate(each.collectives):
+                ops[interval] = trail.ops[at], trail.ops[at + 1]
                 segment = Segment(
                     rank,
-                    place,
+                    interval,
                     at_ns[at + 1] - at_ns[at],
                     trail.wait_ns(at),
                     trail.releases[at].delay_ns,
                 )
-                found[place].append(segment)
-    return [Place(ops[place], found[place]) for place in range(len(found))]
+                found[interval].append(segment)
+    return [Interval(ops[i], found[i]) for i in range(len(found))]
 
 
 def _without_waits(trail: _Trail, covered: _Covered, waits: Sequence[bool]) -> StepFacts:
     """The step with its waits taken out of the phases that they were in."""
-    step, places = covered
+    step, collectives = covered
     edges = [step.began_ns]
     for span_ns in step.spans_ns:
         edges.append(edges[-1] + span_ns)
     waited_ns: Counter[str] = Counter()
-    # What is waited for at its beginning belongs to the last collective before it.
-    for at in range(places.start - 1, places.stop):
-        if not waits[(at - places.start) % len(waits)]:
+    # A wait at the beginning of a step belongs to the last collective before it.
+    for at in range(collectives.start - 1, collectives.stop):
+        if not waits[(at - collectives.start) % len(waits)]:
             continue
         began_ns = trail.at_ns[at]
         ended_ns = min(began_ns + trail.wait_ns(at), trail.at_ns[at + 1])

@@ -1,4 +1,4 @@
-"""What most of a run's time goes to."""
+"""Finds out what bounds a run: input, communication, computation, or something else."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from otel_ddp.diagnosis.alignment import shift_by_clock
-from otel_ddp.diagnosis.facts import (
-    UNUSUAL_PHASES,
-    WORK_PHASES,
-    StepFacts,
-    middle,
-    percent,
-    ratios,
-    run_of,
-)
-from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+from otel_ddp.diagnosis.medians import lower_median, median
+from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
+from otel_ddp.diagnosis.wording import percent, rounded
 
 _STEPS = 100
-# The first ones allocate, compile, and start workers.
-_LEFT_OUT = 20
-_LOOK_STEPS = 50
-# So many looks must agree before the first verdict, or before another one.
-_LOOKS = 4
-# What may take this much of the time before it is what bounds the run.
+# The first steps allocate, compile, and start workers.
+_FIRST_STEPS = 20
+_CHECK_EVERY = 50
+# So many checks must agree before the first verdict, or before another one.
+_CHECKS = 4
+# The share of the time above which each of these bounds the run.
 _MAY_TAKE = {
     "data": 0.20,
     "comm_wait": 0.30,
@@ -32,31 +26,28 @@ _MAY_TAKE = {
     "other": 0.30,
     "compile": 0.20,
 }
-# A verdict stands until its share is this much below what it may take.
-_STANDS = 0.8
-_COMPUTE = ("forward", "backward", "optimizer")
+# A verdict stays until its share is below this part of the limit.
+_STAYS = 0.8
 
-_TOLD = {
-    "data": "input-bound: {share} of the step is waiting for batches. More workers of the "
-    "loader, prefetching, or faster storage would help.",
+_SENTENCES = {
+    "data": "input-bound: {share} of the step is waiting for batches. More loader workers, "
+    "prefetching, or faster storage would help.",
     "comm_wait": "communication-bound: {share} of the step is waiting for other ranks, on "
     "every rank of this node at once. Larger batches, gradient accumulation or a faster network "
     "would help{elsewhere}.",
-    "late_in_turn": "{share} of the step is waiting for ranks that are late in turn, another one "
-    "in each step, as where batches differ from step to step. Sort or bucket them by length.",
+    "late_in_turn": "{share} of the step is waiting for ranks that are late in turn: another rank "
+    "in each step, as happens where batches differ in length. Sort or bucket them by length.",
     "saving": "{share} of the time goes to checkpoints and evaluation. Do them less often, or "
     "save in the background.",
     "other": "{share} of the step lies between the phases: moving batches, losses, logging{own}",
-    "compile": "{share} of the time goes to torch.compile, again and again. Look for shapes "
+    "compile": "{share} of the time goes to repeated compilation by torch.compile. Look for shapes "
     "that change.",
     "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
 }
-_DEVICE = (
-    ". On a GPU it is also where a loop waits for the device: .item(), .cpu(), print of a tensor."
-)
+_DEVICE = ". On a GPU a loop also waits for the device here: .item(), .cpu(), printing a tensor."
 _OWN = ", or waiting for other ranks in collectives of your own."
 _ELSEWHERE = "; or a rank on another node is late"
-_IN_IT = " It may be waiting for other ranks, too: you have collectives of your own in {words}."
+_INSIDE = " Some of it may be waiting for other ranks: you call collectives of your own in {words}."
 
 
 class _Rank:
@@ -67,7 +58,7 @@ class _Rank:
         self.steps: deque[StepFacts] = deque(maxlen=_STEPS)
 
     def shares(self) -> dict[str, float]:
-        """Of its time, by what it went to."""
+        """The share of its time that each use took."""
         _, _, took_ns, _, phases_ns, unusual_ns, _, _ = zip(*self.steps, strict=True)
         columns = zip(*phases_ns, strict=True)
         spent_ns = dict(zip(WORK_PHASES, map(sum, columns), strict=True))
@@ -75,7 +66,7 @@ class _Rank:
         for word in UNUSUAL_PHASES:
             spent_ns[word] = sum([each.get(word, 0) for each in unusual_ns])
         total_ns = {
-            "compute": sum(spent_ns[word] for word in _COMPUTE),
+            "compute": sum(spent_ns[word] for word in COMPUTE_PHASES),
             "saving": spent_ns["checkpoint"] + spent_ns["eval"],
             **{word: spent_ns[word] for word in ("data", "other", "compile")},
         }
@@ -87,26 +78,26 @@ class Bounds:
     """The ranks of one run on this node."""
 
     def __init__(self) -> None:
-        self._ranks: dict[Who, _Rank] = {}
-        self._waits_unknown: set[Who] = set()
-        self._own_of: dict[Who, Collection[str]] = {}
+        self._ranks: dict[Labels, _Rank] = {}
+        self._waits_unknown: set[Labels] = set()
+        self._own_collectives: dict[Labels, Collection[str]] = {}
         self._world_size = 0
         self._fed = 0
         self._open: Verdict | None = None
         self._candidate = ""
-        self._looks = 0
+        self._checks = 0
         self._changes: list[Change] = []
 
-    def waits_known(self, who: Who, known: bool) -> None:
-        """Whether the rank's waiting for others is told apart from its work."""
+    def set_waits_known(self, labels: Labels, known: bool) -> None:
+        """Whether the journal of this rank tells waits for other ranks from work."""
         if known:
-            self._waits_unknown.discard(who)
+            self._waits_unknown.discard(labels)
         else:
-            self._waits_unknown.add(who)
+            self._waits_unknown.add(labels)
 
-    def own_collectives(self, who: Who, phases: Collection[str]) -> None:
-        """In which phases the rank has collectives of the user's own: where one has, all have."""
-        self._own_of[who] = phases
+    def set_own_collectives(self, labels: Labels, phases: Collection[str]) -> None:
+        """The phases in which the user calls collectives: if one rank does, all do."""
+        self._own_collectives[labels] = phases
         if self._open:
             share = self._open.evidence["shares"][self._open.phase]
             sentence = self._sentence(self._open.phase, share)
@@ -114,99 +105,99 @@ class Bounds:
                 self._open = self._open._replace(sentence=sentence)
                 self._changes.append(Change(self._open, True))
 
-    def _own(self) -> set[str]:
-        return set().union(*self._own_of.values())
+    def _own_phases(self) -> set[str]:
+        return set().union(*self._own_collectives.values())
 
-    def world_size(self, ranks: int) -> None:
+    def set_world_size(self, ranks: int) -> None:
         """How many ranks the whole job has, on all its nodes."""
         self._world_size = ranks
 
-    def feed(self, who: Who, steps: Sequence[StepFacts]) -> None:
-        """More steps of a rank, ordinary or not."""
-        rank = self._ranks.get(who)
+    def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
+        """More steps of a rank, unusual ones too."""
+        rank = self._ranks.get(labels)
         if rank is None:
-            rank = self._ranks[who] = _Rank()
-        rest = steps[max(_LEFT_OUT - rank.seen, 0) :]
+            rank = self._ranks[labels] = _Rank()
+        rest = steps[max(_FIRST_STEPS - rank.seen, 0) :]
         rank.seen += len(steps)
-        look_at = _LOOK_STEPS * len(self._ranks)
+        check_at = _CHECK_EVERY * len(self._ranks)
         while rest:
-            some = rest[: max(look_at - self._fed, 0) or len(rest)]
+            some = rest[: max(check_at - self._fed, 0) or len(rest)]
             rank.steps.extend(some)
             self._fed += len(some)
-            if self._fed >= look_at and self._judge(who, some[-1]):
+            if self._fed >= check_at and self._judge(labels, some[-1]):
                 self._fed = 0
             rest = rest[len(some) :]
 
-    def forget(self, who: Who) -> None:
-        """The process is gone."""
-        self._ranks.pop(who, None)
-        self._waits_unknown.discard(who)
-        self._own_of.pop(who, None)
+    def forget(self, labels: Labels) -> None:
+        """The process has ended."""
+        self._ranks.pop(labels, None)
+        self._waits_unknown.discard(labels)
+        self._own_collectives.pop(labels, None)
         if not self._ranks and self._open:
             self._changes.append(Change(self._open, False))
             self._open = None
 
     def poll(self) -> list[Change]:
-        """What has changed since the last look."""
+        """What has changed since the last poll."""
         changes, self._changes = self._changes, []
         return changes
 
     def shares(self) -> Mapping[str, float]:
-        """What the time of the run's typical rank goes to; empty while there are too few steps."""
+        """Where the time of the typical rank goes; empty while there are too few steps."""
         ranks = self._ranks.values()
         if not ranks or any(len(rank.steps) < _STEPS for rank in ranks):
             return {}
-        beside = self._same_steps()
-        if len(beside[0]) < _STEPS / 2:
-            # Of the others these steps have not been read yet.
+        steps = self._same_steps()
+        if len(steps[0]) < _STEPS / 2:
+            # These steps of the other ranks have not been read yet.
             return {}
-        told = [rank.shares() for rank in ranks]
-        # Of two ranks the lower one: where only one waits for data, it is a straggler, no bound.
-        shares = {word: _lower_middle([each[word] for each in told]) for word in told[0]}
-        for word in self._own() & shares.keys():
-            # Who is late waits least there, and the others for it.
-            shares[word] = min([each[word] for each in told])
-        return {**shares, **_waits(beside)}
+        by_rank = [rank.shares() for rank in ranks]
+        # Of two ranks the lower one: a single rank that waits for data is a straggler, not a bound.
+        shares = {word: lower_median([each[word] for each in by_rank]) for word in by_rank[0]}
+        for word in self._own_phases() & shares.keys():
+            # A late rank waits least there, and the others wait for it.
+            shares[word] = min([each[word] for each in by_rank])
+        return {**shares, **_waits(steps)}
 
     def _same_steps(self) -> list[list[StepFacts]]:
-        """Of each rank those of its last steps that all have, one beside the other."""
+        """For each rank, those of its last steps that all ranks have, in one order."""
         first, *others = [list(rank.steps) for rank in self._ranks.values()]
         by_number = [{each.number: each for each in first}]
         for steps in others:
-            told = {each.number: each for each in steps}
-            if len(told.keys() & by_number[0]) < _STEPS / 2:
+            numbered = {each.number: each for each in steps}
+            if len(numbered.keys() & by_number[0]) < _STEPS / 2:
                 shift = shift_by_clock(first, steps) or 0
-                told = {each.number + shift: each for each in steps}
-            by_number.append(told)
+                numbered = {each.number + shift: each for each in steps}
+            by_number.append(numbered)
         common = set.intersection(*map(set, by_number))
-        return [[told[number] for number in common] for told in by_number]
+        return [[numbered[number] for number in common] for numbered in by_number]
 
     def _leading(self, shares: Mapping[str, float]) -> str:
         present = self._open.phase if self._open else ""
         over = {
             word: shares[word] / limit
             for word, limit in _MAY_TAKE.items()
-            if shares[word] > (_STANDS * limit if word == present else limit)
+            if shares[word] > (_STAYS * limit if word == present else limit)
         }
         if present in over:
-            # It stays what it is unless something else is far more.
-            over[present] *= 1 / _STANDS
+            # The present bound stays unless another one is far above its limit.
+            over[present] *= 1 / _STAYS
         if over:
             return max(over, key=lambda word: over[word])
         return "compute" if shares["compute"] > 0.5 else ""
 
-    def _judge(self, who: Who, facts: StepFacts) -> bool:
-        """False: the ranks' steps cannot be compared yet."""
+    def _judge(self, labels: Labels, facts: StepFacts) -> bool:
+        """Whether the ranks' steps can be compared yet."""
         shares = self.shares()
         if shares:
-            self._weigh(who, facts, shares)
+            self._update(labels, facts, shares)
         return bool(shares)
 
-    def _weigh(self, who: Who, facts: StepFacts, shares: Mapping[str, float]) -> None:
+    def _update(self, labels: Labels, facts: StepFacts, shares: Mapping[str, float]) -> None:
         leading = self._leading(shares)
-        self._looks = self._looks + 1 if leading == self._candidate else 1
+        self._checks = self._checks + 1 if leading == self._candidate else 1
         self._candidate = leading
-        if self._looks < _LOOKS or leading == (self._open.phase if self._open else ""):
+        if self._checks < _CHECKS or leading == (self._open.phase if self._open else ""):
             return
         if not leading:
             if self._open:
@@ -214,41 +205,39 @@ class Bounds:
             self._open = None
             return
         sentence = self._sentence(leading, shares[leading])
-        evidence = {"shares": ratios(shares), "steps": _STEPS}
+        evidence = {"shares": rounded(shares), "steps": _STEPS}
         self._open = Verdict(
-            "bound", run_of(who), leading, sentence, evidence, facts.number, facts.ended_ns
+            "bound", run_labels(labels), leading, sentence, evidence, facts.number, facts.ended_ns
         )
         self._changes.append(Change(self._open, True))
 
     def _sentence(self, leading: str, share: float) -> str:
-        own = self._own()
-        sentence = _TOLD[leading].format(
+        own = self._own_phases()
+        sentence = _SENTENCES[leading].format(
             share=percent(share),
             own=_OWN if "other" in own else _DEVICE,
             elsewhere="" if 0 < self._world_size <= len(self._ranks) else _ELSEWHERE,
         )
-        inside = own.intersection(_COMPUTE if leading == "compute" else (leading,)) - {"other"}
+        inside = own.intersection(COMPUTE_PHASES if leading == "compute" else (leading,)) - {
+            "other"
+        }
         if inside:
-            sentence += _IN_IT.format(words=", ".join(sorted(inside)))
+            sentence += _INSIDE.format(words=", ".join(sorted(inside)))
         if self._waits_unknown:
-            sentence += " Waiting for other ranks is in these phases, and not seen by itself."
+            sentence += " Waiting for other ranks is inside these phases, and cannot be told apart."
         return sentence
 
 
 def _waits(columns: Sequence[Sequence[StepFacts]]) -> dict[str, float]:
-    """Shares of waiting for other ranks, by whom it is for."""
+    """Shares of the time that ranks wait for each other, by what the wait is for."""
     took_ns = sum([each.took_ns for steps in columns for each in steps]) / len(columns)
     waits_ns = [[each.wait_ns for each in steps] for steps in columns]
     summed_ns = list(map(sum, waits_ns))
-    # The rank that waits least in a step has nobody on this node to wait for. Where that is always
-    # the same one, it is late; where it is another one each time, they are late in turn.
+    # The rank that waits least in a step waits for no rank of this node. If that is always the same
+    # rank, it is late; if it is another one each time, they are late in turn.
     for_all_ns = sum(map(min, zip(*waits_ns, strict=True)))
     return {
         "comm_wait": for_all_ns / took_ns,
         "late_in_turn": (min(summed_ns) - for_all_ns) / took_ns,
-        "late_ranks": max(middle(summed_ns) - min(summed_ns), 0.0) / took_ns,
+        "late_ranks": max(median(summed_ns) - min(summed_ns), 0.0) / took_ns,
     }
-
-
-def _lower_middle(values: list[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2]

@@ -1,4 +1,4 @@
-"""Says when logged values are no longer finite: which was first, on which rank, at which step."""
+"""Finds logged values that became NaN or infinite, and which was first, where and when."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.facts import called, run_of
-from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
+from otel_ddp.diagnosis.wording import rank_name
 
-# It is over when every value has been finite for so long.
-_WELL_NS = 60 * 10**9
+# The verdict is over when every value has been finite for so long.
+_FINITE_FOR_NS = 60 * 10**9
 _MOST_NAMED = 8
 
 
-class Odd(NamedTuple):
-    """A name whose values were finite once and are not any more, and the first that was not."""
+class NonfiniteValue(NamedTuple):
+    """A name whose values were finite once, with the first value that was not."""
 
     name: str
     split: str
@@ -25,42 +25,46 @@ class Odd(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """Which was first: by the step where there is one."""
+        """Sorts the first one first: by step, or by time where a value has no step."""
         return self.step is None, self.step or 0, self.time_ns
 
 
 class _Found(NamedTuple):
     order: tuple[bool, int, int]
-    who: Who
-    odd: Odd
+    labels: Labels
+    value: NonfiniteValue
 
 
 class Nonfinite:
     """The logged values of one run on this node.
 
-    One verdict a run: where the loss is NaN, so is soon nearly everything, on every rank.
+    One verdict a run: once the loss is NaN, nearly every value soon is, on every rank.
     """
 
     def __init__(self) -> None:
-        self._odd: dict[Who, Sequence[Odd]] = {}
+        self._values: dict[Labels, Sequence[NonfiniteValue]] = {}
         self._open: Verdict | None = None
         self._first: _Found | None = None
-        self._well_since_ns = 0
+        self._finite_since_ns = 0
 
-    def feed(self, who: Who, odd: Sequence[Odd]) -> None:
-        """What is not finite on this rank now. What it was when the rank ended, stays."""
-        self._odd[who] = odd
+    def feed(self, labels: Labels, values: Sequence[NonfiniteValue]) -> None:
+        """The values that are not finite on this rank now; a rank that ended keeps its last."""
+        self._values[labels] = values
 
     def poll(self, now_ns: int) -> list[Change]:
-        """What has changed since the last look."""
+        """What has changed since the last poll."""
         found = sorted(
-            (_Found(odd.order, who, odd) for who, each in self._odd.items() for odd in each),
+            (
+                _Found(value.order, labels, value)
+                for labels, values in self._values.items()
+                for value in values
+            ),
             key=lambda each: each[:2],
         )
         if not found:
-            return self._pass(now_ns)
-        self._well_since_ns = 0
-        # The first one stays it though it may be finite again; but an earlier one may be told late.
+            return self._close_when_finite(now_ns)
+        self._finite_since_ns = 0
+        # The first one stays, even if it is finite again. An earlier one may be read later.
         if self._first is None or found[0].order < self._first.order:
             self._first = found[0]
         verdict = _verdict([self._first, *(each for each in found if each != self._first)])
@@ -69,43 +73,44 @@ class Nonfinite:
         self._open = verdict
         return [Change(verdict, True)]
 
-    def _pass(self, now_ns: int) -> list[Change]:
+    def _close_when_finite(self, now_ns: int) -> list[Change]:
         if self._open is None:
             return []
-        self._well_since_ns = self._well_since_ns or now_ns
-        if now_ns - self._well_since_ns < _WELL_NS:
+        self._finite_since_ns = self._finite_since_ns or now_ns
+        if now_ns - self._finite_since_ns < _FINITE_FOR_NS:
             return []
-        verdict, self._open, self._first, self._well_since_ns = self._open, None, None, 0
+        verdict, self._open, self._first, self._finite_since_ns = self._open, None, None, 0
         return [Change(verdict, False)]
 
 
 def _verdict(found: Sequence[_Found]) -> Verdict:
-    _, who, first = found[0]
-    value = "NaN" if math.isnan(first.value) else "infinite"
+    _, labels, first = found[0]
+    what = "NaN" if math.isnan(first.value) else "infinite"
     at = "" if first.step is None else f" at step {first.step}"
-    with_it = [
+    same = [
         each
-        for _, each, odd in found[1:]
-        if each != who and (odd.name, odd.split, odd.step) == (first.name, first.split, first.step)
+        for _, each, value in found[1:]
+        if each != labels
+        and (value.name, value.split, value.step) == (first.name, first.split, first.step)
     ]
-    also = f", and on {', '.join(called(each) for each in with_it)}" if with_it else ""
-    names = list(dict.fromkeys(odd.name for _, _, odd in found))
+    also = f", and on {', '.join(rank_name(each) for each in same)}" if same else ""
+    names = list(dict.fromkeys(each.value.name for each in found))
     others = names[1:]
     shown = ", ".join(others[:_MOST_NAMED]) + (", ..." if others[_MOST_NAMED:] else "")
     since = f" Since then also: {shown}." if others else ""
     return Verdict(
         "nonfinite",
-        run_of(who),
+        run_labels(labels),
         "",
-        f"{first.name} became {value}{at} on {called(who)}{also}.{since} Look at the batch of this "
-        "step, at the learning rate, and at what divides or takes logarithms.",
+        f"{first.name} became {what}{at} on {rank_name(labels)}{also}.{since} Look at the batch of "
+        "this step, at the learning rate, and at divisions and logarithms.",
         {
-            # What it is: told anew where it turns out to be another one.
-            "cause": f"{first.name} on {called(who)}",
+            # Another cause is reported as another incident.
+            "cause": f"{first.name} on {rank_name(labels)}",
             "name": first.name,
             "split": first.split,
-            "value": value,
-            "rank": dict(who).get("rank", ""),
+            "value": what,
+            "rank": dict(labels).get("rank", ""),
             "names": names,
         },
         first.step,

@@ -1,23 +1,25 @@
-"""Whether a run is slower than it was, on all ranks together."""
+"""Finds out when a run is slower than it was, on all ranks together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.facts import WORK_PHASES, StepFacts, middle, percent, ratios, span
-from otel_ddp.diagnosis.verdict import Change, Verdict, Who
+from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.diagnosis.wording import duration, percent, rounded
 
-# Steps are looked at in blocks, by their medians.
+# Steps are compared in blocks, by the medians of each block.
 _BLOCK = 50
-# Where in a block the time goes is seen as well in every fifth step.
+# The phases of a block are taken from every fifth step, which says the same.
 _THINNED = 5
-# What the run is compared with begins as its first settled steps, and follows it slowly.
+# The run is compared with its first settled blocks, and then with a mean that follows slowly.
 _FIRST_BLOCKS = 10
 _FOLLOWS_S = 3600.0
 _SLOWER = 0.15
 _SLOWER_STILL = 0.08
-# For so many blocks, and for so long, or it is a mood of the machine.
+# It must last for so many blocks and so long: shorter slowness comes from the machine.
 _BLOCKS = 6
 _LONG_NS = 300 * 10**9
 _MOST_OF = 0.7
@@ -26,21 +28,21 @@ _MOST_OF = 0.7
 class _Block(NamedTuple):
     ended_ns: int
     parts: Mapping[str, float]
-    """Medians: seconds of `step`, `comm_wait` and the phases of work; `amount` of what it did."""
+    """Medians: seconds of `step`, `comm_wait` and each work phase; `amount` of work."""
 
 
 class Regression:
-    """The past of one run on this node, and whether its present is worse."""
+    """One run on this node: what was usual, and whether it is slower now."""
 
-    def __init__(self, who: Who) -> None:
-        self._who = who
+    def __init__(self, labels: Labels) -> None:
+        self._who = labels
         self._steps: list[Sequence[StepFacts]] = []
         self._took_ns: list[float] = []
         self._first: list[_Block] = []
         self._usual: dict[str, float] = {}
         self._last_ns = 0
         self._slow: list[_Block] = []
-        self._well = 0
+        self._recovered = 0
         self._open: Verdict | None = None
 
     def feed(self, ranks: Sequence[StepFacts], step_ns: float, explained: bool) -> list[Change]:
@@ -54,14 +56,14 @@ class Regression:
         self._took_ns.append(step_ns)
         if len(self._steps) < _BLOCK:
             return []
-        block = _block(self._steps, middle(self._took_ns))
+        block = _block(self._steps, median(self._took_ns))
         self._steps.clear()
         self._took_ns.clear()
         if len(self._first) < _FIRST_BLOCKS:
             self._first.append(block)
             if len(self._first) == _FIRST_BLOCKS:
                 self._usual = {
-                    word: middle([each.parts[word] for each in self._first]) for word in block.parts
+                    word: median([each.parts[word] for each in self._first]) for word in block.parts
                 }
                 self._last_ns = block.ended_ns
             return []
@@ -69,14 +71,14 @@ class Regression:
 
     def _judge(self, block: _Block) -> list[Change]:
         usual, step = self._usual, block.parts["step"]
-        # A batch that grew is no reason to call the run slow.
+        # A run whose batches grew is not slow.
         grown = block.parts["amount"] / usual["amount"] - 1 if usual["amount"] else 0.0
         slower = step / usual["step"] - 1 - max(grown, 0.0)
         if self._open:
-            self._well = self._well + 1 if slower < _SLOWER_STILL else 0
-            if self._well < _BLOCKS:
+            self._recovered = self._recovered + 1 if slower < _SLOWER_STILL else 0
+            if self._recovered < _BLOCKS:
                 return []
-            verdict, self._open, self._well = self._open, None, 0
+            verdict, self._open, self._recovered = self._open, None, 0
             self._slow.clear()
             self._last_ns = block.ended_ns
             return [Change(verdict, False)]
@@ -88,7 +90,7 @@ class Regression:
         long_enough = block.ended_ns - self._slow[0].ended_ns >= _LONG_NS
         if len(self._slow) < _BLOCKS or not long_enough:
             if len(self._slow) > 2 * _BLOCKS:
-                # The first one tells since when, the last ones how slow it is.
+                # The first block says since when, the last ones how slow the run is.
                 del self._slow[1]
             return []
         self._open = self._verdict()
@@ -102,51 +104,51 @@ class Regression:
 
     def _verdict(self) -> Verdict:
         recent = self._slow[-_BLOCKS:]
-        now = {word: middle([each.parts[word] for each in recent]) for word in self._usual}
+        now = {word: median([each.parts[word] for each in recent]) for word in self._usual}
         usual_s, now_s = self._usual["step"], now["step"]
         more = {word: now[word] - self._usual[word] for word in (*WORK_PHASES, "comm_wait")}
         phase = max(more, key=lambda word: more[word])
         if more[phase] < _MOST_OF * (now_s - usual_s):
-            together = more["forward"] + more["backward"] + more["optimizer"]
+            together = sum(more[word] for word in COMPUTE_PHASES)
             phase = "compute" if together >= _MOST_OF * (now_s - usual_s) else "mixed"
         where = {
-            "mixed": "It is in several phases.",
+            "mixed": "Several phases take longer.",
             "compute": "Forward, backward and the optimizer are all slower: look at clocks, heat "
             "and power of the devices.",
-            "comm_wait": "It is the waiting for other ranks: look at the network, and at the ranks "
+            "comm_wait": "Ranks wait longer for each other: look at the network, and at the ranks "
             "on other nodes.",
-            "data": "It is the waiting for batches: look at the storage and the loader's workers.",
-        }.get(phase, f"It is in {phase}.")
+            "data": "Ranks wait longer for batches: look at the storage and the loader's workers.",
+        }.get(phase, f"The phase {phase} takes longer.")
         sentence = (
-            f"all ranks are slower than they were: a step takes {span(now_s)}, "
-            f"{percent(now_s / usual_s - 1)} more than the usual {span(usual_s)}. {where}"
+            f"all ranks are slower than they were: a step takes {duration(now_s)}, "
+            f"{percent(now_s / usual_s - 1)} more than the usual {duration(usual_s)}. {where}"
         )
         evidence = {
             "step_s": round(now_s, 6),
             "usual_step_s": round(usual_s, 6),
             "slower": round(now_s / usual_s - 1, 4),
-            "more_s": ratios(more),
+            "more_s": rounded(more),
         }
         since_ns = self._slow[0].ended_ns
         return Verdict("regression", self._who, phase, sentence, evidence, None, since_ns)
 
     def close(self) -> list[Change]:
-        """Nobody is left that it could be about."""
+        """The run has no ranks on this node any more."""
         verdict, self._open = self._open, None
         return [Change(verdict, False)] if verdict else []
 
 
 def _block(steps: Sequence[Sequence[StepFacts]], step_ns: float) -> _Block:
     some = steps[::_THINNED]
-    waits_ns = [middle([each.wait_ns for each in ranks]) for ranks in some]
+    waits_ns = [median([each.wait_ns for each in ranks]) for ranks in some]
     phases_ns = [
-        map(middle, zip(*[each.phases_ns for each in ranks], strict=True)) for ranks in some
+        map(median, zip(*[each.phases_ns for each in ranks], strict=True)) for ranks in some
     ]
     parts = {
         "step": step_ns / 1e9,
-        "comm_wait": middle(waits_ns) / 1e9,
-        "amount": middle([sum([each.work for each in ranks]) for ranks in steps]),
+        "comm_wait": median(waits_ns) / 1e9,
+        "amount": median([sum([each.work for each in ranks]) for ranks in steps]),
     }
     for word, column in zip(WORK_PHASES, zip(*phases_ns, strict=True), strict=True):
-        parts[word] = middle(column) / 1e9
+        parts[word] = median(column) / 1e9
     return _Block(max(each.ended_ns for each in steps[-1]), parts)

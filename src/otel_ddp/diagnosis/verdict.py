@@ -1,49 +1,57 @@
-"""What a verdict is: a finding about one process, or about a run, with its evidence."""
+"""What a verdict is: one finding about a process, a node or a run, with its evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-# One process of a run, as the agent's labels name it: group, run, job_type, node, rank, local_rank.
-Who = tuple[tuple[str, str], ...]
+from otel_ddp.catalog import RUN_LABELS
+
+# The agent's labels of one process: group, run, job_type, node, rank, local_rank.
+# A verdict about a whole run or node has fewer of them.
+Labels = tuple[tuple[str, str], ...]
 
 Kind = Literal[
-    "straggler",  # one rank holds the others back
+    "straggler",  # one rank keeps the others waiting
     "imbalance",  # one rank has more to do than the others
     "regression",  # all ranks are slower than they were
     "bound",  # what most of the step goes to
     "creep",  # memory that grows without end
-    "nonfinite",  # a logged value that is not a number any more
-    "stall",  # nobody moves any more
-    "death",  # a process is gone without a word, or has failed
+    "nonfinite",  # a logged value became NaN or infinite
+    "stall",  # no rank moves any more
+    "death",  # a process died without a word, or failed
 ]
 
 
 class Verdict(NamedTuple):
-    """One finding; it is open until it is closed by one with the same key."""
+    """One finding. It stays open until a change with the same key closes it."""
 
     kind: Kind
-    who: Who
-    """Whom it is about: all six labels, or only the run's where it is about all ranks."""
+    labels: Labels
+    """The process that it is about; or the node or run, where it is about all ranks."""
     phase: str
-    """The phase that it is in: a word of the catalogue, `compute`, `mixed`, or nothing."""
+    """The phase that it is in: a word of the catalogue, `compute`, `mixed`, or empty."""
     sentence: str
-    """What a person is told: who, what, how much, since when, what to look at."""
+    """For people: which rank, what, how much, since when, and where to look."""
     evidence: Mapping[str, Any]
-    """Numbers and words behind it: plain JSON."""
+    """The numbers and words behind it: plain JSON."""
     step: int | None = None
     since_ns: int = 0
     """When it began, as far as that is known; since 1970."""
 
     @property
-    def key(self) -> tuple[str, Who]:
-        """What makes two of them the same incident."""
-        return self.kind, self.who
+    def key(self) -> tuple[str, Labels]:
+        """Two verdicts with the same key are the same incident."""
+        return self.kind, self.labels
 
 
 class Change(NamedTuple):
-    """A verdict was reached, has another phase or cause now, or no longer holds."""
+    """A verdict was opened, or has another phase or cause now; or it is over."""
 
     verdict: Verdict
     opened: bool
+
+
+def run_labels(labels: Labels) -> Labels:
+    """The labels of the run that a process belongs to, whatever its role."""
+    return tuple(label for label in labels if label[0] in RUN_LABELS)

@@ -36,7 +36,7 @@ class Rank:
         self.number = number
         said = {"group": "g", "run": "r", "host": "h", "global_rank": number, "settled": True}
         self.writer = JournalWriter(folder, 128 * 1024, said)
-        self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda who: "node-1")
+        self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda labels: "node-1")
         self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
         os.mkfifo(self.ask)
         self.fd = os.open(self.ask, os.O_RDWR | os.O_NONBLOCK)
@@ -123,7 +123,7 @@ class Bench:
         self.random = random.Random(1)
         for rank in self.ranks:
             rank.take()
-            self.arrivals.waits_known(rank.journal.labels, False)
+            self.arrivals.set_waits_known(rank.journal.labels, False)
 
     def train(self, steps: int, late_ms: float) -> None:
         for _ in range(steps):
@@ -177,7 +177,11 @@ def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
     assert told[:3] == [[], [], []]
     ((change,),) = told[3:]
     verdict = change.verdict
-    assert (verdict.kind, dict(verdict.who)["rank"], verdict.phase) == ("straggler", "1", "forward")
+    assert (verdict.kind, dict(verdict.labels)["rank"], verdict.phase) == (
+        "straggler",
+        "1",
+        "forward",
+    )
     assert verdict.evidence["told_by"] == "arrivals at collectives"
     report = bench.arrivals.report()
     assert report.insufficient == ""
@@ -190,7 +194,7 @@ def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
 def test_time_that_is_lost_is_that_of_the_steps_in_between_as_well(bench: Bench) -> None:
     for _ in range(4):
         bench.sample(late_ms=30)
-    seen_s = bench.arrivals._seen_lost_s[bench.ranks[1].journal.labels]
+    seen_s = bench.arrivals._compared_lost_s[bench.ranks[1].journal.labels]
 
     lost_s = bench.arrivals.report().ranks[1].lost_s
 
@@ -203,7 +207,7 @@ def test_until_there_is_enough_it_is_said_what_is_missing(bench: Bench) -> None:
     bench.train(60, 0)
     unknown = "insufficient data: waiting for other ranks cannot be told from work on rank 0, 1; "
     assert bench.arrivals.report().insufficient == (
-        f"{unknown}when they arrive at their collectives has not been asked yet"
+        f"{unknown}the ranks have not been asked yet when they arrive at their collectives"
     )
 
     bench.sample(0)
@@ -257,7 +261,7 @@ def test_nobody_is_asked_while_something_else_is_found_out(bench: Bench) -> None
 
 def test_nobody_is_asked_whose_waits_are_known(bench: Bench) -> None:
     for rank in bench.ranks:
-        bench.arrivals.waits_known(rank.journal.labels, True)
+        bench.arrivals.set_waits_known(rank.journal.labels, True)
     bench.train(60, 0)
     bench.poll()
     bench.poll(later_s=100)
@@ -288,7 +292,7 @@ def test_a_verdict_does_not_outlive_the_samples_that_it_rests_on(bench: Bench) -
     changes = bench.poll(later_s=21 * 60)
 
     assert [(each.verdict.kind, each.opened) for each in changes] == [("straggler", False)]
-    assert "has not been asked yet" in bench.arrivals.report().insufficient
+    assert "have not been asked yet" in bench.arrivals.report().insufficient
 
 
 def test_a_rank_that_is_gone_takes_its_verdict_along(bench: Bench) -> None:

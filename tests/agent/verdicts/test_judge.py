@@ -17,11 +17,11 @@ import pytest
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.verdicts import run_case as room_module
+from otel_ddp.agent.verdicts import run_case as run_case_module
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses, Memory
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
-from otel_ddp.diagnosis.evidence import Evidence, Group
+from otel_ddp.diagnosis.stall.evidence import Evidence, Group
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader
@@ -56,7 +56,7 @@ class Rank:
         self.writer = JournalWriter(folder, SMALL, said)
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
         self.journal = JournalFeed(
-            JournalReader(self.writer.path), bench.ledger, lambda who: "node-1"
+            JournalReader(self.writer.path), bench.ledger, lambda labels: "node-1"
         )
         self.alive = True
         self.at_ns = self.words_told = self.steps = 0
@@ -554,7 +554,14 @@ def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "broken",
-    ["Stalls.learn", "Stalls.poll", "Bounds.feed", "Bounds.poll", "Deaths.gone", "Creep.poll"],
+    [
+        "Stalls.learn",
+        "Stalls.poll",
+        "Bounds.feed",
+        "Bounds.poll",
+        "Deaths.feed",
+        "MemoryCreep.poll",
+    ],
 )
 def test_a_detector_that_breaks_takes_nothing_from_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -564,7 +571,7 @@ def test_a_detector_that_breaks_takes_nothing_from_the_others(
 
     monkeypatch.setattr(containment, "raise_failures", False)
     name, method = broken.split(".")
-    monkeypatch.setattr(getattr(room_module, name), method, fail)
+    monkeypatch.setattr(getattr(run_case_module, name), method, fail)
     bench.join(0, 1)
 
     bench.train(150, late_ms=30)
@@ -586,7 +593,7 @@ def test_stragglers_that_break_leave_deaths_and_stalls(
 
     monkeypatch.setattr(containment, "raise_failures", False)
     for method in ("feed", "poll", "report", "forget"):
-        monkeypatch.setattr(room_module.Stragglers, method, fail)
+        monkeypatch.setattr(run_case_module.Stragglers, method, fail)
 
     killed(bench)
 
@@ -600,7 +607,7 @@ def test_stragglers_that_break_leave_what_bounds_the_run(
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(containment, "raise_failures", False)
-    monkeypatch.setattr(room_module.Stragglers, "feed", fail)
+    monkeypatch.setattr(run_case_module.Stragglers, "feed", fail)
     bench.join(0, 1)
 
     bench.train(400)
@@ -611,7 +618,7 @@ def test_stragglers_that_break_leave_what_bounds_the_run(
 def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
     return lambda: (
         len(judge._cases),
-        len(judge._seats),
+        len(judge._processes),
         len(judge.findings()),
         len(judge._causes._watched),
         len(judge.verdicts()),
@@ -700,7 +707,7 @@ def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
     bench.train(150, late_ms=30)
 
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
-    assert bench.why().endswith("each of these processes trains alone, none waits for another")
+    assert bench.why().endswith("each of these processes trains alone, so none waits for another")
 
 
 @pytest.mark.parametrize("beside", ["moves", "stands", "has ended"])

@@ -140,7 +140,7 @@ def test_the_gpus_are_in_a_table_of_their_own(folder: Path) -> None:
 
 
 def test_everyone_is_in_the_table_by_rank_with_place_and_times(folder: Path) -> None:
-    rows = block(written(folder), "Where everyone was")
+    rows = block(written(folder), "Where every rank was")
 
     assert rows[1:] == [
         ["0", "node-1", "running", "17", "comm_wait", "3.0", "s", "now"],
@@ -152,17 +152,19 @@ def test_everyone_is_in_the_table_by_rank_with_place_and_times(folder: Path) -> 
 def test_step_0_is_a_step_and_no_step_is_none(folder: Path) -> None:
     path = written(folder, processes=[process(0, step=0), process(1, step=None)])
 
-    assert [row[3] for row in block(path, "Where everyone was")[1:]] == ["0", "comm_wait"]
+    assert [row[3] for row in block(path, "Where every rank was")[1:]] == ["0", "comm_wait"]
 
 
 def test_a_process_without_a_rank_is_shown_by_its_number(folder: Path) -> None:
-    assert block(written(folder, processes=[process(None)]), "Where everyone was")[1][0] == "p4711"
+    assert (
+        block(written(folder, processes=[process(None)]), "Where every rank was")[1][0] == "p4711"
+    )
 
 
 def test_reasons_cannot_command_a_terminal(folder: Path) -> None:
     path = written(folder)
 
-    assert block(path, "What they said") == [
+    assert block(path, "What they reported") == [
         ["rank", "2:", "RuntimeError:", "lost", "[31mpeer"],
     ]
 
@@ -400,4 +402,4 @@ def test_the_last_values_of_a_journal_are_the_last_of_each_name(place: Here, fol
     }
     report = written(folder, values=found, processes=survey([place])["processes"])
     assert ["loss", "train", "1", "step", "2", "rank", "0"] in block(report, "Last values")
-    assert block(report, "Where everyone was")[1][0] == "0"
+    assert block(report, "Where every rank was")[1][0] == "0"

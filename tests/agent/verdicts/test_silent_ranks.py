@@ -44,7 +44,7 @@ class Node:
         told |= {"strategy": "all", "exported": True, **more}
         writer = JournalWriter(self.folder, 128 * 1024, told)
         writer.state(STATES[state], time.time_ns() // 1000)
-        journal = JournalFeed(JournalReader(writer.path), Ledger(), lambda who: "h")
+        journal = JournalFeed(JournalReader(writer.path), Ledger(), lambda labels: "h")
         journal.poll(time.time_ns(), alive=True)
         self.writers.append(writer)
         self.journals.append(journal)
@@ -157,8 +157,8 @@ def test_ranks_of_one_launch_with_different_strategies_are_told_at_once(
     node.rank(0, strategy="main")
 
     expected = (
-        "ranks of one launch have different strategies (rank 0 'main', rank 1 'all'): say the same "
-        "on every rank, in the call or in OTEL_DDP_STRATEGY"
+        "ranks of one launch have different strategies (rank 0 'main', rank 1 'all'): set the same "
+        "one on every rank, in the call or in OTEL_DDP_STRATEGY"
     )
     assert node.said(later_ns=0) == [expected]
     assert node.said() == [expected]

@@ -18,8 +18,8 @@ import pytest
 from node import Node, until
 from otel_ddp import catalog
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
-from otel_ddp.diagnosis.evidence import Evidence, Kernel, Position
-from otel_ddp.diagnosis.stall import Stalls
+from otel_ddp.diagnosis.stall.detector import Stalls
+from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Position
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
@@ -136,10 +136,10 @@ class Watched:
         self.probe = StackQuestion(path, self.reader.pid, self.reader.start_ticks)
 
     @property
-    def who(self) -> tuple[tuple[str, str], ...]:
-        who = self.reader.identity
-        labels = {"group": "", "run": who["run"], "job_type": "train", "node": "here"}
-        return tuple({**labels, "rank": str(who["global_rank"])}.items())
+    def labels(self) -> tuple[tuple[str, str], ...]:
+        identity = self.reader.identity
+        labels = {"group": "", "run": identity["run"], "job_type": "train", "node": "here"}
+        return tuple({**labels, "rank": str(identity["global_rank"])}.items())
 
     def position(self) -> Position | None:
         self.reader.read_definitions()
@@ -149,7 +149,7 @@ class Watched:
         self.reader.read()
         named = self.reader.names.get(progress.phase_name)
         return Position(
-            self.who,
+            self.labels,
             self.reader.writer_is_alive(),
             _word(catalog.STATES, progress.state),
             progress.step,
@@ -178,7 +178,7 @@ class Job:
     @property
     def pids(self) -> dict[str, int]:
         """Rank and process."""
-        return {dict(each.who)["rank"]: each.reader.pid for each in self.ranks}
+        return {dict(each.labels)["rank"]: each.reader.pid for each in self.ranks}
 
     def poll(self) -> list[Verdict | None]:
         """One look of the agent; the verdicts, None for one that holds no longer."""
@@ -187,11 +187,11 @@ class Job:
         positions = [each for each in found.values() if each is not None]
         changes = self.stalls.poll(now_ns, positions, self.known)
         for each in self.ranks:
-            question = self.stalls.questions.get(each.who)
+            question = self.stalls.questions.get(each.labels)
             if question is not None:
                 self.questions.append(question)
                 each.probe.ask(question, now_ns)
-        self.known = {each.who: each.probe.poll(now_ns) for each in self.ranks}
+        self.known = {each.labels: each.probe.poll(now_ns) for each in self.ranks}
         return [each.verdict if each.opened else None for each in changes]
 
     def verdict(self) -> Verdict:
@@ -249,7 +249,7 @@ def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str],
     assert "(hang_in_data) and sleeps" in verdict.sentence
     assert "rank 0 waits for it" in verdict.sentence
     assert _row(verdict, 0)["phase"] == "comm_wait"
-    assert dict(verdict.who) == {"group": "", "run": "data", "node": "here"}
+    assert dict(verdict.labels) == {"group": "", "run": "data", "node": "here"}
     # Suspected first, and the slow question only once it is declared.
     assert job.questions == ["where", "where", "what", "what"]
     # Nothing changes, so nothing is told again.
@@ -444,9 +444,9 @@ def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None
         probe = StackQuestion(journal, 1, 0)
         probe.ask("where", 1)
         (tmp_path / "x.answer").write_text(content)
-        assert not probe.poll(2).heard
+        assert not probe.poll(2).answered
         numbers = '{"question": 99, "threads": [{"main": true, "frames": [[1], 2]}], "groups": [3]}'
         (tmp_path / "x.answer").write_text(numbers)
-        assert probe.poll(3).heard
+        assert probe.poll(3).answered
     finally:
         os.close(reader)

@@ -1,4 +1,4 @@
-"""Asks the ranks of a run, now and then, when they arrived at their collectives: who is late?"""
+"""Asks the ranks of a run when they arrived at collectives, to find late ranks by that."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import Any, NamedTuple
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
-from otel_ddp.diagnosis.arrivals import Arrival, Sample, ToldStep, compare
-from otel_ddp.diagnosis.facts import StepFacts, alike, facts_of, middle
-from otel_ddp.diagnosis.straggler import Report, Stragglers
-from otel_ddp.diagnosis.verdict import Change, Who
+from otel_ddp.diagnosis.arrivals import Arrival, Sample, TimedStep, compare
+from otel_ddp.diagnosis.medians import median
+from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.straggler.report import Report
+from otel_ddp.diagnosis.verdict import Change, Labels
 
-# Witnesses themselves see to it that training is not stopped for longer than they promise.
+# The process itself limits how much of the time its answers may stop the training.
 _SHORTEST_PAUSE_NS = 5_000_000_000
 _MARGIN = 1.1
 _ANSWER_NS = 10_000_000_000
-# While all arrive together they are asked ever more rarely, up to so many times.
+# While all arrive together, the pause doubles each time, up to so often.
 _MOST_DOUBLINGS = 3
 _BALANCED = 0.025
-# What was last seen so long ago is not known any more.
+# A comparison that is older than this says nothing any more.
 _STALE_NS = 20 * 60 * 1_000_000_000
 _STEPS_KEPT = 300
-# Where there was no answer that could be understood; and the longest that anybody may ask for.
-_SILENT_S, _LONGEST_PAUSE_S = 60.0, 3600.0
-_NOT_YET = "when they arrive at their collectives has not been asked yet"
+# The pause where an answer made no sense; and the longest pause that a process may ask for.
+_NO_ANSWER_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
+_NOT_YET = "the ranks have not been asked yet when they arrive at their collectives"
 _LARGEST_TRACE = 32 * 1024 * 1024
 _NO_TRACE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OverflowError),
@@ -40,169 +42,171 @@ _SPEED = ("straggler", "imbalance")
 
 
 class _Answer(NamedTuple):
-    """What a witness said: in how long it may be asked again, and what it told, if it did."""
+    """The answer of a process: when it may be asked again, and its sample, if it has one."""
 
     in_s: float
     sample: Sample | None = None
 
 
-class _Seat:
+class _Rank:
     """One rank that can be asked."""
 
     def __init__(self, journal: JournalFeed) -> None:
         reader = journal.reader
         self.journal = journal
-        self.probe = StackQuestion(reader.path, journal.pid, reader.start_ticks)
-        # To the clock that all processes of this host count on.
+        self.question = StackQuestion(reader.path, journal.pid, reader.start_ticks)
+        # From the journal's clock to the monotonic clock, which all processes of a host share.
         self.shift_ns = reader.created_monotonic_ns - reader.created_ns
         self.steps: deque[Step] = deque(maxlen=_STEPS_KEPT)
         self.answer: _Answer | None = None
 
-    def told_steps(self) -> list[ToldStep]:
+    def timed_steps(self) -> list[TimedStep]:
         """The last steps whose parts are all known."""
         whole = [
             step
             for step in self.steps
             if step.number is not None and step.took_ns > 0 and not step.rest
         ]
-        facts = [each for run in alike(whole) for each in facts_of(run)]
+        facts = [each for batch in batches_of(whole) for each in facts_of(batch)]
         return [
-            ToldStep(each, step.began_ns + self.shift_ns, step.parts.codes, step.parts.spans_ns)
+            TimedStep(each, step.began_ns + self.shift_ns, step.parts.codes, step.parts.spans_ns)
             for each, step in zip(facts, whole, strict=True)
         ]
 
 
 class Arrivals:
-    """The ranks of one run on this node, where waits cannot be told from work."""
+    """The ranks of one run on this node, where journals do not tell waits from work."""
 
     def __init__(self) -> None:
         self._stragglers = Stragglers(hint=_hint)
-        self._seats: dict[Who, _Seat] = {}
-        self._waits_unknown: set[Who] = set()
+        self._ranks: dict[Labels, _Rank] = {}
+        self._waits_unknown: set[Labels] = set()
         self._why = _NOT_YET
         self._asked_ns: int | None = None
         self._next_ns: int | None = None
-        self._heard_ns: int | None = None
+        self._compared_ns: int | None = None
         self._doublings = 0
-        # What was lost in the steps that were seen, and with those in between.
-        self._seen_lost_s: dict[Who, float] = {}
-        self._lost_s: dict[Who, float] = {}
+        # The time that was lost in the compared steps, and that with the steps in between.
+        self._compared_lost_s: dict[Labels, float] = {}
+        self._lost_s: dict[Labels, float] = {}
         self._report: Report | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether it takes arrivals to tell who is late, and there is somebody to compare with."""
-        return bool(self._waits_unknown) and len(self._seats) > 1
+        """Whether arrivals are needed to find late ranks, and there are ranks to compare."""
+        return bool(self._waits_unknown) and len(self._ranks) > 1
 
-    def world_size(self, ranks: int) -> None:
+    def set_world_size(self, ranks: int) -> None:
         """How many ranks the whole job has, on all its nodes."""
-        self._stragglers.world_size(ranks)
+        self._stragglers.set_world_size(ranks)
 
-    def waits_known(self, who: Who, known: bool) -> None:
-        """Whether the rank's waits are told apart from its work without us."""
-        (self._waits_unknown.discard if known else self._waits_unknown.add)(who)
+    def set_waits_known(self, labels: Labels, known: bool) -> None:
+        """Whether the journal of this rank tells waits for other ranks from work."""
+        (self._waits_unknown.discard if known else self._waits_unknown.add)(labels)
 
-    def feed(self, who: Who, journal: JournalFeed, steps: Sequence[Step]) -> None:
-        """More steps of a rank, as its journal tells them."""
-        seat = self._seats.get(who)
-        if seat is None or seat.journal is not journal:
-            seat = self._seats[who] = _Seat(journal)
-        seat.steps.extend(steps)
+    def feed(self, labels: Labels, journal: JournalFeed, steps: Sequence[Step]) -> None:
+        """More steps of a rank, as in its journal."""
+        rank = self._ranks.get(labels)
+        if rank is None or rank.journal is not journal:
+            rank = self._ranks[labels] = _Rank(journal)
+        rank.steps.extend(steps)
 
-    def forget(self, who: Who) -> None:
-        """The process is gone."""
-        self._seats.pop(who, None)
-        self._waits_unknown.discard(who)
-        self._stragglers.forget(who)
+    def forget(self, labels: Labels) -> None:
+        """The process has ended."""
+        self._ranks.pop(labels, None)
+        self._waits_unknown.discard(labels)
+        self._stragglers.forget(labels)
         self._report = None
 
     # -- asking
 
     def poll(self, now_ns: int, quiet: bool) -> list[Change]:
-        """What has changed. *quiet*: nobody is asked anything else at the moment."""
+        """What has changed. *quiet*: no rank is asked anything else at the moment."""
         if not self.wanted:
-            self._let_go()
+            self._start_again()
         elif self._asked_ns is not None:
-            self._listen(now_ns)
+            self._read_answers(now_ns)
         elif self._next_ns is None:
             self._next_ns = now_ns + _SHORTEST_PAUSE_NS
         elif quiet and now_ns >= self._next_ns:
             self._ask(now_ns)
-        if self._heard_ns is not None and now_ns - self._heard_ns > _STALE_NS:
-            self._let_go()
+        if self._compared_ns is not None and now_ns - self._compared_ns > _STALE_NS:
+            self._start_again()
         changes = self._stragglers.poll()
         return [each for each in changes if each.verdict.kind in _SPEED]
 
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = now_ns
-        for seat in self._seats.values():
-            seat.answer = None
-            # All at one moment: training stands still once, and not once for each of them.
-            if not seat.probe.ask("when", now_ns):
-                seat.answer = _Answer(_SILENT_S)
+        for rank in self._ranks.values():
+            rank.answer = None
+            # All at one moment: then training stops once, and not once for each rank.
+            if not rank.question.ask("when", now_ns):
+                rank.answer = _Answer(_NO_ANSWER_PAUSE_S)
                 self._why = "a process cannot be asked when it arrived at its collectives"
 
-    def _listen(self, now_ns: int) -> None:
+    def _read_answers(self, now_ns: int) -> None:
         assert self._asked_ns is not None
-        for seat in self._seats.values():
-            if seat.answer is None and seat.probe.poll(now_ns).silent_s is None:
-                seat.answer = _understood(seat.probe.answer)
-        answers = {who: seat.answer for who, seat in self._seats.items() if seat.answer}
-        pause_s = max((each.in_s for each in answers.values()), default=_SILENT_S)
-        samples = {who: each.sample for who, each in answers.items() if each.sample}
-        if len(samples) == len(self._seats):
+        for rank in self._ranks.values():
+            if rank.answer is None and rank.question.poll(now_ns).silent_s is None:
+                rank.answer = _parsed(rank.question.answer)
+        answers = {labels: rank.answer for labels, rank in self._ranks.items() if rank.answer}
+        pause_s = max((each.in_s for each in answers.values()), default=_NO_ANSWER_PAUSE_S)
+        samples = {labels: each.sample for labels, each in answers.items() if each.sample}
+        if len(samples) == len(self._ranks):
             self._compare(samples, now_ns)
-        elif len(answers) < len(self._seats) and now_ns - self._asked_ns < _ANSWER_NS:
+        elif len(answers) < len(self._ranks) and now_ns - self._asked_ns < _ANSWER_NS:
             return
         self._asked_ns = None
         pause_ns = max(_SHORTEST_PAUSE_NS, int(_MARGIN * pause_s * 1e9))
         self._next_ns = now_ns + pause_ns * (1 << self._doublings)
 
-    def _compare(self, samples: Mapping[Who, Sample], now_ns: int) -> None:
-        steps = {who: seat.told_steps() for who, seat in self._seats.items()}
+    def _compare(self, samples: Mapping[Labels, Sample], now_ns: int) -> None:
+        steps = {labels: rank.timed_steps() for labels, rank in self._ranks.items()}
         facts, self._why = compare(samples, steps)
         if not facts:
             return
-        for who, each in facts.items():
-            self._stragglers.feed(who, each)
+        for labels, each in facts.items():
+            self._stragglers.feed(labels, each)
         spans_s = [sum(step.took_ns for step in each) / 1e9 for each in facts.values()]
-        since_s = 0.0 if self._heard_ns is None else (now_ns - self._heard_ns) / 1e9
-        self._heard_ns = now_ns
-        self._sum_up(max(since_s / min(spans_s), 1.0))
+        since_s = 0.0 if self._compared_ns is None else (now_ns - self._compared_ns) / 1e9
+        self._compared_ns = now_ns
+        self._add_lost_time(max(since_s / min(spans_s), 1.0))
         self._doublings = (
             min(self._doublings + 1, _MOST_DOUBLINGS)
             if self._report and not self._report.insufficient and _balanced(facts)
             else 0
         )
 
-    def _sum_up(self, share: float) -> None:
-        """*share*: how many times as much time has gone by as was seen."""
+    def _add_lost_time(self, share: float) -> None:
+        """*share*: how many times as long has gone by as the compared steps took."""
         self._report = self._stragglers.report()
         for rank in self._report.ranks:
-            more_s = rank.lost_s - self._seen_lost_s.get(rank.who, 0.0)
-            self._seen_lost_s[rank.who] = rank.lost_s
-            self._lost_s[rank.who] = self._lost_s.get(rank.who, 0.0) + share * more_s
+            more_s = rank.lost_s - self._compared_lost_s.get(rank.labels, 0.0)
+            self._compared_lost_s[rank.labels] = rank.lost_s
+            self._lost_s[rank.labels] = self._lost_s.get(rank.labels, 0.0) + share * more_s
 
-    def _let_go(self) -> None:
-        """What was known holds no longer."""
-        if self._heard_ns is not None:
-            for who in self._seats:
-                self._stragglers.forget(who)
-            self._heard_ns, self._report, self._why = None, None, _NOT_YET
+    def _start_again(self) -> None:
+        """Forget the comparison: it is out of date."""
+        if self._compared_ns is not None:
+            for labels in self._ranks:
+                self._stragglers.forget(labels)
+            self._compared_ns, self._report, self._why = None, None, _NOT_YET
         self._asked_ns = self._next_ns = None
         self._doublings = 0
 
-    # -- standing
+    # -- the present state
 
     def report(self) -> Report:
-        """The present state, as of the last samples."""
+        """The present state, by the last comparison."""
         report = self._report or self._stragglers.report()
         ranks = tuple(
-            each._replace(lost_s=self._lost_s.get(each.who, 0.0)) for each in report.ranks
+            each._replace(lost_s=self._lost_s.get(each.labels, 0.0)) for each in report.ranks
         )
         why = report.insufficient
         if why:
-            named = ", ".join(sorted(dict(who).get("rank", "?") for who in self._waits_unknown))
+            named = ", ".join(
+                sorted(dict(labels).get("rank", "?") for labels in self._waits_unknown)
+            )
             more = self._why or why.partition(": ")[2]
             why = (
                 f"insufficient data: waiting for other ranks cannot be told from work on rank "
@@ -211,39 +215,42 @@ class Arrivals:
         return report._replace(ranks=ranks, insufficient=why)
 
 
-def _hint(who: Who, phase: str) -> tuple[str, Mapping[str, Any]]:
+def _hint(labels: Labels, phase: str) -> tuple[str, Mapping[str, Any]]:
     return "", {"told_by": "arrivals at collectives"}
 
 
-def _balanced(facts: Mapping[Who, Sequence[StepFacts]]) -> bool:
-    """Whether nobody in this sample is late by as much as an open verdict needs to stay."""
-    work = [middle([each.work_ns for each in steps]) for steps in facts.values()]
-    took = [middle([each.took_ns for each in steps]) for steps in facts.values()]
-    return max(work) - middle(work) < _BALANCED * middle(took)
+def _balanced(facts: Mapping[Labels, Sequence[StepFacts]]) -> bool:
+    """Whether no rank of this sample is late by as much as an open verdict needs to stay."""
+    work = [median([each.work_ns for each in steps]) for steps in facts.values()]
+    took = [median([each.took_ns for each in steps]) for steps in facts.values()]
+    return max(work) - median(work) < _BALANCED * median(took)
 
 
-# -- what witnesses say. Anybody with this user's rights may have put anything there.
+# -- parsing answers. Any program with this user's rights may have written anything there.
 
 
-class _Plain(pickle.Unpickler):
-    """Numbers, words, lists and dictionaries, as torch packs them, and nothing that runs."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads numbers, words, lists and dictionaries, as torch packs them, and nothing that runs."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-def _understood(said: Mapping[str, Any]) -> _Answer:
-    told = said.get("arrivals")
-    if not isinstance(told, dict):
-        return _Answer(_SILENT_S)
-    in_s = told.get("in_s")
-    pause_s = min(float(in_s), _LONGEST_PAUSE_S) if isinstance(in_s, (int, float)) else _SILENT_S
-    if "packed" not in told:
+def _parsed(content: Mapping[str, Any]) -> _Answer:
+    part = content.get("arrivals")
+    if not isinstance(part, dict):
+        return _Answer(_NO_ANSWER_PAUSE_S)
+    in_s = part.get("in_s")
+    pause_s = (
+        min(float(in_s), _LONGEST_PAUSE_S) if isinstance(in_s, (int, float)) else _NO_ANSWER_PAUSE_S
+    )
+    if "packed" not in part:
         return _Answer(pause_s)
     try:
-        packed = base64.b64decode(told["packed"])
-        content = _Plain(io.BytesIO(zlib.decompressobj().decompress(packed, _LARGEST_TRACE))).load()
-        shift_ns = said["monotonic_ns"] - said["time_ns"]
+        packed = base64.b64decode(part["packed"])
+        unpacked = zlib.decompressobj().decompress(packed, _LARGEST_TRACE)
+        trace = _PlainUnpickler(io.BytesIO(unpacked)).load()
+        shift_ns = content["monotonic_ns"] - content["time_ns"]
         arrivals = [
             Arrival(
                 str(each["process_group"][0]),
@@ -251,12 +258,12 @@ def _understood(said: Mapping[str, Any]) -> _Answer:
                 str(each["profiling_name"]),
                 int(each["time_created_ns"]) + shift_ns,
             )
-            for each in content["entries"]
+            for each in trace["entries"]
         ]
-        # On nccl it is devices that wait: when their hosts arrived says nothing.
-        if any("nccl" in str(each.get("backend")) for each in said["groups"]):
+        # With nccl the devices wait: when their hosts arrived says nothing.
+        if any("nccl" in str(each.get("backend")) for each in content["groups"]):
             arrivals = []
-        sizes = {str(each["name"]): int(each["size"]) for each in said["groups"]}
+        sizes = {str(each["name"]): int(each["size"]) for each in content["groups"]}
     except _NO_TRACE:
         return _Answer(pause_s, Sample((), {}))
     return _Answer(pause_s, Sample(arrivals, sizes))

@@ -1,4 +1,4 @@
-"""Who of a run has ended and why, and when that is to be thought of once more."""
+"""The ended processes of a run: how each ended, and when more may be known about it."""
 
 from __future__ import annotations
 
@@ -8,90 +8,93 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.process_status import ENDED
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.catalog import STATES
-from otel_ddp.diagnosis.ends import Gone
-from otel_ddp.diagnosis.verdict import Who
+from otel_ddp.diagnosis.death.ended_process import EndedProcess
+from otel_ddp.diagnosis.verdict import Labels
 
-# What others have to say of it comes soon after; what the kernel has, when the process has left,
-# which takes Python seconds, and its launcher has looked, every 5 s perhaps.
-_AFTERTHOUGHTS_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
+# When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
+# once the process has left, which takes Python seconds, and once its launcher has looked, which may
+# take 5 s more.
+_LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
 _STATES = {code: word for word, code in STATES.items()}
 
 
 class Exits:
-    """The processes of one run on this node that are no more."""
+    """The processes of one run on this node that have ended."""
 
     def __init__(self, causes: ExitCauses) -> None:
         self._causes = causes
-        self._ended: set[Who] = set()
-        # Whose end is to be thought of once more, and when.
-        self._afterthoughts: list[tuple[Gone, JournalFeed, int]] = []
-        # Those that told their end, and may be there all the same.
-        self._leaving: dict[JournalFeed, Gone] = {}
+        self._ended: set[Labels] = set()
+        # The ends to look at again, and when.
+        self._pending: list[tuple[EndedProcess, JournalFeed, int]] = []
+        # Processes that reported their end, and may still exist.
+        self._leaving: dict[JournalFeed, EndedProcess] = {}
 
-    def feed(self, journal: JournalFeed, who: Who, now_ns: int) -> Gone:
+    def feed(self, journal: JournalFeed, labels: Labels, now_ns: int) -> EndedProcess:
         """How this process ended, as far as that is known at once."""
-        self._ended.add(who)
-        gone = self._gone(journal, who)
-        if gone.state != "killed":
-            self._leaving[journal] = gone
-        self._afterthoughts += [
-            (gone._replace(waited_s=after / 1e9), journal, now_ns + after)
-            for after in _AFTERTHOUGHTS_NS
+        self._ended.add(labels)
+        ended = self._ended_process(journal, labels)
+        if ended.state != "killed":
+            self._leaving[journal] = ended
+        self._pending += [
+            (ended._replace(known_for_s=after / 1e9), journal, now_ns + after)
+            for after in _LOOK_AGAIN_AFTER_NS
         ]
-        return gone
+        return ended
 
     def poll(self) -> None:
-        """See which of those that told their end are still there."""
-        for journal, gone in self._leaving.items():
+        """Note which of the processes that reported their end still exist."""
+        for journal, ended in self._leaving.items():
             if self._causes.is_there(*_process(journal)):
-                self._leaving[journal] = gone._replace(present_ns=time.time_ns())
+                self._leaving[journal] = ended._replace(last_present_ns=time.time_ns())
 
-    def take_back(self, who: Who) -> bool:
-        """Somebody at work bears this name; whether one of that name had ended."""
-        if who not in self._ended:
+    def has_restarted(self, labels: Labels) -> bool:
+        """A process with these labels is at work; whether an earlier one with them had ended."""
+        if labels not in self._ended:
             return False
-        self._ended.remove(who)
-        # The run was started anew: what ended it before is not thought of again.
-        self.think_no_more()
+        self._ended.remove(labels)
+        # The run was restarted: the earlier ends are not looked at again.
+        self.forget_all()
         return True
 
-    def reconsidered(self, now_ns: int) -> list[Gone]:
-        """Those of whom more may be known by now."""
-        found: dict[JournalFeed, Gone] = {}
-        for thought in [each for each in self._afterthoughts if now_ns >= each[2]]:
-            self._afterthoughts.remove(thought)
-            gone, journal, _ = thought
+    def updated(self, now_ns: int) -> list[EndedProcess]:
+        """The ends of which more may be known by now."""
+        found: dict[JournalFeed, EndedProcess] = {}
+        for due in [each for each in self._pending if now_ns >= each[2]]:
+            self._pending.remove(due)
+            ended, journal, _ = due
             cause = self._causes.why(*_process(journal))
-            before = self._leaving.get(journal, gone)
-            found[journal] = before._replace(cause=cause, waited_s=gone.waited_s)
+            latest = self._leaving.get(journal, ended)
+            found[journal] = latest._replace(cause=cause, known_for_s=ended.known_for_s)
             if journal in self._leaving:
                 self._leaving[journal] = found[journal]
-            if not any(each[1] is journal for each in self._afterthoughts):
+            if not any(each[1] is journal for each in self._pending):
                 self._causes.forget(*_process(journal))
                 self._leaving.pop(journal, None)
-        # What is said of one rests on when the others left, too.
+        # A verdict on one end depends on when the other processes left, too.
         return list({**self._leaving, **found}.values()) if found else []
 
-    def think_no_more(self) -> None:
-        """Nobody wants to know any more."""
-        for _, journal, _ in self._afterthoughts:
+    def forget_all(self) -> None:
+        """No end is looked at again."""
+        for _, journal, _ in self._pending:
             self._causes.forget(*_process(journal))
-        self._afterthoughts.clear()
+        self._pending.clear()
         self._leaving.clear()
 
-    def _gone(self, journal: JournalFeed, who: Who) -> Gone:
+    def _ended_process(self, journal: JournalFeed, labels: Labels) -> EndedProcess:
         progress = journal.reader.progress()
         described = journal.describe()
-        told_ns = 0 if progress is None else progress.state_since_ns
-        spoke = progress is not None and progress.state in ENDED
-        return Gone(
-            who=who,
+        alive_ns, ended_ns = journal.seen_alive_ns, journal.gone_ns
+        if progress is not None and progress.state in ENDED:
+            # It reported its end: the moment of that report counts.
+            alive_ns = ended_ns = progress.state_since_ns
+        return EndedProcess(
+            labels=labels,
             state=_STATES.get(journal.state, "killed"),
             step=journal.step(),
             phase=described["phase"],
             phase_since_ns=described["phase_since_ns"],
-            seen_alive_ns=told_ns if spoke else journal.seen_alive_ns,
-            gone_ns=told_ns if spoke else journal.gone_ns,
+            seen_alive_ns=alive_ns,
+            ended_ns=ended_ns,
             reason=described["reason"],
             cause=self._causes.why(*_process(journal)),
             world_size=journal.world_size,

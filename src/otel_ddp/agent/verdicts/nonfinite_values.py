@@ -1,4 +1,4 @@
-"""Finds which of the values that a process logs are not finite any more, and since when."""
+"""Finds the logged values of a process that became NaN or infinite, and when each did."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from otel_ddp.diagnosis.nonfinite import Odd
+from otel_ddp.diagnosis.nonfinite import NonfiniteValue
 from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
 
-# One infinite gradient norm is part of looking for a loss scale: two in a row are not, nor is one
-# that nothing has come after for so long.
-_STANDS_NS = 60 * 10**9
+# A single infinite gradient norm is part of finding a loss scale. Two in a row are not, nor is one
+# without a successor for so long.
+_WITHOUT_SUCCESSOR_NS = 60 * 10**9
 
 
-class _Told(NamedTuple):
+class _Logged(NamedTuple):
     value: float
     record: Scalars
 
@@ -22,50 +22,52 @@ class _Told(NamedTuple):
 class _First(NamedTuple):
     """The first value of a name that was not finite, after one that was."""
 
-    told: _Told
+    logged: _Logged
     seen_ns: int
 
 
 class NonfiniteValues:
-    """One process's, looked at now and then: the last of each name, and more only on suspicion."""
+    """The values of one process: it checks the last of each name, and reads more on suspicion."""
 
     def __init__(self, reader: JournalReader) -> None:
         self._reader = reader
-        # Up to here all has been looked at.
+        # Everything before this position has been checked.
         self._position = 0
         self._finite: set[int] = set()
-        # By name; None where there was never a finite value, and so nothing that changed.
+        # By name; None where no value was ever finite, so that none changed.
         self._first: dict[int, _First | None] = {}
 
-    def odd(self, now_ns: int, ended: bool = False) -> list[Odd]:
-        """Names whose values were finite once, and are not any more."""
+    def find(self, now_ns: int, ended: bool = False) -> list[NonfiniteValue]:
+        """The names whose values were finite once, and no longer are."""
         reader = self._reader
         last = _last(reader.latest())
-        odd = {name for name, told in last.items() if not math.isfinite(told.value)}
-        self._finite |= last.keys() - odd
-        self._first = {name: first for name, first in self._first.items() if name in odd}
-        fresh = odd - self._first.keys()
+        nonfinite = {name for name, each in last.items() if not math.isfinite(each.value)}
+        self._finite |= last.keys() - nonfinite
+        self._first = {name: first for name, first in self._first.items() if name in nonfinite}
+        fresh = nonfinite - self._first.keys()
         if fresh:
-            # What is no longer to be read began with what is there.
+            # Where the beginning is overwritten, the last value stands for it.
             began = {name: last[name] for name in fresh} | self._began(fresh)
             for name in fresh:
                 known = name in self._finite
                 self._first[name] = _First(began[name], now_ns) if known else None
         self._position = reader.position
         return [
-            Odd(said.text, said.split, told.value, told.record.step, told.record.time_ns)
+            NonfiniteValue(
+                named.text, named.split, logged.value, logged.record.step, logged.record.time_ns
+            )
             for name, first in self._first.items()
-            if first is not None and (said := reader.names.get(name)) is not None
-            for told in [first.told]
+            if first is not None and (named := reader.names.get(name)) is not None
+            for logged in [first.logged]
             if ended
-            or last[name].record.position > told.record.position
-            or now_ns - first.seen_ns >= _STANDS_NS
+            or last[name].record.position > logged.record.position
+            or now_ns - first.seen_ns >= _WITHOUT_SUCCESSOR_NS
         ]
 
-    def _began(self, names: set[int]) -> dict[int, _Told]:
-        """With which value each of these names began not to be finite."""
+    def _began(self, names: set[int]) -> dict[int, _Logged]:
+        """For each of these names: the first value after the last finite one."""
         try:
-            # The agent's own reader has passed this by.
+            # The agent's own reader is already past these records.
             again = JournalReader(self._reader.path)
         except Unreadable:
             return {}
@@ -74,7 +76,7 @@ class NonfiniteValues:
             records = again.read()
         finally:
             again.close()
-        began: dict[int, _Told] = {}
+        began: dict[int, _Logged] = {}
         for record in records:
             if not isinstance(record, Scalars):
                 continue
@@ -83,10 +85,10 @@ class NonfiniteValues:
                     self._finite.add(name)
                     began.pop(name, None)
                 elif name in names:
-                    began.setdefault(name, _Told(value, record))
+                    began.setdefault(name, _Logged(value, record))
         return began
 
 
-def _last(records: Iterable[Scalars]) -> dict[int, _Told]:
+def _last(records: Iterable[Scalars]) -> dict[int, _Logged]:
     ordered = sorted(records, key=lambda record: record.position)
-    return {name: _Told(value, record) for record in ordered for name, value in record.values}
+    return {name: _Logged(value, record) for record in ordered for name, value in record.values}

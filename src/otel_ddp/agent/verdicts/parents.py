@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 from otel_ddp import containment
 from otel_ddp.agent.reading import workers
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.verdicts.exit_causes import ExitCauses, exit_status
+from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
 from otel_ddp.catalog import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
@@ -35,7 +35,7 @@ class _Ended(NamedTuple):
 
 
 class Parents:
-    """One a node; called from the agent's loop alone."""
+    """One per node. Called from the agent's loop alone."""
 
     def __init__(self, causes: ExitCauses, clock: Callable[[], float] = time.monotonic) -> None:
         self._causes = causes
@@ -45,7 +45,7 @@ class Parents:
         # The parent of each worker that was alive at the last call of `watch`.
         self._living: list[int] = []
         # By journal: when the end of this worker was seen.
-        self._gone: dict[Path, float] = {}
+        self._seen_ended: dict[Path, float] = {}
         self._ended: dict[Path, _Ended] = {}
 
     @containment.contained()
@@ -70,7 +70,7 @@ class Parents:
                 process = journal.pid, reader.start_ticks
                 self._ended[reader.path] = _Ended(parent, now, journal.state, process)
         here = {journal.reader.path for journal in journals}
-        self._gone = {path: at for path, at in self._gone.items() if path in here}
+        self._seen_ended = {path: at for path, at in self._seen_ended.items() if path in here}
         self._ended = {
             path: each
             for path, each in self._ended.items()
@@ -84,7 +84,7 @@ class Parents:
             if handle >= 0:
                 os.close(handle)
         for parent in wanted - self._handles.keys():
-            if (opened := _open_handle(parent)) is not None:
+            if (opened := open_pidfd(parent)) is not None:
                 self._handles[parent] = opened
 
     @containment.contained(default=False)
@@ -93,11 +93,11 @@ class Parents:
         reader = journal.reader
         if workers.is_proxy(reader) or not workers.is_idle(reader):
             return workers.ended_by_parent(reader)
-        waited_s = self._clock() - self._gone.setdefault(reader.path, self._clock())
+        waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(journal.pid, reader.start_ticks)
-        asked = cause.get("signal") == "SIGTERM"
-        settled = not asked and cause.keys() & {"signal", "exit_code", "out_of_memory"}
-        patience_s = _PARENT_FOLLOWS_S if asked and workers.in_pool(reader) else _PATIENCE_S
+        requested = cause.get("signal") == "SIGTERM"
+        settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
+        patience_s = _PARENT_FOLLOWS_S if requested and workers.in_pool(reader) else _PATIENCE_S
         if not settled and waited_s < patience_s:
             return None
         return workers.ended_by_parent(reader, self._end(journal, cause))
@@ -115,7 +115,7 @@ class Parents:
         )
         return workers.End(
             cause=cause,
-            parent_lives=None if handle is None else handle >= 0 and not _is_readable(handle),
+            parent_lives=None if handle is None else handle >= 0 and not has_ended(handle),
             parent_was_killed=status is not None and os.WIFSIGNALED(status),
             others_live=parent in self._living,
             others_failed=failed or code > 0,
@@ -125,20 +125,3 @@ class Parents:
         if ended.state == STATES["killed"]:
             return self._causes.why(*ended.process).get("signal") != "SIGTERM"
         return ended.state == STATES["failed"]
-
-
-def _open_handle(pid: int) -> int | None:
-    """A descriptor, readable once the process is dead; -1: no such process; None: unknown."""
-    opened: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
-    try:
-        return None if opened is None else opened(pid)
-    except ProcessLookupError:
-        return -1
-    except OSError:
-        return None
-
-
-def _is_readable(handle: int) -> bool:
-    asked = select.poll()
-    asked.register(handle, select.POLLIN)
-    return bool(asked.poll(0))

@@ -1,4 +1,4 @@
-"""Tells what was found: once in the log, as a record with its span, and in a post-mortem."""
+"""Reports verdicts: in the agent's log, as a log record with its span, and in a post-mortem."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import containment
-from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.agent.verdicts.run_case import RunCase, said
-from otel_ddp.diagnosis.hardware import Gpu, with_gpu
-from otel_ddp.diagnosis.verdict import Change, Kind, Verdict, Who
+from otel_ddp.agent.verdicts.process_case import snapshot
+from otel_ddp.agent.verdicts.run_case import RunCase
+from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
+from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
 log = logging.getLogger("otel_ddp.agent")
 
-# Findings that are no trouble: nobody is to be woken by them.
-_CALM: frozenset[Kind] = frozenset({"bound"})
+# Findings that are no trouble, and not worth a warning.
+_HARMLESS: frozenset[Kind] = frozenset({"bound"})
 
 
 class VerdictReporter:
-    """One a node, for all of its runs."""
+    """One per node, for all of its runs."""
 
     def __init__(
         self, ledger: Ledger, postmortems: Path, gpus: Callable[[], Sequence[Gpu]]
     ) -> None:
-        """*gpus*: the node's devices as they are known now."""
+        """*gpus*: the node's devices as known now."""
         self._ledger = ledger
         self._postmortems = postmortems
         self._gpus = gpus
-        self._told: dict[tuple[Who, str, str], str] = {}
+        self._findings: dict[tuple[Labels, str, str], str] = {}
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
     @containment.contained()
     def report(
         self, case: RunCase, change: Change, journals: Sequence[JournalFeed], now_ns: int
     ) -> None:
-        """A verdict of this run is reached, has changed, or holds no longer."""
+        """A verdict of this run was opened, has changed, or is over."""
         if change.opened and change.verdict.kind == "straggler":
             change = change._replace(verdict=with_gpu(change.verdict, self._gpus()))
         verdict = change.verdict
@@ -50,27 +51,31 @@ class VerdictReporter:
         if change.opened:
             case.verdicts[verdict.key] = verdict
         else:
-            # What is told of another rank in the same breath is the same incident.
-            case.moved = verdict.kind, case.postmortem.pop(verdict.key, None)
+            # A verdict of this kind that opens in the same poll continues the incident.
+            case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
             case.gpus.pop(verdict.key, None)
         if verdict.kind == "straggler":
-            case.named.add((verdict.who, verdict.phase))
-        # One record an incident, and one more where it turns out to be another one.
-        if not change.opened or before is None or _gist(before) != _gist(verdict):
+            case.named.add((verdict.labels, verdict.phase))
+        # One record per incident, and another one if its phase or cause changes.
+        if (
+            not change.opened
+            or before is None
+            or _phase_and_cause(before) != _phase_and_cause(verdict)
+        ):
             if change.opened:
-                # Of a death the last word counts, whomever it is about.
-                about = "" if verdict.kind == "death" else str(verdict.who)
-                self._told[case.run, verdict.kind, about] = verdict.sentence
-            said_of_it = _sentence(change, _ended(case, change, journals))
-            log.log(logging.WARNING if _warns(change) else logging.INFO, "%s", said_of_it)
-            self._record(change, said_of_it, journals, now_ns)
+                # Of deaths only the last sentence is kept, whichever rank it is about.
+                about = "" if verdict.kind == "death" else str(verdict.labels)
+                self._findings[case.run, verdict.kind, about] = verdict.sentence
+            body = _sentence(change, _ended_with(case, change, journals))
+            log.log(logging.WARNING if _warns(change) else logging.INFO, "%s", body)
+            self._record(change, body, journals, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
-            self._write_down(case, verdict, journals)
+            self._write_postmortem(case, verdict, journals)
 
     def _record(
-        self, change: Change, said_of_it: str, journals: Sequence[JournalFeed], now_ns: int
+        self, change: Change, body: str, journals: Sequence[JournalFeed], now_ns: int
     ) -> None:
-        """A log record, and a span from when it began until now with the same as its event."""
+        """Keep a log record, and a span from the beginning until now."""
         if not self._ledger.keep_history:
             return
         verdict, opened = change
@@ -85,8 +90,8 @@ class VerdictReporter:
         name = f"training.{verdict.kind}"
         trace = f"step/{verdict.step}" if verdict.step is not None else f"name/{name}"
         since_ns = min(verdict.since_ns or now_ns, now_ns)
-        told = f"{verdict.key}/{opened}/{now_ns}".encode("utf-8", "replace")
-        span_id = blake2s(told, digest_size=8).hexdigest()
+        identity = f"{verdict.key}/{opened}/{now_ns}".encode("utf-8", "replace")
+        span_id = blake2s(identity, digest_size=8).hexdigest()
         common = {"name": name, "trace": trace, "step": verdict.step, "attributes": attributes}
         event = {"name": name, "time": now_ns, "attributes": attributes}
         span = {
@@ -102,25 +107,28 @@ class VerdictReporter:
             **common,
             "time": now_ns,
             "span": span_id,
-            "body": said_of_it,
+            "body": body,
             "severity": "WARN" if _warns(change) else "INFO",
         }
         documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
-        self._documents.append((verdict.who, project, documents))
+        self._documents.append((verdict.labels, project, documents))
 
-    def _write_down(self, case: RunCase, verdict: Verdict, journals: Sequence[JournalFeed]) -> None:
+    def _write_postmortem(
+        self, case: RunCase, verdict: Verdict, journals: Sequence[JournalFeed]
+    ) -> None:
         earlier = case.postmortem.get(verdict.key)
-        if earlier is None and case.moved is not None and case.moved[0] == verdict.kind:
-            earlier = case.moved[1]
-        # As they were when it began: who is dead has left its device since.
+        if earlier is None and case.just_closed is not None:
+            kind, path = case.just_closed
+            earlier = path if kind == verdict.kind else None
+        # As they were when the incident began: a dead process has left its device since.
         gpus = case.gpus.setdefault(verdict.key, self._gpus())
-        told = {**case.last, **{each.labels: said(each) for each in journals}}
+        snapshots = {**case.last_snapshots, **{each.labels: snapshot(each) for each in journals}}
         case.postmortem[verdict.key] = postmortem.write(
             self._postmortems,
             dict(case.run).get("run", ""),
             verdict=plain(verdict),
-            processes=[described for described, _ in told.values()],
-            values=[value for _, values in told.values() for value in values],
+            processes=[described for described, _ in snapshots.values()],
+            values=[value for _, values in snapshots.values() for value in values],
             open_verdicts=[plain(e) for e in case.verdicts.values() if e.key != verdict.key],
             gpus=gpus,
             now_ns=time.time_ns(),
@@ -128,22 +136,32 @@ class VerdictReporter:
         )
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
-        """What is to be exported, once."""
+        """The spans and events that have not been exported yet."""
         documents, self._documents = self._documents, []
         return documents
 
     def findings(self) -> list[str]:
-        """What was ever found, also where it is over, the latest last."""
-        return list(self._told.values())
+        """The sentences of all verdicts, of those that are over too; the latest last."""
+        return list(self._findings.values())
 
-    def forget(self, run: Who) -> None:
-        """Nothing is left to show of this run."""
-        self._told = {key: sentence for key, sentence in self._told.items() if key[0] != run}
+    def forget(self, run: Labels) -> None:
+        """Forget what was found of this run."""
+        self._findings = {
+            key: sentence for key, sentence in self._findings.items() if key[0] != run
+        }
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON has it."""
-    return {**verdict._asdict(), "who": dict(verdict.who), "evidence": dict(verdict.evidence)}
+    """A verdict as JSON. Programs read these keys."""
+    return {
+        "kind": verdict.kind,
+        "who": dict(verdict.labels),
+        "phase": verdict.phase,
+        "sentence": verdict.sentence,
+        "evidence": dict(verdict.evidence),
+        "step": verdict.step,
+        "since_ns": verdict.since_ns,
+    }
 
 
 def _sentence(change: Change, ended: str) -> str:
@@ -153,13 +171,13 @@ def _sentence(change: Change, ended: str) -> str:
     return f"no longer, as {ended} ended: {sentence}" if ended else f"no longer: {sentence}"
 
 
-def _ended(case: RunCase, change: Change, journals: Sequence[JournalFeed]) -> str:
-    """Whose end it was that ended this as well: nothing was cured by that."""
-    if not case.leaving or change.verdict.kind == "death":
+def _ended_with(case: RunCase, change: Change, journals: Sequence[JournalFeed]) -> str:
+    """What ended and ended the verdict with it: then nothing was cured."""
+    if not case.just_ended or change.verdict.kind == "death":
         return ""
     if all(each.ended_at is not None for each in journals):
         return "the run"
-    numbers = sorted((dict(who).get("rank", "?") for who in case.leaving), key=_by_number)
+    numbers = sorted((dict(labels).get("rank", "?") for labels in case.just_ended), key=_by_number)
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
@@ -168,15 +186,15 @@ def _by_number(rank: str) -> tuple[int, str]:
 
 
 def _warns(change: Change) -> bool:
-    return change.opened and change.verdict.kind not in _CALM
+    return change.opened and change.verdict.kind not in _HARMLESS
 
 
-def _gist(verdict: Verdict) -> tuple[str, Any]:
+def _phase_and_cause(verdict: Verdict) -> tuple[str, Any]:
     return verdict.phase, verdict.evidence.get("cause")
 
 
 def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tuple[str, Any]]:
-    """As attributes: numbers and words; what is a list of things stays in the post-mortem."""
+    """Evidence as attributes: numbers and words. Lists stay in the post-mortem."""
     for name, value in evidence.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}.{name}")

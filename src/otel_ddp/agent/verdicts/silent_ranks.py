@@ -11,41 +11,41 @@ from otel_ddp import containment
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.catalog import STATES
 
-# Training or logging for so long: by then every rank that will call us has done so.
+# A rank has trained or logged for so long: by then every rank that will call us has done so.
 _PATIENCE_NS = 60 * 10**9
-# A launch that began so long before this agent may have had ranks whose journals are gone.
+# A launch that began this long before the agent may have had ranks whose journals were deleted.
 _BEFORE_NS = 30 * 10**9
 
 
 @dataclass
 class _Launch:
-    """What one launcher started on this node, as far as it ever opened a journal."""
+    """The ranks of one launcher on this node that have ever opened a journal."""
 
     local_ranks: set[Any] = field(default_factory=set)
     began_ns: int = 2**63
 
 
 class SilentRanks:
-    """Fed with all processes of the node, now and then."""
+    """One per node. Polled with all journals, now and then."""
 
     def __init__(self, started_ns: int | None = None) -> None:
-        """*started_ns*: since when this agent looks."""
+        """*started_ns*: when this agent started."""
         self._started_ns = time.time_ns() if started_ns is None else started_ns
         self._launches: dict[str, _Launch] = {}
         self._notes: list[dict[str, str]] = []
 
     def notes(self) -> list[dict[str, str]]:
-        """What there is to say now, each of one run, in a sentence."""
+        """What was found by the last poll: a sentence each, with its run."""
         return self._notes
 
     @containment.contained()
     def poll(self, journals: Iterable[JournalFeed], now_ns: int) -> None:
-        """What is true now; each sentence goes to the log once."""
+        """Check all launches; each finding goes to the log once."""
         by_launch: dict[str, list[JournalFeed]] = {}
         for journal in journals:
             if journal.labels and (launched_by := str(journal.identity.get("launched_by") or "")):
                 by_launch.setdefault(launched_by, []).append(journal)
-        # One without journals is over.
+        # A launch without journals is over.
         self._launches = {key: self._launches.get(key, _Launch()) for key in by_launch}
         notes = []
         for key, ranks in by_launch.items():
@@ -66,11 +66,11 @@ class SilentRanks:
 
 
 def _silent(launch: _Launch, living: list[JournalFeed], now_ns: int) -> list[dict[str, str]]:
-    said = [each.identity.get("local_world_size") for each in living]
-    sizes = [size for size in said if isinstance(size, int)]
-    trained = [each for each in living if _for_long(each, now_ns)]
-    # Where one does not know its number, or how many there are, nothing is missed.
-    if not trained or None in launch.local_ranks or len(sizes) < len(said):
+    reported = [each.identity.get("local_world_size") for each in living]
+    sizes = [size for size in reported if isinstance(size, int)]
+    trained = [each for each in living if _has_run_for_long(each, now_ns)]
+    # If a rank does not know its number, or how many ranks there are, none can be called missing.
+    if not trained or None in launch.local_ranks or len(sizes) < len(reported):
         return []
     missing = sorted(set(range(max(sizes))) - launch.local_ranks)
     if not missing:
@@ -87,7 +87,7 @@ def _silent(launch: _Launch, living: list[JournalFeed], now_ns: int) -> list[dic
     ]
 
 
-def _for_long(journal: JournalFeed, now_ns: int) -> bool:
+def _has_run_for_long(journal: JournalFeed, now_ns: int) -> bool:
     progress = journal.reader.progress()
     return (
         journal.state == STATES["running"]
@@ -105,13 +105,13 @@ def _differing(living: list[JournalFeed]) -> list[dict[str, str]]:
     notes = []
     for by_strategy in by_run.values():
         if len(by_strategy) > 1:
-            said = ", ".join(
+            named = ", ".join(
                 f"rank {_label(each, 'rank')} {strategy!r}"
                 for strategy, each in by_strategy.items()
             )
             sentence = (
-                f"ranks of one launch have different strategies ({said}): say the same on every "
-                "rank, in the call or in OTEL_DDP_STRATEGY"
+                f"ranks of one launch have different strategies ({named}): set the same one on "
+                "every rank, in the call or in OTEL_DDP_STRATEGY"
             )
             notes.append(_note(next(iter(by_strategy.values())), sentence))
     return notes

@@ -1,4 +1,4 @@
-"""Asks a process where it hangs: its witness, and the kernel, and never waits for either."""
+"""Asks a process for its stack, and the kernel for its state, and waits for neither."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.diagnosis.evidence import (
+from otel_ddp.diagnosis.stall.evidence import (
     Collective,
     Evidence,
     Frame,
@@ -19,19 +19,18 @@ from otel_ddp.diagnosis.evidence import (
 )
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 
-# As the witness has them: beside the journal.
-
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64
-# The kernel is asked this often at most, and compared with what it said this long ago at most.
+# The kernel is asked once in the first time at most. Its answers are compared only if they are less
+# than the second time apart.
 _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class StackQuestion:
-    """One process. Called from the agent's loop alone; whatever is found there, nothing raises.
+    """One process. Called from the agent's loop alone. Nothing that is found there raises.
 
-    Looking costs a file for each of its threads: only where there is a suspicion.
+    A poll reads a file for each thread of the process: only where there is a suspicion.
     """
 
     def __init__(
@@ -40,31 +39,31 @@ class StackQuestion:
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._process = proc / str(pid)
-        # The thread that is looked at: the first one, until it is known which one trains.
+        # The thread to ask the kernel about: the first one, until it is known which one trains.
         self._task = str(pid)
         self._start_ticks = start_ticks
         self._number = 0
-        # Of the question that is open: when it was put.
+        # When the open question was asked; None: no question is open.
         self._asked_ns: int | None = None
-        self._heard = Evidence()
+        self._known = Evidence()
         self.answer: dict[str, Any] = {}
-        """The last answer as it was written, for whoever shows stacks."""
+        """The last answer as it was written, for commands that show stacks."""
         self._before: tuple[int, dict[str, int], str] | None = None
         self._last: Kernel | None = None
 
     def ask(self, question: Question, now_ns: int) -> bool:
-        """Put a question; whether anybody is there to hear it."""
-        # Not one that an agent before us has put, or will have answered.
+        """Ask a question; whether the process can receive it."""
+        # Greater than the number of any earlier agent's question or answer.
         self._number = max(self._number + 1, now_ns)
         try:
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
             fd = os.open(self._ask, flags)
         except OSError:
-            return False  # no fifo, or nobody reads it
+            return False  # there is no fifo, or no thread reads it
         try:
             os.write(fd, f"{self._number} {question}\n".encode())
         except BlockingIOError:
-            pass  # it is full of questions that nobody has read
+            pass  # the fifo is full of unread questions
         except OSError:
             return False
         finally:
@@ -74,43 +73,43 @@ class StackQuestion:
         return True
 
     def poll(self, now_ns: int) -> Evidence:
-        """What is known by now. *now_ns* is on the clock that `ask` was given."""
+        """What is known by now. *now_ns* is on the clock of `ask`."""
         if self._asked_ns is not None:
-            self._listen(now_ns)
+            self._read_answer(now_ns)
         silent_s = None if self._asked_ns is None else (now_ns - self._asked_ns) / 1e9
-        return self._heard._replace(silent_s=silent_s, kernel=self._kernel(now_ns))
+        return self._known._replace(silent_s=silent_s, kernel=self._kernel(now_ns))
 
-    # -- the witness
+    # -- the answer of the process
 
-    def _listen(self, now_ns: int) -> None:
-        said = _read(self._answer)
-        # Somebody else may have asked since: numbers are times, and a later answer is as good.
-        if said is None or (_whole(said.get("question")) or 0) < self._number:
+    def _read_answer(self, now_ns: int) -> None:
+        content = _read(self._answer)
+        # Another program may have asked since. Numbers are times, and a later answer is as good.
+        if content is None or (_whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
-        self.answer = said
-        threads = _members(said, "threads")
+        self.answer = content
+        threads = _members(content, "threads")
         main = _first(threads, "main")
         trains = _first(threads, "trains") or main
-        self._look_at(main.get("id"), trains.get("id"))
-        self._heard = Evidence(
-            heard=True,
-            kind="what" if said.get("kind") == "what" else "where",
+        self._choose_thread(main.get("id"), trains.get("id"))
+        self._known = Evidence(
+            answered=True,
+            kind="what" if content.get("kind") == "what" else "where",
             answered_ns=now_ns,
-            groups=tuple(_groups(said)),
-            collectives=tuple(_collectives(said)),
+            groups=tuple(_groups(content)),
+            collectives=tuple(_collectives(content)),
             stack=frames(trains),
-            helpers=tuple(
+            other_threads=tuple(
                 Thread(str(each.get("name")), frames(each))
                 for each in threads
                 if each.get("daemon") is False and each is not trains and each is not main
             ),
-            package=str(said.get("package") or ""),
+            package=str(content.get("package") or ""),
         )
 
-    def _look_at(self, main: Any, trains: Any) -> None:
-        """Which thread the kernel is asked about."""
-        # Where it sees other numbers than we do, its threads cannot be found by them.
+    def _choose_thread(self, main: Any, trains: Any) -> None:
+        """Decide which thread the kernel is asked about."""
+        # In another PID namespace the process sees other thread numbers, which are of no use here.
         ours = str(main) == self._process.name and _whole(trains) is not None
         task = str(trains) if ours else self._process.name
         if task != self._task:
@@ -120,7 +119,7 @@ class StackQuestion:
 
     def _kernel(self, now_ns: int) -> Kernel | None:
         status = _status(self._process / "stat")
-        # Another process may have the number by now, or in our namespace.
+        # By now, or in our namespace, the number may belong to another process.
         if status is None or not self._start_ticks or status[2] != self._start_ticks:
             self._before = self._last = None
             return None
@@ -129,7 +128,7 @@ class StackQuestion:
             before = None
         elif before is not None and now_ns - before[0] < _OFTEN_NS:
             return self._last
-        # The process's own state and time are those of its first thread and of all together.
+        # The process's own `stat` has the state of its first thread and the time of all threads.
         own = _status(self._process / "task" / self._task / "stat")
         state = status[0] if own is None else own[0]
         ticks = self._thread_ticks()
@@ -154,23 +153,23 @@ class StackQuestion:
 
     def _waits_in(self) -> str:
         try:
-            said = (self._process / "wchan").read_text(errors="replace").strip()
+            name = (self._process / "wchan").read_text(errors="replace").strip()
         except OSError:
             return ""
-        return "" if said == "0" else said[:100]
+        return "" if name == "0" else name[:100]
 
 
 def _status(path: Path) -> tuple[str, int, int] | None:
-    """State letter, ticks of processor time, and ticks from boot to the start."""
+    """The state letter, ticks of processor time, and ticks from boot to the start."""
     try:
-        # The name may hold anything, a parenthesis too.
+        # The name may contain anything, a parenthesis too.
         fields = path.read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], int(fields[11]) + int(fields[12]), int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 
 
-# An answer is a file: anybody with this user's rights may have put anything there.
+# An answer is a file: any program with this user's rights may have written anything there.
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -183,12 +182,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _members(said: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = said.get(name)
+def _members(content: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = content.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-def _groups(said: dict[str, Any]) -> list[Group]:
+def _groups(content: dict[str, Any]) -> list[Group]:
     return [
         Group(
             str(each.get("name")),
@@ -198,20 +197,20 @@ def _groups(said: dict[str, Any]) -> list[Group]:
             str(each.get("backend") or ""),
             str(each.get("description") or ""),
         )
-        for each in _members(said, "groups")
+        for each in _members(content, "groups")
     ]
 
 
-def _collectives(said: dict[str, Any]) -> list[Collective]:
+def _collectives(content: dict[str, Any]) -> list[Collective]:
     return [
         Collective(str(each.get("group")), number, str(each.get("op")), str(each.get("sizes")))
-        for each in _members(said, "collectives")
+        for each in _members(content, "collectives")
         if (number := _whole(each.get("number"))) is not None
     ]
 
 
 def _first(threads: list[dict[str, Any]], mark: str) -> dict[str, Any]:
-    """The thread that has this mark; nothing if there is none."""
+    """The first thread with this mark; empty if there is none."""
     return next((each for each in threads if each.get(mark) is True), {})
 
 

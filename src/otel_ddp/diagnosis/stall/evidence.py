@@ -1,16 +1,16 @@
-"""What is known of a rank that may stand still: where it is, its stack, its collectives."""
+"""What is known of a rank that may stand still: its position, its stack, its collectives."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from otel_ddp.diagnosis.verdict import Who
+from otel_ddp.diagnosis.verdict import Labels
 
 Question = Literal["where", "what", "when"]
 
 
 class Frame(NamedTuple):
-    """A line of Python that a thread is at."""
+    """A line of Python on the stack of a thread."""
 
     file: str
     line: int | None
@@ -21,14 +21,14 @@ class Frame(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread of Python's, the innermost frame first."""
+    """A Python thread, the innermost frame first."""
 
     name: str
     stack: tuple[Frame, ...]
 
 
 class Group(NamedTuple):
-    """How far a rank has come with the collectives of a process group."""
+    """How far a rank has come in the collectives of one process group."""
 
     name: str
     size: int
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """Whether it waits in a queue of the device. Gloo does not count what is completed well."""
+        """Whether a collective waits in the device's queue. Gloo's counts are not reliable."""
         behind = self.completed is not None and self.completed < (self.enqueued or 0)
         return behind and self.size > 1 and "nccl" in self.backend
 
@@ -57,47 +57,57 @@ class Collective(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """What the kernel says of a process, without its help."""
+    """What the kernel says of a process, without the process's help."""
 
     state: str
-    """Of the thread that trains, where it is known, else the main one.
+    """The state of the thread that trains, where that thread is known, else of the main one.
 
     R runs, S sleeps, D waits for a device, T is stopped, Z is dead.
     """
     lasting: bool
-    """Whether it was the same the last time."""
+    """Whether the state was the same the last time."""
     busy: float | None
     """That thread's share of a core since the last time."""
     waits_in: str = ""
-    """The kernel's function that it sleeps in, where we may read that."""
+    """The kernel function that the thread sleeps in, where we may read that."""
     busy_threads: int = 0
-    """How many others have used the processor since the last time."""
+    """How many other threads have used the processor since the last time."""
 
 
 class Evidence(NamedTuple):
-    """What was found out about one rank."""
+    """What has been found out about one rank."""
 
     silent_s: float | None = None
-    """For how long the last question has gone without an answer; None: it has none open."""
-    heard: bool = False
-    """Whether there is an answer at all, and it is of the last question that was answered."""
+    """How long the open question has waited for an answer; None: no question is open."""
+    answered: bool = False
+    """Whether the rank has ever answered. What follows is from its last answer."""
     kind: Question = "where"
     answered_ns: int = 0
     groups: tuple[Group, ...] = ()
     collectives: tuple[Collective, ...] = ()
     stack: tuple[Frame, ...] = ()
-    """Of the thread that trains, where it is known, else the main one; the innermost first."""
-    helpers: tuple[Thread, ...] = ()
+    """Of the thread that trains, where that is known, else of the main one."""
+    other_threads: tuple[Thread, ...] = ()
     """Other threads that the end of the program waits for."""
     package: str = ""
-    """The folder of our own package, as the process has it."""
+    """The folder of our own package, as the process sees it."""
     kernel: Kernel | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the program has ended but for threads that Python waits for."""
+        outermost = self.stack[-1] if self.stack else None
+        return (
+            outermost is not None
+            and outermost.function == "_shutdown"
+            and outermost.file.endswith("/threading.py")
+        )
 
 
 class Position(NamedTuple):
-    """Where a rank stands, as its journal says."""
+    """Where a rank is in its training, by its journal."""
 
-    who: Who
+    labels: Labels
     alive: bool
     state: str
     step: int | None
@@ -108,13 +118,13 @@ class Position(NamedTuple):
     name: str = ""
     """The user's own name for the phase."""
     expect_s: float | None = None
-    """How long the user says that it takes."""
+    """How long the user said that the phase takes."""
     written: int = 0
-    """How much there is in its journal: grows with everything that it logs."""
+    """How much has been written to its journal: it grows with everything that the rank logs."""
     world: int | None = None
     """How many ranks the run has, on all nodes."""
 
     @property
     def rank(self) -> str:
         """As the labels have it."""
-        return dict(self.who).get("rank", "?")
+        return dict(self.labels).get("rank", "?")

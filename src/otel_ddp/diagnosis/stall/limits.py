@@ -1,42 +1,43 @@
-"""How long one rank may stand still where it is, learnt from its own steps and phases."""
+"""Learns from a rank's own steps and phases how long it may stand still before it is stalled."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 
-from otel_ddp.diagnosis.evidence import Frame, Position
+from otel_ddp.diagnosis.stall.evidence import Frame, Position
 
-# 10 times the step that 99 of 100 are shorter than; 3 times the longest stretch of a phase.
+# The limit is 10 times the p99 step, or 3 times the longest stretch of the phase; or 1.5 times
+# what the user has announced.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
-# Before the first step, and in these phases, a rank may be silent for so many times as long.
+# In these phases, and before the first step, a rank may stand still for LONG times as long.
 _LONG_PHASES = frozenset({"checkpoint", "eval", "compile"})
 LONG = 10.0
-# As many steps as p99 is taken of, and how often it is.
-_REMEMBERED, _COUNT_EVERY = 1000, 50
-# What is logged tells of progress where no hook does.
+# The steps that p99 is taken of, and how often it is taken.
+_REMEMBERED, _UPDATE_EVERY = 1000, 50
+# In these phases no hook shows progress; what the rank logs does.
 UNHOOKED = frozenset({"other", "eval", "checkpoint"})
 
 
-class Rank:
-    """What is remembered of one rank."""
+class RankMovement:
+    """When one rank last moved, and how long its steps and phases have taken so far."""
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        # When it was first seen in its phase, last seen to move in it, and last seen there.
-        self.entered_ns = self.moved_ns = self.looked_ns = 0
+        # When it was first seen in its phase, when it last moved, and when it was last polled.
+        self.entered_ns = self.moved_ns = self.polled_ns = 0
         self.steps: deque[float] = deque(maxlen=_REMEMBERED)
         self.seen_steps = self.counted_steps = 0
         self.longest_step_s = self.p99_s = 0.0
         self.longest_s: dict[str, float] = {}
         self.numbers: tuple[tuple[str, int | None], ...] = ()
         self.stack: tuple[Frame, ...] = ()
-        # Whether its program was seen to go on though no hook saw it: an evaluation, say.
-        self.wanders = False
+        # Whether its program moves where no hook sees it: in an evaluation, for example.
+        self.moves_unhooked = False
         self.not_learnt_before_ns = 0
 
     def limit_s(self, floor_s: float) -> float:
-        """How long it may stand still where it is now."""
+        """How long the rank may stand still where it is now."""
         position = self.position
         assert position is not None
         if position.expect_s is not None:
@@ -45,21 +46,21 @@ class Rank:
         usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,
-            # Sorting is only worth it where it can make a difference.
+            # p99 takes a sort, so it is only computed where it can matter.
             _STEPS * self._p99_s() if usual_s > patience * floor_s else 0.0,
             _STRETCHES * self.longest_s.get(position.phase, 0.0),
         )
 
     def _at_start(self) -> bool:
-        """Models are loaded, kernels are chosen and compiled until the first step is over."""
+        """Until the first step is over, models are loaded, and kernels are chosen and compiled."""
         return self.position is not None and self.position.step is None and not self.seen_steps
 
     def succeeded_by(self, position: Position) -> bool:
-        """Whether this is of another process, which got the name of one that has ended."""
+        """Whether this position is of a new process that has the labels of one that ended."""
         return position.alive and self.position is not None and not self.position.alive
 
-    def move(self, position: Position, now_ns: int) -> None:
-        """Take in where it is now."""
+    def update(self, position: Position, now_ns: int) -> None:
+        """The rank is at this position now."""
         before = self.position
         self.position = position
         if before is None:
@@ -67,46 +68,49 @@ class Rank:
         elif (before.step, before.phase, before.since_ns) != (
             *(position.step, position.phase, position.since_ns),
         ):
-            self.stretch(before.phase, self.entered_ns, self.looked_ns)
-            # By the clock of whoever looks: the one of the process may have been set since.
+            self.learn_stretch(before.phase, self.entered_ns, self.polled_ns)
+            # By the agent's clock: the clock of the process may have been set since.
             self.entered_ns = self.moved_ns = now_ns
-            self.numbers, self.stack, self.wanders = (), (), False
+            self.numbers, self.stack, self.moves_unhooked = (), (), False
         elif position.phase in UNHOOKED and position.written != before.written:
             self.moved_ns = now_ns
-        self.looked_ns = now_ns
+        self.polled_ns = now_ns
 
     def pause(self, spent_ns: int) -> None:
-        """Nobody looked for so long, and maybe nobody could run."""
+        """The agent was paused for so long, and the rank may have been paused too."""
         self.entered_ns += spent_ns
         self.moved_ns += spent_ns
 
-    def stretch(self, phase: str, began_ns: int, ended_ns: int) -> None:
-        """It was in this phase for so long, and went on. A wait is as long as others make it."""
+    def learn_stretch(self, phase: str, began_ns: int, ended_ns: int) -> None:
+        """The rank was in this phase for so long, and went on.
+
+        Waits are not learnt: other ranks make them long.
+        """
         if phase != "comm_wait" and began_ns >= self.not_learnt_before_ns:
             spent_s = (ended_ns - began_ns) / 1e9
             self.longest_s[phase] = max(spent_s, self.longest_s.get(phase, 0.0))
 
-    def learn(self, steps_s: Sequence[float]) -> None:
-        """Steps took so long."""
+    def learn_steps(self, steps_s: Sequence[float]) -> None:
+        """The rank made steps that took so long."""
         self.steps.extend(steps_s)
         self.seen_steps += len(steps_s)
         self.longest_step_s = max(self.longest_step_s, *steps_s)
 
     def _p99_s(self) -> float:
         fresh = self.seen_steps - self.counted_steps
-        if fresh >= _COUNT_EVERY or (fresh and self.counted_steps < 10):
+        if fresh >= _UPDATE_EVERY or (fresh and self.counted_steps < 10):
             self.counted_steps = self.seen_steps
             ordered = sorted(self.steps)
             self.p99_s = ordered[int(0.99 * (len(ordered) - 1))]
         return self.p99_s
 
-    def stands_at(self, stack: tuple[Frame, ...]) -> None:
-        """Where its program is; another place than the last time, where no hook tells of it."""
+    def update_stack(self, stack: tuple[Frame, ...]) -> None:
+        """The program is at this stack. Where no hook shows progress, another stack does."""
         assert self.position is not None
         if stack and self.position.phase in UNHOOKED:
-            self.wanders |= bool(self.stack) and self.stack != stack
+            self.moves_unhooked |= bool(self.stack) and self.stack != stack
             self.stack = stack
 
-    def age_s(self, now_ns: int) -> float:
-        """For how long it has stood still."""
+    def still_s(self, now_ns: int) -> float:
+        """For how long the rank has not moved."""
         return max(0.0, (now_ns - self.moved_ns) / 1e9)

@@ -1,4 +1,4 @@
-"""What a rank's GPU has to do with its being late: slower, or held back, where others are not."""
+"""Adds to a verdict on a late rank what its GPU has to do with it: a slow clock, throttling."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from otel_ddp.diagnosis.verdict import Verdict, Who
+from otel_ddp.diagnosis.verdict import Labels, Verdict
 
 Gpu = Mapping[str, Any]
-"""As the agent's file has it: `index`, `name`, `labels`, `throttled`, and numbers by name."""
+"""One GPU as in the agent's file: `index`, `name`, `labels`, `throttled`, numbers by name."""
 
 _SLOWER = 0.95
 _NUMBERS = ("busy_ratio", "used_bytes", "power_w", "temperature_c", "sm_clock_hz")
-# In these a rank waits for other things than its GPU.
-_ELSEWHERE = ("data", "checkpoint")
+# In these phases a rank waits for other things than its GPU.
+_NOT_ON_GPU = ("data", "checkpoint")
 
 
 def with_gpu(verdict: Verdict, gpus: Sequence[Gpu]) -> Verdict:
-    """The same finding about a rank, with what its GPU adds to that, if it has one."""
-    # A board of which the rank uses a part has its labels as well.
+    """The same verdict with what the rank's GPU adds to it, if the rank has one of its own."""
+    # A board of which the rank uses a part has the rank's labels as well.
     whole = {each.get("parent") for each in gpus}
     gpus = [each for each in gpus if each.get("uuid") is None or each["uuid"] not in whole]
-    mine = [each for each in gpus if _labels(each) == dict(verdict.who)]
+    mine = [each for each in gpus if _labels(each) == dict(verdict.labels)]
     if len(mine) != 1:
         return verdict
     (gpu,) = mine
-    others = [each for each in gpus if each is not gpu and _beside(each, verdict.who)]
+    others = [each for each in gpus if each is not gpu and _is_of_run(each, verdict.labels)]
     found = {name: gpu[name] for name in _NUMBERS if name in gpu}
     evidence = {**found, "index": gpu.get("index"), "throttled": list(_throttled(gpu))}
-    said = [] if verdict.phase in _ELSEWHERE else [*_held_back(gpu, others), *_slow(gpu, others)]
+    causes = [] if verdict.phase in _NOT_ON_GPU else [*_held_back(gpu, others), *_slow(gpu, others)]
     sentence = verdict.sentence
-    if said:
-        sentence += f" Its GPU {gpu.get('index')} {' and '.join(said)}."
+    if causes:
+        sentence += f" Its GPU {gpu.get('index')} {' and '.join(causes)}."
     return verdict._replace(sentence=sentence, evidence={**verdict.evidence, "gpu": evidence})
 
 
 def _held_back(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
-    # What holds all of them back, a cap on their power say, makes no difference between them.
+    # What holds all GPUs back, such as a power cap, makes no difference between them.
     reasons = [
         reason
         for reason in _throttled(gpu)
@@ -64,7 +64,7 @@ def _throttled(gpu: Gpu) -> Sequence[str]:
     return reasons if isinstance(reasons, Sequence) else ()
 
 
-def _beside(gpu: Gpu, who: Who) -> bool:
-    """Whether a rank of the same run uses this one."""
+def _is_of_run(gpu: Gpu, rank: Labels) -> bool:
+    """Whether a rank of the same run uses this GPU."""
     labels = _labels(gpu)
-    return "rank" in labels and labels.get("run") == dict(who).get("run")
+    return "rank" in labels and labels.get("run") == dict(rank).get("run")

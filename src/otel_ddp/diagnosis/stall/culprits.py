@@ -1,0 +1,223 @@
+"""Finds the ranks that hold up the others, and why: the surest sign decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from otel_ddp.diagnosis.stall import wording
+from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Position
+from otel_ddp.diagnosis.verdict import Labels
+
+# A witness thread that has not answered for so long cannot run: something holds the GIL.
+_SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
+# These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
+_SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
+
+_Positions = Mapping[Labels, Position]
+_Known = Mapping[Labels, Evidence]
+
+
+class Findings(NamedTuple):
+    """Which ranks hold up the others, and why."""
+
+    cause: str
+    culprits: tuple[str, ...]
+    phase: str
+    step: int | None
+    why: str
+    advice: str
+
+
+def find_culprits(
+    living: Iterable[Labels], found: _Positions, evidence: _Known, floor_s: float
+) -> Findings:
+    """Which ranks hold up the living ones, by the surest sign that there is.
+
+    *found* has the positions of all ranks, of those that have ended too.
+    """
+    positions = {labels: found[labels] for labels in living}
+    known = {labels: evidence.get(labels, Evidence()) for labels in living}
+    return (
+        _disabled(positions, known, floor_s)
+        or _different_collectives(positions, known)
+        or _behind(positions, known)
+        or _not_waiting(positions, known)
+        or _all_wait(positions, found)
+    )
+
+
+def stall_reason(position: Position, known: Evidence, floor_s: float) -> str:
+    """Why a rank does not move, as far as the rank alone shows it: a word of the catalogue."""
+    return _disabled_by(known, floor_s) or (
+        "waiting" if _is_waiting(position, known) else "not_waiting"
+    )
+
+
+# -- the signs, the surest first
+
+
+def _disabled_by(known: Evidence, floor_s: float) -> str:
+    """What keeps a rank from going on, whatever the others do; empty: nothing."""
+    kernel = known.kernel
+    if kernel is not None and kernel.state in ("T", "t"):
+        return "stopped"
+    if kernel is not None and kernel.state == "D" and kernel.lasting:
+        return "uninterruptible"
+    patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
+    if known.silent_s is not None and known.silent_s >= patience_s:
+        return "gil"
+    return ""
+
+
+def _disabled(positions: _Positions, known: _Known, floor_s: float) -> Findings | None:
+    """Ranks that cannot go on, whatever the others do."""
+    causes = {
+        labels: cause for labels, each in known.items() if (cause := _disabled_by(each, floor_s))
+    }
+    if not causes:
+        return None
+    why = [
+        wording.disabled(positions[labels], known[labels], cause)
+        for labels, cause in causes.items()
+    ]
+    advice = wording.DISABLED_ADVICE[next(iter(causes.values()))]
+    return _findings("+".join(dict.fromkeys(causes.values())), causes, positions, why, advice)
+
+
+def _different_collectives(positions: _Positions, known: _Known) -> Findings | None:
+    """Ranks that entered another collective than the others, under the same number."""
+    entered: dict[tuple[str, int], dict[Labels, Collective]] = {}
+    for labels, each in known.items():
+        for one in each.collectives:
+            entered.setdefault((one.group, one.number), {})[labels] = one
+    for (_, number), by_rank in sorted(entered.items(), key=lambda each: each[0][1]):
+        votes: dict[str, list[Labels]] = {}
+        for labels, one in by_rank.items():
+            votes.setdefault(_signature(one), []).append(labels)
+        if len(votes) < 2:
+            continue
+        most = max(len(each) for each in votes.values())
+        majority = [each for each in votes.values() if len(each) == most]
+        # Of two ranks, it is not known which one is right.
+        culprits = [
+            labels
+            for each in votes.values()
+            if len(majority) > 1 or len(each) < most
+            for labels in each
+        ]
+        why = [
+            f"{wording.ranks(positions, each)} entered {by_rank[each[0]]}"
+            for each in votes.values()
+        ]
+        why[0] = f"as collective number {number}, {why[0]}"
+        advice = (
+            "Look for a branch that not all ranks take, or a collective that one rank left out."
+        )
+        return _findings("different_collectives", culprits, positions, why, advice)
+    return None
+
+
+def _signature(one: Collective) -> str:
+    op = one.op.rpartition(":")[2]
+    return f"{op} {one.sizes}" if op.startswith(_SAME_SIZES) else op
+
+
+def _behind(positions: _Positions, known: _Known) -> Findings | None:
+    """Ranks that have put fewer collectives in line than other ranks wait for."""
+    waits_for: dict[Labels, set[Labels]] = {}
+    numbers: dict[str, dict[Labels, int]] = {}
+    for labels, each in known.items():
+        for group in each.groups:
+            if group.enqueued is not None and group.size > 1:
+                numbers.setdefault(group.name, {})[labels] = group.enqueued
+    gaps: dict[Labels, str] = {}
+    for by_rank in numbers.values():
+        most = max(by_rank.values())
+        late = {labels for labels, number in by_rank.items() if number < most}
+        for labels in by_rank.keys() - late:
+            waits_for.setdefault(labels, set()).update(late)
+        for labels in late:
+            gaps[labels] = f"{by_rank[labels]} collectives where others have entered {most}"
+    if not gaps:
+        return None
+    # A rank that is late because it waits for a later one is not to blame.
+    culprits = [
+        labels
+        for labels in gaps
+        if not (waits_for.get(labels) and _is_waiting(positions[labels], known[labels]))
+    ]
+    cause = "not_reached"
+    if not culprits:
+        cause, culprits = "crossed", list(gaps)
+    why = [
+        f"{wording.activity(positions[labels], known[labels])}, {gaps[labels]}"
+        for labels in culprits
+    ]
+    why += wording.waiting_ranks(positions, culprits)
+    advice = (
+        "Each waits in a process group for another one: look at the order of their collectives."
+        if cause == "crossed"
+        else wording.advice(positions[culprits[0]], known[culprits[0]], others_wait=True)
+    )
+    return _findings(cause, culprits, positions, why, advice)
+
+
+def _not_waiting(positions: _Positions, known: _Known) -> Findings | None:
+    """Ranks that do not wait for others."""
+    culprits = [labels for labels in positions if not _is_waiting(positions[labels], known[labels])]
+    if not culprits:
+        return None
+    waits = wording.waiting_ranks(positions, culprits)
+    why = [wording.activity(positions[labels], known[labels]) for labels in culprits] + waits
+    cause = "not_reached" if waits else "long_phase"
+    advice = wording.advice(positions[culprits[0]], known[culprits[0]], others_wait=bool(waits))
+    return _findings(cause, culprits, positions, why, advice)
+
+
+def _all_wait(positions: _Positions, found: _Positions) -> Findings:
+    """All living ranks wait, and all have come equally far."""
+    ended = [labels for labels in found if labels not in positions]
+    dead = [labels for labels in ended if found[labels].state != "finished"]
+    finished = [labels for labels in ended if labels not in dead]
+    wait = "waits" if len(positions) == 1 else "wait"
+    waiting = f"{wording.ranks(positions, list(positions))} {wait} in the same collective"
+    for cause, culprits, verb in (("dead", dead, "died"), ("finished", finished, "finished")):
+        if culprits:
+            why = [waiting, f"{wording.ranks(found, culprits)} {verb} before it"]
+            advice = "Look at why it is gone; the others will not go on by themselves."
+            return _findings(cause, culprits, found, why, advice)
+    world = max((each.world or 0 for each in positions.values()), default=0)
+    if world > len(found):
+        why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
+        advice = "Look at the verdicts of the other nodes, and at the network between them."
+        return _findings("elsewhere", (), positions, why, advice)
+    advice = "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors."
+    return _findings("backend", (), positions, [waiting, "it does not end"], advice)
+
+
+def _is_waiting(position: Position, known: Evidence) -> bool:
+    """Whether a rank waits for others, by its journal or by its own stack."""
+    if known.has_left:
+        return False
+    if position.phase == "comm_wait":
+        return True
+    inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
+    return inside or any(each.pending for each in known.groups)
+
+
+def _findings(
+    cause: str, culprits: Iterable[Labels], positions: _Positions, why: list[str], advice: str
+) -> Findings:
+    chosen = [positions[labels] for labels in culprits]
+    about = chosen or list(positions.values())
+    phases = {each.name or each.phase for each in about}
+    steps = [each.step for each in about if each.step is not None]
+    return Findings(
+        cause,
+        tuple(sorted((each.rank for each in chosen), key=lambda rank: (len(rank), rank))),
+        phases.pop() if len(phases) == 1 else "mixed",
+        min(steps, default=None),
+        "; ".join(why),
+        advice,
+    )

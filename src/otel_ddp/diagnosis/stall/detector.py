@@ -1,0 +1,305 @@
+"""Opens a verdict when no rank of a run on this node moves, and closes it when one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from otel_ddp.catalog import NODE_LABELS
+from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits, stall_reason
+from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
+from otel_ddp.diagnosis.stall.limits import LONG, UNHOOKED, RankMovement
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+
+# The verdict waits for the last answers, but not longer than this.
+_ANSWERS_TAKE_NS = 1_500_000_000
+# How often the ranks are asked again while none moves, in floors.
+_ASK_AGAIN = 1.0
+# Where no hook shows progress the stack may: it is asked for so often, in floors.
+_ASK_WHERE_AGAIN = 1 / 8
+# If the agent was paused this long, the ranks may have been paused too.
+_PAUSE_S = 5.0
+# Causes of a stall that was just a long phase. Its length is learnt.
+_JUST_LONG = ("not_reached", "long_phase")
+
+
+class Stalls:
+    """The ranks of one run on one node. Polled a few times a second.
+
+    Times are nanoseconds since 1970, on a clock that does not jump when the machine's is set.
+    """
+
+    def __init__(self, floor_s: float = 60.0) -> None:
+        """*floor_s*: the shortest limit."""
+        self._floor_s = floor_s
+        self._ranks: dict[Labels, RankMovement] = {}
+        self._asked: dict[Labels, tuple[Question, int]] = {}
+        self._polled_ns = 0
+        self._over_since_ns = 0
+        # How long a verdict waits where that is longer than all limits.
+        self._patience_s = 0.0
+        self._open: Verdict | None = None
+        self._cause = ""
+        self.limits: dict[Labels, float] = {}
+        """How many seconds each rank may stand still, as in force now."""
+        self.stalled: dict[Labels, bool] = {}
+        """Whether each living rank is part of a stall."""
+        self.reasons: dict[Labels, str] = {}
+        """Why each suspected rank does not move: words of the catalogue."""
+        self.questions: dict[Labels, Question] = {}
+        """Which ranks to ask now, and what. Each poll replaces them, so they are asked once."""
+
+    def learn(
+        self,
+        now_ns: int,
+        labels: Labels,
+        began_ns: int,
+        steps_s: Sequence[float],
+        longest_ns: Mapping[str, int],
+    ) -> None:
+        """Steps of a rank, since when they were made, and the longest stretch of each phase."""
+        rank = self._ranks.get(labels)
+        if rank is None:
+            rank = self._ranks[labels] = RankMovement()
+        if self._was_paused(now_ns):
+            # What is read first after a pause lies in the pause, and comes before the next poll.
+            rank.not_learnt_before_ns = now_ns
+        if began_ns < rank.not_learnt_before_ns:
+            return
+        rank.learn_steps(steps_s)
+        for phase, spent_ns in longest_ns.items():
+            if spent_ns > 1e9 * rank.longest_s.get(phase, 0.0):
+                rank.learn_stretch(phase, began_ns, began_ns + spent_ns)
+
+    def poll(
+        self, now_ns: int, positions: Iterable[Position], evidence: Mapping[Labels, Evidence]
+    ) -> list[Change]:
+        """What has changed, given where all ranks are now and what is known of them."""
+        found = {each.labels: each for each in positions}
+        evidence = self._update_ranks(now_ns, found, evidence)
+        living = {
+            labels: self._ranks[labels]
+            for labels, each in found.items()
+            if each.alive and each.state in ("starting", "running")
+        }
+        self.limits = {labels: rank.limit_s(self._floor_s) for labels, rank in living.items()}
+        self.reasons = {}
+        if not living:
+            return self._close()
+        still_s = {labels: rank.still_s(now_ns) for labels, rank in living.items()}
+        if any(still_s[labels] < 0.5 * self.limits[labels] for labels in living):
+            self._asked.clear()
+            self.questions = {}
+            self._over_since_ns = 0
+            self.stalled = dict.fromkeys(living, False)
+            return self._close()
+        over = all(still_s[labels] >= self.limits[labels] for labels in living)
+        self._choose_questions(living, "what" if over else "where", now_ns)
+        self.reasons = {
+            labels: stall_reason(found[labels], evidence.get(labels, Evidence()), self._floor_s)
+            for labels in living
+        }
+        if over and self._open is None:
+            patient = self._may_take_longer(living, found, evidence)
+            self._patience_s = LONG * self._floor_s if patient else 0.0
+            over = all(each_s >= self._patience_s for each_s in still_s.values())
+        self.stalled = dict.fromkeys(living, over or self._open is not None)
+        if not over:
+            self._over_since_ns = 0
+            return []
+        self._over_since_ns = self._over_since_ns or now_ns
+        if self._open is None and not self._answers_are_in(living, evidence, now_ns):
+            return []
+        return self._update_verdict(now_ns, living, found, evidence)
+
+    def _update_ranks(
+        self, now_ns: int, found: Mapping[Labels, Position], evidence: Mapping[Labels, Evidence]
+    ) -> dict[Labels, Evidence]:
+        """Take in the positions; the evidence that is still of use."""
+        paused, spent_ns = self._was_paused(now_ns), now_ns - self._polled_ns
+        self._polled_ns = now_ns
+        fresh = dict(evidence)
+        for labels, position in found.items():
+            rank = self._ranks.get(labels)
+            if rank is None or rank.succeeded_by(position):
+                rank = self._ranks[labels] = RankMovement()
+            if paused:
+                rank.pause(spent_ns)
+                rank.not_learnt_before_ns = now_ns
+            # A phase that was just long is learnt; one that was stopped says nothing.
+            if self._open is not None and self._cause not in _JUST_LONG:
+                rank.not_learnt_before_ns = now_ns
+            rank.update(position, now_ns)
+            if labels in fresh:
+                fresh[labels] = _since_it_moved(rank, fresh[labels])
+        self._ranks = {labels: each for labels, each in self._ranks.items() if labels in found}
+        return fresh
+
+    def _was_paused(self, now_ns: int) -> bool:
+        """Whether the last poll is so long ago that the whole machine may have been paused."""
+        spent_ns = now_ns - (self._polled_ns or now_ns)
+        return spent_ns > max(_PAUSE_S, self._floor_s / 4) * 1e9
+
+    @property
+    def suspects(self) -> frozenset[Labels]:
+        """The ranks that were asked, and have not moved since."""
+        return frozenset(self._asked)
+
+    # -- questions
+
+    def _choose_questions(
+        self, living: Mapping[Labels, RankMovement], question: Question, now_ns: int
+    ) -> None:
+        share, least_s = (_ASK_WHERE_AGAIN, 0.5) if question == "where" else (_ASK_AGAIN, 2.0)
+        again_ns = int(max(least_s, share * self._floor_s) * 1e9)
+        self.questions = {}
+        for labels in living:
+            kind, asked_ns = self._asked.get(labels, ("", 0))
+            again = now_ns - asked_ns >= again_ns
+            if question == "where":
+                position = living[labels].position
+                again &= position is not None and position.phase in UNHOOKED
+            if kind != question or again:
+                self.questions[labels] = question
+                self._asked[labels] = question, now_ns
+
+    def _answers_are_in(
+        self,
+        living: Mapping[Labels, RankMovement],
+        evidence: Mapping[Labels, Evidence],
+        now_ns: int,
+    ) -> bool:
+        """Whether every rank has answered, or has had the time to."""
+        if now_ns - self._over_since_ns >= _ANSWERS_TAKE_NS:
+            return True
+        if self.questions:
+            return False
+        return all(
+            known.kind == "what" and known.answered_ns >= self._over_since_ns
+            for labels in living
+            for known in [evidence.get(labels, Evidence())]
+        )
+
+    # -- the verdict
+
+    def _may_take_longer(
+        self,
+        living: Mapping[Labels, RankMovement],
+        found: Mapping[Labels, Position],
+        evidence: Mapping[Labels, Evidence],
+    ) -> bool:
+        """Whether this may well take longer, and the limits cannot know how long.
+
+        That is so in three cases. All ranks wait for ranks on other nodes. Or all others have
+        finished, and this is what comes after a training. Or the rank that the others wait for
+        moves where no hook sees it.
+        """
+        ended = [each for labels, each in found.items() if labels not in living]
+        finished = bool(ended) and all(each.state == "finished" for each in ended)
+        world = max((each.world or 0 for each in found.values()), default=0)
+        moving = {found[labels].rank for labels, rank in living.items() if rank.moves_unhooked}
+        if world <= len(found) and not finished and not moving:
+            return False
+        findings = find_culprits(living, found, evidence, self._floor_s)
+        if findings.cause in _JUST_LONG and moving.issuperset(findings.culprits):
+            return True
+        return findings.cause == "elsewhere" or (finished and findings.cause == "long_phase")
+
+    def _update_verdict(
+        self,
+        now_ns: int,
+        living: Mapping[Labels, RankMovement],
+        found: Mapping[Labels, Position],
+        evidence: Mapping[Labels, Evidence],
+    ) -> list[Change]:
+        """Open the verdict, or open it again where the cause or the culprits are others now."""
+        findings = find_culprits(living, found, evidence, self._floor_s)
+        before = self._open
+        if before is not None and _is_same(before, findings):
+            return []
+        since_ns = max(rank.moved_ns for rank in living.values())
+        still_s = (now_ns - since_ns) / 1e9
+        limit_s = max(*self.limits.values(), self._patience_s)
+        verdict = Verdict(
+            "stall",
+            _common_labels(found),
+            findings.phase,
+            f"no rank has moved for {still_s:.0f} s (limit {limit_s:.0f} s): {findings.why}. "
+            f"{findings.advice}",
+            {
+                "cause": findings.cause,
+                "culprits": list(findings.culprits),
+                "limit_s": limit_s,
+                "ranks": [
+                    _row(self._ranks[labels], evidence.get(labels, Evidence()), now_ns)
+                    for labels in found
+                ],
+            },
+            findings.step,
+            since_ns,
+        )
+        self._open, self._cause = verdict, findings.cause
+        return [Change(verdict, opened=True)]
+
+    def _close(self) -> list[Change]:
+        """A rank moves, or none is left."""
+        if self._open is None:
+            return []
+        verdict, self._open = self._open, None
+        return [Change(verdict, opened=False)]
+
+
+def _is_same(verdict: Verdict, findings: Findings) -> bool:
+    cause, culprits = verdict.evidence["cause"], verdict.evidence["culprits"]
+    known = cause, culprits, verdict.phase
+    return known == (findings.cause, list(findings.culprits), findings.phase)
+
+
+def _since_it_moved(rank: RankMovement, known: Evidence) -> Evidence:
+    """The evidence, without what was answered before the rank last moved."""
+    numbers = tuple((each.name, each.enqueued) for each in known.groups)
+    if known.answered and known.answered_ns > rank.moved_ns:
+        # A rank that puts more collectives in line moves, though no hook sees it.
+        if rank.numbers and rank.numbers != numbers:
+            rank.moved_ns = known.answered_ns
+        rank.numbers = numbers
+    if known.answered and known.answered_ns > rank.moved_ns:
+        rank.update_stack(known.stack)
+        return known
+    return Evidence(silent_s=known.silent_s, kernel=known.kernel)
+
+
+def _common_labels(found: Mapping[Labels, Position]) -> Labels:
+    """The labels of the run, and of the node where all ranks are on one."""
+    first = dict(next(iter(found)))
+    return tuple(
+        (key, first[key])
+        for key in NODE_LABELS
+        if key in first and all(dict(labels).get(key) == first[key] for labels in found)
+    )
+
+
+def _row(rank: RankMovement, known: Evidence, now_ns: int) -> dict[str, Any]:
+    """One rank in the table that a verdict has as evidence."""
+    position = rank.position
+    assert position is not None
+    row: dict[str, Any] = {
+        "rank": position.rank,
+        "state": position.state if position.alive else "gone",
+        "step": position.step,
+        "phase": position.name or position.phase,
+        "still_s": round(rank.still_s(now_ns), 1),
+        "answers": known.answered and known.silent_s is None,
+    }
+    if known.kernel is not None:
+        row["process"] = known.kernel.state
+        row["busy"] = None if known.kernel.busy is None else round(known.kernel.busy, 2)
+    if known.groups:
+        row["collectives"] = {
+            each.description or each.name: [each.enqueued, each.completed]
+            for each in known.groups
+            if each.enqueued
+        }
+    if known.stack:
+        row["stack"] = [str(each) for each in known.stack[:10]]
+    return row

@@ -1,0 +1,176 @@
+"""Turns steps from a journal into the facts that detectors of speed compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from otel_ddp.catalog import PHASES
+
+# The phases of an ordinary step that are work; all of them are in every StepFacts.
+WORK_PHASES = ("data", "forward", "backward", "optimizer", "other")
+COMPUTE_PHASES = ("forward", "backward", "optimizer")
+# A step with one of these phases is unusual, and not compared with others.
+UNUSUAL_PHASES = ("compile", "checkpoint", "eval")
+
+# The bits above these say what a wait is for.
+_PHASE_CODE = 0x3F
+_WORD = {code: word for word, code in PHASES.items()}
+_NOTHING: Mapping[str, int] = {}
+# Python's small garbage collections take less than this, and happen in nearly every step.
+_SMALL_GC_S = 0.0005
+_LONG_GC_S = 0.005
+_GC_SHARE = 0.01
+
+
+class _Parts(Protocol):
+    """The stretches of one step, in their order: phase codes and durations."""
+
+    @property
+    def codes(self) -> bytes: ...
+    @property
+    def spans_ns(self) -> Sequence[int]: ...
+
+
+class _Step(Protocol):
+    """One step, as the agent has put it together from the journal."""
+
+    @property
+    def number(self) -> int | None: ...
+    @property
+    def ended_ns(self) -> int: ...
+    @property
+    def began_ns(self) -> int: ...
+    @property
+    def parts(self) -> _Parts: ...
+    @property
+    def rest(self) -> Sequence[tuple[int, int]]:
+        """The time after the last part of a step with very many parts, by phase code."""
+        ...
+
+    @property
+    def gc_s(self) -> float: ...
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def work(self) -> int: ...
+
+
+class StepFacts(NamedTuple):
+    """One step of one rank. Times stay in the journal's nanoseconds: no conversion per step."""
+
+    number: int
+    ended_ns: int
+    took_ns: int
+    wait_ns: int
+    """All waiting for other ranks, whatever the wait is for."""
+    phases_ns: tuple[int, ...]
+    """Time in each of WORK_PHASES, without waits for other ranks."""
+    unusual_ns: Mapping[str, int]
+    """Time in each of UNUSUAL_PHASES that the step had, by word."""
+    unusual: bool
+    """It compiled, saved, evaluated, was skipped, or collected much garbage."""
+    work: int
+    """Tokens, or samples where tokens are not known; 0 where neither is."""
+
+    @property
+    def work_ns(self) -> int:
+        """Its own time: it does not depend on how late the other ranks are."""
+        return self.took_ns - self.wait_ns
+
+
+class StepBatch(NamedTuple):
+    """Consecutive steps that have the same parts, so that columns can be summed at once."""
+
+    codes: bytes
+    """The phase code of each part, then of each rest."""
+    spans_ns: Sequence[Sequence[int]]
+    """For each part, then for each rest: the time that every step spent in it."""
+    steps: Sequence[_Step]
+
+    def longest_ns(self) -> dict[int, int]:
+        """The longest stretch of each phase, by phase code."""
+        found: dict[int, int] = {}
+        # A rest sums up many stretches; their single lengths are not known.
+        parts = len(self.steps[0].parts.codes)
+        for code, span_ns in zip(self.codes[:parts], map(max, self.spans_ns), strict=False):
+            phase = code & _PHASE_CODE
+            if span_ns > found.get(phase, 0):
+                found[phase] = span_ns
+        return found
+
+
+# The agent runs this for every step of every rank, so it works in columns, which is cheaper.
+
+
+def batches_of(steps: Sequence[_Step]) -> list[StepBatch]:
+    """The steps in batches: nearly all steps of one training have the same parts."""
+    parts = [step.parts for step in steps]
+    kinds = [each.codes for each in parts]
+    rows = [each.spans_ns for each in parts]
+    for at in [at for at, step in enumerate(steps) if step.rest]:
+        rest = steps[at].rest
+        kinds[at] += bytes([code for code, _ in rest])
+        rows[at] = (*rows[at], *[span_ns for _, span_ns in rest])
+    found = []
+    first = 0
+    for codes, same in groupby(kinds):
+        end = first + len(list(same))
+        found.append(StepBatch(codes, list(zip(*rows[first:end], strict=True)), steps[first:end]))
+        first = end
+    return found
+
+
+@lru_cache(256)
+def _indices(codes: bytes) -> dict[str, list[int]]:
+    """For steps with these parts: the indices to add up for each phase."""
+    indices: dict[str, list[int]] = {}
+    for at, code in enumerate(codes):
+        indices.setdefault(_WORD.get(code & _PHASE_CODE, "other"), []).append(at)
+    return indices
+
+
+def _spent_ns(batch: StepBatch, phase: str) -> Sequence[int]:
+    """How long each step was in this phase."""
+    indices = _indices(batch.codes).get(phase)
+    if not indices:
+        return [0] * len(batch.steps)
+    if len(indices) == 1:
+        return batch.spans_ns[indices[0]]
+    return list(map(sum, zip(*[batch.spans_ns[at] for at in indices], strict=True)))
+
+
+def _unusual_ns(batch: StepBatch) -> list[Mapping[str, int]]:
+    """What each step had that ordinary steps do not have."""
+    words = [word for word in UNUSUAL_PHASES if word in _indices(batch.codes)]
+    if not words:
+        return [_NOTHING] * len(batch.steps)
+    columns = zip(*[_spent_ns(batch, word) for word in words], strict=True)
+    return [dict(zip(words, spent_ns, strict=True)) for spent_ns in columns]
+
+
+def facts_of(batch: StepBatch) -> list[StepFacts]:
+    """The facts of each step, but for those without a number or a duration."""
+    found = []
+    for step, wait_ns, phases_ns, unusual_ns in zip(
+        batch.steps,
+        _spent_ns(batch, "comm_wait"),
+        zip(*[_spent_ns(batch, word) for word in WORK_PHASES], strict=True),
+        _unusual_ns(batch),
+        strict=True,
+    ):
+        number, ended_ns, gc_s = step.number, step.ended_ns, step.gc_s
+        took_ns = ended_ns - step.began_ns
+        if number is None or took_ns <= 0:
+            continue
+        unusual = (
+            bool(unusual_ns)
+            or step.skipped
+            or (gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S))
+        )
+        found.append(
+            StepFacts(number, ended_ns, took_ns, wait_ns, phases_ns, unusual_ns, unusual, step.work)
+        )
+    return found

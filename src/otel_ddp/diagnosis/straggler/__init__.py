@@ -1,0 +1,1 @@
+"""Finds the rank that keeps the others waiting, its phase, and the time that this costs."""

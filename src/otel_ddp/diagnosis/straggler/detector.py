@@ -1,0 +1,340 @@
+"""Watches the ranks of a run on this node, and opens and closes verdicts on late ones.
+
+`rule` decides when a rank is late, `phase_table` in which phase, `lost_time` what it costs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from otel_ddp.diagnosis.alignment import Alignment, Row
+from otel_ddp.diagnosis.medians import excesses, median
+from otel_ddp.diagnosis.regression import Regression
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.straggler import rule
+from otel_ddp.diagnosis.straggler.excess_history import MOST_STEPS, STRIDE, ExcessHistory
+from otel_ddp.diagnosis.straggler.finding import Finding
+from otel_ddp.diagnosis.straggler.lost_time import LostTime, latest_s, part, share_s
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+from otel_ddp.diagnosis.straggler.report import RankReport, Report
+from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict, run_labels
+from otel_ddp.diagnosis.wording import rounded
+
+# The first steps of a process allocate, compile, and start workers.
+_FIRST_STEPS = 20
+_SHORTEST = rule.LENGTHS[0]
+# An open verdict changes its phase after so many checks that agree, each so many steps apart.
+_CHECKS = 3
+_CHECK_EVERY = 30
+
+Hint = Callable[[Labels, str], tuple[str, Mapping[str, Any]]]
+"""Asked for a late rank and its phase: better advice, or nothing, and more evidence."""
+_Tables = Callable[[int], PhaseTable]
+
+
+class _Case:
+    """An open verdict on one rank."""
+
+    def __init__(self, verdict: Verdict, length: int) -> None:
+        self.verdict = verdict
+        self.length = length
+        # Another kind and phase, and how many checks in a row have found them.
+        self.other_reading: tuple[Kind, str] | None = None
+        self.checks = 0
+        self.steps_since_check = 0
+
+
+class Stragglers:
+    """The ranks of one run on this node."""
+
+    def __init__(self, world_size: int = 0, hint: Hint | None = None) -> None:
+        self._world_size = world_size
+        self._hint = hint
+        self._alignment = Alignment()
+        self._waits_unknown: set[Labels] = set()
+        self._own_collectives: dict[Labels, Collection[str]] = {}
+        # Indices into WORK_PHASES: in these phases a wait for others looks like work.
+        self._not_compared: tuple[int, ...] = ()
+        self._rows: deque[Row] = deque(maxlen=MOST_STEPS)
+        self._history = ExcessHistory()
+        self._unusual_share = 0.0
+        self._cases: dict[Labels, _Case] = {}
+        self._lost_time = LostTime()
+        self._present: set[Labels] = set()
+        self._regression: Regression | None = None
+        self._changes: list[Change] = []
+
+    # -- what is known of the ranks
+
+    def set_world_size(self, ranks: int) -> None:
+        """How many ranks the whole job has, on all its nodes."""
+        self._world_size = ranks
+
+    def add_rank(self, labels: Labels) -> None:
+        """A rank of this run is on this node, even if it has not made a step."""
+        self._present.add(labels)
+
+    def set_waits_known(self, labels: Labels, known: bool) -> None:
+        """Whether the journal of this rank tells waits for other ranks from work."""
+        if known:
+            self._waits_unknown.discard(labels)
+        else:
+            self._waits_unknown.add(labels)
+            # What looked like work may have been a wait.
+            self._close_all()
+
+    def set_own_collectives(self, labels: Labels, phases: Collection[str]) -> None:
+        """The phases in which the user calls collectives: if one rank does, all do."""
+        self._own_collectives[labels] = phases
+        self._update_not_compared()
+
+    def _update_not_compared(self) -> None:
+        phases = set().union(*self._own_collectives.values())
+        not_compared = tuple(at for at, word in enumerate(WORK_PHASES) if word in phases)
+        if not_compared != self._not_compared:
+            self._not_compared = not_compared
+            self._start_again()
+            # Some of what was taken for work may have been waiting.
+            self._close_all()
+
+    def forget(self, labels: Labels) -> None:
+        """The process has ended."""
+        self._present.discard(labels)
+        self._alignment.remove(labels)
+        self._waits_unknown.discard(labels)
+        self._close(labels)
+        self._start_again()
+        self._own_collectives.pop(labels, None)
+        self._update_not_compared()
+        if len(self._alignment.ranks) < 2:
+            self._close_all()
+        if not self._alignment.ranks and self._regression:
+            self._changes += self._regression.close()
+            self._regression = None
+
+    def _start_again(self) -> None:
+        self._rows.clear()
+        self._history.clear()
+
+    def _ranks_of_job(self) -> int:
+        return max(self._world_size, len(self._alignment.ranks))
+
+    # -- steps
+
+    def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
+        """More steps of a rank, in the order in which it made them."""
+        if self._alignment.add(labels):
+            self._start_again()
+        if self._regression is None:
+            self._regression = Regression(run_labels(labels))
+        for row in self._alignment.feed(labels, steps, _FIRST_STEPS):
+            self._feed_row(row, self._regression)
+
+    def _feed_row(self, row: Row, regression: Regression) -> None:
+        facts = row.facts
+        if True in [each.unusual for each in facts]:
+            self._unusual_share = 0.99 * self._unusual_share + 0.01
+            return
+        self._unusual_share *= 0.99
+        step_ns = median([each.took_ns for each in facts])
+        self._changes += regression.feed(facts, step_ns, bool(self._cases))
+        # Of processes that are each a world of one, none waits for another.
+        if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
+            return
+        work_ns = [each.took_ns - each.wait_ns for each in facts]
+        for at in self._not_compared:
+            work_ns = [ns - each.phases_ns[at] for ns, each in zip(work_ns, facts, strict=True)]
+        self._rows.append(row)
+        if self._history.append(excesses(work_ns), step_ns):
+            self._judge()
+
+    def poll(self) -> list[Change]:
+        """What has changed since the last poll."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # -- verdicts
+
+    def _judge(self) -> None:
+        tables: dict[int, PhaseTable] = {}
+
+        def table(length: int) -> PhaseTable:
+            if length not in tables:
+                tables[length] = PhaseTable(self._last_rows(length), self._not_compared)
+            return tables[length]
+
+        opening: dict[int, int] = {}
+        ranks = self._alignment.ranks
+        for i, labels in enumerate(ranks):
+            case = self._cases.get(labels)
+            if case is None:
+                if (length := rule.late_over(self._history, i, table)) is not None:
+                    opening[i] = length
+            elif rule.is_over(self._history, i, case.length):
+                self._close(labels)
+        # The cost of each rank depends on the other late ranks: from here on all are known.
+        named = [i for i, labels in enumerate(ranks) if labels in self._cases]
+        late = [*named, *opening]
+        for i in named:
+            self._continue(i, late, table)
+        for i, length in opening.items():
+            self._open(i, length, late, named, table)
+
+    def _open(self, i: int, length: int, late: list[int], named: list[int], table: _Tables) -> None:
+        """*named*: the late ranks that have a verdict already, and have been charged."""
+        labels = self._alignment.ranks[i]
+        reading = table(length).kind_and_phase(i, self._history.excess_s(i, length))
+        verdict = self._verdict(i, length, late, table(length), reading)
+        self._cases[labels] = _Case(verdict, length)
+        self._changes.append(Change(verdict, True))
+        late_s = self._excesses_s(late, length)
+        charged_s = max([late_s[j] for j in named], default=0.0)
+        left_s = max(latest_s(late_s.values()) - max(charged_s, 0.0), 0.0)
+        opening_s = {j: late_s[j] for j in late if j not in named}
+        others = self._ranks_of_job() - 1
+        self._lost_time.charge(labels, part(i, opening_s) * left_s, length - STRIDE, others)
+        self._lost_time.charge(labels, share_s(i, late_s), STRIDE, others)
+
+    def _continue(self, i: int, late: list[int], table: _Tables) -> None:
+        """Charge a late rank for the last stride, and check its phase now and then."""
+        labels = self._alignment.ranks[i]
+        case = self._cases[labels]
+        if length := min(case.length, len(self._rows)):
+            wait_s = share_s(i, self._excesses_s(late, length))
+            self._lost_time.charge(labels, wait_s, STRIDE, self._ranks_of_job() - 1)
+        case.steps_since_check += STRIDE
+        if case.steps_since_check < _CHECK_EVERY or len(self._rows) < case.length:
+            return
+        case.steps_since_check = 0
+        excess_s = self._history.excess_s(i, case.length)
+        if excess_s < rule.EXCESS * self._history.step_s(case.length):
+            # The verdict is about to end: what is left of the excess says nothing of the phase.
+            return
+        phases = table(case.length)
+        reading = phases.kind_and_phase(i, excess_s)
+        if reading == (case.verdict.kind, case.verdict.phase):
+            case.other_reading, case.checks = None, 0
+            return
+        case.checks = case.checks + 1 if reading == case.other_reading else 1
+        case.other_reading = reading
+        if case.checks < _CHECKS:
+            return
+        since_ns = case.verdict.since_ns
+        if reading[0] != case.verdict.kind:
+            self._changes.append(Change(case.verdict, False))
+        verdict = self._verdict(i, case.length, late, phases, reading)
+        case.verdict = verdict._replace(since_ns=since_ns)
+        case.other_reading, case.checks = None, 0
+        self._changes.append(Change(case.verdict, True))
+
+    def _verdict(
+        self, i: int, length: int, late: list[int], table: PhaseTable, reading: tuple[Kind, str]
+    ) -> Verdict:
+        kind, phase = reading
+        labels = self._alignment.ranks[i]
+        step_s = self._history.step_s(length)
+        others = self._ranks_of_job() - 1
+        finding = Finding(
+            labels=labels,
+            kind=kind,
+            phase=phase,
+            excess_s=self._history.excess_s(i, length),
+            step_s=step_s,
+            work_s=table.work_s[i],
+            excess_by_phase=table.excess_by_phase(i),
+            more_to_do=table.more_to_do(i),
+            steps=length,
+            share_above=self._history.share_above(i, length),
+            lost_per_s=share_s(i, self._excesses_s(late, length)) / step_s * others,
+            others=others,
+            not_compared=[WORK_PHASES[at] for at in self._not_compared],
+        )
+        advice, more = self._hint(labels, phase) if self._hint else ("", {})
+        rows = self._last_rows(length)
+        since_ns = min(each.ended_ns for each in rows[0].facts)
+        evidence = {**finding.evidence(), **more}
+        return Verdict(
+            kind, labels, phase, finding.sentence(advice), evidence, rows[-1].number, since_ns
+        )
+
+    def _close(self, labels: Labels) -> None:
+        case = self._cases.pop(labels, None)
+        if case:
+            self._changes.append(Change(case.verdict, False))
+
+    def _close_all(self) -> None:
+        for labels in list(self._cases):
+            self._close(labels)
+
+    def _last_rows(self, length: int) -> list[Row]:
+        return list(islice(self._rows, max(len(self._rows) - length, 0), None))
+
+    def _excesses_s(self, ranks: list[int], length: int) -> dict[int, float]:
+        return {i: self._history.excess_s(i, length) for i in ranks}
+
+    # -- the present state
+
+    def report(self) -> Report:
+        """The present state, over the shortest length of the rule at most."""
+        ranks = self._alignment.ranks
+        # The agent asks every second, and every third step says the same.
+        rows = self._last_rows(_SHORTEST)[::3]
+        table = PhaseTable(rows, self._not_compared) if rows else None
+        step_s = self._history.step_s(_SHORTEST) if rows else 0.0
+        lost_s = self._lost_time.lost_s
+        found = []
+        for i, labels in enumerate(ranks):
+            excess: dict[str, float] = {}
+            if table:
+                all_s = self._history.excess_s(i, _SHORTEST)
+                parts = {"all": all_s, **table.excess_by_phase(i)}
+                excess = rounded({word: each / step_s for word, each in parts.items()})
+            case = self._cases.get(labels)
+            kind, phase = (case.verdict.kind, case.verdict.phase) if case else (None, "")
+            found.append(RankReport(labels, kind, phase, excess, lost_s.get(labels, 0.0)))
+        found += [
+            RankReport(labels, None, "", {}, each_s)
+            for labels, each_s in lost_s.items()
+            if labels not in ranks
+        ]
+        return Report(
+            tuple(found),
+            max(table.work_s) if table else None,
+            median(table.work_s) if table else None,
+            self._insufficient(table, step_s),
+        )
+
+    def _insufficient(self, table: PhaseTable | None, step_s: float) -> str:
+        why = self._ranks_without_steps() or self._alignment.why_not_comparable()
+        if not why and self._world_size == 1:
+            why = "each of these processes trains alone, so none waits for another"
+        if not why and self._waits_unknown:
+            named = ", ".join(
+                dict(labels).get("rank", "?") for labels in sorted(self._waits_unknown)
+            )
+            why = f"waiting for other ranks cannot be told from work on rank {named}"
+        if not why and self._unusual_share > 0.5:
+            why = "most steps compile, save, evaluate, are skipped, or collect garbage"
+        if not why and len(self._rows) < _SHORTEST:
+            why = f"{len(self._rows)} of the first {_SHORTEST} steps to compare"
+        # In these phases a late rank and the ranks that wait for it look the same.
+        if (
+            not why
+            and table
+            and not self._cases
+            and table.left_out_s > rule.least_excess_ns(step_s * 1e9) / 1e9
+        ):
+            words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
+            why = f"collectives of your own in {words}: a rank that is late there cannot be named"
+        return why and f"insufficient data: {why}"
+
+    def _ranks_without_steps(self) -> str:
+        """Why a rank is compared with no other, though others are beside it."""
+        ranks = self._alignment.ranks
+        others = sorted(dict(labels).get("rank", "?") for labels in self._present.difference(ranks))
+        if len(ranks) != 1 or not others:
+            return ""
+        return f"no step yet of rank {', '.join(others)}"

@@ -1,0 +1,83 @@
+"""How much longer than the others each rank worked, in each of the last steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from otel_ddp.diagnosis.medians import median
+
+# The rule looks at the steps every so many of them.
+STRIDE = 10
+MOST_STEPS = 300
+
+
+class ExcessHistory:
+    """The excess of each rank over the median of the others, in nanoseconds, step by step."""
+
+    def __init__(self) -> None:
+        self._excesses_ns: deque[list[float]] = deque(maxlen=MOST_STEPS)
+        self._steps_ns: deque[float] = deque(maxlen=MOST_STEPS)
+        # The same excesses by rank, made when they are first asked for.
+        self._by_rank: list[tuple[float, ...]] = []
+        # The steps since the last full stride.
+        self._fresh: list[list[float]] = []
+        # By rank and stride: in how many steps the rank was above the others.
+        self._above: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self._excesses_ns)
+
+    def append(self, excesses_ns: list[float], step_ns: float) -> bool:
+        """Add one step of all ranks; True when it completes a stride."""
+        self._excesses_ns.append(excesses_ns)
+        self._steps_ns.append(step_ns)
+        self._by_rank.clear()
+        self._fresh.append(excesses_ns)
+        if len(self._fresh) < STRIDE:
+            return False
+        self._above = self._above or [[] for _ in excesses_ns]
+        for counts, excess_ns in zip(self._above, zip(*self._fresh, strict=True), strict=True):
+            counts.append(_count_above(excess_ns))
+            del counts[: -MOST_STEPS // STRIDE]
+        self._fresh.clear()
+        return True
+
+    def clear(self) -> None:
+        """Forget all steps: the ranks or the compared phases are others now."""
+        self._excesses_ns.clear()
+        self._steps_ns.clear()
+        self._by_rank.clear()
+        self._fresh.clear()
+        self._above.clear()
+
+    def above_counts(self, i: int) -> Sequence[int]:
+        """For each of the last strides: in how many steps rank *i* was above the others."""
+        return self._above[i]
+
+    def excess_ns(self, i: int, length: int) -> tuple[float, ...]:
+        """The last excesses of rank *i*."""
+        if not self._by_rank:
+            self._by_rank = list(zip(*self._excesses_ns, strict=True))
+        return self._by_rank[i][-length:]
+
+    def steps_ns(self, length: int) -> list[float]:
+        """The last step times."""
+        return list(islice(self._steps_ns, max(len(self._steps_ns) - length, 0), None))
+
+    def excess_s(self, i: int, length: int) -> float:
+        """The median excess of rank *i* over the last steps, in seconds."""
+        return median(self.excess_ns(i, length)) / 1e9
+
+    def step_s(self, length: int) -> float:
+        """The median time of the last steps, in seconds."""
+        return median(self.steps_ns(length)) / 1e9
+
+    def share_above(self, i: int, length: int) -> float:
+        """The share of the last steps in which rank *i* was above the others."""
+        return _count_above(self.excess_ns(i, length)) / length
+
+
+def _count_above(excesses: Sequence[float]) -> int:
+    return [each > 0 for each in excesses].count(True)

@@ -1,0 +1,104 @@
+"""Puts a late rank into words and evidence."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES
+from otel_ddp.diagnosis.verdict import Kind, Labels
+from otel_ddp.diagnosis.wording import duration, percent, rank_name, rounded
+
+_ADVICE = {
+    "data": "Look at this rank's data loader and storage.",
+    "forward": "Look at what this rank does in forward that the others do not.",
+    "backward": "Look at what this rank does in backward that the others do not.",
+    "optimizer": "Look at what this rank's optimizer has to do.",
+    "other": "Look at what this rank alone does between the phases: copies, losses, logging.",
+    "compute": "Look at this rank's device: clocks, heat, power, other users of it.",
+    "mixed": "Look at what else runs on this rank's cores and device.",
+    "imbalance": "Look at how batches are divided among the ranks.",
+}
+_PHASE_NAMES = {
+    "data": "waiting for data",
+    "other": "the time between the phases",
+    "optimizer": "the optimizer",
+}
+
+
+class Finding(NamedTuple):
+    """One late rank, in numbers."""
+
+    labels: Labels
+    kind: Kind
+    phase: str
+    excess_s: float
+    """What it needs more than the others, per step."""
+    step_s: float
+    work_s: float
+    excess_by_phase: dict[str, float]
+    more_to_do: float
+    """More tokens or samples than the others have, as a share of theirs."""
+    steps: int
+    """The steps that all of this is taken from."""
+    share_above: float
+    lost_per_s: float
+    """Seconds that all others together lose in each second."""
+    others: int
+    not_compared: list[str]
+
+    def evidence(self) -> dict[str, Any]:
+        """The numbers as they are exported."""
+        step_s = self.step_s
+        shares = {word: each / step_s for word, each in self.excess_by_phase.items()}
+        evidence: dict[str, Any] = {
+            "excess_s": round(self.excess_s, 6),
+            "excess": round(self.excess_s / step_s, 4),
+            "step_s": round(step_s, 6),
+            "work_s": round(self.work_s, 6),
+            "excess_by_phase": rounded(shares),
+            "steps": self.steps,
+            "steps_above_others": round(self.share_above, 3),
+            "lost_per_s": round(self.lost_per_s, 4),
+        }
+        if self.not_compared:
+            evidence["not_compared"] = self.not_compared
+        if self.kind == "imbalance":
+            evidence["more_to_do"] = round(self.more_to_do, 4)
+        return evidence
+
+    def sentence(self, advice: str = "") -> str:
+        """For people. *advice* replaces the usual one."""
+        what = self._unequal_work() if self.kind == "imbalance" else self._lateness()
+        others = "the other ranks together lose" if self.others > 1 else "the other rank loses"
+        advice = advice or _ADVICE[self.phase if self.kind == "straggler" else self.kind]
+        return f"{what}; {others} {self.lost_per_s:.2g} s each second. {advice}"
+
+    @property
+    def _size(self) -> str:
+        return f"{percent(self.excess_s / self.step_s)} of a step of {duration(self.step_s)}"
+
+    def _unequal_work(self) -> str:
+        return (
+            f"work is unequal: {rank_name(self.labels)} has {percent(self.more_to_do)} more tokens "
+            f"or samples than the others and needs {duration(self.excess_s)} longer, {self._size}"
+        )
+
+    def _lateness(self) -> str:
+        by_phase = self.excess_by_phase
+        if self.phase == "mixed":
+            longer = duration(self.excess_s)
+            where = f"its work takes {longer} longer than on the others, in several phases"
+        elif self.phase == "compute":
+            longer = duration(sum(by_phase.get(word, 0.0) for word in COMPUTE_PHASES))
+            where = (
+                f"forward, backward and the optimizer together take {longer} longer than on the "
+                "others"
+            )
+        else:
+            longer = duration(by_phase.get(self.phase, self.excess_s))
+            name = _PHASE_NAMES.get(self.phase, self.phase)
+            where = f"{name} takes {longer} longer than on the others"
+        return (
+            f"{rank_name(self.labels)} keeps the others waiting: {where}; in total it is late by "
+            f"{self._size}"
+        )

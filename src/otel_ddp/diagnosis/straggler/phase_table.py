@@ -1,0 +1,77 @@
+"""What each rank needed in each phase, and what that says: which phase, or unequal work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import sub
+
+from otel_ddp.diagnosis.alignment import Row
+from otel_ddp.diagnosis.medians import excesses, median, without
+from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES
+from otel_ddp.diagnosis.verdict import Kind
+
+# A phase, or unequal work, explains an excess when it holds this share of it.
+_MOST_OF = 0.7
+
+
+class PhaseTable:
+    """Medians over some steps, of each rank, in seconds."""
+
+    def __init__(self, rows: Sequence[Row], left_out: tuple[int, ...]) -> None:
+        """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared."""
+        by_rank = list(zip(*[row.facts for row in rows], strict=True))
+        self.work_s: list[float] = []
+        self.left_out_s = 0.0
+        """Time in the phases that are left out, of the rank that has the most there."""
+        self._phases_s: dict[str, list[float]] = {word: [] for word in WORK_PHASES}
+        for steps in by_rank:
+            work_ns = [each.work_ns for each in steps]
+            columns = list(zip(*[each.phases_ns for each in steps], strict=True))
+            for needed_s, column in zip(self._phases_s.values(), columns, strict=True):
+                needed_s.append(median(column) / 1e9)
+            if left_out:
+                left_out_ns = list(map(sum, zip(*[columns[at] for at in left_out], strict=True)))
+                self.left_out_s = max(self.left_out_s, median(left_out_ns) / 1e9)
+                work_ns = list(map(sub, work_ns, left_out_ns))
+            self.work_s.append(median(work_ns) / 1e9)
+        for at in left_out:
+            del self._phases_s[WORK_PHASES[at]]
+        self._excesses_s = {word: excesses(each) for word, each in self._phases_s.items()}
+        self._amount = [sum([each.work for each in steps]) for steps in by_rank]
+        self.step_s = median([each.took_ns for each in by_rank[0]]) / 1e9
+
+    def excess_by_phase(self, i: int) -> dict[str, float]:
+        """Seconds that rank *i* needs more than the others, in each compared phase."""
+        return {word: excesses_s[i] for word, excesses_s in self._excesses_s.items()}
+
+    def more_to_do(self, i: int) -> float:
+        """How many more tokens or samples rank *i* has, as a share of what the others have."""
+        others = median(without(self._amount, i))
+        return self._amount[i] / others - 1 if others > 0 else 0.0
+
+    def kind_and_phase(self, i: int, excess_s: float) -> tuple[Kind, str]:
+        """What the lateness of rank *i* is, and the phase that holds most of it."""
+        others_s = {word: median(without(needed, i)) for word, needed in self._phases_s.items()}
+        phase = self._phase(i, excess_s, others_s)
+        compute_s = sum(others_s.get(word, 0.0) for word in ("forward", "backward"))
+        if phase in ("forward", "backward", "compute"):
+            explained_s = self.more_to_do(i) * compute_s
+            if explained_s >= _MOST_OF * excess_s:
+                return "imbalance", phase
+        return "straggler", phase
+
+    def _phase(self, i: int, excess_s: float, others_s: dict[str, float]) -> str:
+        excess = self.excess_by_phase(i)
+        phase = max(excess, key=lambda word: excess[word])
+        if excess[phase] < _MOST_OF * excess_s:
+            together_s = sum(excess.get(word, 0.0) for word in COMPUTE_PHASES)
+            return "compute" if together_s >= _MOST_OF * excess_s else "mixed"
+        if phase not in ("forward", "backward"):
+            return phase
+        # A slow device is slow in both, and backward is most of it.
+        other = "backward" if phase == "forward" else "forward"
+        if others_s[phase] and others_s.get(other):
+            slower, other_slower = excess[phase] / others_s[phase], excess[other] / others_s[other]
+            if other_slower >= slower / 2:
+                return "compute"
+        return phase

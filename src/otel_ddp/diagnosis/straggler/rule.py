@@ -1,0 +1,89 @@
+"""The straggler rule: when a rank counts as late, and when it no longer does.
+
+All thresholds are here. `detector` applies the rule to the ranks of a run, every STRIDE steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from otel_ddp.diagnosis.medians import median, without
+from otel_ddp.diagnosis.straggler.excess_history import STRIDE, ExcessHistory
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+
+# A clear case shows in three windows of 30 steps; what hides in jitter takes longer windows.
+LENGTHS = (90, 120, 300)
+_WINDOWS = 3
+# Shares of the median step: for a verdict, in each of its three windows, and to end it.
+EXCESS = 0.05
+_EXCESS_PER_WINDOW = 0.025
+_EXCESS_OVER = 0.025
+# The smallest window's excess, as a share of the largest window's.
+_ALIKE = 0.4
+# Clocks, hooks and the kernel's scheduling make differences below this.
+_EXCESS_NS = 500_000
+# The share of steps in which the rank is above the others must lie this far above one half.
+# The unit is the standard deviation of a fair coin. That makes 78 % of 90 steps, 65 % of 300.
+_SIGMAS = 5.3
+# Length, strides in it, and the steps above the others that it takes.
+_OFTEN = [(length, length // STRIDE, length / 2 + _SIGMAS * length**0.5 / 2) for length in LENGTHS]
+
+
+def late_over(history: ExcessHistory, i: int, table: Callable[[int], PhaseTable]) -> int | None:
+    """Over how many of the last steps rank *i* counts as late; None where it does not.
+
+    *table* gives the phases of so many last steps.
+    """
+    for length in _lengths_often_above(history, i):
+        if _stands_out(history, i, length):
+            phases = table(length)
+            if _is_among_slowest(phases.work_s, i, phases.step_s):
+                return length
+    return None
+
+
+def is_over(history: ExcessHistory, i: int, length: int) -> bool:
+    """Whether a rank that was late over *length* steps no longer is."""
+    if len(history) < length:
+        return False
+    step_ns = median(history.steps_ns(length))
+    limit_ns = max(_EXCESS_OVER * step_ns, _EXCESS_NS / 2)
+    return all(each < limit_ns for each in _window_medians(history.excess_ns(i, length)))
+
+
+def least_excess_ns(step_ns: float) -> float:
+    """The excess above which a rank may be named."""
+    return max(EXCESS * step_ns, _EXCESS_NS)
+
+
+def _lengths_often_above(history: ExcessHistory, i: int) -> list[int]:
+    """The lengths over which chance cannot explain it: nearly always none, and cheap to see."""
+    counts = history.above_counts(i)
+    return [
+        length
+        for length, strides, enough in _OFTEN
+        if sum(counts[-strides:]) >= enough and len(counts) >= strides
+    ]
+
+
+def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
+    excess_ns = history.excess_ns(i, length)
+    step_ns = median(history.steps_ns(length))
+    if median(excess_ns) <= least_excess_ns(step_ns):
+        return False
+    each_ns = _window_medians(excess_ns)
+    # Where one window is far below another, it began within these steps: its phase would be
+    # blurred.
+    return min(each_ns) > max(_EXCESS_PER_WINDOW * step_ns, _ALIKE * max(each_ns))
+
+
+def _window_medians(excess_ns: Sequence[float]) -> list[float]:
+    length = len(excess_ns)
+    window = length // _WINDOWS
+    return [median(excess_ns[start : start + window]) for start in range(0, length, window)]
+
+
+def _is_among_slowest(work_s: Sequence[float], i: int, step_s: float) -> bool:
+    """Slower than the slower half of the others too: of three, one is fast rather than two slow."""
+    others = sorted(without(work_s, i))
+    return work_s[i] - others[len(others) // 2] > _EXCESS_PER_WINDOW * step_s
