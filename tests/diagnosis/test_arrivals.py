@@ -249,7 +249,7 @@ def test_a_late_rank_is_named_with_its_phase(
     assert named(told) == [("straggler", str(late.rank), phase)]
 
 
-def test_where_it_is_unclear_who_waits_nobody_is_named() -> None:
+def test_where_it_is_unclear_which_ranks_wait_none_is_named() -> None:
     # Much is put in line ahead of time, and all vary a lot.
     job = Job(8, jitter=0.15, late=Late(7, "data", 0.25), waits="ahead")
 
@@ -270,7 +270,7 @@ def test_it_takes_several_samples_to_name_a_rank() -> None:
     assert len(named(judged(job, 4))) == 1
 
 
-def test_nobody_is_named_in_100_000_balanced_collectives() -> None:
+def test_no_rank_is_named_in_100_000_balanced_collectives() -> None:
     job = Job(2, jitter=0.1, layers=16)
     told = judged(job, 50, steps_between=42)
 
@@ -285,7 +285,7 @@ def test_ranks_that_do_not_wait_in_collectives_are_not_compared_by_them() -> Non
     assert judged(Job(2, late=late, waits="never"), 6) == []
 
 
-def test_what_ranks_wait_for_one_another_is_taken_out_of_the_phase_that_it_was_in() -> None:
+def test_waits_for_other_ranks_are_taken_out_of_the_phase_that_they_were_in() -> None:
     job = Job(2, jitter=0.01, late=Late(1, "forward", 0.2))
     job.train(60)
 
@@ -317,7 +317,7 @@ def trained() -> Job:
     return job
 
 
-def test_an_empty_recorder_is_said_to_be_empty(trained: Job) -> None:
+def test_an_empty_recorder_is_reported_as_empty(trained: Job) -> None:
     samples = trained.samples()
     samples[labels_of(1)] = Sample((), {})
 
@@ -405,14 +405,14 @@ def test_steps_with_other_collectives_than_usual_are_left_out(trained: Job) -> N
     assert 51 in [each.number for each in facts[labels_of(0)]]
 
 
-def test_who_goes_on_before_the_last_has_come_has_not_waited() -> None:
+def test_a_rank_that_goes_on_before_the_last_arrives_has_not_waited() -> None:
     early = Segment(rank=0, interval=0, gap_ns=4 * MS, wait_ns=10 * MS, delay_ns=5 * MS)
     latest = Segment(rank=1, interval=0, gap_ns=4 * MS, wait_ns=0, delay_ns=5 * MS)
 
     assert find_waits([Interval(("gloo:a", "gloo:b"), [early, latest] * 20)]) == ([False], "")
 
 
-def test_a_wait_that_begins_with_the_end_of_a_step_is_one_of_the_next() -> None:
+def test_a_wait_that_begins_at_the_end_of_a_step_counts_in_the_next() -> None:
     chance = random.Random(1)
     ranks = [Rank(), Rank()]
     released_ns = 0.0

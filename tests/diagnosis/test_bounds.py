@@ -99,14 +99,14 @@ def test_one_verdict_says_what_bounds_the_run(more: dict[str, int], phase: str) 
     assert f"{share * 100:.0f} %" in verdict.sentence
 
 
-def test_the_larger_of_two_is_told() -> None:
+def test_the_larger_of_two_bounds_is_reported() -> None:
     changes = Run().steps(500, {**COMPUTE, "data": 60, "other": 80})
 
     # Of 30 and 40 %: the first is further above what it may take.
     assert phases(changes) == [("data", True)]
 
 
-def test_one_rank_that_waits_for_data_is_no_bound() -> None:
+def test_a_single_rank_that_waits_for_data_is_no_bound() -> None:
     late = {**COMPUTE, "data": 65}
     waiting = {**COMPUTE, "comm_wait": 65}
 
@@ -122,7 +122,7 @@ def test_one_rank_that_waits_for_data_is_no_bound() -> None:
     [((), 1), ((0, 5000), 1), ((), 300)],
     ids=["step by step", "ranks that count differently", "one rank after the other"],
 )
-def test_waiting_for_one_another_in_turn_is_no_communication(
+def test_ranks_that_are_late_in_turn_are_no_communication_bound(
     counts_from: tuple[int, ...], at_once: int
 ) -> None:
     run = Run(*counts_from, at_once=at_once)
@@ -176,7 +176,7 @@ def test_waiting_for_one_late_rank_in_collectives_of_the_users_own_is_no_bound()
     assert phases(run.steps(500, late, waiting, waiting)) == [("compute", True)]
 
 
-def test_collectives_of_the_users_own_in_other_phases_are_said_where_they_count() -> None:
+def test_collectives_of_the_users_own_in_other_phases_are_mentioned_where_they_count() -> None:
     run = Run()
     run.bounds.set_own_collectives(labels_of(0), ("data",))
 
@@ -215,7 +215,7 @@ def test_a_share_about_the_limit_does_not_go_to_and_fro() -> None:
     assert phases(changes) == [("data", True)]
 
 
-def test_nothing_that_stands_out_closes_the_verdict() -> None:
+def test_a_run_without_a_bound_closes_the_verdict() -> None:
     run = Run()
     run.steps(500, {**COMPUTE, "data": 60})
     even = {"data": 10, "forward": 15, "backward": 20, "optimizer": 5, "other": 25, "comm_wait": 25}
@@ -223,7 +223,7 @@ def test_nothing_that_stands_out_closes_the_verdict() -> None:
     assert phases(run.steps(500, even)) == [("data", False)]
 
 
-def test_waits_that_are_not_known_are_said_to_be_in_it() -> None:
+def test_waits_that_are_not_known_are_mentioned() -> None:
     run = Run()
     run.bounds.set_waits_known(labels_of(0), False)
     (change,) = run.steps(500, COMPUTE)
@@ -231,7 +231,7 @@ def test_waits_that_are_not_known_are_said_to_be_in_it() -> None:
     assert "cannot be told apart" in change.verdict.sentence
 
 
-def test_a_run_that_is_gone_has_no_bound() -> None:
+def test_a_run_that_has_ended_has_no_bound() -> None:
     run = Run()
     run.steps(500, COMPUTE)
     run.bounds.forget(labels_of(0))
@@ -265,7 +265,7 @@ def leak(minute: float) -> float:
     )
 
 
-def test_a_steady_leak_is_told_once_after_ten_minutes() -> None:
+def test_a_steady_leak_is_reported_once_after_ten_minutes() -> None:
     assert watched(leak, 10) == []
     (change,) = watched(leak, 60)
 
@@ -321,7 +321,7 @@ def test_a_gap_in_what_is_known_is_not_bridged() -> None:
     assert fed(creep, leak, 30, 8) == []
 
 
-def test_a_process_that_is_gone_does_not_creep() -> None:
+def test_a_process_that_has_ended_does_not_creep() -> None:
     creep = MemoryCreep()
     creep.set_limit(labels_of(0), 16 * GB)
     fed(creep, leak, 0, 30)

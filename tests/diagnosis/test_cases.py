@@ -61,13 +61,13 @@ def test_two_late_ranks_are_both_named(tool: ModuleType) -> None:
     assert all(tool.right_rank(*each) for each in found)
 
 
-def test_nobody_is_named_when_all_are_late(tool: ModuleType) -> None:
+def test_no_rank_is_named_when_all_are_late(tool: ModuleType) -> None:
     found = [tool.replayed(case) for case in tool.all_late(every=7)]
 
     assert not any(each.named for each in found)
 
 
-def test_nothing_is_said_of_balanced_steps(tool: ModuleType) -> None:
+def test_balanced_steps_lead_to_no_verdict(tool: ModuleType) -> None:
     # Chance has the freest hand where there are few; more ranks take longer, and are in the table.
     assert tool.false_verdicts(100_000, ranks=(2, 3)) == 0
     assert tool.false_verdicts(10_000, ranks=(2, 3), own=True) == 0

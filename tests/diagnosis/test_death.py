@@ -82,7 +82,7 @@ def rank(found: Verdict) -> str | None:
 # -- one
 
 
-def test_a_process_gone_without_a_word_is_named_with_place_and_time() -> None:
+def test_a_process_that_died_without_a_word_is_named_with_phase_and_time() -> None:
     found = of([killed(3)])
 
     assert (found.kind, found.labels, found.phase, found.step) == (
@@ -139,7 +139,7 @@ def test_a_process_gone_without_a_word_is_named_with_place_and_time() -> None:
     ],
     ids=lambda part: "" if isinstance(part, str) else "-".join(part),
 )
-def test_why_is_said_as_far_as_it_is_known(cause: dict[str, Any], words: str) -> None:
+def test_the_cause_is_given_as_far_as_it_is_known(cause: dict[str, Any], words: str) -> None:
     assert words in of([killed(0, **cause)]).sentence
 
 
@@ -157,7 +157,7 @@ def test_a_process_that_left_with_an_exit_code_was_not_killed() -> None:
     assert "exit code 3" in found.sentence
 
 
-def test_a_phase_younger_than_the_last_look_has_no_exact_length() -> None:
+def test_a_phase_younger_than_the_last_poll_has_no_exact_length() -> None:
     assert ", less than 0.35 s into it" in of([killed(0, into_s=0.1)]).sentence
 
 
@@ -178,7 +178,7 @@ def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None
     ],
     ids=["finished", "os._exit(0)"],
 )
-def test_who_finished_did_not_die(gone: EndedProcess) -> None:
+def test_a_process_that_finished_did_not_die(gone: EndedProcess) -> None:
     assert verdict([gone]) is None
 
 
@@ -207,7 +207,7 @@ def test_the_first_is_the_cause_and_the_others_follow() -> None:
     )
 
 
-def test_who_was_asked_to_end_was_ended_by_the_launcher() -> None:
+def test_a_process_that_was_asked_to_end_was_ended_by_the_launcher() -> None:
     found = of([killed(3, signal="SIGKILL")], [killed(0, 0.5, signal="SIGTERM")])
 
     assert "The launcher ended rank 0 after it within 0.5 s." in found.sentence
@@ -224,7 +224,7 @@ def test_a_death_long_after_is_an_incident_of_its_own() -> None:
     assert len(change.verdict.evidence["ended"]) == 1
 
 
-def test_nobody_is_named_where_the_order_cannot_be_told() -> None:
+def test_no_rank_is_named_where_the_order_is_unknown() -> None:
     found = of([killed(0), killed(1), killed(2, 0.1)])
 
     assert found.labels == (("group", "g"), ("run", "r"))
@@ -235,7 +235,7 @@ def test_nobody_is_named_where_the_order_cannot_be_told() -> None:
     )
 
 
-def test_overlapping_looks_do_not_tell_an_order() -> None:
+def test_overlapping_polls_give_no_order() -> None:
     # Rank 0 was seen gone at 0; rank 1 was last seen at -0.05, so it may have died before.
     found = of([killed(0)], [killed(1, 0.2, seen_s=0.25)])
 
@@ -251,7 +251,7 @@ def test_overlapping_looks_do_not_tell_an_order() -> None:
     ],
     ids=lambda cause: next(iter(cause.values())),
 )
-def test_what_the_kernel_says_decides_within_one_look(cause: dict[str, Any]) -> None:
+def test_what_the_kernel_says_decides_within_one_poll(cause: dict[str, Any]) -> None:
     others = [killed(each, signal="SIGTERM") for each in (0, 1)]
 
     found = of([*others, killed(2, **cause)])
@@ -277,7 +277,7 @@ def test_an_out_of_memory_kill_is_the_cause_even_where_the_dying_took_longer() -
     assert rank(of([killed(0)], [oom])) == "1"
 
 
-def test_one_signal_for_all_is_one_blow_although_some_die_slower() -> None:
+def test_one_signal_for_all_is_one_cause_although_some_die_slower() -> None:
     found = of([killed(0, signal="SIGKILL")], [killed(1, 1.0, signal="SIGKILL")])
 
     assert found.evidence["order_known_by"] == "unknown"
@@ -285,7 +285,7 @@ def test_one_signal_for_all_is_one_blow_although_some_die_slower() -> None:
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.06])
-def test_all_asked_to_end_is_said(later_s: float) -> None:
+def test_a_request_to_all_ranks_is_reported_as_one(later_s: float) -> None:
     # A launcher passes SIGTERM on, and is told of each death at once: their moments are known.
     found = of(
         [killed(0, seen_s=0.01, signal="SIGTERM")],
@@ -330,7 +330,7 @@ def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
     )
 
 
-def test_who_ended_with_an_exit_code_and_took_the_others_along_is_the_cause() -> None:
+def test_a_rank_that_left_with_an_exit_code_before_the_others_is_the_cause() -> None:
     ended = killed(1, exit_code=1)._replace(state="finished")
 
     found = of([ended], [killed(0, 1.0)])
@@ -348,7 +348,7 @@ SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 11x
 
 
 @pytest.mark.parametrize("lost_at_s", [0.05, -0.3], ids=["after", "before"])
-def test_one_that_raised_is_the_cause_whoever_told_first(lost_at_s: float) -> None:
+def test_a_rank_that_raised_is_the_cause_whichever_reported_first(lost_at_s: float) -> None:
     found = of([failed(1, BAD), failed(0, PEER, lost_at_s)])
 
     assert found.labels == labels_of(1)
@@ -374,7 +374,7 @@ def test_the_loss_of_a_peer_is_known_by_its_words(reason: str) -> None:
     assert rank(of([failed(0, reason)], [failed(1, BAD, 0.1)])) == "1"
 
 
-def test_what_one_gpu_lacks_of_its_peer_is_no_lost_peer() -> None:
+def test_missing_peer_access_of_a_gpu_is_no_lost_peer() -> None:
     reason = "RuntimeError: peer access is not supported between these two devices"
 
     found = of([failed(0, reason), failed(1, PEER, 0.1)])
@@ -382,7 +382,7 @@ def test_what_one_gpu_lacks_of_its_peer_is_no_lost_peer() -> None:
     assert rank(found) == "0"
 
 
-def test_a_run_of_one_that_raises_is_told_at_once() -> None:
+def test_a_run_of_one_that_raises_is_reported_at_once() -> None:
     assert rank(of([failed(0, BAD, world=1)])) == "0"
 
 
@@ -395,7 +395,7 @@ def test_a_run_of_one_has_no_peer_to_lose() -> None:
     assert found.evidence["cause"] == "exception"
 
 
-def test_a_failure_is_told_when_the_others_had_the_time_to_tell_theirs() -> None:
+def test_a_failure_is_reported_once_the_others_had_time_to_report_theirs() -> None:
     deaths = Deaths()
 
     assert deaths.feed([failed(1, BAD, world=4)]) == []
@@ -421,7 +421,7 @@ def test_the_same_exception_on_all_is_about_the_run() -> None:
     )
 
 
-def test_one_exception_with_other_numbers_in_it_is_the_same_and_both_are_told() -> None:
+def test_exceptions_that_differ_in_numbers_are_the_same_and_both_are_quoted() -> None:
     found = of([failed(0, BAD), failed(1, BAD.replace("7", "12"), 0.1)])
 
     assert rank(found) is None
@@ -431,20 +431,20 @@ def test_one_exception_with_other_numbers_in_it_is_the_same_and_both_are_told() 
     )
 
 
-def test_of_many_that_say_nearly_the_same_some_are_quoted() -> None:
+def test_of_many_similar_exceptions_some_are_quoted() -> None:
     found = of([failed(each, f"ValueError: shard {each}", world=5) for each in range(5)])
 
     assert found.sentence.endswith("rank 2: ValueError: shard 2; and 2 more.")
 
 
-def test_of_different_exceptions_the_first_to_be_told_is_the_cause_and_all_are_told() -> None:
+def test_of_different_exceptions_the_first_to_be_reported_is_the_cause_and_all_are_quoted() -> None:
     found = of([failed(1, BAD), failed(0, "AssertionError: out of order", 0.2)])
 
     assert (rank(found), found.evidence["order_known_by"]) == ("1", "time")
     assert found.sentence.endswith(f"{BAD}. Rank 0 failed too: AssertionError: out of order.")
 
 
-def test_a_failure_that_took_all_and_was_asked_of_none_has_those_who_lost_it_behind_it() -> None:
+def test_after_a_failure_on_all_ranks_those_that_lost_a_peer_come_last() -> None:
     members = [failed(each, PEER, each / 10, world=4) for each in (0, 2)]
 
     found = of([*members, failed(1, SHAPES, 0.3, 4), failed(3, SHAPES, 0.4, 4)])
@@ -457,7 +457,7 @@ def test_a_failure_that_took_all_and_was_asked_of_none_has_those_who_lost_it_beh
 # -- all lost a peer
 
 
-def test_where_all_lost_a_peer_nobody_here_is_the_cause() -> None:
+def test_where_all_lost_a_peer_no_rank_here_is_the_cause() -> None:
     lost = [failed(each, PEER, each / 10, world=4) for each in (0, 1)]
     deaths = Deaths()
 
@@ -474,7 +474,7 @@ def test_where_all_lost_a_peer_nobody_here_is_the_cause() -> None:
     )
 
 
-def test_what_different_losses_say_is_told_of_each() -> None:
+def test_different_lost_connections_are_quoted_each() -> None:
     reason = "ConnectionError: dataset server: Connection reset by peer"
 
     found = of([failed(0, PEER), failed(1, reason, 0.1)])
@@ -496,7 +496,7 @@ def test_what_different_losses_say_is_told_of_each() -> None:
     ],
     ids=["not known", "still there", "finished", "finished well"],
 )
-def test_where_the_lost_peer_may_be_is_told_as_far_as_it_is_known(
+def test_where_the_lost_peer_may_be_is_given_as_far_as_it_is_known(
     finished: list[EndedProcess], at_work: list[Labels] | None, words: str
 ) -> None:
     deaths = Deaths()
@@ -508,7 +508,7 @@ def test_where_the_lost_peer_may_be_is_told_as_far_as_it_is_known(
     assert change.verdict.sentence.endswith(f"{PEER}. {words}")
 
 
-def test_the_exit_code_of_one_that_finished_is_waited_for_longer() -> None:
+def test_the_exit_code_of_a_finished_rank_is_waited_for_longer() -> None:
     deaths = Deaths()
     deaths.feed([ended(1, None, -1.0)])
 
@@ -547,7 +547,7 @@ def test_a_rank_that_a_launcher_may_have_ended_is_not_what_the_others_lost(
     assert rank(of([lost, asked])) != "1"
 
 
-def test_on_one_node_where_all_lost_a_peer_no_other_node_is_accused() -> None:
+def test_on_one_node_where_all_lost_a_peer_no_other_node_is_named() -> None:
     found = of([failed(0, PEER), failed(1, PEER, 0.1)])
 
     assert found.sentence.endswith(
@@ -555,7 +555,7 @@ def test_on_one_node_where_all_lost_a_peer_no_other_node_is_accused() -> None:
     )
 
 
-def test_an_evaluator_that_has_finished_stands_for_no_rank_of_the_training() -> None:
+def test_a_finished_evaluator_counts_as_no_rank_of_the_training() -> None:
     evaluator = ended(7, 0, -1.0, world=1)
 
     found = of([evaluator], [failed(0, PEER, world=2, known_for_s=2.0)])
@@ -588,7 +588,7 @@ def test_a_reason_that_comes_late_takes_the_place_of_a_lost_peer() -> None:
 # -- exit codes
 
 
-def test_one_that_left_with_an_exit_code_and_took_another_along_is_the_cause() -> None:
+def test_a_rank_that_left_with_an_exit_code_before_another_failed_is_the_cause() -> None:
     deaths = Deaths()
     first = deaths.feed([ended(1, None), failed(0, PEER, 0.1)])
 
@@ -610,7 +610,7 @@ def test_sys_exit_in_the_block_of_the_run_is_the_same() -> None:
     assert "failed in forward at step 1234, 1 s into it: SystemExit: 1. " in found.sentence
 
 
-def test_one_that_alone_said_failed_and_left_is_told() -> None:
+def test_a_single_rank_that_reported_failed_and_left_is_reported() -> None:
     assert rank(of([failed(1, "SystemExit: 1", known_for_s=2.0)])) == "1"
 
 
@@ -628,7 +628,7 @@ def test_where_all_leave_by_themselves_the_program_meant_it(left: list[EndedProc
     assert verdict(left, [each._replace(known_for_s=6.0) for each in left]) is None
 
 
-def test_what_the_launcher_was_told_is_a_reason_of_its_own() -> None:
+def test_an_error_that_the_launcher_knows_is_a_cause_of_its_own() -> None:
     told = ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"})
 
     found = of([told, failed(0, PEER)])
@@ -650,7 +650,7 @@ def test_what_the_launcher_was_told_is_a_reason_of_its_own() -> None:
     ],
 )
 @pytest.mark.parametrize("other", ["the same", PEER, "SystemExit: 1"])
-def test_who_was_asked_to_end_did_not_die(reason: str, other: str) -> None:
+def test_a_process_that_was_asked_to_end_did_not_die(reason: str, other: str) -> None:
     other = reason if other == "the same" else other
 
     members = [failed(0, reason, known_for_s=6.0), failed(1, other, 0.1, known_for_s=6.0)]
@@ -664,7 +664,7 @@ def test_a_failure_by_the_interrupt_of_all_is_none() -> None:
     assert verdict([failed(0, loader), failed(1, "KeyboardInterrupt", 0.1)]) is None
 
 
-def test_who_is_asked_to_end_after_a_failure_is_a_consequence() -> None:
+def test_a_request_to_end_after_a_failure_is_a_consequence() -> None:
     found = of([failed(1, BAD), failed(0, "SystemExit: 143", 0.3)])
 
     assert rank(found) == "1"
@@ -675,7 +675,7 @@ def test_an_exit_code_of_a_shell_for_a_signal_is_a_request() -> None:
     assert verdict([ended(0, 143), ended(1, 143, 0.1)], [ended(0, 143, known_for_s=6.0)]) is None
 
 
-def test_an_interrupt_that_left_one_to_be_killed_is_told_as_a_request() -> None:
+def test_an_interrupt_after_which_one_rank_is_killed_is_a_request() -> None:
     found = of([failed(0, "KeyboardInterrupt")], [killed(1, 30.0, signal="SIGKILL")])
 
     assert ": KeyboardInterrupt, a launcher, a scheduler or a person asked it" in found.sentence
@@ -685,14 +685,14 @@ def test_an_interrupt_that_left_one_to_be_killed_is_told_as_a_request() -> None:
 # -- run.finish("failed", reason=...)
 
 
-def test_a_failure_that_the_user_tells_is_told_with_its_reason() -> None:
+def test_a_failure_that_the_user_reports_has_its_reason() -> None:
     found = of([failed(1, "loss diverged", known_for_s=0.5)])
 
     assert rank(found) == "1"
     assert found.sentence.endswith(": loss diverged.")
 
 
-def test_a_failure_that_was_told_stands_although_the_process_leaves_with_code_0() -> None:
+def test_a_reported_failure_counts_although_the_process_leaves_with_code_0() -> None:
     told = failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})
 
     assert rank(of([told])) == "1"
@@ -722,7 +722,7 @@ def test_a_failed_run_that_is_started_anew_is_over() -> None:
 # -- one incident, told once
 
 
-def test_nothing_new_is_not_told_again() -> None:
+def test_an_unchanged_end_is_not_reported_again() -> None:
     deaths = Deaths()
     assert len(deaths.feed([killed(0)])) == 1
 
@@ -739,7 +739,7 @@ def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
     assert change.verdict.key == ("death", labels_of(0))
 
 
-def test_a_new_attempt_closes_what_ended_the_one_before() -> None:
+def test_a_new_attempt_closes_the_incident_of_the_one_before() -> None:
     deaths = Deaths()
     deaths.feed([killed(3), killed(0, 1.0)])
 

@@ -72,11 +72,11 @@ def test_a_gpu_like_the_others_is_evidence_and_no_reason(gpus: list[dict[str, An
     assert found.evidence["gpu"]["index"] == "1"
 
 
-def test_who_waits_for_data_waits_for_no_gpu() -> None:
+def test_a_rank_that_waits_for_data_waits_for_no_gpu() -> None:
     assert late(gpu(0), gpu(1, 1200e6, "hw_thermal"), phase="data").sentence == SENTENCE
 
 
-def test_where_nothing_is_known_of_it_the_verdict_stands_as_it_is() -> None:
+def test_where_nothing_is_known_of_the_gpu_the_verdict_does_not_change() -> None:
     for gpus in ([], [gpu(0)], [gpu(1), gpu(1)], [{}], [{"labels": 3}]):
         found = late(*gpus)
         assert (found.sentence, found.evidence) == (SENTENCE, {"excess": 0.3})

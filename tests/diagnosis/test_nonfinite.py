@@ -86,7 +86,7 @@ def test_one_infinite_norm_may_be_the_search_for_a_loss_scale(log: Log) -> None:
     assert log.poll() == [("grad_norm", 4)]
 
 
-def test_one_that_nothing_comes_after_counts_after_a_minute_or_at_the_end(log: Log) -> None:
+def test_a_value_without_a_successor_counts_after_a_minute_or_at_the_end(log: Log) -> None:
     log.put(1.0, NAN)
 
     assert log.poll() == []
@@ -180,7 +180,7 @@ def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
     )
 
 
-def test_without_steps_the_clock_says_who_was_first() -> None:
+def test_without_steps_the_clock_decides_which_was_first() -> None:
     values = Nonfinite()
     values.feed(labels_of(0), [odd(None, time_ns=NOW + 5)])
     values.feed(labels_of(1), [odd(None, time_ns=NOW)])
@@ -188,7 +188,7 @@ def test_without_steps_the_clock_says_who_was_first() -> None:
     assert told(values.poll(NOW)) == [("1", None, True)]
 
 
-def test_it_is_one_incident_until_all_has_been_well_for_a_minute() -> None:
+def test_it_is_one_incident_until_all_values_were_finite_for_a_minute() -> None:
     values = Nonfinite()
     values.feed(labels_of(0), [odd(5)])
     changes = values.poll(NOW)
@@ -205,7 +205,7 @@ def test_it_is_one_incident_until_all_has_been_well_for_a_minute() -> None:
     assert values.poll(NOW + 200 * S) == []
 
 
-def test_one_that_was_earlier_and_tells_later_is_the_one() -> None:
+def test_an_earlier_value_that_is_read_later_is_the_first() -> None:
     values = Nonfinite()
     values.feed(labels_of(0), [odd(201)])
     changes = values.poll(NOW)

@@ -90,7 +90,7 @@ class Job:
         raise AssertionError("no verdict")
 
 
-def test_nobody_is_asked_before_half_of_the_limit_and_told_before_the_whole() -> None:
+def test_no_rank_is_asked_before_half_of_the_limit_or_reported_before_the_whole() -> None:
     job = Job()
     job.tick()
     took_s, verdict = job.stalls_after()
@@ -235,7 +235,7 @@ def test_a_step_in_which_a_process_was_stopped_is_not_learnt_either() -> None:
     assert job.stalls.limits == {labels_of(0): 60.0}
 
 
-def test_when_the_agent_itself_could_not_run_nobody_is_accused() -> None:
+def test_when_the_agent_itself_could_not_run_no_rank_is_named() -> None:
     job = Job()
     job.run(20)
     assert job.tick(600.0) == []
@@ -244,7 +244,7 @@ def test_when_the_agent_itself_could_not_run_nobody_is_accused() -> None:
 
 
 @pytest.mark.parametrize("told_first", [True, False])
-def test_what_the_agent_could_not_look_at_is_not_learnt(told_first: bool) -> None:
+def test_what_the_agent_could_not_see_is_not_learnt(told_first: bool) -> None:
     job = Job(ranks=1)
     job.run(20)
     went_on_ns = job.now_ns + 600 * SECOND
@@ -265,7 +265,7 @@ def test_what_the_agent_could_not_look_at_is_not_learnt(told_first: bool) -> Non
     assert job.stalls.limits == {labels_of(0): 150.0}
 
 
-def test_a_process_knows_nothing_of_the_one_that_had_its_name() -> None:
+def test_a_process_inherits_nothing_from_the_one_that_had_its_labels() -> None:
     job = Job(ranks=1)
     job.tick()
     job.stalls.learn(job.now_ns, labels_of(0), BEGAN, [1.0], {"data": 500 * SECOND})
@@ -461,7 +461,7 @@ def gone_on_for(seconds: float) -> Job:
     return job
 
 
-def test_who_went_on_and_stands_now_is_told_when_its_time_is_over() -> None:
+def test_a_rank_that_went_on_and_stopped_is_reported_when_its_limit_is_over() -> None:
     job = gone_on_for(55)
     job.put(1, "forward", step=8)
     took_s, _ = job.stalls_after()
@@ -470,7 +470,7 @@ def test_who_went_on_and_stands_now_is_told_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("known", [{"kernel": Kernel("T", True, 0.0)}, {"silent_s": 30.0}])
-def test_who_went_on_and_cannot_any_more_is_told_at_once(known: dict[str, Any]) -> None:
+def test_a_rank_that_went_on_and_cannot_any_more_is_reported_at_once(known: dict[str, Any]) -> None:
     job = gone_on_for(45)
     job.answers[1] = known
     took_s, _ = job.stalls_after()
@@ -478,7 +478,7 @@ def test_who_went_on_and_cannot_any_more_is_told_at_once(known: dict[str, Any]) 
     assert 15 <= took_s <= 17
 
 
-def test_a_sentence_says_who_where_and_what_to_look_at() -> None:
+def test_a_sentence_says_which_rank_where_and_what_to_look_at() -> None:
     job = Job(ranks=0)
     job.put(0, "comm_wait")
     job.put(1, "data")
@@ -522,7 +522,7 @@ OURS = "/home/me/otel-ddp/src/otel_ddp/"
         ),
     ],
 )
-def test_what_is_said_of_who_holds_the_others_up(
+def test_the_sentence_on_a_rank_that_holds_up_the_others(
     phase: str, known: dict[str, Any], said: str
 ) -> None:
     job = Job()
@@ -538,7 +538,7 @@ def test_what_is_said_of_who_holds_the_others_up(
     ("more", "cause"),
     [({"state": "finished"}, "finished"), ({"state": "running"}, "dead")],
 )
-def test_who_is_gone_is_named_to_those_that_wait(more: dict[str, Any], cause: str) -> None:
+def test_an_ended_rank_is_named_to_those_that_wait_for_it(more: dict[str, Any], cause: str) -> None:
     job = Job(world=2)
     job.put(0, "comm_wait")
     job.put(1, alive=False, **more)
@@ -559,7 +559,7 @@ def test_what_comes_after_a_training_may_take_long(state: str, limit_s: float) -
     assert (verdict.evidence["cause"], verdict.evidence["limit_s"]) == ("long_phase", limit_s)
 
 
-def test_who_waits_for_another_node_waits_longer_before_it_is_told() -> None:
+def test_ranks_that_wait_for_another_node_have_a_longer_limit() -> None:
     job = Job(world=4)
     for rank in (0, 1):
         job.put(rank, "comm_wait")
@@ -571,7 +571,7 @@ def test_who_waits_for_another_node_waits_longer_before_it_is_told() -> None:
     assert "on another node" in verdict.sentence
 
 
-def test_one_incident_is_told_once_again_when_its_cause_changes_and_when_it_ends() -> None:
+def test_one_incident_is_reported_again_when_its_cause_changes_and_when_it_ends() -> None:
     job = Job()
     job.put(0, "comm_wait")
     job.put(1, "data")

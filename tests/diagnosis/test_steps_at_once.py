@@ -47,7 +47,7 @@ def story(chance: random.Random, disorder: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("disorder", [False, True], ids=["in order", "in disorder"])
-def test_whole_steps_are_what_they_are_word_by_word(disorder: bool) -> None:
+def test_steps_in_batches_are_what_they_are_one_by_one(disorder: bool) -> None:
     chance = random.Random(1)
     for _ in range(500):
         words = story(chance, disorder)

@@ -308,7 +308,7 @@ def test_steps_from_before_it_began_are_not_counted_in() -> None:
     assert len(node.steps(60, {1: {"backward": 0.05}})) == 1
 
 
-def test_all_slow_together_is_nobody() -> None:
+def test_no_rank_is_named_when_all_are_slow_together() -> None:
     node = Node()
     node.steps(200)
 
@@ -364,7 +364,7 @@ def test_pauses_are_no_straggler() -> None:
     assert changes == []
 
 
-def test_a_late_rank_is_told_of_once() -> None:
+def test_a_late_rank_is_reported_once() -> None:
     assert len(Node().steps(3000, {1: {"backward": 0.03}})) == 1
 
 
@@ -390,7 +390,7 @@ def test_it_is_not_cleared_by_a_rank_that_is_only_less_late() -> None:
     assert node.steps(600, {1: {"backward": 0.004}}) == []
 
 
-def test_another_phase_is_the_same_incident_told_anew() -> None:
+def test_another_phase_is_the_same_incident_reported_again() -> None:
     node = Node()
     opened = node.steps(200, {1: {"backward": 0.03}})
     changes = node.steps(300, {1: {"data": 0.03}})
@@ -400,7 +400,7 @@ def test_another_phase_is_the_same_incident_told_anew() -> None:
     assert changes[0].verdict.since_ns == opened[0].verdict.since_ns
 
 
-def test_a_process_that_is_gone_has_no_verdict() -> None:
+def test_a_process_that_has_ended_has_no_verdict() -> None:
     node = Node(4)
     node.steps(200, {1: {"backward": 0.03}})
     node.detector.forget(labels_of(1))
@@ -411,7 +411,7 @@ def test_a_process_that_is_gone_has_no_verdict() -> None:
 # --- What it costs --------------------------------------------------------------------------------
 
 
-def test_the_loss_is_the_excess_times_those_who_wait() -> None:
+def test_the_lost_time_is_the_excess_times_the_ranks_that_wait() -> None:
     node = Node(4, world_size=8)
     changes = node.steps(1020, {1: {"backward": 0.03}})
     ranks = {dict(each.labels)["rank"]: each for each in node.report().ranks}
@@ -448,7 +448,7 @@ def test_a_second_late_rank_is_not_charged_for_what_the_first_has_been() -> None
     assert lost_s == pytest.approx(1000 * 0.03 * 3, rel=0.03)
 
 
-def test_what_it_has_cost_stays_when_it_is_over_and_when_it_is_gone() -> None:
+def test_lost_time_stays_after_the_verdict_and_after_the_process() -> None:
     node = Node(4)
     node.steps(300, {1: {"backward": 0.03}})
     node.steps(300)
@@ -499,7 +499,7 @@ def test_each_rank_is_compared_with_the_median_of_the_others(
     assert [each.excess["data"] for each in ranks] == [0.0] * len(ranks)
 
 
-def test_a_hint_is_said_with_the_verdict() -> None:
+def test_a_hint_is_part_of_the_sentence() -> None:
     node = Node(hint=lambda labels, phase: (f"Throttled in {phase}.", {"throttled": True}))
     (change,) = node.steps(200, {1: {"backward": 0.03}})
 
@@ -560,7 +560,9 @@ def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
 
 
 @pytest.mark.parametrize("waiting", [(0,), (0, 1, 3)], ids=["gather", "all-reduce"])
-def test_who_waits_in_a_collective_of_the_users_own_is_not_late(waiting: tuple[int, ...]) -> None:
+def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late(
+    waiting: tuple[int, ...],
+) -> None:
     node = Node()
     # Of one rank it is enough: where one has them, all have.
     node.detector.set_own_collectives(labels_of(1), ("other",))
@@ -593,7 +595,9 @@ def test_who_waits_in_a_collective_of_the_users_own_is_not_late(waiting: tuple[i
         (("optimizer of a later version",), ""),
     ],
 )
-def test_where_a_late_rank_could_not_be_seen_it_is_said(phases: tuple[str, ...], why: str) -> None:
+def test_phases_that_could_hide_a_late_rank_are_mentioned(
+    phases: tuple[str, ...], why: str
+) -> None:
     node = Node()
     node.detector.set_own_collectives(labels_of(0), phases)
 
@@ -601,7 +605,7 @@ def test_where_a_late_rank_could_not_be_seen_it_is_said(phases: tuple[str, ...],
     assert node.report().insufficient == (f"insufficient data: {why}" if why else "")
 
 
-def test_little_time_in_such_phases_hides_nobody() -> None:
+def test_little_time_in_such_phases_hides_no_rank() -> None:
     node = Node()
     node.detector.set_own_collectives(labels_of(0), ("other",))
     node.steps(200, {key: {"other": -0.001} for key in node.ranks})
@@ -609,7 +613,7 @@ def test_little_time_in_such_phases_hides_nobody() -> None:
     assert node.report().insufficient == ""
 
 
-def test_a_verdict_falls_when_collectives_of_the_users_own_turn_up() -> None:
+def test_a_verdict_closes_when_collectives_of_the_users_own_turn_up() -> None:
     node = Node()
     late = {0: {"other": 0.03}}
     node.steps(200, late)
@@ -627,7 +631,7 @@ def test_a_verdict_falls_when_collectives_of_the_users_own_turn_up() -> None:
     assert told(node.steps(200, late)) == [("straggler", "0", "other", True)]
 
 
-def test_where_nothing_is_left_to_compare_nobody_is_named() -> None:
+def test_where_nothing_is_left_to_compare_no_rank_is_named() -> None:
     node = Node()
     node.detector.set_own_collectives(labels_of(0), WORK_PHASES)
 
@@ -635,7 +639,7 @@ def test_where_nothing_is_left_to_compare_nobody_is_named() -> None:
     assert "a rank that is late there" in node.report().insufficient
 
 
-def test_a_silent_rank_is_said_to_be_silent() -> None:
+def test_a_rank_without_further_steps_is_named() -> None:
     node = Node()
     node.steps(200)
     node.steps(250, silent=(3,))
@@ -667,7 +671,7 @@ def collected(node: Node, steps: int, late: Mapping[int, Mapping[str, float]],
     return pieces
 
 
-def test_ranks_that_are_told_one_after_the_other_are_compared_step_by_step() -> None:
+def test_ranks_that_are_read_one_after_the_other_are_compared_step_by_step() -> None:
     node = Node()
     pieces = collected(node, 900, {1: {"backward": 0.03}})
 
@@ -701,7 +705,7 @@ def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
     ("took_ms", "apart_ms", "one_step"),
     [(1, 99, True), (1, 110, False), (130, 350, True), (130, 370, False)],
 )
-def test_the_longer_steps_are_the_further_apart_may_they_end(
+def test_the_longer_the_steps_the_further_apart_they_may_end(
     took_ms: int, apart_ms: int, one_step: bool
 ) -> None:
     alignment = Alignment()
@@ -715,7 +719,7 @@ def test_the_longer_steps_are_the_further_apart_may_they_end(
     assert [row.number for row in rows] == [7] * one_step
 
 
-def test_a_rank_that_tells_of_few_steps_is_too_little() -> None:
+def test_missing_steps_of_a_rank_are_reported() -> None:
     node = Node()
     for _ in range(200):
         node.steps(1)
@@ -725,7 +729,7 @@ def test_a_rank_that_tells_of_few_steps_is_too_little() -> None:
     assert node.report().insufficient == f"insufficient data: {why}"
 
 
-def test_numbers_that_say_nothing_are_said_to_say_nothing() -> None:
+def test_step_numbers_that_match_nothing_are_reported() -> None:
     node = Node(2)
     for number in range(300):
         for rank in (0, 1):
@@ -786,7 +790,7 @@ def slow_for(
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_run_that_is_slower_than_it_was_is_told_after_minutes(ranks: int) -> None:
+def test_a_run_that_is_slower_than_it_was_is_reported_after_minutes(ranks: int) -> None:
     node = Node(ranks)
     node.steps(700)
 
@@ -845,7 +849,7 @@ def test_a_regression_ends_with_its_run() -> None:
     assert told(node.detector.poll()) == [("regression", "", "backward", False)]
 
 
-def test_steps_are_fed_to_nobody_without_end() -> None:
+def test_restarts_leave_no_ranks_behind() -> None:
     """Restarts of the same ranks, again and again, keep nothing but what was lost."""
     detector = Stragglers()
     numbers = count(1)

@@ -191,7 +191,7 @@ def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
     assert [(each.verdict.kind, each.opened) for each in over] == [("straggler", False)]
 
 
-def test_time_that_is_lost_is_that_of_the_steps_in_between_as_well(bench: Bench) -> None:
+def test_lost_time_includes_the_steps_in_between(bench: Bench) -> None:
     for _ in range(4):
         bench.sample(late_ms=30)
     seen_s = bench.arrivals._compared_lost_s[bench.ranks[1].journal.labels]
@@ -203,7 +203,7 @@ def test_time_that_is_lost_is_that_of_the_steps_in_between_as_well(bench: Bench)
     assert 1.5 * seen_s < lost_s < 4 * seen_s
 
 
-def test_until_there_is_enough_it_is_said_what_is_missing(bench: Bench) -> None:
+def test_until_there_is_enough_the_report_says_what_is_missing(bench: Bench) -> None:
     bench.train(60, 0)
     unknown = "insufficient data: waiting for other ranks cannot be told from work on rank 0, 1; "
     assert bench.arrivals.report().insufficient == (
@@ -239,7 +239,7 @@ def test_ranks_are_asked_again_when_they_say_so_and_more_rarely_while_all_is_wel
     assert bench.pause_s() == pytest.approx(44, abs=1)
 
 
-def test_who_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
+def test_a_rank_that_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
     bench.train(60, 0)
     bench.pause_s()
     for rank in bench.ranks:
@@ -250,7 +250,7 @@ def test_who_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
     assert bench.pause_s() == pytest.approx(55, abs=1)
 
 
-def test_nobody_is_asked_while_something_else_is_found_out(bench: Bench) -> None:
+def test_no_rank_is_asked_while_a_stall_is_suspected(bench: Bench) -> None:
     bench.train(60, 0)
     bench.poll()
     bench.poll(later_s=10, quiet=False)
@@ -259,7 +259,7 @@ def test_nobody_is_asked_while_something_else_is_found_out(bench: Bench) -> None
     assert None not in bench.asked()
 
 
-def test_nobody_is_asked_whose_waits_are_known(bench: Bench) -> None:
+def test_no_rank_is_asked_where_waits_are_known(bench: Bench) -> None:
     for rank in bench.ranks:
         bench.arrivals.set_waits_known(rank.journal.labels, True)
     bench.train(60, 0)
@@ -295,7 +295,7 @@ def test_a_verdict_does_not_outlive_the_samples_that_it_rests_on(bench: Bench) -
     assert "have not been asked yet" in bench.arrivals.report().insufficient
 
 
-def test_a_rank_that_is_gone_takes_its_verdict_along(bench: Bench) -> None:
+def test_a_rank_that_has_ended_takes_its_verdict_along(bench: Bench) -> None:
     for _ in range(4):
         bench.sample(late_ms=30)
 

@@ -122,7 +122,7 @@ def told(why: dict[str, Any]) -> set[str]:
         ("Out of memory (oom_kill_allocating_task)", "node"),
     ],
 )
-def test_the_kernels_log_names_whom_it_killed(
+def test_the_kernels_log_names_the_process_that_it_killed(
     words: str, scope: str, machine: Machine, start: Start
 ) -> None:
     found = start(machine)
@@ -150,9 +150,7 @@ def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
     assert told(found.why(PID, TICKS)) == set()
 
 
-def test_what_was_said_before_we_came_is_not_of_this_process(
-    machine: Machine, start: Start
-) -> None:
+def test_lines_before_the_agent_started_are_ignored(machine: Machine, start: Start) -> None:
     machine.says(KILLED.format("Out of memory", PID))
     found = start(machine)
     found.watch(PID, TICKS)
@@ -244,7 +242,7 @@ def test_a_container_sees_its_part_of_the_tree_under_a_longer_path(
         ("/gone", "/"),
     ],
 )
-def test_a_cgroup_that_cannot_be_seen_says_nothing(
+def test_a_cgroup_that_cannot_be_read_gives_no_evidence(
     path: str, top: str, machine: Machine, start: Start
 ) -> None:
     blind(machine)
@@ -283,9 +281,7 @@ def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
     assert told(found.why(PID, TICKS)) == set()
 
 
-def test_a_cgroup_that_went_with_its_process_has_said_what_was_read_last(
-    machine: Machine, start: Start
-) -> None:
+def test_of_a_deleted_cgroup_the_last_reading_counts(machine: Machine, start: Start) -> None:
     blind(machine)
     machine.version_2()
     found = start(machine)
@@ -365,7 +361,7 @@ def test_it_is_read_once_a_second_however_often_it_is_watched(
         ([], None),
     ],
 )
-def test_what_the_worker_told_its_launcher_is_evidence(
+def test_an_error_that_the_worker_wrote_for_its_launcher_is_evidence(
     content: Any, said: str | None, machine: Machine, start: Start
 ) -> None:
     machine.process(PID, environ="A=b\0TORCHELASTIC_ERROR_FILE=/tmp/e/error.json\0C=d\0")
@@ -379,7 +375,7 @@ def test_what_the_worker_told_its_launcher_is_evidence(
 
 
 @pytest.mark.parametrize("made", ["nothing", "fifo", "folder", "no JSON", "relative"])
-def test_an_error_file_that_is_none_says_nothing(made: str, machine: Machine, start: Start) -> None:
+def test_a_broken_error_file_gives_no_evidence(made: str, machine: Machine, start: Start) -> None:
     path = "error.json" if made == "relative" else "/error.json"
     machine.process(PID, environ=f"TORCHELASTIC_ERROR_FILE={path}\0")
     if made == "fifo":
@@ -440,7 +436,7 @@ def test_the_same_number_in_another_namespace_is_another_process(
     assert found.why(PID, TICKS)["resident_bytes"] == 1000 * PAGE
 
 
-def test_a_machine_that_shows_nothing_says_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_shows_nothing_gives_no_evidence(tmp_path: Path) -> None:
     found = ExitCauses(tmp_path)
     found.watch(PID, TICKS)
 
@@ -479,7 +475,7 @@ def ticks(pid: int) -> int:
     ],
     ids=["kill", "crash", "exit"],
 )
-def test_a_death_wakes_us_and_the_kernel_tells_how_it_was(
+def test_a_death_wakes_the_agent_and_the_kernel_knows_the_exit_code(
     end: Callable[[subprocess.Popen[bytes]], None],
     evidence: dict[str, Any],
     child: subprocess.Popen[bytes],

@@ -189,7 +189,7 @@ def of(kind: str, told: Sequence[tuple[str, str, str]]) -> list[tuple[str, str]]
     return [each[1:] for each in told if each[0] == kind]
 
 
-def test_a_straggler_is_told_once_when_it_is_found_and_once_when_it_is_over(bench: Bench) -> None:
+def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(150, late_ms=30)
     first = bench.told()
@@ -210,9 +210,7 @@ def test_a_straggler_is_told_once_when_it_is_found_and_once_when_it_is_over(benc
 
 
 @pytest.mark.parametrize("own", [[], ["backward"], ["no phase", 7], "backward"])
-def test_what_a_process_says_of_its_own_collectives_reaches_the_detectors(
-    own: object, bench: Bench
-) -> None:
+def test_facts_about_own_collectives_reach_the_detectors(own: object, bench: Bench) -> None:
     bench.join(0, 1)
     bench.ranks[0].writer.document(layout.FACTS, {"own_collectives": own})
     bench.train(150, late_ms=30)
@@ -225,7 +223,7 @@ def test_what_a_process_says_of_its_own_collectives_reaches_the_detectors(
     assert bench.open() == (["straggler"] if own != ["backward"] else [])
 
 
-def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
+def test_the_state_of_its_gpu_is_part_of_the_verdict(bench: Bench) -> None:
     bench.join(0, 1)
     for rank, clock in zip(bench.ranks, (1980e6, 1200e6), strict=True):
         rank.journal.poll(time.time_ns(), True)
@@ -239,7 +237,7 @@ def test_what_its_gpu_does_is_part_of_the_verdict(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("left", "ended"), [(1, "rank 0"), (0, "the run")])
-def test_what_ends_with_a_rank_is_not_told_as_if_it_were_cured(
+def test_a_verdict_that_ends_with_its_rank_is_not_reported_as_solved(
     bench: Bench, caplog: pytest.LogCaptureFixture, left: int, ended: str
 ) -> None:
     bench.join(0, 1)
@@ -261,7 +259,7 @@ def test_what_ends_with_a_rank_is_not_told_as_if_it_were_cured(
     assert body in caplog.messages
 
 
-def test_the_series_say_by_how_much_who_is_late(bench: Bench) -> None:
+def test_the_series_show_which_rank_is_late_and_by_how_much(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(200, late_ms=30)
 
@@ -272,7 +270,7 @@ def test_the_series_say_by_how_much_who_is_late(bench: Bench) -> None:
     assert work_max == pytest.approx(0.0652, rel=0.02)
 
 
-def test_where_nothing_can_be_said_no_series_says_it(bench: Bench) -> None:
+def test_where_ranks_cannot_be_compared_there_are_no_series(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(50, late_ms=30)
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
@@ -291,7 +289,7 @@ def test_where_nothing_can_be_said_no_series_says_it(bench: Bench) -> None:
     assert ("1",) not in bench.series(catalog.TRAINING_STALLED)
 
 
-def test_waits_that_cannot_be_told_from_work_are_unknown_of_whoever_comes_after(
+def test_a_new_process_has_to_report_again_whether_its_waits_are_known(
     bench: Bench,
 ) -> None:
     def begin() -> None:
@@ -316,7 +314,7 @@ def test_waits_that_cannot_be_told_from_work_are_unknown_of_whoever_comes_after(
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
 
 
-def test_what_a_rank_is_found_to_be_is_told_though_its_series_stay_at_home(bench: Bench) -> None:
+def test_findings_about_a_rank_are_exported_though_its_series_are_not(bench: Bench) -> None:
     bench.join(0)
     bench.join(1, exported=False)
 
@@ -377,7 +375,7 @@ def test_the_gpus_are_written_down_as_they_were_at_a_death(
     assert said["gpus"] == [{"index": "3", "labels": {"rank": "1"}}]
 
 
-def test_a_death_is_told_at_once_and_thought_of_again(
+def test_a_death_is_reported_at_once_and_looked_at_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = killed(bench)
@@ -430,7 +428,7 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.take(later_s=5)
 
 
-def test_a_stall_is_told_and_is_over_when_somebody_moves(
+def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stall(bench, monkeypatch)
@@ -450,7 +448,7 @@ def test_a_stall_is_told_and_is_over_when_somebody_moves(
 
 
 @pytest.mark.parametrize(("cause", "verb"), [("dead", "died"), ("finished", "finished")])
-def test_who_has_ended_is_named_to_those_that_wait_though_its_journal_is_gone(
+def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted(
     bench: Bench, cause: str, verb: str
 ) -> None:
     bench.join(0, 1)
@@ -516,7 +514,7 @@ def test_why_ranks_do_not_move_is_shown_while_it_is_known(
     assert bench.series(catalog.TRAINING_STALL_REASON) == {}
 
 
-def test_memory_that_grows_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_memory_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def memory(*_: Any) -> Memory:
@@ -563,7 +561,7 @@ def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> Non
         "MemoryCreep.poll",
     ],
 )
-def test_a_detector_that_breaks_takes_nothing_from_the_others(
+def test_a_broken_detector_takes_nothing_from_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -625,7 +623,7 @@ def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
     )
 
 
-def test_of_runs_that_ended_nothing_is_kept(bench: Bench) -> None:
+def test_nothing_is_kept_of_runs_that_ended(bench: Bench) -> None:
     kept = size(bench.judge)
     for number in range(3):
         bench.join(0, 1, run=f"r{number}")
@@ -644,7 +642,7 @@ def test_of_runs_that_ended_nothing_is_kept(bench: Bench) -> None:
         assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
 
 
-def test_a_process_that_gets_another_name_is_not_waited_for_under_the_old_one(
+def test_a_process_with_new_labels_is_not_waited_for_under_the_old_ones(
     bench: Bench,
 ) -> None:
     bench.join(0, 1)
@@ -711,7 +709,7 @@ def test_processes_that_each_train_alone_are_not_compared(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("beside", ["moves", "stands", "has ended"])
-def test_what_is_beside_the_training_neither_stalls_it_nor_keeps_it_going(
+def test_a_process_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
     monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence())

@@ -139,7 +139,7 @@ def test_the_gpus_are_in_a_table_of_their_own(folder: Path) -> None:
     assert "Its GPUs" not in text(written(folder, "without"))
 
 
-def test_everyone_is_in_the_table_by_rank_with_place_and_times(folder: Path) -> None:
+def test_every_rank_is_in_the_table_with_phase_and_times(folder: Path) -> None:
     rows = block(written(folder), "Where every rank was")
 
     assert rows[1:] == [
@@ -183,7 +183,7 @@ def test_last_values_are_one_line_a_name(folder: Path) -> None:
     assert " ".join(rows[2]) == "lr train 0.1 rank 0"
 
 
-def test_open_verdicts_are_told_and_sections_without_content_are_not_there(folder: Path) -> None:
+def test_open_verdicts_are_listed_and_empty_sections_are_left_out(folder: Path) -> None:
     straggler = {"kind": "straggler", "sentence": "rank 0 keeps the others waiting."}
 
     assert "rank 0 keeps the others waiting." in text(written(folder, open_verdicts=[straggler]))
@@ -257,7 +257,7 @@ def test_files_and_directory_are_closed_to_others(folder: Path) -> None:
     ]
 
 
-def test_an_incident_has_one_pair_and_the_next_one_another(folder: Path) -> None:
+def test_an_incident_has_one_pair_of_files_and_the_next_has_another(folder: Path) -> None:
     first = written(folder)
     second = written(folder)
 
@@ -307,7 +307,7 @@ def test_the_newest_fifty_are_kept_and_foreign_files_left_alone(folder: Path) ->
     assert not left & {"postmortem-old5.json", "postmortem-old5.txt", ".postmortem-torn.json.half"}
 
 
-def test_what_somebody_writes_at_this_moment_is_not_touched(folder: Path) -> None:
+def test_a_file_that_another_agent_is_writing_is_not_touched(folder: Path) -> None:
     folder.mkdir(0o700)
     (folder / ".postmortem-r.json.half").write_text("half")
     os.utime(folder / ".postmortem-r.json.half", (time.time(), time.time()))
@@ -352,7 +352,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
     assert not (folder / "postmortem-r.txt").is_symlink()
 
 
-def test_a_full_disk_is_said_once_and_leaves_nothing_half(
+def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written(folder)

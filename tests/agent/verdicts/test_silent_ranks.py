@@ -90,7 +90,7 @@ def test_a_rank_that_never_opened_a_run_is_missed_after_a_minute_and_logged_once
     assert node.said() == []
 
 
-def test_several_are_told_in_one_sentence(node: Node) -> None:
+def test_several_silent_ranks_are_one_sentence(node: Node) -> None:
     node.rank(0, local_world_size=16)
 
     (said,) = node.said()
@@ -150,7 +150,7 @@ def test_what_another_launcher_started_is_another_matter(node: Node) -> None:
     assert local_1 == ONE
 
 
-def test_ranks_of_one_launch_with_different_strategies_are_told_at_once(
+def test_ranks_of_one_launch_with_different_strategies_are_reported_at_once(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.rank(1)

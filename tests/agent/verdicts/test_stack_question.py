@@ -264,7 +264,7 @@ def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str],
         ("leaves", "has left its program after step 4, at its end or by an exception, and waits "),
     ],
 )
-def test_a_main_thread_that_only_waits_for_another_one_is_not_what_is_told(
+def test_of_a_main_thread_that_only_waits_the_training_thread_is_named(
     hang: Callable[[str], Job], how: str, said: str
 ) -> None:
     verdict = hang(how).verdict()
@@ -403,7 +403,7 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
     assert kernel.state == seen
 
 
-def test_nobody_there_is_told_from_nobody_answering(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_asked_differs_from_one_that_does_not_answer(tmp_path: Path) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
     probe = StackQuestion(journal, 1, 0)
     assert not probe.ask("where", 1)
