@@ -1,4 +1,4 @@
-"""The witness answers when it is asked, and is otherwise not there: no exit, no fork notices it."""
+"""The thread that answers questions about stacks: no exit and no fork of the program notices it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from extras import newer_torch
 from node import until
 from otel_ddp import containment
 from otel_ddp.torch import stack_answers
+from otel_ddp.torch.collectives import Arrivals
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def answer(journal: Path, number: int) -> dict[str, Any]:
     return dict(until(there, "an answer"))
 
 
-def test_it_says_what_every_thread_is_at_the_main_one_first(journal: Path) -> None:
+def test_an_answer_has_the_stack_of_each_thread_the_main_one_first(journal: Path) -> None:
     held = threading.Event()
 
     def helper_waits() -> None:
@@ -72,15 +73,16 @@ def test_it_says_what_every_thread_is_at_the_main_one_first(journal: Path) -> No
     main, *others = said["threads"]
     assert main["main"]
     functions = [function for _, _, function in main["frames"]]
-    assert "test_it_says_what_every_thread_is_at_the_main_one_first" in functions
+    assert "test_an_answer_has_the_stack_of_each_thread_the_main_one_first" in functions
     (found,) = (each for each in others if each["name"] == "a helper")
     assert found["frames"][0][0] == threading.__file__
     assert "helper_waits" in [function for _, _, function in found["frames"]]
-    # Of itself it does not speak.
-    assert all(each["name"] != "otel-ddp-witness" for each in said["threads"])
+    # The thread that answers is not in the answer.
+    files = {file for each in said["threads"] for file, _, _ in each["frames"]}
+    assert stack_answers.__file__ not in files
 
 
-def test_it_says_which_thread_trains_and_which_the_end_of_the_program_waits_for(
+def test_an_answer_names_the_training_thread_and_those_that_an_exit_waits_for(
     tmp_path: Path,
 ) -> None:
     journal, training = tmp_path / "1-00000000.journal", 0
@@ -111,7 +113,7 @@ def test_it_says_which_thread_trains_and_which_the_end_of_the_program_waits_for(
     assert stack_answers.__file__.startswith(said["package"])
 
 
-def test_its_files_are_for_this_user_alone_and_go_with_it(journal: Path) -> None:
+def test_its_files_are_for_this_user_alone_and_are_removed_at_the_end(journal: Path) -> None:
     ask(journal, "1 where\n")
     answer(journal, 1)
     files = [journal.with_suffix(".ask"), journal.with_suffix(".answer")]
@@ -120,7 +122,7 @@ def test_its_files_are_for_this_user_alone_and_go_with_it(journal: Path) -> None
     stack_answers.stop()
 
     assert not [each for each in files if each.exists()]
-    assert stack_answers._witness is None
+    assert stack_answers._current is None
 
 
 def test_several_questions_get_one_answer_with_the_most_that_was_asked(journal: Path) -> None:
@@ -131,7 +133,7 @@ def test_several_questions_get_one_answer_with_the_most_that_was_asked(journal: 
     assert (said["kind"], said["collectives"]) == ("what", [])
 
 
-def test_what_is_no_question_is_passed_over(journal: Path) -> None:
+def test_what_is_no_question_is_ignored(journal: Path) -> None:
     ask(journal, "hello\n\n")
     ask(journal, "4 where\n")
 
@@ -163,7 +165,7 @@ class Tensor:
     """Stands for what a frame holds."""
 
 
-def test_nothing_that_a_frame_held_is_held_on_to(journal: Path) -> None:
+def test_an_answer_keeps_nothing_of_the_frames_alive(journal: Path) -> None:
     def ask_from_a_frame_that_holds() -> weakref.ref[Tensor]:
         tensor = Tensor()
         ask(journal, "1 where\n")
@@ -177,10 +179,10 @@ def test_nothing_that_a_frame_held_is_held_on_to(journal: Path) -> None:
         gc.enable()
 
 
-def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
+def test_training_goes_on_where_the_fifo_or_its_directory_is_removed(journal: Path) -> None:
     ask(journal, "1 where\n")
     answer(journal, 1)
-    parked = stack_answers._witness
+    waiting = stack_answers._current
     fd = os.open(journal.with_suffix(".ask"), os.O_WRONLY | os.O_NONBLOCK)
     try:
         for each in journal.parent.iterdir():
@@ -191,22 +193,22 @@ def test_a_fifo_or_a_directory_that_is_gone_hurts_nobody(journal: Path) -> None:
         os.close(fd)
     stack_answers.stop()
 
-    assert parked is not None
-    assert parked._gone.is_set()
+    assert waiting is not None
+    assert waiting._ended.is_set()
     assert containment.failures == {}
 
 
 @pytest.fixture
 def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
     """The number of its fifo, which was closed and is now that of the user's pipe."""
-    parked = stack_answers._witness
-    assert parked is not None
-    ours, user = parked._fd, os.pipe()
+    waiting = stack_answers._current
+    assert waiting is not None
+    ours, user = waiting._fd, os.pipe()
     calls = Path("/proc/self/task")
-    # It is parked in its read: in a call whose first argument is the number.
+    # It is waiting in its read: in a call whose first argument is the number.
     until(
         lambda: any(f" {ours:#x} " in each.read_text() for each in calls.glob("*/syscall")),
-        "the thread to be parked",
+        "the thread to be waiting",
     )
     os.dup2(user[0], ours)
     os.write(user[1], b"the user's")
@@ -216,12 +218,12 @@ def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_descriptor_that_is_the_users_by_now_is_left_alone(taken: int) -> None:
-    parked = stack_answers._witness
+    waiting = stack_answers._current
 
     stack_answers.stop()
 
-    assert parked is not None
-    assert parked._gone.is_set()
+    assert waiting is not None
+    assert waiting._ended.is_set()
     assert os.get_blocking(taken)
     assert os.read(taken, 100) == b"the user's"
 
@@ -229,38 +231,38 @@ def test_a_descriptor_that_is_the_users_by_now_is_left_alone(taken: int) -> None
 def test_a_question_is_not_read_from_a_descriptor_that_is_the_users(
     journal: Path, taken: int
 ) -> None:
-    parked = stack_answers._witness
+    waiting = stack_answers._current
 
     ask(journal, "1 where\n")
 
-    assert parked is not None
-    assert parked._gone.wait(10)
+    assert waiting is not None
+    assert waiting._ended.wait(10)
     assert answer(journal, 1)["threads"]
     assert os.read(taken, 100) == b"the user's"
 
 
 def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) -> None:
-    parked = stack_answers._witness
+    waiting = stack_answers._current
 
-    assert parked is not None
-    parked.forget()
+    assert waiting is not None
+    waiting.forget()
 
     assert os.read(taken, 100) == b"the user's"
 
 
-def test_a_descriptor_that_somebody_has_closed_is_not_missed(tmp_path: Path) -> None:
+def test_a_descriptor_that_the_program_has_closed_is_no_failure(tmp_path: Path) -> None:
     stack_answers.start(tmp_path / "1-00000000.journal", int)
-    parked = stack_answers._witness
-    assert parked is not None
-    os.close(parked._fd)
+    waiting = stack_answers._current
+    assert waiting is not None
+    os.close(waiting._fd)
 
     stack_answers.stop()
 
-    assert parked._gone.is_set()
+    assert waiting._ended.is_set()
     assert containment.failures == {}
 
 
-def test_a_handlers_time_limit_is_no_trouble_with_files(
+def test_a_time_limit_of_a_signal_handler_reaches_the_program(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def handle(*_: Any) -> None:
@@ -270,8 +272,8 @@ def test_a_handlers_time_limit_is_no_trouble_with_files(
         signal.raise_signal(signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handle)
-    parked = stack_answers._witness
-    assert parked is not None
+    waiting = stack_answers._current
+    assert waiting is not None
     try:
         monkeypatch.setattr(os, "set_blocking", interrupted)
         with pytest.raises(TimeoutError):
@@ -279,13 +281,13 @@ def test_a_handlers_time_limit_is_no_trouble_with_files(
     finally:
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
-        parked.close()
+        waiting.close()
 
 
 def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
     stack_answers.start(tmp_path / "missing" / "1-0.journal", int)
 
-    assert stack_answers._witness is None
+    assert stack_answers._current is None
     assert containment.failures == {}
 
 
@@ -318,18 +320,18 @@ def test_a_torch_without_the_private_names_answers_with_stacks(
 # -- when it arrived at its collectives
 
 
-class Price:
-    """Clocks that go when they are told to, and what an answer takes of a processor."""
+class Cost:
+    """Clocks that the test moves, and the processor time that an answer takes."""
 
     def __init__(self) -> None:
         self.now_s, self.worked_s, self.takes_s = 100.0, 0.0, 0.02
 
-    def works(self) -> float:
+    def work_clock(self) -> float:
         self.worked_s += self.takes_s
         return self.worked_s
 
-    def arrivals(self, **env: str) -> stack_answers._Arrivals:
-        return stack_answers._Arrivals(env, lambda: self.now_s, self.works)
+    def arrivals(self, **env: str) -> Arrivals:
+        return Arrivals(env, lambda: self.now_s, self.work_clock)
 
 
 @pytest.mark.parametrize(
@@ -341,23 +343,23 @@ class Price:
         ({"TORCH_FR_BUFFER_SIZE": "many"}, 60.0),
     ],
 )
-def test_arrivals_are_told_only_where_they_stop_training_for_a_thousandth_of_the_time(
+def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_the_time(
     env: dict[str, str], first_s: float
 ) -> None:
-    price = Price()
-    arrivals = price.arrivals(**env)
+    cost = Cost()
+    arrivals = cost.arrivals(**env)
 
-    # Before it is known what it takes: by how much there is to tell.
-    price.now_s += first_s - 1
-    assert arrivals.told() == {"in_s": pytest.approx(1.0)}
-    price.now_s += 1
-    told = arrivals.told()
-    assert (told["takes_s"], told["in_s"]) == (pytest.approx(0.02), pytest.approx(20.0))
-    # And from then on by what it took.
-    price.now_s += 15
-    assert arrivals.told() == {"in_s": pytest.approx(5.0)}
-    price.now_s += 5
-    assert "packed" in arrivals.told()
+    # Before the first reading, its cost is expected from the size of the ring.
+    cost.now_s += first_s - 1
+    assert arrivals.read() == {"in_s": pytest.approx(1.0)}
+    cost.now_s += 1
+    found = arrivals.read()
+    assert (found["takes_s"], found["in_s"]) == (pytest.approx(0.02), pytest.approx(20.0))
+    # From then on by what the last reading took.
+    cost.now_s += 15
+    assert arrivals.read() == {"in_s": pytest.approx(5.0)}
+    cost.now_s += 5
+    assert "packed" in arrivals.read()
 
 
 @pytest.fixture
@@ -374,9 +376,9 @@ def test_arrivals_are_what_the_flight_recorder_holds(journal: Path, group: None)
     before_ns = time.time_ns()
     for _ in range(3):
         torch.distributed.all_reduce(torch.ones(2))
-    assert stack_answers._witness is not None
+    assert stack_answers._current is not None
     # As if a minute had gone by.
-    stack_answers._witness._arrivals._told_s -= 61
+    stack_answers._current._arrivals._read_s -= 61
 
     ask(journal, "1 when\n")
     said = answer(journal, 1)
@@ -398,11 +400,11 @@ def test_a_torch_without_a_recorder_says_that_there_is_nothing(
     journal: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace")
-    price = Price()
-    arrivals = price.arrivals()
-    price.now_s += 60
+    cost = Cost()
+    arrivals = cost.arrivals()
+    cost.now_s += 60
 
-    assert zlib.decompress(base64.b64decode(arrivals.told()["packed"])) == b""
+    assert zlib.decompress(base64.b64decode(arrivals.read()["packed"])) == b""
 
 
 # -- as a process of its own
@@ -410,7 +412,7 @@ def test_a_torch_without_a_recorder_says_that_there_is_nothing(
 # Torch is imported once; each process is forked from there, and ends as any other.
 PARENT = """
 import json, os, sys
-from otel_ddp.torch import witness
+from otel_ddp.torch import stack_answers
 
 for line in sys.stdin:
     folder, code = json.loads(line)
@@ -427,7 +429,7 @@ BEGIN = """
 import atexit, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 journal = Path(sys.argv[1])
-witness.start(journal, int)
+stack_answers.start(journal, int)
 """
 
 
@@ -449,7 +451,7 @@ def parent() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def run(parent: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """Run a program that has started its witness."""
+    """Run a program that answers questions about its stacks."""
 
     def to_its_end(code: str) -> Done:
         assert parent.stdin is not None
@@ -469,9 +471,9 @@ def run(parent: subprocess.Popen[str], tmp_path: Path) -> Run:
         ("sys.exit(3)", 3),
         ("os._exit(4)", 4),
         ("raise SystemExit", 0),
-        ("witness.stop(); sys.exit(5)", 5),
+        ("stack_answers.stop(); sys.exit(5)", 5),
         # An answer that has been asked for at the last moment.
-        ("os.write(witness._witness._fd, b'1 what\\n'); sys.exit(6)", 6),
+        ("os.write(stack_answers._current._fd, b'1 what\\n'); sys.exit(6)", 6),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
     ],
 )
@@ -487,14 +489,14 @@ def test_an_exception_ends_a_process_with_its_own_message_alone(run: Run) -> Non
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
-    assert "witness" not in done.stderr
+    assert "stack_answers" not in done.stderr
 
 
-def test_an_exit_does_not_wait_for_the_parked_thread(run: Run) -> None:
+def test_an_exit_does_not_wait_for_the_thread(run: Run) -> None:
     took = run(
         """
 began = time.perf_counter()
-witness._at_exit()
+stack_answers._at_exit()
 print(time.perf_counter() - began)
 """,
     )
@@ -516,8 +518,8 @@ if os.fork() == 0:
     # A child that ends in order leaves the parent's files alone.
     sys.exit(0)
 print(os.read(tells[0], 1000).decode())
-witness.stop()
-witness.start(journal, int)
+stack_answers.stop()
+stack_answers.start(journal, int)
 os.write(ends[1], b"!")
 os.wait()
 print(journal.with_suffix(".ask").exists())

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp import containment
-from otel_ddp.torch.process_group import is_up
+from otel_ddp.torch.collectives import started, world
 
 # The steps in which collectives are counted: before any rank is judged, then now and then. No round
 # numbers: every tenth or hundredth step may have a collective that the others do not have.
@@ -77,15 +74,6 @@ def none_so_far() -> bool:
 
 
 def _counts() -> dict[int, int]:
-    if not is_up():
-        return {}
-    c10d = getattr(sys.modules["torch.distributed"], "distributed_c10d", None)
-    world = getattr(c10d, "_world", None)
-    found: dict[int, int] = {}
-    for group in list(getattr(world, "pg_names", ())):
-        # Private; and a group without this process has none.
-        ask: Any = getattr(group, "_get_sequence_number_for_group", None)
-        count = None if ask is None else containment.attempt(ask, None)
-        if count is not None:
-            found[id(group)] = int(count)
-    return found
+    """By a group's id, how many collectives it was given so far."""
+    counts = {id(group): started(group) for group in list(getattr(world(), "pg_names", ()))}
+    return {group: int(count) for group, count in counts.items() if count is not None}

@@ -60,10 +60,8 @@ class OpenCalls:
         """
         if self.in_backward:
             # Autograd has threads of its own.
-            another = (
-                is_another_thread(self._progress.training_thread, thread) and outside_of_backward()
-            )
-            return another and _backward_runs()
+            another = is_another_thread(self._progress.training_thread, thread)
+            return another and outside_of_backward() and _backward_runs()
         if not self.forwards or not self.trains:
             return False
         return is_another_thread(self.forward_thread, thread)
