@@ -84,7 +84,7 @@ class Readings(StepListener):
         options = options._replace(optimizer=None, step_optimizer=None)
         given = {name: value for name, value in options._asdict().items() if value is not None}
         options = self._options = self._options._replace(**given)
-        stepper.sampled.every = options.every
+        stepper.sampled.sample_every(options.every)
         self._flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
             stepper.step_end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
@@ -160,7 +160,7 @@ class Readings(StepListener):
     def _choose_counted_step(self) -> None:
         # Hooks that were taken off and put on again go on counting.
         done = self._progress.step_count + 1
-        self._stepper.sampled.count_at = next(step for step in self._counted_steps if step > done)
+        self._stepper.sampled.count_in(next(step for step in self._counted_steps if step > done))
 
     # -- between steps
 

@@ -13,6 +13,7 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _FAILURES_ALLOWED = 3
+_NEVER = 2**63
 
 
 class StepListener:
@@ -53,8 +54,8 @@ class SampledSteps:
     """Chooses the steps that are sampled, and those in which collectives are counted."""
 
     __slots__ = (
-        *("_failures", "_progress", "_within_s", "count_at", "counting", "every", "listener"),
-        "sampling",
+        *("_count_at", "_every", "_failures", "_progress", "_within_s", "counting", "listener"),
+        *("next_change", "sampling"),
     )
 
     def __init__(self, progress: Progress) -> None:
@@ -62,26 +63,38 @@ class SampledSteps:
         self._failures: dict[str, int] = {}
         self._within_s = 0.0  # what `run` has timed, also inside hooks
         self.listener = StepListener()
-        self.every = 100
-        self.count_at = -1
-        """The step in which collectives are counted."""
+        self._every = 100
+        self._count_at = -1
         self.sampling = self.counting = False
         """What the present step is."""
+        self.next_change = 0
+        """The step at whose begin hooks may have to be wrapped anew."""
 
-    def is_like(self, following: int) -> bool:
-        """Whether the step of this number is sampled and counted as the present one is."""
-        sampling = self.every > 0 and following % self.every == 0
-        return sampling is self.sampling and (following == self.count_at) is self.counting
+    def sample_every(self, every: int) -> None:
+        """Sample one step of so many; 0: none."""
+        self._every = every
+        self.next_change = 0
+
+    def count_in(self, step: int) -> None:
+        """Count collectives in this step, once."""
+        self._count_at = step
+        self.next_change = 0
 
     def begin(self, following: int) -> None:
-        """The step of this number begins; hooks have to be wrapped anew."""
-        counting = following == self.count_at
+        """The step of this number begins."""
+        counting = following == self._count_at
         if self.counting:
             self.notify("counted_step_ended")
         if counting:
             self.notify("counted_step_begins")
-        self.sampling = self.every > 0 and following % self.every == 0
+        every = self._every
+        self.sampling = every > 0 and following % every == 0
         self.counting = counting
+        self.next_change = following + 1
+        if not self.sampling and not counting:
+            coming = [following + every - following % every] if every > 0 else []
+            coming += [self._count_at] if self._count_at > following else []
+            self.next_change = min(coming, default=_NEVER)
 
     def wrap(self, hook: Callable[..., Any], phase: Callable[[], str]) -> Callable[..., Any]:
         """The hook as the present step needs it."""
@@ -91,7 +104,7 @@ class SampledSteps:
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         # The hooks of one step stand for those of all until the next one that is sampled.
-        progress, every = self._progress, self.every
+        progress, every = self._progress, self._every
 
         def timed(*args: Any) -> Any:
             began, within_s = time.perf_counter(), self._within_s

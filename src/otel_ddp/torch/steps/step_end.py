@@ -66,7 +66,7 @@ class StepEnd:
         if not self._named:
             self._optimizer = {}
 
-    def begins(self, optimizer: torch.optim.Optimizer) -> bool:
+    def begun_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the step that this optimizer begins will end ours; the first one seen does.
 
         Any further one (a GAN's second) is part of the next step, and so it is in each step.
@@ -75,24 +75,20 @@ class StepEnd:
             self.choose(optimizer)
         return id(optimizer) in self._optimizer
 
-    def ends(self, optimizer: torch.optim.Optimizer) -> bool:
+    def ended_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the step that this optimizer has finished ends ours."""
-        if id(optimizer) in self._optimizer:
-            return True
-        self._steps_of_others += 1
-        if min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
-            return False
-        self.choose(optimizer)
+        if id(optimizer) not in self._optimizer:
+            self._steps_of_others += 1
+            if min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
+                return False
+            self.choose(optimizer)
+        if self.scaler_round is not None:
+            self._stepped_round = self.scaler_round()
         return True
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer ends our steps."""
         return id(optimizer) in self._optimizer
-
-    def note_round(self) -> None:
-        """A step was made in the scaler's present round."""
-        if self.scaler_round is not None:
-            self._stepped_round = self.scaler_round()
 
     def scaler_skipped(self) -> bool:
         """Whether the scaler has ended a round since the last call, and left our step out of it."""
@@ -114,9 +110,8 @@ class StepEnd:
         self.backwards = self._steps_of_others = 0
 
 
-def found_infinity(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused optimizer was told by its scaler to leave the weights alone."""
-    found = getattr(optimizer, "found_inf", None)
+def is_infinity(found: Any) -> bool:
+    """Whether this `found_inf` has made a fused optimizer leave the weights alone."""
     # On a device it is not known yet, and must not be waited for.
     return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found.item())
 

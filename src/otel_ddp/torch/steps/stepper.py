@@ -29,7 +29,7 @@ from otel_ddp.torch.steps.open_calls import (
     outside_of_backward,
 )
 from otel_ddp.torch.steps.sampled import SampledSteps
-from otel_ddp.torch.steps.step_end import StepEnd, found_infinity, steps_made
+from otel_ddp.torch.steps.step_end import StepEnd, is_infinity, steps_made
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.torch.steps.workload import workload
 
@@ -406,7 +406,7 @@ class Stepper:
             self._write(word)
             if (device := self.progress.device_clock) is not None:
                 device.mark(phase.code)
-        if self.step_end.begins(optimizer) and self.sampled.sampling and not closure:
+        if self.step_end.begun_by(optimizer) and self.sampled.sampling and not closure:
             self.sampled.notify("optimizer_steps", optimizer)
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -423,13 +423,13 @@ class Stepper:
             self.sampled.notify("optimizer_steps", optimizer)
         self._optimizing = None
         self._closure = False
-        if not self.step_end.ends(optimizer):
+        if not self.step_end.ended_by(optimizer):
             self.progress.leave(self._optimizer)
             return
         if not self.progress.step_count:
             self.sampled.run("resume", self._resume, optimizer)
-        self.step_end.note_round()
-        self._end_step(found_infinity(optimizer), self._optimizer)
+        found = getattr(optimizer, "found_inf", None)
+        self._end_step(found is not None and is_infinity(found), self._optimizer)
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> None:
         """The first step is over: a run that was resumed has made others before."""
@@ -543,6 +543,6 @@ class Stepper:
             sampled.run("flush", progress.flush)
             sampled.notify("step_ended")
         following = progress.step_count + 1
-        if not sampled.is_like(following):
+        if following >= sampled.next_change:
             sampled.begin(following)
             self._wrap_hooks()
