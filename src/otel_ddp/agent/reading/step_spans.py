@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import blake2s
 from typing import Any
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import Part, Step
 from otel_ddp.catalog import PHASES
-from otel_ddp.journal.layout import OF_BUFFERS
+from otel_ddp.journal.layout import OF_BUFFERS, PHASE_CODE
 
 SAMPLED_EVERY = 100
 
@@ -95,8 +96,10 @@ class StepSpans:
         why = []
         if step.gc_s > _GC_S and step.gc_s > _GC_SHARE * took_ns / 1e9:
             why.append("gc")
-        phases = step.phases()
-        why += [word for code, word in _RARE.items() if code in phases]
+        codes = step.parts.codes
+        if step.rest:
+            codes += bytes(code for code, _ in step.rest)
+        why += _rare_phases(codes)
         if step.skipped:
             why.append("skipped")
         if step.retries:
@@ -111,9 +114,13 @@ class StepSpans:
         if known >= _ENOUGH:
             unusual = [each for each in why if how_many[each] <= _USUAL_SHARE * known]
         if known == _RECENT:
-            how_many.subtract(had.popleft())
+            left = had.popleft()
+            if left:
+                how_many.subtract(left)
         had.append(why)
-        how_many.update(why)
+        # Most steps have no such property, and a Counter takes long to add nothing.
+        if why:
+            how_many.update(why)
         return unusual
 
     def _slow(self, took_ns: int) -> bool:
@@ -139,6 +146,13 @@ class StepSpans:
             return False
         self._allowed -= 1.0
         return True
+
+
+# The steps of a training have few sequences of phases.
+@lru_cache(256)
+def _rare_phases(codes: bytes) -> tuple[str, ...]:
+    phases = {code & PHASE_CODE for code in codes}
+    return tuple(word for phase, word in _RARE.items() if phase in phases)
 
 
 def _make_spans(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import socketserver
@@ -21,6 +22,8 @@ from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.scrape.page import render_page
 
 _PORTS_TO_TRY = 64
+# Only where shutting the socket down does not wake the thread is this how long a stop may take.
+_POLL_S = 1.0
 # Longer than the agent's loop ever waits; a supervisor restarts an agent that is stuck.
 _STUCK_S = 60.0
 _CLIENT_TIMEOUT_S = 5.0
@@ -43,7 +46,7 @@ class Endpoint:
         self._server = _bind(host, port, _handler(registry, status, idle_s))
         self._thread = threading.Thread(
             target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.1},
+            kwargs={"poll_interval": _POLL_S},
             name="otel-ddp-endpoint",
             daemon=True,
         )
@@ -64,6 +67,9 @@ class Endpoint:
         self._thread.start()
 
     def stop(self) -> None:
+        # Wakes the thread, so that it need not poll often.
+        with contextlib.suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(2.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import Struct, pack
 from typing import Literal
 
@@ -40,6 +41,7 @@ _TIMES = Struct("<BQBQ").pack
 # Tag and number: count (4) and sum (5) of a histogram.
 _COUNT_SUM = Struct("<BQBd").pack
 
+_LONGEST_CACHED = 200
 _CUMULATIVE = b"\x10\x02"
 _MONOTONIC = b"\x18\x01"
 
@@ -85,9 +87,19 @@ def _any_value(value: AttributeValue) -> bytes:
 def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> bytes:
     """The attributes of a series, encoded; points of histograms need HISTOGRAM_ATTRIBUTES."""
     return b"".join(
-        _element(field, _element(1, _utf8(name)) + _element(2, _any_value(value)))
+        _text_attribute(field, name, value)
+        if type(value) is str and len(value) <= _LONGEST_CACHED
+        else _attribute(field, name, value)
         for name, value in attributes.items()
     )
+
+
+def _attribute(field: int, name: str, value: AttributeValue) -> bytes:
+    return _element(field, _element(1, _utf8(name)) + _element(2, _any_value(value)))
+
+
+# Cached, because every span and every log record of a rank has the same labels.
+_text_attribute = lru_cache(1024)(_attribute)
 
 
 def number_point(attributes: bytes, time_ns: int, value: float, start_ns: int = 0) -> bytes:
