@@ -14,7 +14,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent import service
+from otel_ddp.agent import startup
 from otel_ddp.cli import main
 
 COMMANDS = pytest.mark.parametrize("command", ["status", "stacks"])
@@ -147,7 +147,7 @@ def test_a_home_directory_that_nobody_knows_is_refused(
 def test_an_agent_that_finds_no_place_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "find", lambda named, offline: ([], "there is no room"))
+    monkeypatch.setattr(startup, "find", lambda named, offline: ([], "there is no room"))
 
     assert main(["agent"]) == 2
 
