@@ -1,4 +1,4 @@
-"""One catalogue, two ways out: the same name, labels and value on the endpoint and over OTLP."""
+"""The endpoint and OTLP export the same names, labels and values of the catalogue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ledger_with(metric: Metric) -> Ledger:
 
 
 @pytest.mark.parametrize("metric", catalog.METRICS, ids=lambda metric: metric.name)
-def test_every_entry_leaves_both_ways_alike(metric: Metric) -> None:
+def test_every_metric_is_the_same_on_the_endpoint_and_over_otlp(metric: Metric) -> None:
     ledger = ledger_with(metric)
     registry = CollectorRegistry()
     registry.register(LedgerCollector(ledger))
@@ -114,7 +114,7 @@ def test_requests_are_of_bounded_size_and_lose_nothing() -> None:
     assert again == []
 
 
-def test_what_was_logged_and_what_stands_go_in_requests_of_their_own() -> None:
+def test_logged_and_current_values_go_in_requests_of_their_own() -> None:
     ledger = ledger_with(catalog.TRAINING_SCALAR)
     ledger.put(catalog.TRAINING_STATE, (("rank", "0"),), 1.0, NOW_NS)
     ledger.put(catalog.TRAINING_NONFINITE, (("rank", "0"),), 0.0, NOW_NS)
@@ -156,16 +156,16 @@ def test_times_of_a_series_grow_by_a_millisecond_whatever_the_clock_does() -> No
     ]
 
 
-def test_what_is_written_out_at_once_arrives_whole_up_to_a_minute_ahead() -> None:
+def test_values_logged_at_one_moment_all_arrive_up_to_a_minute_ahead() -> None:
     ledger = Ledger()
     ledger.keep_history = True
     series = ledger.series(catalog.TRAINING_SCALAR, (("name", "loss"),))
 
     first = [ledger.log(series, float(number), NOW_NS) for number in range(60_003)]
     last_shown = series.value
-    # What goes on too fast is thinned to one a millisecond.
+    # Values that come faster are thinned to one a millisecond.
     then = [ledger.log(series, 1.0, NOW_NS + each * MS_NS) for each in (1, 1, 2, 2)]
-    # A clock that was set back: to what nobody takes, then by more than receivers look ahead.
+    # A clock that was set back: to times that receivers refuse, then further than they look ahead.
     back = [ledger.log(series, 2.0, NOW_NS - each * MS_NS) for each in (1, 500_000, 600_000)]
 
     minute_later_ns = NOW_NS + 60_000 * MS_NS

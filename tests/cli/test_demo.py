@@ -1,4 +1,4 @@
-"""The demo clears up however it ends, and is not led astray by the settings of real trainings."""
+"""The demo cleans up however it ends, and does not use the settings of real trainings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(node: Node, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_ended_leaves_nothing_and_says_little(how: signal.Signals) -> None:
+def test_a_demo_that_is_ended_leaves_nothing_and_prints_no_error(how: signal.Signals) -> None:
     with Node() as node:
         demo = begin(node, "--seconds", "60")
         assert demo.stdout is not None
@@ -39,7 +39,7 @@ def test_a_demo_that_is_ended_leaves_nothing_and_says_little(how: signal.Signals
     assert not Path(place.strip()).parent.exists()
 
 
-def test_a_demo_is_its_own_whatever_trainings_are_told() -> None:
+def test_a_demo_does_not_use_the_variables_of_real_trainings() -> None:
     with Node() as node:
         node.env.update(
             OTEL_DDP_AGENT="external", OTEL_DDP_LINGER_S="0", OTEL_DDP_RUN="mine", OTEL_DDP_RANK="7"
@@ -52,7 +52,7 @@ def test_a_demo_is_its_own_whatever_trainings_are_told() -> None:
 
 
 @pytest.mark.parametrize("wrong", [("--ranks", "0"), ("--seconds", "nan"), ("--seconds", "-1")])
-def test_a_demo_that_cannot_be_is_refused_in_a_line(wrong: tuple[str, str]) -> None:
+def test_a_demo_with_impossible_options_is_refused_in_a_line(wrong: tuple[str, str]) -> None:
     with Node() as node:
         demo = begin(node, *wrong)
         _, errors = demo.communicate(timeout=60)
@@ -61,7 +61,7 @@ def test_a_demo_that_cannot_be_is_refused_in_a_line(wrong: tuple[str, str]) -> N
     assert errors.splitlines()[-1].endswith(f"got {wrong[1]!r}")
 
 
-def test_without_torch_nothing_is_started_and_it_is_said_what_to_install(
+def test_without_torch_nothing_is_started_and_the_error_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # As Python has it where a module is not to be found.
@@ -69,12 +69,12 @@ def test_without_torch_nothing_is_started_and_it_is_said_what_to_install(
 
     assert main(["demo", "--seconds", "0.1"]) == 2
 
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "not installed for this Python: pip install '.[torch]' in the folder" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "not installed for this Python: pip install '.[torch]' in the folder" in printed.err
 
 
-def test_who_asks_for_a_rank_that_is_not_there_is_told_which_there_are(
+def test_an_injection_into_a_missing_rank_is_refused_with_the_ranks_that_exist(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["demo", "--ranks", "1", "--inject", "hang:1"]) == 2
@@ -82,13 +82,13 @@ def test_who_asks_for_a_rank_that_is_not_there_is_told_which_there_are(
     assert capsys.readouterr().err == "There is no rank 1 among 1: ranks are 0 to 0.\n"
 
 
-def test_the_help_of_the_demo_says_what_holds_where_nothing_is_said(
+def test_the_help_of_the_demo_names_the_defaults(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         main(["demo", "--help"])
 
-    told = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for sentence in ("how long to train (default: 20)", "how many processes (default: 2)"):
-        assert sentence in told
-    assert told.endswith("such as hang:1 (default: nothing)")
+        assert sentence in printed
+    assert printed.endswith("such as hang:1 (default: nothing)")

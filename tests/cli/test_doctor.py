@@ -1,4 +1,4 @@
-"""What otel-ddp doctor finds: real agents, real sockets, and installations that are broken."""
+"""The findings of otel-ddp doctor: real agents, real sockets, and broken installations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation, po
 from otel_ddp.errors import ConfigError
 from otlp_receiver import Receiver
 
-# Its package has the check itself under this name.
+# The package has the check, a function, under the name of its module.
 checks_of_the_collector = importlib.import_module("otel_ddp.cli.doctor.collector")
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
@@ -68,18 +68,18 @@ def test_a_machine_without_a_gpu_is_healthy_and_that_is_one_sentence() -> None:
         "print(status, 'torch' in sys.modules)"
     )
     with Node() as node:
-        told = finished(node.python(code)).splitlines()
+        lines = finished(node.python(code)).splitlines()
 
-    assert told[-1] == "0 False"
-    assert [line for line in told if line.startswith("fail")] == []
-    (gpus,) = (line for line in told if line.split()[1:2] == ["gpus"])
+    assert lines[-1] == "0 False"
+    assert [line for line in lines if line.startswith("fail")] == []
+    (gpus,) = (line for line in lines if line.split()[1:2] == ["gpus"])
     assert gpus.startswith("ok    gpus         There is no NVIDIA driver library")
-    assert any(line.startswith("ok    torch        torch ") for line in told)
-    # Said while it is waited for, not among the answers.
-    assert any(line.startswith("importing torch") for line in told)
+    assert any(line.startswith("ok    torch        torch ") for line in lines)
+    # Printed before the import, and not among the findings.
+    assert any(line.startswith("importing torch") for line in lines)
 
 
-def test_the_same_for_programs_and_what_failed_is_the_exit_status(
+def test_json_for_programs_and_failures_in_the_exit_status(
     place: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.journals))
@@ -99,14 +99,14 @@ def test_a_check_that_raises_is_a_finding_and_the_next_one_follows() -> None:
         yield Finding("ok", "broken", "until here")
         raise KeyError("what")
 
-    told = list(examine(DoctorInputs(), [broken, doctor.python]))
+    findings = list(examine(DoctorInputs(), [broken, doctor.python]))
 
-    assert [each.subject for each in told] == ["broken", "broken", "python"]
-    assert told[0].sentence == "until here"
-    assert told[1] == Finding("fail", "broken", "could not be checked: KeyError: 'what'")
+    assert [each.subject for each in findings] == ["broken", "broken", "python"]
+    assert findings[0].sentence == "until here"
+    assert findings[1] == Finding("fail", "broken", "could not be checked: KeyError: 'what'")
 
 
-def test_nothing_in_a_sentence_reaches_the_terminal_but_text(
+def test_only_printable_text_reaches_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (doctor.variables,))
@@ -125,12 +125,12 @@ def test_a_package_that_cannot_be_imported_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    told = found(doctor.packages)
+    findings = found(doctor.packages)
 
-    assert "nvidia-ml-py" in the(told, "fail")
-    assert "--force-reinstall 'nvidia-ml-py'" in the(told, "fail")
-    assert "nvidia-ml-py" not in the(told, "ok")
-    assert "prometheus-client" in the(told, "ok")
+    assert "nvidia-ml-py" in the(findings, "fail")
+    assert "--force-reinstall 'nvidia-ml-py'" in the(findings, "fail")
+    assert "nvidia-ml-py" not in the(findings, "ok")
+    assert "prometheus-client" in the(findings, "ok")
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_a_broken_torch_breaks_nothing_else(
     (tmp_path / "torch.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
 
-    told = list(examine(DoctorInputs(), [doctor.torch, doctor.python]))
+    findings = list(examine(DoctorInputs(), [doctor.torch, doctor.python]))
 
-    assert levels(told) == ["fail", "ok"]
-    assert why in told[0].sentence
+    assert levels(findings) == ["fail", "ok"]
+    assert why in findings[0].sentence
 
 
 def test_no_torch_at_all_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_no_torch_at_all_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "level", "words"),
+    ("report", "level", "words"),
     [
         ({"build": "CPU only", "backends": ["gloo"]}, "warn", "uses none of the GPUs"),
         ({"build": "CUDA 13.2", "backends": ["gloo"]}, "warn", "without nccl"),
@@ -169,43 +169,45 @@ def test_no_torch_at_all_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"build": "CUDA 12.1", "backends": ["nccl"], "version": "2.3.1"}, "warn", "torch 2.4 or"),
     ],
 )
-def test_a_torch_that_does_not_suit_the_machine_is_said(
-    said: dict[str, Any], level: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
+    report: dict[str, Any], level: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = json.dumps({"version": "2.9", **said})
-    monkeypatch.setattr(installation, "_TORCH", f"print({told!r})")
+    printed = json.dumps({"version": "2.9", **report})
+    monkeypatch.setattr(installation, "_TORCH", f"print({printed!r})")
     inputs = DoctorInputs()
     inputs.nvml = {"devices": [["0", "NVIDIA H100"]]}
 
     assert words in the(list(examine(inputs, [doctor.torch])), level)
 
 
-def test_a_variable_with_a_slip_of_the_pen_is_named_with_the_one_that_is_meant() -> None:
+def test_a_misspelt_variable_is_named_with_the_one_that_is_meant() -> None:
     os.environ.update(
         OTEL_DDP_GROPU="a", OTEL_DDP_INHERITED_RUN="1:x", OTEL_DDP_RUN="b", OTEL_DDP_XYZZY="c"
     )
 
-    told = found(doctor.variables)
+    findings = found(doctor.variables)
 
-    assert [each.sentence for each in told if each.level == "warn"] == [
+    assert [each.sentence for each in findings if each.level == "warn"] == [
         "OTEL_DDP_GROPU is not known and has no effect: is OTEL_DDP_GROUP meant?",
         "OTEL_DDP_XYZZY is not known and has no effect: docs/settings.md lists those that there "
         "are",
     ]
-    assert "OTEL_DDP_RUN" in the(told, "ok")
+    assert "OTEL_DDP_RUN" in the(findings, "ok")
 
 
-def test_a_setting_that_means_nothing_is_said_and_the_others_hold() -> None:
+def test_a_setting_that_cannot_be_read_fails_and_the_others_hold() -> None:
     os.environ.update(
         OTEL_DDP_STALL_TIMEOUT_S="soon", OTEL_DDP_AGENT="maybe", OTEL_DDP_JOURNAL_BYTES="4M"
     )
     inputs = DoctorInputs()
 
-    told = list(examine(inputs, [doctor.variables]))
+    findings = list(examine(inputs, [doctor.variables]))
 
-    assert levels(told) == ["fail", "fail", "ok"]
-    assert told[0].sentence.startswith("OTEL_DDP_AGENT must be one of auto, offline, external, off")
-    assert told[1].sentence.startswith("OTEL_DDP_STALL_TIMEOUT_S must be a number of seconds")
+    assert levels(findings) == ["fail", "fail", "ok"]
+    assert findings[0].sentence.startswith(
+        "OTEL_DDP_AGENT must be one of auto, offline, external, off"
+    )
+    assert findings[1].sentence.startswith("OTEL_DDP_STALL_TIMEOUT_S must be a number of seconds")
     assert inputs.conf.journal_bytes == 4 << 20
 
 
@@ -229,42 +231,42 @@ def test_what_stops_a_training_at_its_start_is_found_before(
         otel_ddp.init()
 
 
-def test_a_standard_variable_that_is_passed_over_is_said_among_the_findings(
+def test_a_standard_variable_that_is_not_used_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(settings, "_said", set())
     os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] = "many"
 
-    told = found(doctor.variables)
+    findings = found(doctor.variables)
 
-    assert "OTEL_EXPORTER_PROMETHEUS_PORT" in the(told, "warn")
-    assert the(told, "warn").endswith("the default, 9464, is used.")
+    assert "OTEL_EXPORTER_PROMETHEUS_PORT" in the(findings, "warn")
+    assert the(findings, "warn").endswith("the default, 9464, is used.")
     assert capsys.readouterr().err == ""
 
 
-def test_each_signal_that_is_switched_off_is_among_what_is_set() -> None:
+def test_signals_that_are_switched_off_are_among_the_variables_that_are_set() -> None:
     os.environ.update(dict.fromkeys(("OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"), "none"))
 
     assert the(found(doctor.variables), "ok") == "set: OTEL_LOGS_EXPORTER, OTEL_TRACES_EXPORTER"
 
 
-def test_an_attribute_that_is_no_pair_is_a_finding_and_nothing_else(
+def test_a_resource_attribute_that_is_no_pair_is_one_finding(
     receiver: Receiver, capfd: pytest.CaptureFixture[str]
 ) -> None:
     configure(receiver, "http/protobuf")
     os.environ["OTEL_RESOURCE_ATTRIBUTES"] = "a=b,s3cret, "
 
-    told = found(doctor.variables) + found(doctor.collector)
+    findings = found(doctor.variables) + found(doctor.collector)
 
-    assert the(told, "warn") == (
+    assert the(findings, "warn") == (
         "OTEL_RESOURCE_ATTRIBUTES: entry 2 is not key=value and is left out; in a value, a comma "
         "is %2C"
     )
     assert capfd.readouterr().err == ""
-    assert "s3cret" not in str(told)
+    assert "s3cret" not in str(findings)
 
 
-def test_what_opentelemetry_complains_of_is_a_finding(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_of_opentelemetry_is_a_finding(capfd: pytest.CaptureFixture[str]) -> None:
     def check(inputs: DoctorInputs) -> Iterator[Finding]:
         logging.getLogger("opentelemetry.sdk.something").warning("odd: %s", 7)
         yield from ()
@@ -276,10 +278,10 @@ def test_what_opentelemetry_complains_of_is_a_finding(capfd: pytest.CaptureFixtu
 def test_a_token_is_not_shown() -> None:
     os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=s3cret"
 
-    told = found(doctor.variables)
+    findings = found(doctor.variables)
 
-    assert "OTEL_EXPORTER_OTLP_HEADERS" in the(told, "ok")
-    assert "s3cret" not in str(told)
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in the(findings, "ok")
+    assert "s3cret" not in str(findings)
 
 
 # --- the node
@@ -299,13 +301,13 @@ def test_every_gpu_is_named(shown: Boards) -> None:
     shown.write(boards)
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
 
-    told = found(doctor.gpus)
+    findings = found(doctor.gpus)
 
-    assert levels(told) == ["ok", "ok"]
-    assert told[0].sentence == (
+    assert levels(findings) == ["ok", "ok"]
+    assert findings[0].sentence == (
         f"NVIDIA driver 550.54.14, 8 GPUs: {boards[0].name} (0, 1, 2, 3, 4, 5, 6, 7)"
     )
-    assert told[1].sentence.startswith("CUDA_VISIBLE_DEVICES=3,1 shows GPU 3, 1 to")
+    assert findings[1].sentence.startswith("CUDA_VISIBLE_DEVICES=3,1 shows GPU 3, 1 to")
 
 
 def test_parts_of_a_board_are_not_counted_as_boards(shown: Boards) -> None:
@@ -334,14 +336,14 @@ def children() -> set[str]:
     return found
 
 
-def test_a_driver_that_hangs_does_not_hold_the_doctor_up(shown: Boards) -> None:
+def test_a_driver_that_hangs_does_not_stop_the_doctor(shown: Boards) -> None:
     shown.write([h100()], hang=1)
     before = children()
 
-    told = list(examine(DoctorInputs(nvml_s=0.5), [doctor.gpus, doctor.python]))
+    findings = list(examine(DoctorInputs(nvml_s=0.5), [doctor.gpus, doctor.python]))
 
-    assert levels(told) == ["fail", "ok"]
-    assert "has not ended within 0.5 s" in told[0].sentence
+    assert levels(findings) == ["fail", "ok"]
+    assert "has not ended within 0.5 s" in findings[0].sentence
     assert children() == before
 
 
@@ -373,17 +375,17 @@ def inputs_with(*agents: dict[str, Any]) -> DoctorInputs:
     return inputs
 
 
-def test_each_gpu_is_told_with_who_uses_it() -> None:
+def test_each_gpu_is_shown_with_the_rank_that_uses_it() -> None:
     remark = "rank 1 also holds 300 MiB on GPU 0 (which rank 0 uses)"
     gpus = [gpu(0, run="a", rank="0"), gpu(1, run="a"), gpu(2, node="n")]
 
-    told = list(examine(inputs_with({"gpus": gpus, "gpu_remarks": [remark]}), [doctor.owners]))
+    findings = list(examine(inputs_with({"gpus": gpus, "gpu_remarks": [remark]}), [doctor.owners]))
 
-    assert the(told, "ok") == "GPU 0: rank 0, GPU 1: shared by run a, GPU 2: free"
-    assert the(told, "warn") == remark
+    assert the(findings, "ok") == "GPU 0: rank 0, GPU 1: shared by run a, GPU 2: free"
+    assert the(findings, "warn") == remark
 
 
-def test_an_agent_that_sees_no_gpu_where_there_is_one_is_told_of() -> None:
+def test_an_agent_that_sees_no_gpu_where_there_is_one_is_a_warning() -> None:
     missing = {"gpus": [], "gpu_remarks": ["There is no NVIDIA driver library here."]}
     inputs = inputs_with(missing)
 
@@ -397,45 +399,45 @@ def test_an_agent_that_sees_no_gpu_where_there_is_one_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, "text", 7, [7], {"a": 1}, [{"labels": 7}]], ids=repr)
-def test_what_an_agent_never_wrote_stops_nothing(odd: Any) -> None:
+def test_odd_values_of_an_agent_stop_no_check(odd: Any) -> None:
     names = ("pid", "version", "scrape", "export", "remark", "gpus", "gpu_remarks")
     inputs = inputs_with(dict.fromkeys(names, odd))
 
-    told = list(examine(inputs, [doctor.agent, doctor.owners, doctor.endpoint]))
+    findings = list(examine(inputs, [doctor.agent, doctor.owners, doctor.endpoint]))
 
-    assert "could not be checked" not in str(told)
-    assert told[-1].level == "fail"
+    assert "could not be checked" not in str(findings)
+    assert findings[-1].level == "fail"
 
 
-def test_a_directory_that_others_can_enter_is_refused_with_the_cure(place: Here) -> None:
+def test_a_directory_that_others_can_enter_is_refused_with_advice(place: Here) -> None:
     place.directory.chmod(0o777)
 
-    told = found(doctor.journals)
+    findings = found(doctor.journals)
 
-    assert f"(mode 0777): chmod 700 {place.directory}" in the(told, "fail")
-    assert the(told, "fail").endswith("name another directory in OTEL_DDP_DIR")
+    assert f"(mode 0777): chmod 700 {place.directory}" in the(findings, "fail")
+    assert the(findings, "fail").endswith("name another directory in OTEL_DDP_DIR")
 
 
-def test_a_directory_of_our_own_making_that_is_open_will_be_closed(tmp_path: Path) -> None:
+def test_a_default_directory_that_is_open_is_a_warning_and_not_changed(tmp_path: Path) -> None:
     own = tmp_path / "otel_ddp"
     own.mkdir()
     own.chmod(0o755)
     inputs = DoctorInputs()
     inputs.place = own
 
-    told = list(examine(inputs, [doctor.journals]))
+    findings = list(examine(inputs, [doctor.journals]))
 
-    assert any("the next process that starts closes it" in each.sentence for each in told)
-    assert "fail" not in levels(told)
-    assert not any("private" in each.sentence for each in told)
+    assert any("the next process that starts closes it" in each.sentence for each in findings)
+    assert "fail" not in levels(findings)
+    assert not any("private" in each.sentence for each in findings)
     assert own.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_directory_that_is_not_there_yet_is_not_made_by_looking(tmp_path: Path) -> None:
-    told = found(doctor.journals, directory=str(tmp_path / "a" / "b"))
+def test_the_doctor_does_not_make_a_directory_that_is_missing(tmp_path: Path) -> None:
+    findings = found(doctor.journals, directory=str(tmp_path / "a" / "b"))
 
-    assert "does not exist yet, and can be made" in told[0].sentence
-    assert "fail" not in levels(told)
+    assert "does not exist yet, and can be made" in findings[0].sentence
+    assert "fail" not in levels(findings)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -444,11 +446,11 @@ def test_a_file_or_a_link_where_the_directory_should_be_is_refused(tmp_path: Pat
     (tmp_path / "link").symlink_to(tmp_path)
 
     for name in ("file", "link"):
-        told = found(doctor.journals, directory=str(tmp_path / name))
-        assert "is no directory" in the(told, "fail")
-        assert the(told, "fail").endswith("name another directory with --dir")
-    told = found(doctor.journals, directory=str(tmp_path / "file" / "below"))
-    assert "cannot be written to (Not a directory)" in the(told, "fail")
+        findings = found(doctor.journals, directory=str(tmp_path / name))
+        assert "is no directory" in the(findings, "fail")
+        assert the(findings, "fail").endswith("name another directory with --dir")
+    findings = found(doctor.journals, directory=str(tmp_path / "file" / "below"))
+    assert "cannot be written to (Not a directory)" in the(findings, "fail")
 
 
 def test_too_little_room_for_a_journal_fails(place: Here) -> None:
@@ -457,21 +459,21 @@ def test_too_little_room_for_a_journal_fails(place: Here) -> None:
     assert "set OTEL_DDP_JOURNAL_BYTES lower" in the(found(doctor.journals), "fail")
 
 
-def test_spool_and_post_mortems_that_find_no_place_are_told_apart(tmp_path: Path) -> None:
+def test_unusable_directories_of_spool_and_post_mortem_are_two_findings(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     os.environ["OTEL_DDP_SPOOL_DIR"] = str(tmp_path / "file")
     os.environ["OTEL_DDP_POSTMORTEM_DIR"] = str(tmp_path / "open")
 
-    told = found(doctor.directories)
+    findings = found(doctor.directories)
 
-    assert [(each.level, each.subject) for each in told] == [
+    assert [(each.level, each.subject) for each in findings] == [
         ("fail", "spool"),
         ("fail", "post-mortem"),
     ]
-    assert told[0].sentence.endswith("name another directory in OTEL_DDP_SPOOL_DIR")
-    assert "(mode 0755)" in told[1].sentence
+    assert findings[0].sentence.endswith("name another directory in OTEL_DDP_SPOOL_DIR")
+    assert "(mode 0755)" in findings[1].sentence
 
 
 # --- the agent and its endpoint
@@ -484,26 +486,26 @@ def test_a_living_agent_answers() -> None:
         pid, scrape = node.agent()["pid"], node.agent()["scrape"]
         inputs = DoctorInputs(str(node.place.directory))
 
-        told = list(examine(inputs, checks))
+        findings = list(examine(inputs, checks))
 
-    assert levels(told)[:3] == ["ok", "ok", "ok"]
-    assert told[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
-    assert told[1].sentence.startswith(f"{scrape} answers with ")
-    assert told[2].sentence == "/proc shows the processes of all users"
+    assert levels(findings)[:3] == ["ok", "ok", "ok"]
+    assert findings[0].sentence.startswith(f"pid {pid}, version {__version__}; OTLP: switched off")
+    assert findings[1].sentence.startswith(f"{scrape} answers with ")
+    assert findings[2].sentence == "/proc shows the processes of all users"
 
 
 def test_ranks_that_the_agent_cannot_see_are_named() -> None:
-    told = list(examine(inputs_with({"unseen": ["0", "3"]}), [doctor.processes]))
+    findings = list(examine(inputs_with({"unseen": ["0", "3"]}), [doctor.processes]))
 
-    assert the(told, "warn").startswith("the agent cannot see the process of rank 0, 3, so ")
-    assert the(told, "warn").endswith(
+    assert the(findings, "warn").startswith("the agent cannot see the process of rank 0, 3, so ")
+    assert the(findings, "warn").endswith(
         "it runs in another container; let them share process ids (shareProcessNamespace, hostPID, "
         "--pid=host)"
     )
     assert levels(list(examine(inputs_with({"unseen": []}), [doctor.processes])))[0] == "ok"
 
 
-def test_a_directory_that_several_nodes_share_is_told_of() -> None:
+def test_a_directory_that_several_nodes_share_is_a_warning() -> None:
     inputs = inputs_with({"unseen": ["1"]})
     inputs.host = "node-0"
     inputs.survey["processes"] = [
@@ -511,19 +513,21 @@ def test_a_directory_that_several_nodes_share_is_told_of() -> None:
         for host, state in (("node-0", "running"), ("node-1", "running"), ("node-2", "killed"))
     ]
 
-    told = the(list(examine(inputs, [doctor.processes])), "warn")
+    findings = the(list(examine(inputs, [doctor.processes])), "warn")
 
-    assert f"of several hosts (node-0, node-1) write to {inputs.place}. If these are nodes" in told
-    assert "OTEL_DDP_DIR must name a directory that each node has for itself" in told
+    assert (
+        f"of several hosts (node-0, node-1) write to {inputs.place}. If these are nodes" in findings
+    )
+    assert "OTEL_DDP_DIR must name a directory that each node has for itself" in findings
 
 
-def test_two_processes_on_one_seat_are_told_of() -> None:
+def test_two_processes_of_one_rank_are_a_warning() -> None:
     inputs = inputs_with({})
     inputs.survey["doubled"] = [{"run": "sweep", "rank": 0, "pids": [7, 8]}]
 
-    told = the(list(examine(inputs, [doctor.processes])), "warn")
+    findings = the(list(examine(inputs, [doctor.processes])), "warn")
 
-    assert told.startswith("pids 7 and 8 all report as rank 0 of run sweep")
+    assert findings.startswith("pids 7 and 8 all report as rank 0 of run sweep")
 
 
 def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
@@ -532,11 +536,11 @@ def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
         pid = node.agent()["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
-            told = found(doctor.endpoint, directory=str(node.place.directory), answer_s=0.3)
+            findings = found(doctor.endpoint, directory=str(node.place.directory), answer_s=0.3)
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    assert "does not answer (no answer in time)" in the(told, "fail")
+    assert "does not answer (no answer in time)" in the(findings, "fail")
 
 
 @pytest.mark.parametrize(
@@ -545,11 +549,11 @@ def test_an_agent_that_is_stopped_fails_within_the_time_limit() -> None:
 def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how: str) -> None:
     inputs = inputs_with({"version": "9.9", "remark": "port 9464 is taken", "pid_here": here})
 
-    told = list(examine(inputs, [doctor.agent]))
+    findings = list(examine(inputs, [doctor.agent]))
 
-    assert levels(told) == ["warn", "warn"]
-    assert f"has version 9.9, this is {__version__}: end it {how}, and" in told[0].sentence
-    assert told[1].sentence == "port 9464 is taken"
+    assert levels(findings) == ["warn", "warn"]
+    assert f"has version 9.9, this is {__version__}: end it {how}, and" in findings[0].sentence
+    assert findings[1].sentence == "port 9464 is taken"
 
 
 @pytest.mark.parametrize(
@@ -560,7 +564,7 @@ def test_an_agent_of_another_version_and_its_remark_are_warnings(here: int, how:
         (b"nonsense\r\n\r\n", "does not answer"),
     ],
 )
-def test_an_endpoint_that_is_somebody_elses_fails(answer: bytes, words: str) -> None:
+def test_an_endpoint_of_another_program_fails(answer: bytes, words: str) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         subprocess.Popen(
@@ -569,10 +573,10 @@ def test_an_endpoint_that_is_somebody_elses_fails(answer: bytes, words: str) -> 
     ):
         inputs = inputs_with({"scrape": f"http://127.0.0.1:{server.getsockname()[1]}/metrics"})
 
-        told = list(examine(inputs, [doctor.endpoint]))
+        findings = list(examine(inputs, [doctor.endpoint]))
         process.kill()
 
-    assert words in the(told, "fail")
+    assert words in the(findings, "fail")
 
 
 _SERVE = """
@@ -595,7 +599,7 @@ while True:
         ("off", "warn", "nothing is exported"),
     ],
 )
-def test_where_no_agent_runs_it_is_said_who_starts_one(
+def test_where_no_agent_runs_the_finding_tells_how_one_is_started(
     place: Here, mode: str, level: str, words: str
 ) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
@@ -606,25 +610,25 @@ def test_where_no_agent_runs_it_is_said_who_starts_one(
 @pytest.mark.parametrize(
     ("mode", "level"), [("auto", "fail"), ("offline", "fail"), ("external", "warn")]
 )
-def test_an_agent_that_did_not_come_up_fails(mode: str, level: str) -> None:
+def test_an_agent_that_did_not_start_fails(mode: str, level: str) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
     inputs = inputs_with()
     inputs.survey["unserved"] = [{"directory": "/a", "agent_log": "no", "processes": 1}]
 
-    told = the(list(examine(inputs, [doctor.agent])), level)
+    findings = the(list(examine(inputs, [doctor.agent])), level)
 
-    assert told.startswith("a process runs, but no agent has started") == (level == "fail")
+    assert findings.startswith("a process runs, but no agent has started") == (level == "fail")
 
 
-def test_a_port_that_is_taken_is_a_warning_and_a_strange_address_a_failure(place: Here) -> None:
+def test_a_port_that_is_taken_is_a_warning_and_a_foreign_address_a_failure(place: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] = str(taken.getsockname()[1])
-        told = found(doctor.endpoint)
+        findings = found(doctor.endpoint)
     free = found(doctor.endpoint)
     os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "203.0.113.7"
     strange = found(doctor.endpoint)
 
-    assert "the next free port" in the(told, "warn")
+    assert "the next free port" in the(findings, "warn")
     assert levels(free) == ["ok"]
     assert "correct OTEL_EXPORTER_PROMETHEUS_HOST" in the(strange, "fail")
 
@@ -651,15 +655,15 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
     url = configure(receiver, protocol)
     os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=s3cret"
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert set(levels(told)) == {"ok"}
-    assert told[0].sentence == f"{url} accepts metrics, traces and logs"
-    assert [each.subject for each in told[1:]] == ([] if protocol == "grpc" else ["clocks"])
+    assert set(levels(findings)) == {"ok"}
+    assert findings[0].sentence == f"{url} accepts metrics, traces and logs"
+    assert [each.subject for each in findings[1:]] == ([] if protocol == "grpc" else ["clocks"])
     assert [each.signal for each in receiver.requests] == ["metrics", "traces", "logs"]
     assert all(not each.message.ListFields() for each in receiver.requests)
     assert receiver.requests[0].headers["authorization"] == "s3cret"
-    assert "s3cret" not in str(told)
+    assert "s3cret" not in str(findings)
 
 
 @PROTOCOLS
@@ -672,7 +676,7 @@ def test_a_collector_gets_one_empty_request_of_each_signal(
         (503, "cannot be sent"),
     ],
 )
-def test_what_a_collector_refuses_is_said_with_the_cure(
+def test_a_collector_that_refuses_is_reported_with_advice(
     receiver: Receiver, protocol: str, mode: int, words: str
 ) -> None:
     configure(receiver, protocol)
@@ -702,7 +706,7 @@ class Site(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A test's output is not the place."""
+        """Prints nothing into the test's output."""
 
 
 @contextlib.contextmanager
@@ -728,22 +732,22 @@ def fails(url: str, protocol: str, **more: str) -> str:
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_program_that_is_no_collector_is_named_once_with_what_to_look_at(status: int) -> None:
+def test_a_server_that_is_no_collector_is_reported_once_with_advice(status: int) -> None:
     with site(status) as url:
-        said = fails(url, "http/protobuf")
+        sentence = fails(url, "http/protobuf")
 
-    assert said.startswith(f"{status} from {url}")
-    assert said.endswith(
+    assert sentence.startswith(f"{status} from {url}")
+    assert sentence.endswith(
         "the server there is no OTLP receiver: correct the host, the port (usually 4318 for "
         "http/protobuf, 4317 for grpc) or the path in OTEL_EXPORTER_OTLP_ENDPOINT"
     )
 
 
-def test_a_prometheus_is_told_to_take_metrics_only_and_where() -> None:
+def test_for_a_prometheus_the_advice_names_its_path_and_switches_off_the_other_signals() -> None:
     with site(healthy="Prometheus Server is Healthy.\n") as url:
-        said = fails(url, "http/protobuf")
+        sentence = fails(url, "http/protobuf")
 
-    assert said.endswith(
+    assert sentence.endswith(
         "a Prometheus answers there, which accepts metrics only: start it with "
         f"--web.enable-otlp-receiver, set OTEL_EXPORTER_OTLP_ENDPOINT={url}/api/v1/otlp, set "
         "OTEL_TRACES_EXPORTER=none, set OTEL_LOGS_EXPORTER=none"
@@ -752,14 +756,14 @@ def test_a_prometheus_is_told_to_take_metrics_only_and_where() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("scheme", ["", "https://"])
-def test_grpc_without_tls_wants_http_in_its_address(
+def test_for_grpc_without_tls_the_advice_is_an_address_with_http(
     receiver: Receiver, scheme: str, host: str
 ) -> None:
     address = receiver.start_grpc().replace("http://127.0.0.1", scheme + host)
 
-    said = fails(address, "grpc")
+    sentence = fails(address, "grpc")
 
-    assert said == (
+    assert sentence == (
         f"{address} speaks gRPC without TLS; begin OTEL_EXPORTER_OTLP_ENDPOINT with http://"
     )
 
@@ -780,16 +784,16 @@ def test_the_other_protocol_is_named_with_the_variable(receiver: Receiver) -> No
     )
 
 
-def test_a_signal_with_an_address_of_its_own_is_advised_of_its_own_variable(
+def test_for_a_signal_with_its_own_address_the_advice_names_its_own_variable(
     receiver: Receiver,
 ) -> None:
     configure(receiver, "http/protobuf")
     os.environ["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = receiver.start_grpc()
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert the(told, "fail").startswith("metrics cannot be sent: ")
-    assert the(told, "fail").endswith(
+    assert the(findings, "fail").startswith("metrics cannot be sent: ")
+    assert the(findings, "fail").endswith(
         " speaks gRPC, not HTTP; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
     )
     with site(405) as url:
@@ -798,7 +802,7 @@ def test_a_signal_with_an_address_of_its_own_is_advised_of_its_own_variable(
 
 
 def test_of_a_name_with_two_addresses_the_one_that_answered_counts() -> None:
-    # Which of them gRPC tells of is left to chance, for each signal anew.
+    # gRPC reports one of them at random, for each signal anew.
     route = Route("localhost:4317", "grpc", "E", "P")
     nobody = Outcome("retry", "connection refused by localhost:4317")
     broken = Outcome("retry", "TLS to localhost:4317 failed: certificate verify failed")
@@ -821,20 +825,20 @@ def test_of_a_name_with_two_addresses_the_one_that_answered_counts() -> None:
         (b"", ""),
     ],
 )
-def test_what_a_port_speaks_is_known_by_its_first_words(answer: bytes, expected: str) -> None:
+def test_the_protocol_of_a_port_is_known_by_its_first_bytes(answer: bytes, expected: str) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         subprocess.Popen(
             [sys.executable, "-c", _SERVE, answer.hex()], stdin=server.fileno()
         ) as process,
     ):
-        said = port_protocol.protocol_of(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
+        sentence = port_protocol.protocol_of(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
         process.kill()
 
-    assert said == expected
+    assert sentence == expected
 
 
-def test_a_port_that_says_nothing_costs_the_time_limit_and_an_odd_one_nothing() -> None:
+def test_a_silent_port_takes_the_time_limit_and_an_invalid_one_no_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert port_protocol.protocol_of(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05) == ""
     assert port_protocol.protocol_of("http://127.0.0.1:many", 5.0) == ""
@@ -846,52 +850,52 @@ def test_a_collector_without_traces_is_a_warning(receiver: Receiver, protocol: s
     configure(receiver, protocol)
     receiver.set_mode(404, "traces")
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert told[0].sentence.endswith("accepts metrics and logs")
-    assert "traces cannot be sent" in the(told, "warn")
-    assert "OTEL_TRACES_EXPORTER=none" in the(told, "warn")
+    assert findings[0].sentence.endswith("accepts metrics and logs")
+    assert "traces cannot be sent" in the(findings, "warn")
+    assert "OTEL_TRACES_EXPORTER=none" in the(findings, "warn")
 
 
 @PROTOCOLS
-def test_a_collector_that_is_not_there_is_refused_in_one_sentence(
+def test_a_collector_that_does_not_listen_is_one_sentence(
     receiver: Receiver, protocol: str
 ) -> None:
     url = configure(receiver, protocol)
     receiver.close()
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert the(told, "fail").startswith(
+    assert the(findings, "fail").startswith(
         f"metrics, traces and logs cannot be sent: connection refused by {url}; nothing listens"
     )
-    assert len(told) == 1
+    assert len(findings) == 1
 
 
 @PROTOCOLS
-def test_a_collector_that_never_answers_costs_the_time_limit(
+def test_a_collector_that_never_answers_takes_the_time_limit(
     receiver: Receiver, protocol: str
 ) -> None:
     configure(receiver, protocol)
     os.environ["OTEL_EXPORTER_OTLP_METRICS_TIMEOUT"] = "8000"
     receiver.set_mode("hang")
 
-    told = found(doctor.collector, answer_s=0.3)
+    findings = found(doctor.collector, answer_s=0.3)
 
-    assert "no answer from" in the(told, "fail")
-    assert "within 0.3 s; the address is not routed" in the(told, "fail")
+    assert "no answer from" in the(findings, "fail")
+    assert "within 0.3 s; the address is not routed" in the(findings, "fail")
 
 
 @PROTOCOLS
-def test_tls_where_the_collector_has_none_is_named(receiver: Receiver, protocol: str) -> None:
+def test_tls_towards_a_collector_without_it_is_named(receiver: Receiver, protocol: str) -> None:
     url = configure(receiver, protocol)
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = url.replace("http:", "https:")
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert levels(told) == ["fail"]
-    assert "TLS" in told[0].sentence
-    assert "with http://" in told[0].sentence
+    assert levels(findings) == ["fail"]
+    assert "TLS" in findings[0].sentence
+    assert "with http://" in findings[0].sentence
 
 
 def test_a_certificate_that_has_expired_is_named(receiver: Receiver, tmp_path: Path) -> None:
@@ -909,9 +913,9 @@ def test_a_certificate_that_has_expired_is_named(receiver: Receiver, tmp_path: P
     configure(receiver, "http/protobuf", tls=(certificate, key))
     os.environ["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(certificate)
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert "certificate has expired; renew the collector's certificate" in the(told, "fail")
+    assert "certificate has expired; renew the collector's certificate" in the(findings, "fail")
 
 
 _AUTHORITY = """
@@ -931,7 +935,7 @@ subjectAltName = IP:127.0.0.1
 """
 
 
-def test_a_collector_of_another_time_is_a_warning(
+def test_a_collector_whose_clock_is_wrong_is_a_warning(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def an_hour_ago(self: Any, timestamp: float | None = None) -> str:
@@ -942,16 +946,16 @@ def test_a_collector_of_another_time_is_a_warning(
     monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", an_hour_ago)
     configure(receiver, "http/protobuf")
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert levels(told) == ["ok", "warn"]
-    assert told[1].subject == "clocks"
-    assert " s behind ours" in told[1].sentence
-    assert 3598 <= int(told[1].sentence.split(" s behind")[0].split()[-1]) <= 3602
+    assert levels(findings) == ["ok", "warn"]
+    assert findings[1].subject == "clocks"
+    assert " s behind ours" in findings[1].sentence
+    assert 3598 <= int(findings[1].sentence.split(" s behind")[0].split()[-1]) <= 3602
 
 
 def test_no_collector_and_one_that_is_switched_off_are_fine() -> None:
-    # With gRPC nobody looks at loopback's port, where one may happen to be.
+    # With gRPC the port on loopback is not probed, where a collector may run.
     os.environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = "grpc"
     none = found(doctor.collector)
     for name in ("METRICS", "TRACES", "LOGS"):
@@ -962,21 +966,21 @@ def test_no_collector_and_one_that_is_switched_off_are_fine() -> None:
     assert "switched off" in the(off, "ok")
 
 
-def test_offline_no_collector_is_asked(receiver: Receiver) -> None:
+def test_offline_no_collector_is_contacted(receiver: Receiver) -> None:
     configure(receiver, "http/protobuf")
     os.environ.update(OTEL_DDP_AGENT="offline", OTEL_DDP_SPOOL_DIR="/a b")
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert "nothing is sent before `otel-ddp replay '/a b'`" in the(told, "ok")
+    assert "nothing is sent before `otel-ddp replay '/a b'`" in the(findings, "ok")
     assert receiver.attempts == []
 
 
-def test_a_damaged_header_is_said_without_its_text(receiver: Receiver) -> None:
+def test_a_damaged_header_is_a_warning_without_its_text(receiver: Receiver) -> None:
     configure(receiver, "http/protobuf")
     os.environ["OTEL_EXPORTER_OTLP_HEADERS"] = "s3cret"
 
-    told = found(doctor.collector)
+    findings = found(doctor.collector)
 
-    assert "entry 1 is not name=value" in the(told, "warn")
-    assert "s3cret" not in str(told)
+    assert "entry 1 is not name=value" in the(findings, "warn")
+    assert "s3cret" not in str(findings)

@@ -1,4 +1,4 @@
-"""otel-ddp stacks: the stacks of ranks that answer, and what to do about those that do not."""
+"""otel-ddp stacks: the stacks of ranks that answer, and advice for those that do not."""
 
 from __future__ import annotations
 
@@ -67,27 +67,27 @@ def pid_of(place: str, rank: int) -> int:
     raise AssertionError(rank)
 
 
-def test_every_rank_is_shown_with_its_lines_or_the_one_that_was_asked_for(
+def test_the_stacks_of_every_rank_or_of_the_chosen_one_are_shown(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = two(node, "all")
 
     assert main(["stacks", "--dir", place]) == 0
-    told = capsys.readouterr().out.splitlines()
-    heads = [line for line in told if line.startswith("rank ")]
+    printed = capsys.readouterr().out.splitlines()
+    heads = [line for line in printed if line.startswith("rank ")]
     assert heads == [f"rank {rank}, run one, pid {pid_of(place, rank)}" for rank in (0, 1)]
-    assert told.count("  thread MainThread") == 2
-    assert sum(line.startswith("    waits_for_a_batch (<string>:") for line in told) == 2
+    assert printed.count("  thread MainThread") == 2
+    assert sum(line.startswith("    waits_for_a_batch (<string>:") for line in printed) == 2
 
     assert main(["stacks", "--dir", place, "--rank", "1"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line[:6] for line in told if line.startswith("rank ")] == ["rank 1"]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line[:6] for line in printed if line.startswith("rank ")] == ["rank 1"]
 
     assert main(["stacks", "--dir", place, "--rank", "7"]) == 1
     assert capsys.readouterr().out == "no such rank runs on this node\n"
 
 
-def test_who_does_not_answer_is_told_why_and_how_to_see_more(
+def test_a_process_that_does_not_answer_is_shown_with_the_reason_and_advice(
     node: Node,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -97,8 +97,8 @@ def test_who_does_not_answer_is_told_why_and_how_to_see_more(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert main(["stacks", "--dir", place]) == 1
-    told = capsys.readouterr().out
-    zero, one = told.split("rank 1, ")
+    printed = capsys.readouterr().out
+    zero, one = printed.split("rank 1, ")
     assert "it does not answer: it has not called" in zero
     assert "C code holds Python's lock (the GIL)" in one
     assert "pip install py-spy" in one
@@ -114,12 +114,12 @@ def test_who_does_not_answer_is_told_why_and_how_to_see_more(
     scope.write_text("1\n")
     monkeypatch.setattr(stacks, "_PTRACE_SCOPE", scope)
     main(["stacks", "--dir", place, "--rank", "1"])
-    told = capsys.readouterr().out
-    assert "py-spy: Permission \\x1b[31mdenied" in told
-    assert "ptrace_scope is 1 here" in told
+    printed = capsys.readouterr().out
+    assert "py-spy: Permission \\x1b[31mdenied" in printed
+    assert "ptrace_scope is 1 here" in printed
 
 
-def test_a_stopped_process_is_said_to_be_stopped(
+def test_a_stopped_process_is_shown_as_stopped(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = two(node, "stopped")
@@ -135,9 +135,7 @@ def test_a_stopped_process_is_said_to_be_stopped(
     assert "it cannot answer: it is stopped by a signal" in capsys.readouterr().out
 
 
-def test_nothing_is_asked_of_processes_that_are_gone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dead_processes_are_not_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(0o700)
 
     assert main(["stacks", "--dir", str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""What otel-ddp status shows, whatever stands in the files that it reads."""
+"""The output of otel-ddp status, whatever is in the files that it reads."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def shown(*processes: Any, agents: Any = (), unreadable: Any = ()) -> list[str]:
     return list(lines(found, NOW_NS))
 
 
-def ranks_by_run(told: list[str]) -> dict[str, list[str]]:
+def ranks_by_run(shown_lines: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in told:
+    for line in shown_lines:
         if line.startswith("run "):
             ranks = found.setdefault(line, [])
         elif line.startswith("  ") and not line.startswith("  rank"):
@@ -67,8 +67,8 @@ def ranks_by_run(told: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_ranks_of_runs_that_started_together_stand_under_their_own_heading() -> None:
-    told = shown(
+def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
+    shown_lines = shown(
         process(run="late", rank=1, started_ns=2),
         process(run="early", rank=10, started_ns=1, world_size=None),
         process(run="late", rank=None, started_ns=3, world_size=None),
@@ -77,12 +77,12 @@ def test_ranks_of_runs_that_started_together_stand_under_their_own_heading() -> 
         process(run="late", rank=0, started_ns=6, world_size=1),
     )
 
-    assert ranks_by_run(told) == {
+    assert ranks_by_run(shown_lines) == {
         "run early, train, 2 of 16 ranks here": ["9", "10"],
         "run late, train, 1 of 2 ranks here": ["0", "1", "?"],
         "run late, group g, train, 1 of 2 ranks here": ["0"],
     }
-    assert [line.split()[1].rstrip(",") for line in told if line.startswith("run ")] == [
+    assert [line.split()[1].rstrip(",") for line in shown_lines if line.startswith("run ")] == [
         "early",
         "late",
         "late",
@@ -103,22 +103,22 @@ def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
         "doubled": [{"group": "g", "run": "one", "rank": 1, "pids": [7, 8]}],
     }
 
-    told = list(lines(found, NOW_NS))
+    shown_lines = list(lines(found, NOW_NS))
 
-    assert [line for line in told if line.startswith("run ")] == [
+    assert [line for line in shown_lines if line.startswith("run ")] == [
         "run one, world 2",
         "run one, group g, train, 1 of 2 ranks here",
     ]
-    start = told.index("run one, world 2")
-    assert [line.split()[:3] for line in told[start + 1 : start + 5]] == [
+    start = shown_lines.index("run one, world 2")
+    assert [line.split()[:3] for line in shown_lines[start + 1 : start + 5]] == [
         ["rank", "job_type", "local"],
         ["0", "train", "0"],
         ["0", "node_7_evaluates", "0"],
         ["1", "worker", "0"],
     ]
-    assert told[start + 5 : start + 7] == ["  ! of both roles", ""]
-    assert "pids 7 and 8" in told[-2]
-    assert told[-1] == "  ! of another run"
+    assert shown_lines[start + 5 : start + 7] == ["  ! of both roles", ""]
+    assert "pids 7 and 8" in shown_lines[-2]
+    assert shown_lines[-1] == "  ! of another run"
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -133,7 +133,7 @@ def test_a_run_that_goes_on_with_fewer_ranks_is_as_large_as_its_newest_attempt(
     assert "run one, train, world 2" in shown(*before, *over)
 
 
-def test_an_evaluator_that_is_left_alone_is_not_the_training() -> None:
+def test_an_evaluator_that_outlives_the_training_is_not_the_training() -> None:
     trained = [process(rank=rank, state="failed", trains=True) for rank in range(2)]
     evaluator = process(rank=0, job_type="eval", world_size=1, started_ns=5)
 
@@ -149,15 +149,15 @@ def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it() 
 
 
 def test_a_rank_for_which_another_process_logs_is_not_here() -> None:
-    told = shown(process(rank=0), process(rank=1, proxy=True))
+    shown_lines = shown(process(rank=0), process(rank=1, proxy=True))
 
-    assert "run one, train, 1 of 2 ranks here" in told
+    assert "run one, train, 1 of 2 ranks here" in shown_lines
 
 
-def test_where_one_rank_of_two_records_that_is_said() -> None:
-    told = shown(process(rank=0), process(rank=0, job_type="eval", world_size=1))
+def test_where_one_rank_of_two_records_the_heading_tells_so() -> None:
+    shown_lines = shown(process(rank=0), process(rank=0, job_type="eval", world_size=1))
 
-    assert "run one, 1 of 2 ranks here" in told
+    assert "run one, 1 of 2 ranks here" in shown_lines
 
 
 @pytest.mark.parametrize(
@@ -169,47 +169,47 @@ def test_only_a_living_process_waits_for_its_process_group(state: str, waits: bo
     assert waits == ("waits for its process group" in row)
 
 
-def test_nothing_in_a_cell_reaches_the_terminal_but_text() -> None:
+def test_only_printable_text_of_a_cell_reaches_the_terminal() -> None:
     bad = "a\x1b[31m\nb\x9b\u202e\udcff"
     texts = dict.fromkeys(("run", "group", "job_type", "node", "state", "reason", "phase"), bad)
     agent = {"alive": True, **dict.fromkeys(("pid", "version", "scrape", "export", "remark"), bad)}
 
-    told = shown(process(**texts), agents=[agent], unreadable=[bad])
+    shown_lines = shown(process(**texts), agents=[agent], unreadable=[bad])
 
-    assert all(line.isprintable() for line in told)
-    assert r"a\x1b[31m\nb\x9b\u202e\udcff" in told[0]
+    assert all(line.isprintable() for line in shown_lines)
+    assert r"a\x1b[31m\nb\x9b\u202e\udcff" in shown_lines[0]
 
 
 ODD: list[Any] = [None, [1], {"a": [1]}, "text", "", -1, 1.5, True, float("nan"), 10**30]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_values_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
+def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any) -> None:
     agent = {"alive": True, **dict.fromkeys(("pid", "version", "scrape", "export", "remark"), odd)}
     mixed = [process(**{key: odd}) for key in process()]
 
-    told = shown(*mixed, {}, odd, agents=[agent, odd], unreadable=[odd])
+    shown_lines = shown(*mixed, {}, odd, agents=[agent, odd], unreadable=[odd])
 
-    assert len(mixed) + 1 <= len([line for line in told if line.startswith("  ")])
+    assert len(mixed) + 1 <= len([line for line in shown_lines if line.startswith("  ")])
     assert list(lines({"agents": odd, "processes": odd}, NOW_NS))[1:] == ["no runs"]
 
 
-def test_of_a_run_that_nobody_can_judge_the_reason_is_told_and_is_no_alarm() -> None:
+def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_without_alarm() -> None:
     why = "insufficient data: one rank on this node, and no other to compare it with"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
     agent = {"alive": True, "insufficient": [{"run": "one", "group": "", "why": why}, *others]}
 
-    told = shown(process(), agents=[agent])
+    shown_lines = shown(process(), agents=[agent])
 
-    assert told[-1] == f"  stragglers: {why}"
-    assert sum("stragglers" in line for line in told) == 1
+    assert shown_lines[-1] == f"  stragglers: {why}"
+    assert sum("stragglers" in line for line in shown_lines) == 1
 
 
 LACKS = {"group": "", "run": "mine", "why": "why"}
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool) -> None:
+def test_a_run_that_has_ended_needs_no_judgement(place: Here, over: bool) -> None:
     trains = "import otel_ddp; run = otel_ddp.init(run='mine')"
     others = {**LACKS, "group": "another"}
     with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
@@ -222,7 +222,7 @@ def test_of_a_run_that_is_over_nothing_is_left_to_judge(place: Here, over: bool)
     assert (agent["pid"], agent["pid_here"]) == (7, pid)
 
 
-def test_what_an_agent_lacked_that_is_gone_is_not_told(place: Here, tmp_path: Path) -> None:
+def test_what_a_dead_agent_lacked_is_not_shown(place: Here, tmp_path: Path) -> None:
     # It is the agent of another place; to this one it is a rank that lives.
     with an_agent(Here(tmp_path), "import otel_ddp; run = otel_ddp.init(run='mine')"):
         place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS]}))
@@ -244,7 +244,7 @@ TRAINS = "import otel_ddp; run = otel_ddp.init()"
         (f"{TRAINS}; run.finish()", False, 11, None),
     ],
 )
-def test_a_process_that_has_waited_in_vain_for_its_agent_is_told_with_the_agents_last_words(
+def test_a_process_without_its_agent_is_shown_with_the_last_line_of_the_agents_log(
     code: str, served: bool, seconds: int, expected: int | None, place: Here, tmp_path: Path
 ) -> None:
     place.agent_log.write_bytes(b"earlier\n" + b"x" * 9000 + b"\nno such library\n\n")
@@ -256,14 +256,14 @@ def test_a_process_that_has_waited_in_vain_for_its_agent_is_told_with_the_agents
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("last_line", "why"),
     [
         ("no such library", "/a b/agent.log ends with: no such library"),
         ("", "the training's first lines of output may say why"),
     ],
 )
-def test_where_no_agent_came_up_that_is_said_and_why(said: str, why: str) -> None:
-    found = {"unserved": [{"directory": "/a b", "agent_log": said, "processes": 2}]}
+def test_where_no_agent_has_started_the_reason_is_shown(last_line: str, why: str) -> None:
+    found = {"unserved": [{"directory": "/a b", "agent_log": last_line, "processes": 2}]}
 
     assert list(lines(found, NOW_NS)) == [
         "agent     2 processes run, but no agent has started (which is right after "
@@ -283,7 +283,7 @@ def test_where_no_agent_came_up_that_is_said_and_why(said: str, why: str) -> Non
         (11, {"OTEL_DDP_GROUP": "another"}, False),
     ],
 )
-def test_two_living_processes_that_say_they_are_the_same_rank_are_told_of(
+def test_two_living_processes_of_the_same_rank_are_reported(
     seconds: int,
     other: dict[str, str],
     twice: bool,
@@ -295,11 +295,11 @@ def test_two_living_processes_that_say_they_are_the_same_rank_are_told_of(
     with an_agent(place, TRAINS) as one, an_agent(Here(tmp_path), others) as two:
         found = survey([place], time.time_ns() + seconds * 10**9)
 
-    told = [line for line in lines(found, time.time_ns()) if line.startswith("  ! ")]
+    shown_lines = [line for line in lines(found, time.time_ns()) if line.startswith("  ! ")]
     first, second = (each["pid"] for each in found["processes"])
     assert {first, second} == {one, two}
     assert (
-        told
+        shown_lines
         == [
             f"  ! pids {first} and {second} all report as rank 0 of run sweep, and the metrics "
             "show only one of them: give each launch an OTEL_DDP_RUN of its own, or leave it out"
@@ -308,26 +308,24 @@ def test_two_living_processes_that_say_they_are_the_same_rank_are_told_of(
     )
 
 
-def test_what_the_agent_notes_of_a_run_stands_under_it_and_under_no_other(
-    place: Here, tmp_path: Path
-) -> None:
+def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here, tmp_path: Path) -> None:
     note = {"run": "mine", "group": "g", "sentence": "local rank 1 of node h records nothing"}
     code = "import otel_ddp; run = otel_ddp.init(run={!r}, group='g')"
     with an_agent(place, code.format("mine")), an_agent(Here(tmp_path), code.format("other")):
         place.agent_file.write_text(json.dumps({"pid": 7, "notes": [note, "odd"]}))
         found = survey([place])
 
-    told = list(lines(found, NOW_NS))
+    shown_lines = list(lines(found, NOW_NS))
     assert found["notes"] == [note]
-    assert told.count("  ! local rank 1 of node h records nothing") == 1
-    heading = next(at for at, line in enumerate(told) if line.startswith("run mine"))
-    assert told[heading + 3] == "  ! local rank 1 of node h records nothing"
+    assert shown_lines.count("  ! local rank 1 of node h records nothing") == 1
+    heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
+    assert shown_lines[heading + 3] == "  ! local rank 1 of node h records nothing"
     # Of an agent that is gone nobody knows whether it still holds.
     assert survey([place])["notes"] == []
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_troubles_of_another_kind_are_shown_and_stop_nothing(odd: Any) -> None:
+def test_troubles_of_another_type_are_shown_and_stop_nothing(odd: Any) -> None:
     found = {
         "unserved": [dict.fromkeys(("directory", "agent_log", "processes"), odd), odd],
         "doubled": [dict.fromkeys(("run", "rank", "pids"), odd), odd],
@@ -347,7 +345,7 @@ print(flush=True); sys.stdin.read()
 
 @contextlib.contextmanager
 def an_agent(place: Here, code: str = "") -> Iterator[int]:
-    """Somebody who runs this, has the agent's lock, and has said nothing yet; its process id."""
+    """The process id of a process that runs this, holds the agent's lock, and wrote nothing yet."""
     command = [sys.executable, "-c", HOLD, str(place.agent_lock), code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -356,7 +354,7 @@ def an_agent(place: Here, code: str = "") -> Iterator[int]:
         holder.communicate()
 
 
-def test_an_agent_that_has_not_said_anything_yet_is_starting(
+def test_an_agent_that_has_written_nothing_yet_is_starting(
     place: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with an_agent(place) as pid:
@@ -381,7 +379,7 @@ def test_an_agent_that_has_not_said_anything_yet_is_starting(
         ("off", "OTEL_DDP_AGENT=off: journals are written, but nothing is exported"),
     ],
 )
-def test_where_no_agent_runs_it_is_said_who_starts_one(
+def test_where_no_agent_runs_status_tells_how_one_is_started(
     place: Here, mode: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
@@ -391,7 +389,7 @@ def test_where_no_agent_runs_it_is_said_who_starts_one(
     assert capsys.readouterr().out == f"agent     {sentence}\nno runs\n"
 
 
-def test_without_a_named_directory_it_is_said_whose_runs_are_looked_for() -> None:
+def test_without_a_named_directory_status_tells_that_it_shows_this_users_runs() -> None:
     assert list(lines({}, NOW_NS, named=False))[1:] == ["no runs of this user"]
 
 
@@ -408,7 +406,7 @@ def status(how: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("option", ["", "--json"])
-def test_an_answer_that_finds_no_room_is_said_in_one_sentence(option: str, place: Here) -> None:
+def test_a_full_disk_for_the_output_is_one_sentence(option: str, place: Here) -> None:
     ended = status(f"{option} >/dev/full")
 
     assert ended.returncode == 1
@@ -416,13 +414,13 @@ def test_an_answer_that_finds_no_room_is_said_in_one_sentence(option: str, place
 
 
 @pytest.mark.parametrize("option", ["", "--json"])
-def test_whoever_stops_reading_is_told_nothing_more(option: str, place: Here) -> None:
+def test_a_reader_that_closes_the_pipe_is_no_error(option: str, place: Here) -> None:
     ended = status(f"{option} | sleep 0")
 
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_terminal_without_these_letters_gets_them_written_out(place: Here) -> None:
+def test_a_terminal_without_these_letters_gets_escapes(place: Here) -> None:
     otel_ddp.init(run="ñ").finish()
     os.environ["PYTHONIOENCODING"] = "ascii"
 
@@ -432,7 +430,9 @@ def test_a_terminal_without_these_letters_gets_them_written_out(place: Here) -> 
     assert r"run \xf1, train, world 1" in ended.stdout
 
 
-def test_the_same_for_programs(place: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_for_programs_has_all_of_a_process(
+    place: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = {f"key{number}": "x" * 500 for number in range(101)}
     otel_ddp.init(run="mine", description="d" * 500, tags="b,a", config=config).finish()
 
@@ -473,13 +473,13 @@ def devices(*gpus: Any, remarks: Any = (), driver: Any = "NVIDIA driver 550.54.1
         "gpu_remarks": list(remarks),
         "gpu_driver": driver,
     }
-    told = shown(agents=[agent])
-    heads = [n for n, line in enumerate(told) if line.startswith("GPUs of alpha")]
-    return told[heads[0] :] if heads else []
+    shown_lines = shown(agents=[agent])
+    heads = [n for n, line in enumerate(shown_lines) if line.startswith("GPUs of alpha")]
+    return shown_lines[heads[0] :] if heads else []
 
 
 def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
-    told = devices(
+    shown_lines = devices(
         gpu(),
         gpu(index="1", labels={"run": "one"}, throttled=["sw_power", "hw_thermal"]),
         gpu(index="2", labels={"node": "alpha"}, processes=0, used_bytes=2.0 * 2**30),
@@ -489,7 +489,7 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
         {"index": "4:1", "name": "MIG 1g.10gb", "used_bytes": 1 << 30, "power_limit_w": 70},
     )
 
-    assert told == [
+    assert shown_lines == [
         "GPUs of alpha, NVIDIA driver 550.54.14",
         "  gpu  name         rank               busy  memory         power      temp   "
         "throttled by",
@@ -503,17 +503,17 @@ def test_each_gpu_is_shown_with_its_rank_and_what_it_does() -> None:
     ]
 
 
-def test_where_several_runs_train_a_rank_is_told_with_its_run() -> None:
-    told = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}))
+def test_where_several_runs_train_a_rank_is_shown_with_its_run() -> None:
+    shown_lines = devices(gpu(), gpu(index="1", labels={"run": "two", "rank": "0"}))
 
-    assert "  3 of run one  " in told[2]
-    assert "  0 of run two  " in told[3]
+    assert "  3 of run one  " in shown_lines[2]
+    assert "  0 of run two  " in shown_lines[3]
 
 
-def test_the_gpus_of_an_agent_that_is_gone_are_not_shown() -> None:
-    told = shown(agents=[{"alive": False, "node": "alpha", "gpus": [gpu()]}])
+def test_the_gpus_of_a_dead_agent_are_not_shown() -> None:
+    shown_lines = shown(agents=[{"alive": False, "node": "alpha", "gpus": [gpu()]}])
 
-    assert not any("GPU" in line for line in told)
+    assert not any("GPU" in line for line in shown_lines)
 
 
 NO_LIBRARY = "There is no NVIDIA driver library (libnvidia-ml.so.1) here: install it."
@@ -529,20 +529,20 @@ NO_LIBRARY = "There is no NVIDIA driver library (libnvidia-ml.so.1) here: instal
         ("The NVIDIA driver may not be asked: this user needs access to it.", True),
     ],
 )
-def test_a_node_that_never_had_a_driver_is_not_told_so(remark: str, remains: bool) -> None:
-    told = devices(remarks=[remark], driver="")
+def test_the_remark_on_a_missing_driver_is_not_shown(remark: str, remains: bool) -> None:
+    shown_lines = devices(remarks=[remark], driver="")
 
-    assert told == (["GPUs of alpha", f"  ! {remark}"] if remains else [])
+    assert shown_lines == (["GPUs of alpha", f"  ! {remark}"] if remains else [])
 
 
-def test_what_the_driver_really_says_where_there_is_none_is_not_shown() -> None:
-    said = []
+def test_the_real_remark_on_a_missing_driver_is_not_shown() -> None:
+    remarks = []
     for code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
         with pytest.raises(DriverMissing) as missing:
             Nvml(NoDriver(code), dev=Path("/nowhere")).open()
-        said.append(str(missing.value))
+        remarks.append(str(missing.value))
 
-    assert devices(remarks=said, driver="") == []
+    assert devices(remarks=remarks, driver="") == []
 
 
 class NoDriver:
@@ -560,31 +560,31 @@ class NoDriver:
         raise error
 
 
-def test_a_context_where_it_does_not_belong_is_shown_below_the_table() -> None:
+def test_a_rank_that_uses_another_ranks_gpu_is_shown_below_the_table() -> None:
     remark = "rank 3 also holds 300 MiB on GPU 1 (which rank 4 uses)"
 
     assert devices(gpu(), remarks=[remark])[-1] == f"  ! {remark}"
 
 
 @pytest.mark.parametrize("odd", [*ODD, "a\x1b[31m\nb"], ids=repr)
-def test_a_gpu_of_another_kind_is_shown_and_stops_nothing(odd: Any) -> None:
+def test_a_gpu_with_odd_values_is_shown_and_stops_nothing(odd: Any) -> None:
     agent = {"alive": True, "node": odd, "gpus": odd, "gpu_remarks": odd, "gpu_driver": odd}
     broken = [gpu(**{key: odd}) for key in gpu()]
 
-    told = devices(*broken, {}, odd, remarks=[odd], driver=odd)
+    shown_lines = devices(*broken, {}, odd, remarks=[odd], driver=odd)
 
-    assert all(line.isprintable() for line in [*told, *shown(agents=[agent])])
-    assert len([line for line in told if "NVIDIA H100" in line]) >= len(broken) - 1
+    assert all(line.isprintable() for line in [*shown_lines, *shown(agents=[agent])])
+    assert len([line for line in shown_lines if "NVIDIA H100" in line]) >= len(broken) - 1
 
 
 @pytest.mark.parametrize(
     "odd", [float("nan"), float("inf"), 10**400, True, "7"], ids=lambda odd: repr(odd)[:9]
 )
-def test_what_is_no_number_of_a_gpu_is_not_known(odd: Any) -> None:
+def test_a_gpu_value_that_is_no_number_is_unknown(odd: Any) -> None:
     row = devices(gpu(busy_ratio=odd, temperature_c=odd, power_w=odd))[2]
 
     assert row.split()[4:] == ["-", "60.0/80.0", "GiB", "-/700", "W", "-", "-"]
 
 
-def test_reasons_of_throttling_do_nothing_to_a_terminal() -> None:
+def test_reasons_of_throttling_are_printable() -> None:
     assert devices(gpu(throttled=["\x1b[2J"]))[2].endswith(r"\x1b[2J")

@@ -1,4 +1,4 @@
-"""Where the commands look, and what they say of a directory in which they cannot."""
+"""The directories that the commands read, and their errors for one that they cannot read."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_a_directory_that_was_typed_and_is_not_there_is_an_error(
 ) -> None:
     assert main([command, "--dir", f"{tmp_path}/typo"]) == 2
 
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"{tmp_path}/typo does not exist.\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"{tmp_path}/typo does not exist.\n")
 
 
 @COMMANDS
 @pytest.mark.parametrize("as_variable", [True, False])
-def test_a_file_is_no_place_to_look_at(
+def test_a_file_instead_of_a_directory_is_an_error(
     command: str, as_variable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -83,7 +83,7 @@ def as_another_user(*arguments: str, **env: str) -> subprocess.CompletedProcess[
 
 @pytest.fixture
 def closed() -> Iterator[Path]:
-    # Not in tmp_path, which nobody but its owner may enter.
+    # Not in tmp_path, which only its owner may enter.
     with tempfile.TemporaryDirectory() as above:
         os.chmod(above, 0o711)
         path = Path(above) / "closed"
@@ -94,9 +94,7 @@ def closed() -> Iterator[Path]:
 
 
 @COMMANDS
-def test_of_a_directory_that_may_not_be_read_it_is_said_whose_it_is(
-    command: str, closed: Path
-) -> None:
+def test_an_unreadable_directory_is_refused_with_its_owner(command: str, closed: Path) -> None:
     typed = as_another_user(command, "--dir", str(closed))
     set_ = as_another_user(command, OTEL_DDP_DIR=str(closed))
     below = as_another_user(command, "--dir", str(closed / "below"))
@@ -108,7 +106,7 @@ def test_of_a_directory_that_may_not_be_read_it_is_said_whose_it_is(
     assert below.stderr == f"{closed}/below cannot be read (Permission denied).\n"
 
 
-def test_a_session_that_was_inherited_from_another_user_stops_nothing(closed: Path) -> None:
+def test_a_runtime_directory_of_another_user_stops_nothing(closed: Path) -> None:
     ended = as_another_user("status", "--json", XDG_RUNTIME_DIR=str(closed))
 
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -133,18 +131,18 @@ def test_a_typed_directory_may_begin_with_a_tilde_or_be_relative(
     assert runs(capsys) == ["mine"]
 
 
-def test_a_home_directory_that_nobody_knows_is_refused(
+def test_an_unknown_home_directory_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["agent", "--dir=~no.such.user/x"])
 
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.endswith("argument --dir: there is no home directory for '~no.such.user/x'\n")
+    printed = capsys.readouterr().err
+    assert printed.endswith("argument --dir: there is no home directory for '~no.such.user/x'\n")
 
 
-def test_an_agent_that_finds_no_place_says_so_once(
+def test_an_agent_without_a_place_logs_it_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(startup, "find", lambda named, offline: ([], "there is no room"))
@@ -154,7 +152,7 @@ def test_an_agent_that_finds_no_place_says_so_once(
     assert caplog.messages == ["there is no room"]
 
 
-def test_an_agent_names_the_option_by_which_it_was_given_a_bad_directory(
+def test_an_agent_names_the_option_that_gave_a_bad_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

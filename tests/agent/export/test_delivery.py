@@ -1,4 +1,4 @@
-"""Order, outages, and that nothing is lost or said twice."""
+"""The delivery keeps the order, survives outages, and loses and repeats nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FakeClock:
 
 
 class FakeTransport:
-    """Answers as told, and remembers what arrived."""
+    """Answers as configured, and remembers what arrived."""
 
     destination = "http://c"
 
@@ -80,7 +80,7 @@ def spool(tmp_path: Path) -> Spool:
 
 @pytest.fixture
 def delivery(transport: FakeTransport, spool: Spool, clock: FakeClock) -> Delivery:
-    """Driven by `step`, without a thread; the jitter is in the middle."""
+    """Without a thread: the test calls `send_next`. The jitter is in the middle."""
     return Delivery(transport, spool, clock, wall=lambda: 0.0, jitter=lambda: 0.5)
 
 
@@ -149,7 +149,7 @@ def test_order_is_kept_through_an_outage(
     assert spool.entries == 0
 
 
-def test_a_new_delivery_over_an_old_spool_sends_that_first(
+def test_a_new_delivery_sends_what_an_old_spool_holds_first(
     transport: FakeTransport, spool: Spool, clock: FakeClock
 ) -> None:
     for body in (b"1", b"2", b"3"):
@@ -162,7 +162,7 @@ def test_a_new_delivery_over_an_old_spool_sends_that_first(
     assert transport.arrived == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_signal_whose_backend_is_down_holds_up_no_other(
+def test_a_signal_whose_backend_is_down_delays_no_other(
     delivery: Delivery, transport: FakeTransport, spool: Spool
 ) -> None:
     transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
@@ -177,7 +177,7 @@ def test_a_signal_whose_backend_is_down_holds_up_no_other(
     assert delivery.status().state.startswith("traces: connection refused by http://c since")
 
 
-def test_what_is_behind_is_not_settled_before_what_was_handed_in_first(
+def test_a_batch_is_not_settled_before_those_that_were_submitted_earlier(
     delivery: Delivery,
 ) -> None:
     settled: list[str] = []
@@ -214,7 +214,7 @@ def test_attempts_become_rarer_up_to_thirty_seconds(
 
 
 @pytest.mark.parametrize(("jitter", "wait_s"), [(0.0, 0.5), (1.0, 1.5)])
-def test_nodes_do_not_come_back_in_the_same_moment(
+def test_nodes_do_not_try_again_in_the_same_moment(
     transport: FakeTransport, spool: Spool, clock: FakeClock, jitter: float, wait_s: float
 ) -> None:
     delivery = Delivery(transport, spool, clock, jitter=lambda: jitter)
@@ -227,7 +227,7 @@ def test_nodes_do_not_come_back_in_the_same_moment(
 
 
 @pytest.mark.parametrize(("wish_s", "wait_s"), [(0.0, 1.0), (8.0, 10.0), (3600.0, 75.0)])
-def test_the_collectors_wish_is_granted_up_to_a_minute(
+def test_the_pause_that_a_collector_asks_for_is_kept_up_to_a_minute(
     delivery: Delivery, transport: FakeTransport, wish_s: float, wait_s: float
 ) -> None:
     transport.always(Outcome("retry", "503", retry_after_s=wish_s))
@@ -397,7 +397,7 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     assert transport.arrived == [b"c", b"d", b"e"]
 
 
-def test_what_neither_network_nor_disk_takes_holds_up_nobody_elses_settling(
+def test_a_batch_that_neither_network_nor_disk_accepts_delays_no_later_one(
     transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
     delivery = Delivery(transport, no_disk, clock)
@@ -438,7 +438,7 @@ def test_offline_everything_goes_to_disk_as_soon_as_there_is_one(
     assert delivery.stop(0.0)
 
 
-def test_without_a_disk_what_is_sent_again_anyway_goes_before_what_was_logged(
+def test_without_a_disk_current_values_are_dropped_before_logged_ones(
     transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
     delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=4, jitter=lambda: 0.5)
@@ -452,7 +452,7 @@ def test_without_a_disk_what_is_sent_again_anyway_goes_before_what_was_logged(
     assert delivery.status().dropped_points == {"memory_full": 6}
 
 
-def test_while_nobody_takes_it_only_the_newest_state_is_kept_in_memory(
+def test_without_network_and_disk_only_the_newest_current_values_stay_in_memory(
     transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
     delivery = Delivery(transport, no_disk, clock, jitter=lambda: 0.5)
@@ -476,7 +476,7 @@ def test_while_nobody_takes_it_only_the_newest_state_is_kept_in_memory(
     assert settled == ["a", "b", "c"]
 
 
-def test_on_disk_every_state_is_kept_while_there_is_room(
+def test_on_disk_all_current_values_are_kept_while_there_is_room(
     delivery: Delivery, transport: FakeTransport, spool: Spool
 ) -> None:
     transport.always(DOWN)
@@ -489,7 +489,7 @@ def test_on_disk_every_state_is_kept_while_there_is_room(
     assert delivery.status().dropped_points == {}
 
 
-def test_a_state_that_is_under_way_is_not_dropped(
+def test_current_values_that_are_being_sent_are_not_dropped(
     transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
     delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=1, jitter=lambda: 0.5)
@@ -510,7 +510,7 @@ def test_a_state_that_is_under_way_is_not_dropped(
 # --------------------------------------------------------------------------- what people see
 
 
-def test_the_facts_tell_how_it_goes(
+def test_the_status_describes_success_and_failure(
     delivery: Delivery, transport: FakeTransport, clock: FakeClock
 ) -> None:
     assert delivery.status().state == "nothing sent yet to http://c"
@@ -530,7 +530,7 @@ def test_the_facts_tell_how_it_goes(
     assert ill.state.endswith(", 4 KiB wait on disk")
 
 
-def test_an_outage_is_told_at_its_begin_its_end_and_every_five_minutes(
+def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
     delivery: Delivery,
     transport: FakeTransport,
     clock: FakeClock,
@@ -555,7 +555,7 @@ def test_an_outage_is_told_at_its_begin_its_end_and_every_five_minutes(
     assert caplog.records[-1].message.startswith("OTLP: http://c takes data again after ")
 
 
-def test_an_outage_with_a_disk_that_takes_nothing_is_told_as_it_is(
+def test_an_outage_is_logged_with_the_reason_why_the_disk_accepts_nothing(
     transport: FakeTransport, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery = Delivery(transport, Spool(Path("/proc/nope"), PLENTY), clock)
@@ -564,14 +564,14 @@ def test_an_outage_with_a_disk_that_takes_nothing_is_told_as_it_is(
 
     delivery.send_next()
 
-    (said,) = caplog.messages
-    assert said == (
+    (message,) = caplog.messages
+    assert message == (
         "OTLP metrics: connection refused by http://c; what cannot be delivered waits in memory: "
         "the disk does not take it (/proc/nope: No such file or directory)."
     )
 
 
-def test_a_collector_that_comes_and_goes_is_not_told_each_time(
+def test_a_collector_that_comes_and_goes_is_not_logged_each_time(
     delivery: Delivery,
     transport: FakeTransport,
     clock: FakeClock,
@@ -593,7 +593,7 @@ def test_a_collector_that_comes_and_goes_is_not_told_each_time(
 
 
 class Gate:
-    """A transport that hangs until it is let go."""
+    """A transport that hangs until the test releases it."""
 
     destination = "http://c"
 
@@ -617,7 +617,7 @@ def gate() -> Iterator[Gate]:
     gate.let_go.set()
 
 
-def test_take_over_does_not_wait_for_a_hanging_collector_and_loses_nothing(
+def test_moving_to_disk_does_not_wait_for_a_hanging_collector_and_loses_nothing(
     gate: Gate, spool: Spool
 ) -> None:
     delivery = Delivery(gate, spool)
@@ -647,7 +647,7 @@ def test_take_over_does_not_wait_for_a_hanging_collector_and_loses_nothing(
 
 
 @pytest.mark.parametrize(("outcome", "left"), [(DOWN, 1), (BAD, 0)])
-def test_a_request_that_was_taken_over_in_flight_and_then_failed_is_handled_once(
+def test_a_request_that_was_moved_to_disk_in_flight_and_then_failed_is_handled_once(
     gate: Gate, spool: Spool, outcome: Outcome, left: int
 ) -> None:
     gate.outcome = outcome
@@ -680,7 +680,7 @@ def test_stop_keeps_on_disk_what_did_not_go_out(gate: Gate, spool: Spool) -> Non
     delivery.stop(60)
 
 
-def test_what_is_settled_may_hand_in_more(transport: FakeTransport, spool: Spool) -> None:
+def test_a_settled_batch_may_submit_the_next(transport: FakeTransport, spool: Spool) -> None:
     delivery = Delivery(transport, spool)
     delivery.start()
     done = threading.Event()
@@ -704,7 +704,7 @@ def test_flush_gives_up_at_its_time(gate: Gate, spool: Spool) -> None:
     delivery.stop(60)
 
 
-def test_flush_tries_once_more_what_waits_after_a_failure(
+def test_flush_tries_requests_again_that_wait_after_a_failure(
     transport: FakeTransport, spool: Spool
 ) -> None:
     delivery = Delivery(transport, spool, backoff_s=(1e6, 1e6))
@@ -775,7 +775,7 @@ def test_an_outage_of_a_real_collector_loses_nothing_and_keeps_the_order(
     assert (status.delivered, status.spool_bytes) == (30, 0)
 
 
-def test_traces_that_are_never_answered_hold_up_no_metrics(spool: Spool) -> None:
+def test_traces_that_are_never_answered_delay_no_metrics(spool: Spool) -> None:
     with Receiver() as receiver:
         receiver.set_mode("hang", "traces")
         endpoint = receiver.start_http()
@@ -793,7 +793,7 @@ def test_traces_that_are_never_answered_hold_up_no_metrics(spool: Spool) -> None
     transport.close()
 
 
-def test_a_real_collector_that_hangs_holds_up_no_take_over(spool: Spool) -> None:
+def test_moving_to_disk_does_not_wait_for_a_real_collector_that_hangs(spool: Spool) -> None:
     with Receiver() as receiver:
         receiver.set_mode("hang")
         endpoint = receiver.start_http()

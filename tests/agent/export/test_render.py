@@ -1,4 +1,4 @@
-"""Spans and events on their way into OTLP: what cannot be said there harms nothing else."""
+"""Values, spans and events become OTLP; what OTLP cannot express is left out alone."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MS, HOUR_NS = 10**6, 3600 * 10**9
 NO_TIMES = [-1, 2**63, float("inf"), float("nan"), "soon", None]
 
 
-def span(**said: Any) -> Document:
-    content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **said}
+def span(**fields: Any) -> Document:
+    content = {"name": "good", "id": "00" * 7 + "01", "start": 1, "end": 2, **fields}
     return Document(SPAN, content, 0)
 
 
@@ -38,7 +38,7 @@ def sent_of(documents: list[Document]) -> list[str]:
     return [each.name for each in spans]
 
 
-def test_values_of_different_hours_go_by_different_requests() -> None:
+def test_values_of_different_hours_go_into_different_requests() -> None:
     ledger = Ledger()
     ledger.keep_history = True
     series = ledger.series(catalog.TRAINING_SCALAR, (*LABELS, ("name", "loss")))
@@ -58,7 +58,7 @@ def test_values_of_different_hours_go_by_different_requests() -> None:
     assert [each.oldest_s for each in requests] == [3599, 3600, 5 * 3600]
 
 
-def test_a_request_knows_the_time_of_the_oldest_that_it_holds() -> None:
+def test_a_request_has_the_time_of_its_oldest_point() -> None:
     ledger, s = Ledger(), 10**9
     ledger.keep_history = True
     for name, at in (("loss", 3), ("accuracy", 8)):
@@ -75,7 +75,7 @@ def test_a_request_knows_the_time_of_the_oldest_that_it_holds() -> None:
 
 
 @pytest.mark.parametrize("odd", ["start", "label", "counts", "time"])
-def test_a_series_that_cannot_be_said_is_left_out_alone(
+def test_only_the_series_that_otlp_cannot_express_is_left_out(
     odd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containment, "raise_failures", False)
@@ -101,32 +101,32 @@ def test_a_series_that_cannot_be_said_is_left_out_alone(
     requests = Renderer({}).metrics(ledger, HOUR_NS)
 
     messages = [ExportMetricsServiceRequest.FromString(each.body) for each in requests]
-    told = {
+    sent = {
         metric.name: metric
         for each in messages
         for metric in each.resource_metrics[0].scope_metrics[0].metrics
     }
-    assert told.keys() == {catalog.TRAINING_SCALAR.name, catalog.TRAINING_STEPS.name}
-    logged = told[catalog.TRAINING_SCALAR.name].gauge.data_points
+    assert sent.keys() == {catalog.TRAINING_SCALAR.name, catalog.TRAINING_STEPS.name}
+    logged = sent[catalog.TRAINING_SCALAR.name].gauge.data_points
     assert [point.time_unix_nano for point in logged] == [5 * MS, 5 * MS]
-    (steps,) = told[catalog.TRAINING_STEPS.name].sum.data_points
+    (steps,) = sent[catalog.TRAINING_STEPS.name].sum.data_points
     assert steps.as_double == 7.0
     assert containment.failures == {"_points": 1}
 
 
 @pytest.mark.parametrize("time", NO_TIMES)
 @pytest.mark.parametrize("which", ["start", "end"])
-def test_a_span_without_a_time_is_left_out_alone(which: str, time: Any) -> None:
+def test_only_the_span_without_a_time_is_left_out(which: str, time: Any) -> None:
     assert sent_of([span(name="bad", **{which: time}), span()]) == ["good"]
 
 
 @pytest.mark.parametrize("events", [7, ["x"], [{"name": "x", "time": 1, "attributes": ["y"]}]])
-def test_a_span_with_events_that_are_none_is_left_out_alone(events: Any) -> None:
+def test_only_the_span_with_malformed_events_is_left_out(events: Any) -> None:
     assert sent_of([span(name="bad", events=events), span()]) == ["good"]
 
 
 @pytest.mark.parametrize("time", NO_TIMES)
-def test_an_event_without_a_time_is_left_out_alone(time: Any) -> None:
+def test_only_the_event_without_a_time_is_left_out(time: Any) -> None:
     documents = [
         Document(EVENT, {"name": name, "time": at}, 0) for name, at in (("bad", time), ("good", 1))
     ]
@@ -147,6 +147,6 @@ def test_a_verdict_is_a_warning_with_a_sentence_and_an_event_of_its_span() -> No
     (sent,) = message.resource_spans[0].scope_spans[0].spans
     (event,) = sent.events
     assert (event.name, event.time_unix_nano) == ("straggler", 5)
-    said = ExportLogsServiceRequest.FromString(logs.body)
-    (told,) = said.resource_logs[0].scope_logs[0].log_records
-    assert (told.body.string_value, told.severity_text) == ("rank 0 is late", "WARN")
+    message_of_logs = ExportLogsServiceRequest.FromString(logs.body)
+    (sent_record,) = message_of_logs.resource_logs[0].scope_logs[0].log_records
+    assert (sent_record.body.string_value, sent_record.severity_text) == ("rank 0 is late", "WARN")

@@ -1,4 +1,4 @@
-"""What spools hold is sent in order, once to each destination, and remembered through anything."""
+"""A replay sends spools in order, once to each destination, and remembers it after a kill."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sys.stdin.read()
 
 
 class FakeTransport:
-    """Answers as it is told to, and then takes everything."""
+    """Answers as configured, and then accepts everything."""
 
     def __init__(self, *answers: Outcome) -> None:
         self.answers = list(answers)
@@ -89,7 +89,7 @@ def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
     assert bodies == [b"a1", b"b1", b"a2", b"a3", b"b2"]
 
 
-def test_a_collector_that_goes_away_is_waited_for_and_then_left_alone(tmp_path: Path) -> None:
+def test_a_collector_that_goes_away_is_tried_for_a_while_and_then_no_more(tmp_path: Path) -> None:
     directory, pauses = three(tmp_path), list[float]()
     transport = FakeTransport(TAKEN, *[AWAY] * 7)
 
@@ -102,7 +102,7 @@ def test_a_collector_that_goes_away_is_waited_for_and_then_left_alone(tmp_path: 
     assert transport.bodies == [b"a", b"c", b"b"]
 
 
-def test_what_a_busy_collector_asks_for_is_waited(tmp_path: Path) -> None:
+def test_the_pause_that_a_busy_collector_asks_for_is_kept(tmp_path: Path) -> None:
     pauses = list[float]()
     busy = Outcome("retry", "503", retry_after_s=7.0)
 
@@ -111,7 +111,7 @@ def test_what_a_busy_collector_asks_for_is_waited(tmp_path: Path) -> None:
     assert pauses == [7.0, 7.0]
 
 
-def test_a_collector_that_was_never_there_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_collector_that_never_answered_is_not_tried_again(tmp_path: Path) -> None:
     pauses = list[float]()
 
     tally = sent(FakeTransport(*[AWAY] * 2), three(tmp_path), pauses)
@@ -131,7 +131,7 @@ def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) ->
     assert transport.bodies == [b"a", b"c"]
 
 
-def test_a_line_that_a_kill_tore_off_is_no_request_that_was_sent(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
     sent(transport, directory)
     memory = SentLog(directory, "metrics at home").path
@@ -159,7 +159,7 @@ def test_requests_of_a_spool_that_was_emptied_and_filled_again_are_new_ones(
     assert transport.bodies == [b"a", b"b", b"c", b"d"]
 
 
-def test_two_replays_of_the_same_do_not_send_at_once(tmp_path: Path) -> None:
+def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
     directory = three(tmp_path)
     other = [sys.executable, "-c", HOLD, str(directory)]
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -174,7 +174,7 @@ def test_two_replays_of_the_same_do_not_send_at_once(tmp_path: Path) -> None:
     assert sent(FakeTransport(), directory).complete
 
 
-def test_where_nothing_can_be_remembered_nothing_is_sent(tmp_path: Path) -> None:
+def test_nothing_is_sent_where_it_cannot_be_remembered(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
     memory = SentLog(directory, "traces at home").path
     memory.unlink()
@@ -196,7 +196,7 @@ def test_where_nothing_can_be_remembered_nothing_is_sent(tmp_path: Path) -> None
         (100, "The oldest value is 4 days old."),
     ],
 )
-def test_what_a_prometheus_may_find_too_old_is_said_before_it_is_sent(
+def test_a_warning_names_the_age_of_values_that_prometheus_may_refuse(
     hours: float, warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     then_s = int(time.time() - hours * 3600)
@@ -207,9 +207,9 @@ def test_what_a_prometheus_may_find_too_old_is_said_before_it_is_sent(
 
         assert main(["replay", str(tmp_path)]) == 0
 
-    told = capsys.readouterr().out
-    assert warning in told
-    assert ("Prometheus" in told) == bool(warning)
+    printed = capsys.readouterr().out
+    assert warning in printed
+    assert ("Prometheus" in printed) == bool(warning)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_what_a_prometheus_may_find_too_old_is_said_before_it_is_sent(
         ("1-a.journal", "`otel-ddp agent --dir {}` exports them."),
     ],
 )
-def test_a_directory_without_what_was_kept_is_refused_with_what_it_is(
+def test_a_directory_without_a_spool_is_refused_with_a_reason(
     name: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name:
@@ -231,7 +231,7 @@ def test_a_directory_without_what_was_kept_is_refused_with_what_it_is(
     assert f"{tmp_path}/gone cannot be read: No such file" in capsys.readouterr().err
 
 
-def test_without_a_collector_it_is_said_how_to_name_one(
+def test_without_a_collector_the_error_tells_how_to_name_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     three(tmp_path)
@@ -255,7 +255,7 @@ class Terminal(io.StringIO):
         (io.StringIO(), "50%  3 of 6 requests, 20 s left\n"),
     ],
 )
-def test_how_far_it_is_is_a_bar_on_a_terminal_and_lines_elsewhere(
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
     stream: io.StringIO, expected: str
 ) -> None:
     now = iter([0.0, 0.05, 20.0])

@@ -1,4 +1,4 @@
-"""Who speaks: the resource, in a container, under Kubernetes, and as the user says."""
+"""The resource in a container, under Kubernetes, and with the user's variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_resource_names_the_node_and_nothing_random(tmp_path: Path) -> None:
     assert first["host.name"] == "host"
 
 
-def test_what_the_user_says_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=own,team=vision%20lab")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "trainer")
 
@@ -55,7 +55,7 @@ def test_a_container_is_recognised(tmp_path: Path, file: str, line: str) -> None
     assert resource.describe("n", "h", {}, tmp_path)["container.id"] == CONTAINER
 
 
-def test_kubernetes_says_pod_node_and_namespace(tmp_path: Path) -> None:
+def test_kubernetes_names_pod_node_and_namespace(tmp_path: Path) -> None:
     secrets = tmp_path / "run" / "secrets" / "kubernetes.io" / "serviceaccount"
     secrets.mkdir(parents=True)
     (secrets / "namespace").write_text("team-a\n")

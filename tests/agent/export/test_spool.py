@@ -1,4 +1,4 @@
-"""What waits on disk: in order, bounded, and honest about what was lost."""
+"""The spool keeps requests in order and within its limit, and counts what it loses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drain(spool: Spool) -> list[bytes | None]:
 
 
 def names(directory: Path) -> list[str]:
-    """What lies there, the lock aside."""
+    """The files there, without the lock."""
     return [path.name for path in directory.iterdir() if path.name != "lock"]
 
 
@@ -45,7 +45,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "spool"
 
 
-def test_requests_come_back_in_the_order_in_which_they_went_in(directory: Path) -> None:
+def test_requests_come_out_in_the_order_in_which_they_were_added(directory: Path) -> None:
     spool = Spool(directory, PLENTY)
     spool.append("metrics", b"one", 10)
     spool.append("traces", b"two", 20)
@@ -62,7 +62,7 @@ def test_requests_come_back_in_the_order_in_which_they_went_in(directory: Path) 
     assert names(directory) == []
 
 
-def test_a_restart_finds_everything_in_order_and_goes_on_behind_it(directory: Path) -> None:
+def test_a_restart_finds_everything_in_order_and_adds_behind_it(directory: Path) -> None:
     before = Spool(directory, PLENTY)
     for number in range(12):
         before.append("metrics", b"%d" % number, number)
@@ -101,7 +101,7 @@ def test_a_kill_leaves_whole_requests_only(directory: Path) -> None:
     assert names(directory) == []
 
 
-def test_a_request_that_was_being_written_when_the_process_died_is_cleared_away(
+def test_a_request_that_was_half_written_when_the_process_died_is_removed(
     directory: Path,
 ) -> None:
     Spool(directory, PLENTY).append("metrics", b"whole", 1)
@@ -150,7 +150,7 @@ def test_nodes_and_places_that_share_a_disk_have_spools_of_their_own() -> None:
     assert spool_directory(conf, here) == spool_directory(conf, here, socket.gethostname())
 
 
-def test_an_agent_that_sends_does_not_look_where_offline_runs_leave_theirs() -> None:
+def test_an_agent_that_sends_does_not_use_the_spools_of_offline_runs() -> None:
     place, offline = Place(Path("/dev/shm/otel_ddp-0")), {"OTEL_DDP_AGENT": "offline"}
 
     found = [spool_directory(settings.read(env), place, "a") for env in ({}, offline)]
@@ -159,7 +159,7 @@ def test_an_agent_that_sends_does_not_look_where_offline_runs_leave_theirs() -> 
     assert [path.name.partition("-")[0] for path in found] == ["spool", "offline"]
 
 
-def test_the_oldest_goes_first_when_there_is_no_room(directory: Path) -> None:
+def test_the_oldest_request_is_dropped_first_when_there_is_no_room(directory: Path) -> None:
     spool = Spool(directory, 3 * BLOCK_BYTES)
     for number in range(5):
         assert spool.append("metrics", b"%d" % number, 10 + number)
@@ -169,7 +169,7 @@ def test_the_oldest_goes_first_when_there_is_no_room(directory: Path) -> None:
     assert drain(spool) == [b"2", b"3", b"4"]
 
 
-def test_what_is_sent_again_anyway_goes_first_when_there_is_no_room(directory: Path) -> None:
+def test_current_values_are_dropped_first_when_there_is_no_room(directory: Path) -> None:
     before = Spool(directory, 4 * BLOCK_BYTES)
     before.append("metrics", b"logged", 1)
     before.append("metrics", b"state", 2, irreplaceable=False)
@@ -183,7 +183,7 @@ def test_what_is_sent_again_anyway_goes_first_when_there_is_no_room(directory: P
     assert drain(spool) == [b"logged", b"span 0", b"span 1", b"span 2"]
 
 
-def test_a_request_on_its_way_is_not_dropped_to_make_room(directory: Path) -> None:
+def test_a_request_that_is_being_sent_is_not_dropped_to_make_room(directory: Path) -> None:
     spool = Spool(directory, 2 * BLOCK_BYTES)
     first = spool.append("metrics", b"under way", 1)
     assert first is not None
@@ -198,7 +198,7 @@ def test_a_request_on_its_way_is_not_dropped_to_make_room(directory: Path) -> No
     assert drain(spool) == [b"third", b"fourth"]
 
 
-def test_a_request_larger_than_the_spool_is_not_taken_and_nothing_makes_way_for_it(
+def test_a_request_larger_than_the_spool_is_not_accepted_and_nothing_is_dropped_for_it(
     directory: Path,
 ) -> None:
     spool = Spool(directory, 2 * BLOCK_BYTES)
@@ -210,7 +210,7 @@ def test_a_request_larger_than_the_spool_is_not_taken_and_nothing_makes_way_for_
 
 
 @pytest.mark.parametrize("content", [b"", b"torn", None])
-def test_a_torn_file_is_found_out(directory: Path, content: bytes | None) -> None:
+def test_a_torn_file_is_recognised(directory: Path, content: bytes | None) -> None:
     spool = Spool(directory, PLENTY)
     entry = spool.append("metrics", b"x" * 1000, 7)
     assert entry is not None
@@ -223,7 +223,7 @@ def test_a_torn_file_is_found_out(directory: Path, content: bytes | None) -> Non
     assert spool.oldest() is None
 
 
-def test_what_cannot_be_looked_at_now_is_there_later(directory: Path) -> None:
+def test_a_file_that_cannot_be_seen_now_is_found_later(directory: Path) -> None:
     spool = Spool(directory, PLENTY)
     spool.append("metrics", b"whole", 7)
     away = directory.rename(directory.with_name("away"))
@@ -240,7 +240,7 @@ def test_what_cannot_be_looked_at_now_is_there_later(directory: Path) -> None:
     assert spool.dropped_points == {}
 
 
-def test_files_that_somebody_else_removed_are_counted(directory: Path) -> None:
+def test_files_that_another_program_removed_are_counted(directory: Path) -> None:
     spool = Spool(directory, PLENTY)
     gone = spool.append("metrics", b"gone", 7)
     spool.append("metrics", b"there", 1)
@@ -276,7 +276,7 @@ def test_the_directory_is_private(directory: Path) -> None:
     assert entry.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_made_before_there_is_something_to_put_there(tmp_path: Path) -> None:
+def test_no_directory_is_made_before_there_is_a_request(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "a" / "b" / "spool", PLENTY)
     before = list(tmp_path.iterdir())
 
@@ -375,7 +375,7 @@ def test_a_directory_of_another_user_is_refused(
     assert spool.problem == f"{directory}: belongs to another user"
 
 
-def test_a_file_in_the_way_is_survived_and_once_it_is_gone_all_is_well(directory: Path) -> None:
+def test_a_file_in_the_way_is_survived_and_once_it_is_removed_all_is_well(directory: Path) -> None:
     directory.write_text("in the way")
     spool = Spool(directory, PLENTY)
 
@@ -388,7 +388,7 @@ def test_a_file_in_the_way_is_survived_and_once_it_is_gone_all_is_well(directory
     assert drain(spool) == [b"y"]
 
 
-def test_what_lay_there_before_a_directory_could_be_read_is_neither_lost_nor_overwritten(
+def test_files_that_were_there_before_the_directory_could_be_read_are_kept(
     directory: Path,
 ) -> None:
     Spool(directory, PLENTY).append("metrics", b"early", 1)
@@ -402,7 +402,7 @@ def test_what_lay_there_before_a_directory_could_be_read_is_neither_lost_nor_ove
     assert drain(spool) == [b"early", b"late"]
 
 
-def test_a_file_that_could_not_be_looked_at_once_is_neither_lost_nor_overwritten(
+def test_a_file_that_could_not_be_seen_once_is_neither_lost_nor_overwritten(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Spool(directory, PLENTY)
@@ -418,9 +418,9 @@ def test_a_file_that_could_not_be_looked_at_once_is_neither_lost_nor_overwritten
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", broken)
         spool = Spool(directory, PLENTY)
-        said = spool.problem
+        problem_before = spool.problem
 
-    assert said == f"{directory}: Input/output error"
+    assert problem_before == f"{directory}: Input/output error"
     assert spool.append("metrics", b"three", 1)
     assert spool.size_bytes == 3 * BLOCK_BYTES
     assert drain(spool) == [b"one", b"two", b"three"]

@@ -1,4 +1,4 @@
-"""Real requests over real sockets: what is sent, and what is made of each answer."""
+"""Real requests over real sockets: what is sent, and the outcome of each answer."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_redirect_is_no_success(receiver: Receiver, connect: Connect) -> None:
 
 
 @PROTOCOLS
-def test_what_the_collector_says_about_a_bad_request_is_told(
+def test_the_collectors_reason_for_a_bad_request_is_reported(
     receiver: Receiver, connect: Connect, protocol: str
 ) -> None:
     receiver.set_mode(400)
@@ -181,7 +181,7 @@ def test_what_the_collector_says_about_a_bad_request_is_told(
 
 
 @PROTOCOLS
-def test_a_rejected_token_is_said_to_be_one(
+def test_a_rejected_token_is_named_as_the_reason(
     receiver: Receiver, connect: Connect, protocol: str
 ) -> None:
     receiver.set_mode(401)
@@ -192,7 +192,7 @@ def test_a_rejected_token_is_said_to_be_one(
 
 @PROTOCOLS
 @pytest.mark.parametrize("mode", [429, 503])
-def test_the_collectors_wish_when_to_come_back_is_reported(
+def test_the_pause_that_the_collector_asks_for_is_reported(
     receiver: Receiver, connect: Connect, protocol: str, mode: int
 ) -> None:
     receiver.set_mode(mode)
@@ -202,7 +202,7 @@ def test_the_collectors_wish_when_to_come_back_is_reported(
     assert transport.send("metrics", BODY["metrics"]).retry_after_s == 3.5
 
 
-def test_a_wish_as_a_date_is_understood(receiver: Receiver, connect: Connect) -> None:
+def test_a_pause_given_as_a_date_is_understood(receiver: Receiver, connect: Connect) -> None:
     receiver.set_mode(503)
     receiver.retry_after = formatdate(time.time() + 3600, usegmt=True)
     transport = connect(receiver.start_http())
@@ -214,7 +214,9 @@ def test_a_wish_as_a_date_is_understood(receiver: Receiver, connect: Connect) ->
 
 
 @pytest.mark.parametrize("text", ["soon", "inf", "nan", ""])
-def test_a_wish_that_means_nothing_is_none(receiver: Receiver, connect: Connect, text: str) -> None:
+def test_a_pause_that_cannot_be_read_is_none(
+    receiver: Receiver, connect: Connect, text: str
+) -> None:
     receiver.set_mode(503)
     receiver.retry_after = text
     transport = connect(receiver.start_http())
@@ -248,7 +250,7 @@ def test_a_collector_that_comes_back_is_used_again(
     assert (first.kind, second.kind) == ("retry", "delivered")
 
 
-def test_a_connection_that_the_collector_closed_meanwhile_costs_no_failure(
+def test_a_connection_that_the_collector_closed_meanwhile_is_no_failure(
     connect: Connect,
 ) -> None:
     with Receiver() as first:
@@ -262,7 +264,7 @@ def test_a_connection_that_the_collector_closed_meanwhile_costs_no_failure(
 
 
 @PROTOCOLS
-def test_a_collector_that_never_answers_is_given_up_after_the_timeout(
+def test_an_attempt_without_an_answer_ends_after_the_timeout(
     receiver: Receiver, connect: Connect, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     # The specification's milliseconds. As seconds, this test would run into its limit.
@@ -363,7 +365,7 @@ def test_a_signals_own_protocol_wins(
 
 
 @PROTOCOLS
-def test_a_proxy_of_the_cluster_is_not_asked_for_loopback(
+def test_a_proxy_of_the_cluster_is_not_used_for_loopback(
     receiver: Receiver, connect: Connect, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     proxy = f"http://127.0.0.1:{closed_port()}"
@@ -417,7 +419,7 @@ def test_a_private_certificate_from_the_environment_is_trusted(
 
 
 @PROTOCOLS
-def test_a_certificate_of_somebody_else_keeps_the_data_here(
+def test_with_a_certificate_of_another_host_nothing_is_sent(
     receiver: Receiver,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
@@ -639,7 +641,7 @@ HUGE = 50 * 1024 * 1024
         (b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n", "delivered"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "delivered"),
         (b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % HUGE + b"x" * HUGE, "refused"),
-        # What ports with TLS say to http://: nobody has looked at what was sent.
+        # TLS ports answer http:// like this: the request was not read.
         (b"HTTP/1.0 400 Bad Request\r\n\r\n", "retry"),
         (
             b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.",
@@ -672,7 +674,7 @@ class Drip:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._begin, self._piece = begin, piece
-        self.left_by_the_client = False
+        self.client_closed = False
         self._thread = threading.Thread(target=self._serve)
 
     def __enter__(self) -> Drip:
@@ -692,13 +694,13 @@ class Drip:
             try:
                 connection.sendall(self._begin)
                 for _ in range(self.PIECES):
-                    # Nothing more is sent to us: what can be read now is that the client has gone.
+                    # The client sends nothing more: a readable socket means that it has closed.
                     if select.select([connection], [], [], 0.01)[0]:
-                        self.left_by_the_client = True
+                        self.client_closed = True
                         return
                     connection.sendall(self._piece)
             except OSError:
-                self.left_by_the_client = True
+                self.client_closed = True
 
 
 HEADERS = b" X\r\nContent-Type: text/plain\r\nContent-Length: 4000\r\n\r\n"
@@ -710,13 +712,13 @@ HEADERS = b" X\r\nContent-Type: text/plain\r\nContent-Length: 4000\r\n\r\n"
         (b"HTTP/1.1 200 OK\r\nX-A: ", b"x", 0.1, "retry", False),
         (b"HTTP/1.1 200 OK\r\nX-A: ", b"x", 0.1, "retry", True),
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.1, "retry", False),
-        # The status is known, and it is what counts: there is time for that.
+        # The status is known, and it counts: there is time for it.
         (b"HTTP/1.1 200" + HEADERS, b"x", 0.5, "delivered", False),
         (b"HTTP/1.1 400" + HEADERS, b"x", 0.5, "refused", False),
     ],
     ids=["header", "proxy", "continue", "200", "400"],
 )
-def test_an_answer_that_drips_is_given_up_at_the_timeout(
+def test_an_answer_that_drips_ends_at_the_timeout(
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
     begin: bytes,
@@ -731,24 +733,24 @@ def test_an_answer_that_drips_is_given_up_at_the_timeout(
         transport = connect("http://c.invalid" if proxy else server.endpoint, timeout_s=timeout_s)
         outcome = transport.send("metrics", BODY["metrics"])
 
-    assert server.left_by_the_client
+    assert server.client_closed
     assert outcome.kind == kind
     if kind == "retry":
         assert outcome.why.endswith("within 0.1 s")
 
 
-def test_a_collector_that_stops_to_read_is_given_up_at_the_timeout(connect: Connect) -> None:
+def test_a_collector_that_stops_reading_ends_the_attempt_at_the_timeout(connect: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         transport = connect(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.1)
 
-        # More than the kernel keeps for somebody who does not even accept.
+        # More than the kernel buffers for a server that does not accept.
         outcome = transport.send("metrics", bytes(32 * 1024 * 1024))
 
     assert outcome.kind == "retry"
     assert outcome.why.endswith("within 0.1 s")
 
 
-def test_a_sessions_own_way_to_send_is_left_as_it_is() -> None:
+def test_a_custom_adapter_of_a_session_is_kept() -> None:
     class Own(HTTPAdapter):
         """As a credential provider may have one."""
 
@@ -761,7 +763,7 @@ def test_a_sessions_own_way_to_send_is_left_as_it_is() -> None:
     assert type(session.get_adapter("http://c")) is not HTTPAdapter
 
 
-# --------------------------------------------------------------------------- probe
+# --------------------------------------------------------------------------- on loopback
 
 
 def test_a_collector_on_loopback_is_found(receiver: Receiver) -> None:
@@ -783,7 +785,7 @@ def test_a_port_where_nobody_listens_is_no_collector() -> None:
     assert find_on_loopback({}, port=closed_port()) is None
 
 
-def test_what_accepts_and_never_answers_is_no_collector(receiver: Receiver) -> None:
+def test_a_server_that_accepts_and_never_answers_is_no_collector(receiver: Receiver) -> None:
     receiver.set_mode("hang")
     endpoint = receiver.start_http()
 

@@ -68,7 +68,7 @@ def test_the_exposed_text_is_the_snapshot(served: tuple[Ledger, Endpoint]) -> No
     assert SNAPSHOT.read_text() == text
 
 
-def test_openmetrics_is_served_to_who_asks_for_it(served: tuple[Ledger, Endpoint]) -> None:
+def test_openmetrics_is_served_where_it_is_asked_for(served: tuple[Ledger, Endpoint]) -> None:
     kind, text = get(served[1], "/metrics", "application/openmetrics-text; version=1.0.0")
 
     samples = {s.name: s.value for family in parse_openmetrics(text) for s in family.samples}
@@ -95,7 +95,7 @@ def test_odd_names_come_through_unharmed(served: tuple[Ledger, Endpoint], odd: s
         assert found == [odd]
 
 
-def test_not_a_number_and_infinity_are_told(served: tuple[Ledger, Endpoint]) -> None:
+def test_not_a_number_and_infinity_are_served(served: tuple[Ledger, Endpoint]) -> None:
     ledger, endpoint = served
     for name, value in (("nan", float("nan")), ("inf", float("inf"))):
         labels = (*RANK, ("name", name), ("split", "train"))
@@ -143,7 +143,7 @@ def test_two_agents_never_share_a_port() -> None:
     second.stop()
 
 
-def test_a_name_is_resolved_once_and_nobody_is_asked_for_our_own(
+def test_a_name_is_resolved_once_and_our_own_is_not_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
@@ -200,12 +200,12 @@ def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
     assert endpoint.url == f"http://[::1]:{endpoint.port}/metrics"
 
 
-def test_a_client_that_says_nothing_holds_nobody_up(served: tuple[Ledger, Endpoint]) -> None:
+def test_a_client_that_sends_nothing_delays_no_other(served: tuple[Ledger, Endpoint]) -> None:
     with socket.create_connection(("127.0.0.1", served[1].port)):
         assert get(served[1], "/healthz")[1] == "ok\n"
 
 
-def test_many_scrapers_at_once_are_all_let_in() -> None:
+def test_many_scrapers_at_once_are_all_answered() -> None:
     endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
     try:
         # Nobody answers yet. Whom there is no room for would hear nothing before his patience ends.
@@ -226,7 +226,7 @@ def test_the_page_escapes_what_users_wrote() -> None:
     assert "<script>" not in text
 
 
-def test_an_agent_whose_loop_stands_still_is_not_well() -> None:
+def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:
     idle_s = [0.0]
     endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, lambda: idle_s[0])
     endpoint.start()
@@ -241,7 +241,7 @@ def test_an_agent_whose_loop_stands_still_is_not_well() -> None:
         endpoint.stop()
 
 
-def test_what_cannot_be_rendered_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containment, "raise_failures", False)
     ledger = Ledger()
     ledger.put(catalog.TRAINING_STATE, (("run", "\udcff"),), 1.0, 1)
