@@ -105,7 +105,7 @@ def _api() -> Iterator[str]:
     yield "## Commands"
     for name, sentence in cli._COMMANDS.items():
         parser = argparse.ArgumentParser(description=sentence, add_help=False)
-        import_module(f"otel_ddp.cli.{name}").arguments(parser)
+        import_module(f"otel_ddp.cli.{name}").add_arguments(parser)
         description = " ".join((parser.description or "").split())
         yield f"### otel-ddp {name}"
         yield f"{description[0].upper()}{description[1:].removesuffix('.')}."
