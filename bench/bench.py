@@ -475,7 +475,7 @@ STALL_LIMIT_S = 2.0
 
 
 def _seen(what: str) -> tuple[float, int]:
-    """From the start of the trouble at step 200 on: seconds until it is told, and its step."""
+    """From the start of the trouble at step 200 on: seconds until the verdict, and its step."""
     with Node(OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_LIMIT_S:g}") as node:
         node.env["OTEL_DDP_POSTMORTEM_DIR"] = str(node.root / "postmortems")
         script, began = node.root / "train.py", node.root / "began"
@@ -487,10 +487,10 @@ def _seen(what: str) -> tuple[float, int]:
             )
         until(began.exists, "the trouble", 60.0)
 
-        def told() -> list[dict[str, Any]]:
+        def verdicts_told() -> list[dict[str, Any]]:
             return [each for each in node.agent()["verdicts"] if each["kind"] == what]
 
-        (verdict,) = until(told, f"a {what}", 60.0)
+        (verdict,) = until(verdicts_told, f"a {what}", 60.0)
         return time.time() - float(began.read_text()), verdict["step"]
 
 

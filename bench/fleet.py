@@ -1,11 +1,11 @@
-"""Plays N nodes of eight ranks into a real collector and Prometheus; docs/scale.md is made of it.
+"""Plays N nodes of eight ranks into a real collector and Prometheus; the source of docs/scale.md.
 
     python bench/fleet.py 4 16 64            measure these sizes, a minute each
     python bench/fleet.py 8 --past-h 1.5     so many hours as fast as the servers take them, for
-                                             what only lasting shows: memory and disk
+                                             memory and disk, which grow slowly
     python bench/fleet.py                    count the series, measure nothing
 
-Every node has a ledger of its own, filled with what a real node was seen to send
+Every node has a ledger of its own, filled with the series that a real node has sent
 (bench/fleet_node.json, made by bench/fleet_node.py), and the agent's own renderer and transport.
 """
 
@@ -77,7 +77,7 @@ def stored(numbers: int) -> int:
 
 
 class SimulatedNode:
-    """Eight ranks and eight GPUs, as their agent tells of them."""
+    """Eight ranks and eight GPUs, as their agent exports them."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class SimulatedNode:
         node: Labels = (*of_run, ("node", self.name))
         for local_rank in range(RANKS):
             rank = number * RANKS + local_rank
-            whose = (("rank", str(rank)), ("local_rank", str(local_rank)))
-            labels = (*of_run, ("job_type", "train"), ("node", self.name), *whose)
+            of_rank = (("rank", str(rank)), ("local_rank", str(local_rank)))
+            labels = (*of_run, ("job_type", "train"), ("node", self.name), *of_rank)
             for row in rows:
                 if row.of == "rank" or (row.of == "run" and rank == 0):
                     self._enter(row, (*labels, *row.attributes.items()))
@@ -230,7 +230,7 @@ class Fleet:
     def _send(self, transport: Transport, request: Request) -> None:
         outcome = transport.send("metrics", request.body)
         while outcome.kind == "retry":
-            # As the agent does; what is sent late keeps its time.
+            # As the agent does; values that are sent late keep their time.
             self.not_taken["at once"] += request.points
             time.sleep(0.2)
             outcome = transport.send("metrics", request.body)
@@ -248,20 +248,20 @@ class Fleet:
 # -- measuring
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
     """The counters of both servers and of the generator at one moment."""
 
     at_s: float
     sent: int
     own_cpu_s: float
     busy_s: float
-    """Processor time of everybody on the machine."""
+    """Processor time of all processes on the machine."""
     collector: dict[str, float]
     prometheus: dict[str, float]
 
 
-def look(fleet: Fleet, collector: Collector, prometheus: Prometheus) -> Look:
-    return Look(
+def snapshot(fleet: Fleet, collector: Collector, prometheus: Prometheus) -> Snapshot:
+    return Snapshot(
         time.monotonic(),
         fleet.points,
         time.process_time(),
@@ -315,21 +315,21 @@ def measure(size: int, *, seconds: float, interval_s: float, past_s: float, fold
     ):
         began_ns = time.time_ns() - int(past_s * 1e9)
         fleet = Fleet(size, collector.http, began_ns=began_ns, interval_s=interval_s)
-        empty = look(fleet, collector, prometheus)
+        empty = snapshot(fleet, collector, prometheus)
         if past_s:
             before = empty
             fleet.play(began_ns + int(past_s * 1e9), paced=False)
             wait_for_all(fleet, collector)
         else:
             until_s = warm_up(fleet, began_ns)
-            before = look(fleet, collector, prometheus)
+            before = snapshot(fleet, collector, prometheus)
             fleet.play(began_ns + int((until_s + seconds) * 1e9))
-        after = look(fleet, collector, prometheus)
+        after = snapshot(fleet, collector, prometheus)
         report(size, fleet, empty, before, after)
         line("lost", lost(collector, prometheus), dict(fleet.not_taken))
         report_queries(prometheus)
         wait_for_all(fleet, collector)
-        report_disk(prometheus, folder, look(fleet, collector, prometheus), fleet)
+        report_disk(prometheus, folder, snapshot(fleet, collector, prometheus), fleet)
         fleet.close()
 
 
@@ -353,7 +353,7 @@ def wait_for_all(fleet: Fleet, collector: Collector) -> None:
         time.sleep(0.5)
 
 
-def report(size: int, fleet: Fleet, empty: Look, before: Look, after: Look) -> None:
+def report(size: int, fleet: Fleet, empty: Snapshot, before: Snapshot, after: Snapshot) -> None:
     took_s = after.at_s - before.at_s
 
     def grown(name: str, of: str) -> float:
@@ -425,7 +425,7 @@ def report_queries(prometheus: Prometheus) -> None:
         line("query, s", time.monotonic() - before, len(found), query)
 
 
-def report_disk(prometheus: Prometheus, folder: Path, after: Look, fleet: Fleet) -> None:
+def report_disk(prometheus: Prometheus, folder: Path, after: Snapshot, fleet: Fleet) -> None:
     samples = after.prometheus["prometheus_tsdb_head_samples_appended"]
     line("samples stored, of rules included; points sent", samples, fleet.points)
     wal = after.prometheus["prometheus_tsdb_wal_storage_size_bytes"]

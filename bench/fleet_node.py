@@ -1,4 +1,4 @@
-"""Writes down what one node sends: a real training of two ranks, seen by a real agent.
+"""Records what one node exports: a real training of two ranks, with a real agent.
 
     python bench/fleet_node.py          writes bench/fleet_node.json
 
@@ -69,8 +69,8 @@ for epoch in range(1000):
 
 
 def main() -> None:
-    told, told_under_main = seen("all"), seen("main")
-    rows = [*_rows(told, set(told_under_main)), *_only_elsewhere()]
+    points_of, points_under_main = seen("all"), seen("main")
+    rows = [*_rows(points_of, set(points_under_main)), *_only_elsewhere()]
     rows.sort(key=lambda row: (row.of, row.metric, sorted(row.attributes.items())))
     text = ",\n".join(json.dumps(row._asdict()) for row in rows)
     RECORDED.write_text(f"[\n{text}\n]\n")
@@ -138,9 +138,9 @@ def _is_whole(collector: Receiver) -> bool:
     return {metric.name for metric in wanted} <= names
 
 
-def _rows(told: dict[Key, list[Point]], under_main: set[Key]) -> Iterator[Row]:
-    """Of rank 1, which is like all others; of rank 0 only what it says for all; of one GPU."""
-    for key, points in told.items():
+def _rows(points_of: dict[Key, list[Point]], under_main: set[Key]) -> Iterator[Row]:
+    """The rows of rank 1, which is like all others; of rank 0 only those of the run; of one GPU."""
+    for key, points in points_of.items():
         name, attributes = key[0], dict(key[1])
         metric = catalog.BY_NAME[name]
         own = {k: v for k, v in attributes.items() if k not in catalog.RANK_LABELS}

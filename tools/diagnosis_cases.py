@@ -1,4 +1,4 @@
-"""Simulates training with and without stragglers, and writes down what the detector says of it.
+"""Simulates training with and without stragglers, and writes down what the detector finds.
 
     python tools/diagnosis_cases.py
 
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the detector said of a case."""
+    """The verdicts of the detector in a case."""
 
     named: dict[int, tuple[str, str, int]]
     """By rank: kind and phase of the first verdict on it, and its step."""
@@ -168,7 +168,7 @@ def simulated(case: Case, own: bool = False) -> Iterator[list[Step]]:
 
 
 def replayed(case: Case, own: bool = False) -> Found:
-    """What the detector says of it."""
+    """The verdicts of the detector."""
     detector = Stragglers(case.ranks)
     if own:
         detector.set_own_collectives(labels_of(0), ("other",))
@@ -188,7 +188,7 @@ def replayed(case: Case, own: bool = False) -> Found:
 
 
 def right_rank(case: Case, found: Found) -> bool:
-    """All that are late, and nobody else, after it began."""
+    """All late ranks and no other, after it began."""
     return set(found.named) == set(case.late) and all(
         step > 0 for _, _, step in found.named.values()
     )
@@ -230,7 +230,7 @@ def one_late(excesses: tuple[float, ...], every: int = 1) -> list[Case]:
 
 
 def late_elsewhere(cases: list[Case]) -> list[Case]:
-    """Those in which nobody is late in phase `other`."""
+    """The cases without a late rank in phase `other`."""
     return [case for case in cases if case.phase != "other"]
 
 
@@ -246,7 +246,7 @@ def two_late(every: int = 1) -> list[Case]:
 
 
 def all_late(every: int = 1) -> list[Case]:
-    """Every rank slower together: nobody keeps anybody waiting."""
+    """Every rank is slower together: no rank waits for another."""
     return [
         Case(ranks, jitter, (), "all", excess, True, 0, SEED)
         for excess, jitter, ranks in product((0.2, 0.5), (0.0, 0.05, 0.1, 0.15), (2, 3, 4, 8))

@@ -20,7 +20,7 @@ from otel_ddp.journal.place import Place
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "straggler.txt"
 SECTIONS = ("Speed", "Diagnosis")
-# Of the histograms their sums and counts do; the buckets would be most of the file.
+# Sums and counts of histograms are enough; the buckets would be most of the file.
 LEFT_OUT = ("_bucket", "_created")
 SECONDS = 12
 INJECTED = "backward:1:30ms"
@@ -38,18 +38,18 @@ HEADER = f"""\
 def recorded(url: str) -> Iterator[str]:
     """The lines of this second."""
     prefixes = tuple(each.prometheus for each in catalog.METRICS if each.section in SECTIONS)
-    with urlopen(url, timeout=10) as answer:
-        text = answer.read().decode()
+    with urlopen(url, timeout=10) as response:
+        text = response.read().decode()
     now_ms = time.time_ns() // 1_000_000
     for name, labels, value in parse(text):
         if name.startswith(prefixes) and not name.endswith(LEFT_OUT):
             named = {**labels, **{each: NAMES[each] for each in NAMES if labels.get(each)}}
-            inside = ",".join(f"{key}={json.dumps(said)}" for key, said in named.items())
+            inside = ",".join(f"{key}={json.dumps(text)}" for key, text in named.items())
             yield f"{name}{{{inside}}} {value!r} {now_ms}"
 
 
 def main() -> None:
-    """Train, look each second, write the file."""
+    """Train, read the endpoint each second, write the file."""
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="otel_ddp-record-") as folder:
         env = {**os.environ, "OTEL_EXPORTER_PROMETHEUS_PORT": "0"}
@@ -65,10 +65,10 @@ def main() -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2", "-m", "otel_ddp.cli.demo.training"]
         training = subprocess.Popen([*command, str(SECONDS), INJECTED], env=env)
-        look_at = time.monotonic()
+        read_at = time.monotonic()
         while training.poll() is None:
-            look_at += 1.0
-            time.sleep(max(0.0, look_at - time.monotonic()))
+            read_at += 1.0
+            time.sleep(max(0.0, read_at - time.monotonic()))
             try:
                 lines += recorded(json.loads(place.agent_file.read_text())["scrape"])
             except (OSError, ValueError, KeyError, URLError):

@@ -1,4 +1,4 @@
-"""python -m tools.dashboards [--check]: writes Grafana's dashboards, or says how they differ."""
+"""python -m tools.dashboards [--check]: writes Grafana's dashboards, or prints how they differ."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ BOARDS = {
 def differences(folder: Path = FOLDER) -> list[str]:
     """What the files lack of what would be written, line by line."""
     made = {f"{name}.json": build() for name, build in BOARDS.items()}
-    told: list[str] = []
+    changed: list[str] = []
     for name in sorted({*made, *(path.name for path in folder.glob("*.json"))}):
         path = folder / name
         there = path.read_text(encoding="utf-8") if path.exists() else ""
-        told += difflib.unified_diff(
+        changed += difflib.unified_diff(
             there.splitlines(),
             made.get(name, "").splitlines(),
             name,
             f"{name}, generated",
             lineterm="",
         )
-    return told
+    return changed
 
 
 def main(words: list[str]) -> int:
     if words == ["--check"]:
-        told = differences()
-        for line in told:
+        changed = differences()
+        for line in changed:
             print(line)
-        return 1 if told else 0
+        return 1 if changed else 0
     if words:
         print(__doc__, file=sys.stderr)
         return 2

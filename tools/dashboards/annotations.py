@@ -22,7 +22,7 @@ _EVERY = "1m"
 
 
 def marks(*, one_run: bool = False, checkpoints: bool = False) -> list[build.AnnotationQuery]:
-    """Each can be switched off; checkpoints start as they are told to."""
+    """Each can be switched off; checkpoints start as the user configures them."""
     runs, ranks = (WHOLE_RUN, RUN) if one_run else (WHOLE_RUNS, RUNS)
     alerts = ALERTS_OF_RUN if one_run else ALERTS_OF_RUNS
 
@@ -30,13 +30,13 @@ def marks(*, one_run: bool = False, checkpoints: bool = False) -> list[build.Ann
         return expr if one_run else having_role(expr)
 
     began = recorded("run:training_start_timestamp:last", runs)
-    told = f"max by ({BY_RUN}) ({metric('training.run.start.timestamp', runs)})"
-    started = chosen(f"{began} or {told}")
+    reported = f"max by ({BY_RUN}) ({metric('training.run.start.timestamp', runs)})"
+    started = chosen(f"{began} or {reported}")
     saved = chosen(metric("training.checkpoint.timestamp", runs, RANK_0))
     # The launcher starts all ranks again together.
     came_back = chosen(f"changes({metric('training.restarts', runs, RANK_0)}[{_EVERY}])")
     named = metric("training.straggler", ranks, 'phase!=""')
-    whose = "run, node, rank, phase"
+    owner = "run, node, rank, phase"
     firing = f'ALERTS{{alertstate="firing",{alerts}}}'
     fires = chosen(f"ALERTS_FOR_STATE{{{alerts}}} and ignoring (alertstate) {firing}")
     return [
@@ -72,8 +72,8 @@ def marks(*, one_run: bool = False, checkpoints: bool = False) -> list[build.Ann
         _mark(
             "Verdicts",
             # Where it begins: a region as long as the verdict would cover the curves.
-            f"max by ({whose}) ({named} == 1)"
-            f" unless max by ({whose}) ({named} offset {_EVERY} == 1)",
+            f"max by ({owner}) ({named} == 1)"
+            f" unless max by ({owner}) ({named} offset {_EVERY} == 1)",
             "purple",
             "rank {{rank}} on {{node}} holds the others back in {{phase}}",
         ),

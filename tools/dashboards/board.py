@@ -52,9 +52,9 @@ def board(
     )
     names = {variable.build().name for variable in variables}
     made = made.links([_link(other, url) for other, url in to_the_others(title, names)])
-    told = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
-    told["panels"] = [json.loads(JSONEncoder().encode(_as_dict(row))) for row in rows]
-    return json.dumps(finish(told), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    dashboard = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
+    dashboard["panels"] = [json.loads(JSONEncoder().encode(_as_dict(row))) for row in rows]
+    return json.dumps(finish(dashboard), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _link(title: str, url: str) -> build.DashboardLink:
@@ -70,10 +70,10 @@ def _as_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def finish(told: dict[str, Any]) -> dict[str, Any]:
-    """Ids, plugin versions and the grid; panels of open rows stand beside their row, not in it."""
+def finish(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """Ids, plugin versions and the grid; open rows list their panels beside them."""
     y, next_id, flat = 0, 1, []
-    for row in told["panels"]:
+    for row in dashboard["panels"]:
         row["gridPos"], row["id"] = {"h": 1, "w": COLUMNS, "x": 0, "y": y}, next_id
         next_id += 1
         # Also within a collapsed row: Grafana moves them down when it is opened.
@@ -88,11 +88,11 @@ def finish(told: dict[str, Any]) -> dict[str, Any]:
         else:
             flat.extend(row["panels"])
             row["panels"], y = [], bottom
-    told["panels"] = flat
+    dashboard["panels"] = flat
     # Its one value moves things into a menu that older Grafana does not have.
-    for each in (*told["links"], *told["annotations"]["list"]):
+    for each in (*dashboard["links"], *dashboard["annotations"]["list"]):
         each.pop("placement", None)
-    return told
+    return dashboard
 
 
 def _slim_links(config: dict[str, Any]) -> None:

@@ -96,17 +96,17 @@ def _x(by: str) -> str:
 
 
 def _with_attribute(expr: str) -> str:
-    """With what the run says of itself, under a name of its own: `group` is matched on already."""
-    # A resumed run may have told of itself twice: one of them will do.
-    told = f'label_replace({info("[$__range] @ end()")}, "attribute", "$1", "$by", "(.*)")'
+    """With the run's own description, under another name: `group` is matched on already."""
+    # A resumed run may have two descriptions: one is enough.
+    described = f'label_replace({info("[$__range] @ end()")}, "attribute", "$1", "$by", "(.*)")'
     # A curve without a name would be called "Value".
-    told = f'label_replace({told}, "attribute", "(none)", "attribute", "")'
-    said = f"max by ({BY_RUN}, attribute) ({told})"
-    return f"({expr}) * on ({BY_RUN}) group_left (attribute) {said}"
+    described = f'label_replace({described}, "attribute", "(none)", "attribute", "")'
+    attribute = f"max by ({BY_RUN}, attribute) ({described})"
+    return f"({expr}) * on ({BY_RUN}) group_left (attribute) {attribute}"
 
 
 def _named(expr: str) -> str:
-    """With the attribute in front of the run's name, so that likes stand together."""
+    """With the attribute in front of the run's name, so that equal ones are side by side."""
     return f'label_join({_with_attribute(expr)}, "curve", " · ", "attribute", "run")'
 
 

@@ -27,7 +27,7 @@ from tools.dashboards.selectors import NODES, RANKS_OF_RUNS, RUNS
 QUESTION = "Is it the hardware?"
 
 _RATE = "[$__rate_interval]"
-# By UUID: two boards are never told as one, and an instance of MIG has its own.
+# By UUID: two boards are never shown as one, and an instance of MIG has its own.
 _BY = "node, gpu, hw_id, rank"
 _WHOSE = "{{node}} · GPU {{gpu}}{{whose}}"
 # Held back by something wrong; `sw_power`, the limit that everybody runs into, is shown apart.
@@ -157,7 +157,7 @@ def _wrong() -> list[Panel]:
         share = f"avg_over_time({_gpu('gpu.throttle.active', _WRONG, *more)}[10m])"
         return f"max by ({_BY}, reason) ({share}) > 0"
 
-    # A GPU has been without a rank as well, before and after: it is told once.
+    # A GPU has been without a rank as well, before and after: it is shown once.
     for_long = f"({held(_OF_RANK)} or on (node, hw_id, reason) {held()})"
     faults = _gpu("gpu.xid.errors")
     errors = _gpu("hw.errors", 'error_type="uncorrected"')
@@ -341,7 +341,7 @@ def _power() -> list[Panel]:
         ),
         _gpu_lines(
             "Held back, by reason",
-            # Counted between two moments, told at two others: a little more than all of it.
+            # Counted between two moments, shown at two others: a little more than all of it.
             f"clamp_max({_few_rates(_gpu('gpu.throttle.duration'), 'reason')}, 1)",
             "percentunit",
             "Share of the time in which each GPU ran slower, for any reason, the power limit "

@@ -1,4 +1,4 @@
-"""Ways from one board to another that keep what is selected and, mostly, the time."""
+"""Links from one board to another that keep what is selected and, mostly, the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str,
         if other == title:
             continue
         kept = ["group", "job_type"]
-        # A board of one run that is told "All", or several, would stay empty.
+        # A board of one run that gets "All", or several, would stay empty.
         one = other in _SINGLE and title not in _SINGLE
         if not one:
             kept.append("run")

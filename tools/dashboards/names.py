@@ -32,7 +32,7 @@ def metric(name: str, *selectors: str, part: str = "") -> str:
 
 
 def attributes(name: str) -> tuple[str, ...]:
-    """The labels of a metric beside those that say whose it is."""
+    """The labels of a metric beside those that identify its owner."""
     return tuple(catalog.prometheus_label(each) for each in _METRICS[name].attributes)
 
 

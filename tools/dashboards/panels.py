@@ -70,12 +70,12 @@ class Text(NamedTuple):
 
     def description(self, expressions: Sequence[str]) -> str:
         names, by_rules = mentioned(list(expressions))
-        told = [self.meaning, f"**What to do:** {self.action}"]
+        parts = [self.meaning, f"**What to do:** {self.action}"]
         if names:
-            told.append(f"Metric: {', '.join(names)}")
+            parts.append(f"Metric: {', '.join(names)}")
         if by_rules:
-            told.append("Needs the recording rules of deploy/prometheus/rules.")
-        return "\n\n".join(told)
+            parts.append("Needs the recording rules of deploy/prometheus/rules.")
+        return "\n\n".join(parts)
 
 
 def _dressed(panel: Any, text: Text, asked: Sequence[Query], size: tuple[int, int]) -> Any:
@@ -157,7 +157,7 @@ def stat(
     )
     if words is not None:
         panel = panel.mappings([words])
-    # Where nobody is named there are no labels, and the other board would be empty.
+    # Where no rank is named there are no labels, and the other board would be empty.
     return panel.override_by_regexp("rank .*", [_linked([link])]) if link else panel
 
 
@@ -258,7 +258,7 @@ def against(
         .show_points(c.VisibilityMode.AUTO)
         # Where another run had a point, this one has a hole.
         .span_nulls(True)
-        # By name, so that curves with the same attribute in front stand together.
+        # By name, so that curves with the same attribute in front are side by side.
         .legend(_legend(*legend, right=size[0] > 12).sort_by("Name").sort_desc(False))
         .tooltip(_tooltip(c.SortOrder.ASCENDING))
     )
@@ -451,23 +451,23 @@ def listing(
 
 
 def _properties(column: Column) -> list[m.DynamicConfigValue]:
-    told = [_set("unit", column.unit)] if column.unit != "none" else []
+    parts = [_set("unit", column.unit)] if column.unit != "none" else []
     if column.decimals is not None:
-        told.append(_set("decimals", column.decimals))
+        parts.append(_set("decimals", column.decimals))
     if column.levels:
-        told.append(_set("thresholds", {"mode": "absolute", "steps": list(column.levels)}))
-        told.append(_set("custom.cellOptions", {"type": "color-text"}))
+        parts.append(_set("thresholds", {"mode": "absolute", "steps": list(column.levels)}))
+        parts.append(_set("custom.cellOptions", {"type": "color-text"}))
     if column.words is not None:
-        told.append(_set("mappings", [column.words]))
-        told.append(_set("custom.cellOptions", {"type": "color-text"}))
+        parts.append(_set("mappings", [column.words]))
+        parts.append(_set("custom.cellOptions", {"type": "color-text"}))
     if column.links:
-        told.append(_linked(column.links))
+        parts.append(_linked(column.links))
     if column.out_of_sight:
         # One for Grafana before 12.2, one from then on.
-        told += [_set("custom.hidden", True), _set("custom.hideFrom", {"viz": True})]
+        parts += [_set("custom.hidden", True), _set("custom.hideFrom", {"viz": True})]
     if column.width is not None:
-        told.append(_set("custom.width", column.width))
-    return told
+        parts.append(_set("custom.width", column.width))
+    return parts
 
 
 def traces(text: Text, traceql: str, *, size: tuple[int, int] = (24, 9)) -> Panel:

@@ -377,7 +377,7 @@ def _ranks() -> list[Panel]:
 
 def _collector() -> list[Panel]:
     def rate(name: str) -> Query:
-        # With and without the suffix, which depends on how the collector is told to name them.
+        # With and without the suffix, which depends on the collector's configuration.
         series = f'{{__name__=~"otelcol_{name}(_total)?"}}'
         return over_time(f"sum(rate({series}{_RATE}))", name)
 

@@ -1,7 +1,7 @@
 """What the boards ask for, read from their files as Grafana reads them: for tests and other tools.
 
 Variables chain in the order in which they are given: the values of those before it are put into the
-query of each. `$name` and `${name}` stand for
+query of each. `$name` and `${name}` mean
 - a variable that takes several: one value escaped for a pattern, several as (a|b), All as its
   `all_value`, which is not escaped;
 - any other one: its value, with backslashes escaped. `${name:text}` is in titles only.
@@ -92,25 +92,25 @@ def boards(folder: Path = FOLDER) -> Iterator[Board]:
         yield board(json.loads(path.read_text(encoding="utf-8")))
 
 
-def board(told: dict[str, Any]) -> Board:
-    title = told["title"]
+def board(definition: dict[str, Any]) -> Board:
+    title = definition["title"]
     return Board(
         title,
-        told["uid"],
-        told["time"]["from"],
-        tuple(map(_variable, told["templating"]["list"])),
-        tuple(_questions(title, told["panels"])),
+        definition["uid"],
+        definition["time"]["from"],
+        tuple(map(_variable, definition["templating"]["list"])),
+        tuple(_questions(title, definition["panels"])),
         tuple(
             Mark(title, each["name"], each["expr"], each.get("useValueForTime", False))
-            for each in told["annotations"]["list"]
+            for each in definition["annotations"]["list"]
         ),
     )
 
 
-def panels(told: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each panel with its row, whether it stands beside it or in it."""
+def panels(definition: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each panel with its row, whether it is beside it or in it."""
     row: dict[str, Any] = {}
-    for panel in told["panels"]:
+    for panel in definition["panels"]:
         if panel["type"] != "row":
             yield row, panel
             continue
@@ -119,8 +119,8 @@ def panels(told: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any
             yield row, within
 
 
-def _questions(title: str, told: list[dict[str, Any]]) -> Iterator[Question]:
-    for row, panel in panels({"panels": told}):
+def _questions(title: str, definition: list[dict[str, Any]]) -> Iterator[Question]:
+    for row, panel in panels({"panels": definition}):
         for target in panel.get("targets", []):
             # What is asked of Tempo has no expression.
             if "expr" in target:
@@ -141,19 +141,19 @@ def _questions(title: str, told: list[dict[str, Any]]) -> Iterator[Question]:
                 )
 
 
-def _variable(told: dict[str, Any]) -> Variable:
-    query = told["query"]
-    chosen = told.get("current", {}).get("value", [])
+def _variable(definition: dict[str, Any]) -> Variable:
+    query = definition["query"]
+    chosen = definition.get("current", {}).get("value", [])
     return Variable(
-        told["name"],
-        told["type"],
+        definition["name"],
+        definition["type"],
         query["query"] if isinstance(query, dict) else query,
-        told.get("regex", ""),
-        bool(told.get("multi")),
-        told.get("allValue", ""),
+        definition.get("regex", ""),
+        bool(definition.get("multi")),
+        definition.get("allValue", ""),
         tuple(
             Option(each["text"], each["value"])
-            for each in told.get("options") or told.get("staticOptions") or []
+            for each in definition.get("options") or definition.get("staticOptions") or []
         ),
         tuple(chosen) if isinstance(chosen, list) else (chosen,),
     )

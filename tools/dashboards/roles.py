@@ -1,4 +1,4 @@
-"""What is told of a whole run, where ranks are chosen by their role."""
+"""Series of a whole run where ranks are chosen by their role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def last(expr: str, within: str = IN_RANGE) -> str:
 def having_role(expr: str, within: str = AT_ONCE, ranks: str = RUNS) -> str:
     """Of runs that have a rank of the chosen role. *ranks*: those that are chosen."""
     roles = last(recorded("run_role:training_ranks:count", ranks), within)
-    # Without the rules the role of rank 0 is known, which alone tells of the run.
+    # Without the rules the role of rank 0 is known, which alone describes the run.
     of_rank_0 = last(metric("training.run.info", ranks), within)
     return f"({expr}) and on ({BY_RUN}) ({roles} or {of_rank_0})"
 
@@ -27,9 +27,9 @@ def training_alone(expr: str, runs: str = WHOLE_RUNS) -> str:
 
 
 def info(within: str) -> str:
-    """What each run says of itself: rank 0 of the training, rather than that of an evaluator."""
-    told = f"last_over_time({metric('training.run.info', WHOLE_RUNS)}{within})"
+    """The description of each run: by rank 0 of the training, not of an evaluator."""
+    reported = f"last_over_time({metric('training.run.info', WHOLE_RUNS)}{within})"
     size = f"last_over_time({metric('training.world.size', WHOLE_RUNS, RANK_0)}{within})"
-    by_size = f"{told} * on ({BY_RANK}) group_left () max by ({BY_RANK}) ({size})"
+    by_size = f"{reported} * on ({BY_RANK}) group_left () max by ({BY_RANK}) ({size})"
     # Where the size is not known, any one will do.
-    return f"(topk by ({BY_RUN}) (1, {by_size} or {told}) ^ 0)"
+    return f"(topk by ({BY_RUN}) (1, {by_size} or {reported}) ^ 0)"

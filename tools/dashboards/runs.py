@@ -57,8 +57,8 @@ def build() -> str:
 
 def _running() -> str:
     beat = metric("training.heartbeat.timestamp", RUNS)
-    heard = f"and on ({BY_RANK}) (time() - {beat} < {ALIVE_S})"
-    return f"{metric('training.state', RUNS)} == 1 {heard}"
+    reporting = f"and on ({BY_RANK}) (time() - {beat} < {ALIVE_S})"
+    return f"{metric('training.state', RUNS)} == 1 {reporting}"
 
 
 def _stalled() -> str:

@@ -1,11 +1,11 @@
-"""What the variables select, and what a series is told apart by: one constant each."""
+"""The label matchers of the variables, and the labels that tell series apart, as constants."""
 
 from __future__ import annotations
 
 # Boards of several runs, and of one: there a run's name is no pattern.
 WHOLE_RUNS = 'group=~"$group",run=~"$run"'
 WHOLE_RUN = 'group=~"$group",run="$run"'
-# The role is one of ranks: what is told of a whole run, or of a node, has none.
+# A role belongs to ranks: series of a whole run, or of a node, have none.
 _ROLE = 'job_type=~"$job_type"'
 RUNS = f"{WHOLE_RUNS},{_ROLE}"
 RUN = f"{WHOLE_RUN},{_ROLE}"
@@ -26,7 +26,7 @@ RANK_0 = 'rank="0"'
 
 # The node's own numbers carry a run's labels only while it has that one run alone.
 NODES = 'group=~"$group|",run=~"$run|",node=~"$node"'
-# What the agents tell of themselves belongs to no run.
+# The agents' series on themselves belong to no run.
 AGENTS = 'node=~"$node"'
 
 LOGGED = 'name="$name",split="$split"'

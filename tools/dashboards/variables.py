@@ -37,12 +37,12 @@ def traces() -> build.DatasourceVariable:
 
 
 def _query(
-    name: str, label: str, query: str, says: str, *, sort: VariableSort
+    name: str, label: str, query: str, description: str, *, sort: VariableSort
 ) -> build.QueryVariable:
     return (
         build.QueryVariable(name)
         .label(label)
-        .description(says)
+        .description(description)
         .datasource(PROMETHEUS)
         .definition(query)
         .query({"qryType": _KINDS[query.partition("(")[0]], "query": query, "refId": name})
@@ -53,10 +53,16 @@ def _query(
 
 
 def _several(
-    name: str, label: str, query: str, says: str, *, sort: VariableSort = _NATURAL, first: str = ""
+    name: str,
+    label: str,
+    query: str,
+    description: str,
+    *,
+    sort: VariableSort = _NATURAL,
+    first: str = "",
 ) -> build.QueryVariable:
     return (
-        _query(name, label, query, says, sort=sort)
+        _query(name, label, query, description, sort=sort)
         .multi(True)
         .include_all(True)
         # Otherwise "all" would be every value in one pattern: 49 kB at ten thousand ranks.
@@ -66,9 +72,15 @@ def _several(
 
 
 def _one(
-    name: str, label: str, query: str, says: str, *, first: str = "", sort: VariableSort = _NATURAL
+    name: str,
+    label: str,
+    query: str,
+    description: str,
+    *,
+    first: str = "",
+    sort: VariableSort = _NATURAL,
 ) -> build.QueryVariable:
-    variable = _query(name, label, query, says, sort=sort)
+    variable = _query(name, label, query, description, sort=sort)
     return variable.current(VariableOption(text=first, value=first)) if first else variable
 
 
@@ -101,19 +113,23 @@ _RUN_OF_RESULT = r'/run="(.+)"\}/'
 
 
 def runs() -> build.QueryVariable:
-    says = "Launches, the newest first."
-    return _several("run", "Run", _runs_newest_first(), says, sort=_AS_IS).regex(_RUN_OF_RESULT)
+    description = "Launches, the newest first."
+    return _several("run", "Run", _runs_newest_first(), description, sort=_AS_IS).regex(
+        _RUN_OF_RESULT
+    )
 
 
 def run() -> build.QueryVariable:
-    says = "One launch; the newest of this time range comes first."
-    return _one("run", "Run", _runs_newest_first(), says, sort=_AS_IS).regex(_RUN_OF_RESULT)
+    description = "One launch; the newest of this time range comes first."
+    return _one("run", "Run", _runs_newest_first(), description, sort=_AS_IS).regex(_RUN_OF_RESULT)
 
 
 def newest() -> build.QueryVariable:
     """Out of sight: of the chosen runs the one that a link to a board of one run leads to."""
-    says = "The newest of the chosen runs, for links."
-    variable = _one("newest", "Newest run", _runs_newest_first(WHOLE_RUNS, RUNS), says, sort=_AS_IS)
+    description = "The newest of the chosen runs, for links."
+    variable = _one(
+        "newest", "Newest run", _runs_newest_first(WHOLE_RUNS, RUNS), description, sort=_AS_IS
+    )
     return variable.regex(_RUN_OF_RESULT).hide(VariableHide.HIDE_VARIABLE)
 
 
@@ -163,37 +179,43 @@ def split(selector: str) -> build.QueryVariable:
 def attribute() -> build.QueryVariable:
     """Any label of training_run_info, the configuration's scalars among them."""
     query = f"label_names({metric('training.run.info')})"
-    says = "What the curves are named, sorted and averaged by: anything the run says of itself."
-    variable = _one("by", "By", query, says, first="group")
+    description = (
+        "What the curves are named, sorted and averaged by: anything the run says of itself."
+    )
+    variable = _one("by", "By", query, description, first="group")
     return variable.regex("/^(?!__|job$|instance$|otel_scope|node$|rank$|local_rank$)(.*)/")
 
 
 def choice(
-    name: str, label: str, options: Sequence[tuple[str, str]], says: str, *, first: int = 0
+    name: str, label: str, options: Sequence[tuple[str, str]], description: str, *, first: int = 0
 ) -> build.CustomVariable:
     """One of a few; each with the word that is shown for it."""
-    told = [VariableOption(text=text, value=value) for text, value in options]
-    chosen = VariableOption(selected=True, text=told[first].text, value=told[first].value)
+    listed = [VariableOption(text=text, value=value) for text, value in options]
+    chosen = VariableOption(selected=True, text=listed[first].text, value=listed[first].value)
     return (
         build.CustomVariable(name)
         .label(label)
-        .description(says)
+        .description(description)
         .values(", ".join(t if t == v else f"{t} : {v}" for t, v in options))
-        .options(told)
+        .options(listed)
         .current(chosen)
     )
 
 
-def numbers(name: str, label: str, says: str, *values: int, first: int = 0) -> build.CustomVariable:
-    return choice(name, label, [(str(value), str(value)) for value in values], says, first=first)
+def numbers(
+    name: str, label: str, description: str, *values: int, first: int = 0
+) -> build.CustomVariable:
+    return choice(
+        name, label, [(str(value), str(value)) for value in values], description, first=first
+    )
 
 
-def text(name: str, label: str, default: str, says: str) -> build.TextBoxVariable:
+def text(name: str, label: str, default: str, description: str) -> build.TextBoxVariable:
     chosen = VariableOption(text=default, value=default)
     return (
         build.TextBoxVariable(name)
         .label(label)
-        .description(says)
+        .description(description)
         .default_value(default)
         .current(chosen)
     )

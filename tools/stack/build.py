@@ -30,7 +30,7 @@ class Binaries(NamedTuple):
 
 
 def binaries(room: Path = ROOM, say: Callable[[str], None] = print) -> Binaries:
-    """The servers of the pinned versions; what is missing is built, which takes minutes."""
+    """The servers of the pinned versions; missing ones are built, which takes minutes."""
     room.mkdir(parents=True, exist_ok=True)
     with _alone(room, say):
         parts = {"collector": _build_collector, "prometheus": _build_prometheus}
@@ -130,8 +130,8 @@ class _Steps:
             except OSError as why:
                 raise CannotBuild(f"{what}: {why}") from None
         if failed:
-            said = self._log.read_text(errors="replace").splitlines()
-            raise CannotBuild("\n".join([f"{what} failed:", *said[-_LINES_OF_A_FAILURE:]]))
+            lines = self._log.read_text(errors="replace").splitlines()
+            raise CannotBuild("\n".join([f"{what} failed:", *lines[-_LINES_OF_A_FAILURE:]]))
         self._say(f"stack: {what}: {time.monotonic() - began:.0f} s")
 
 

@@ -13,16 +13,18 @@ from tools.stack.versions import GO_WHEEL, OLDEST_GO
 
 
 class CannotBuild(Exception):
-    """A sentence that says what is missing."""
+    """A sentence on what is missing."""
 
 
 def version(go: Path) -> tuple[int, int] | None:
-    """The first two numbers of what it says of itself."""
+    """The first two numbers of its version."""
     try:
-        said = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, timeout=60)
+        output = subprocess.run(
+            [go, "env", "GOVERSION"], capture_output=True, text=True, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.match(r"go(\d+)\.(\d+)", said.stdout)
+    found = re.match(r"go(\d+)\.(\d+)", output.stdout)
     return (int(found[1]), int(found[2])) if found else None
 
 

@@ -1,4 +1,4 @@
-"""Runs a Grafana that somebody has installed, with the deployed data sources and boards."""
+"""Runs a Grafana that is installed on this machine, with the deployed data sources and boards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(binary: Path, folder: Path, port: int, prometheus: str) -> tuple[Serv
         "SERVER_HTTP_ADDR": "127.0.0.1",
         "SERVER_HTTP_PORT": str(port),
         "AUTH_ANONYMOUS_ENABLED": "true",
-        # Nobody is told that it runs.
+        # No usage statistics are sent.
         "ANALYTICS_REPORTING_ENABLED": "false",
         "ANALYTICS_CHECK_FOR_UPDATES": "false",
         "ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",
@@ -46,7 +46,7 @@ def server(binary: Path, folder: Path, port: int, prometheus: str) -> tuple[Serv
         ready=f"{url}/api/health",
         log=folder.with_name("grafana.log"),
         env={
-            # No Tempo is started here: who has one says where.
+            # No Tempo is started here: a user who has one names its address.
             "TEMPO_URL": "http://127.0.0.1:3200",
             **environment(),
             "PROMETHEUS_URL": prometheus,

@@ -48,10 +48,12 @@ class Server:
         deadline = time.monotonic() + _UP_WITHIN_S
         while not _answers(self._ready):
             if self._process.poll() is not None:
-                raise NotUp(f"{self.name} ended with {self._process.returncode}:\n{self.said()}")
+                raise NotUp(
+                    f"{self.name} ended with {self._process.returncode}:\n{self.last_lines()}"
+                )
             if time.monotonic() > deadline:
                 self.kill()
-                raise NotUp(f"{self.name} is not up after {_UP_WITHIN_S:g} s:\n{self.said()}")
+                raise NotUp(f"{self.name} is not up after {_UP_WITHIN_S:g} s:\n{self.last_lines()}")
             time.sleep(0.05)
 
     def _begin(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -61,12 +63,12 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for whoever started it, who ends the servers one after the other.
+            # Ctrl-C is for the program that started it, which ends the servers one by one.
             start_new_session=True,
             preexec_fn=_die_with_the_parent,
         )
 
-    def said(self) -> str:
+    def last_lines(self) -> str:
         """The end of its log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LINES_OF_A_FAILURE:])

@@ -1,4 +1,4 @@
-"""Runs collector, Prometheus and, where there is one, Grafana until it is told to stop."""
+"""Runs collector, Prometheus and, where there is one, Grafana until it is stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Addresses(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """Where each server listens if nobody else does: where people expect it."""
+    """The port of each server if it is free: the usual one."""
 
     prometheus: int = 9090
     otlp_grpc: int = 4317
@@ -77,14 +77,14 @@ def up(
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ending, (room / "running.json").open("a+") as running:
         try:
-            # The lock, not a process id, says whether it runs: the kernel drops it at any end.
+            # The lock, not a process id, shows whether it runs: the kernel drops it at any end.
             fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             running.seek(0)
-            said = running.read()
-            if not said:
+            recorded = running.read()
+            if not recorded:
                 raise SystemExit("The stack is being started by another process.") from None
-            raise AlreadyRunning(Addresses(**json.loads(said))) from None
+            raise AlreadyRunning(Addresses(**json.loads(recorded))) from None
         running.truncate(0)
         ports = (usual or Ports()).still_free(say)
         prometheus, prometheus_url = _prometheus(binaries, data, ports)
