@@ -403,7 +403,9 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
     assert kernel.state == seen
 
 
-def test_a_process_that_cannot_be_asked_differs_from_one_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_asked_differs_from_one_that_does_not_answer(
+    tmp_path: Path,
+) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
     probe = StackQuestion(journal, 1, 0)
     assert not probe.ask("where", 1)
