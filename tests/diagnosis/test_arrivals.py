@@ -1,4 +1,4 @@
-"""Who is late where waits lie inside forward and backward, told from arrivals at collectives."""
+"""Late ranks where waits lie inside forward and backward, by arrivals at collectives."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Job:
     """A synchronous training on one node, of blocks whose parameters are gathered.
 
     `blocks`: each collective is waited for at once. `ahead`: in backward the next one is put in
-    line first. `never`: nobody waits for anybody.
+    line first. `never`: no rank waits for another.
     """
 
     STEP_MS: Mapping[str, float] = {
@@ -186,8 +186,8 @@ class Job:
                         rank.now_ns += self._needs(index, each, slow[index])
                     elif each.what == "issue":
                         issued.setdefault(each.number, []).append(rank.now_ns)
-                        told = Arrival("0", each.number, each.op, round(rank.now_ns))
-                        rank.arrivals.append(told)
+                        reported = Arrival("0", each.number, each.op, round(rank.now_ns))
+                        rank.arrivals.append(reported)
                         rank.now_ns += 20_000
                     elif len(issued[each.number]) == len(self.ranks):
                         complete_ns = max(issued[each.number]) + TRANSFER_NS
@@ -216,21 +216,21 @@ class Job:
 
 
 def judged(job: Job, samples: int, steps_between: int = 100) -> list[Change]:
-    """All that is told of a training that is sampled so often."""
+    """All changes in a training that is sampled so often."""
     stragglers = Stragglers(len(job.ranks))
-    told = []
+    reported = []
     for _ in range(samples):
         job.train(steps_between)
         for rank, facts in job.compared().facts.items():
             stragglers.feed(rank, facts)
-        told += stragglers.poll()
-    return told
+        reported += stragglers.poll()
+    return reported
 
 
-def named(told: Sequence[Change]) -> list[tuple[str, str, str]]:
+def named(reported: Sequence[Change]) -> list[tuple[str, str, str]]:
     return [
         (each.verdict.kind, dict(each.verdict.labels)["rank"], each.verdict.phase)
-        for each in told
+        for each in reported
         if each.opened
     ]
 
@@ -244,9 +244,9 @@ def test_a_late_rank_is_named_with_its_phase(
 ) -> None:
     late = Late(ranks // 2, phase, 0.2)
 
-    told = judged(Job(ranks, jitter=jitter, late=late, waits=waits), 6, steps_between=50)
+    reported = judged(Job(ranks, jitter=jitter, late=late, waits=waits), 6, steps_between=50)
 
-    assert named(told) == [("straggler", str(late.rank), phase)]
+    assert named(reported) == [("straggler", str(late.rank), phase)]
 
 
 def test_where_it_is_unclear_which_ranks_wait_none_is_named() -> None:
@@ -258,9 +258,9 @@ def test_where_it_is_unclear_which_ranks_wait_none_is_named() -> None:
 
 
 def test_a_tenth_of_a_step_is_seen_among_eight() -> None:
-    told = judged(Job(8, jitter=0.05, late=Late(5, "forward", 0.1)), 10, steps_between=40)
+    reported = judged(Job(8, jitter=0.05, late=Late(5, "forward", 0.1)), 10, steps_between=40)
 
-    assert named(told) == [("straggler", "5", "forward")]
+    assert named(reported) == [("straggler", "5", "forward")]
 
 
 def test_it_takes_several_samples_to_name_a_rank() -> None:
@@ -272,14 +272,14 @@ def test_it_takes_several_samples_to_name_a_rank() -> None:
 
 def test_no_rank_is_named_in_100_000_balanced_collectives() -> None:
     job = Job(2, jitter=0.1, layers=16)
-    told = judged(job, 50, steps_between=42)
+    reported = judged(job, 50, steps_between=42)
 
     assert job.number > 100_000
-    assert told == []
+    assert reported == []
 
 
 def test_ranks_that_do_not_wait_in_collectives_are_not_compared_by_them() -> None:
-    # The late one is early enough for all others: nobody loses a moment.
+    # The late one is early enough for all others: no rank loses a moment.
     late = Late(1, "forward", 0.15)
 
     assert judged(Job(2, late=late, waits="never"), 6) == []

@@ -48,13 +48,13 @@ class Run:
         """The same, of each step by itself."""
         changes: list[Change] = []
         for start in range(0, len(turns), self.at_once):
-            told: dict[int, list[StepFacts]] = {}
+            reported: dict[int, list[StepFacts]] = {}
             for ranks in turns[start : start + self.at_once]:
                 self.number += 1
                 self.now_ns += MS * sum(ranks[0].values())
                 for rank, ms in enumerate(ranks):
-                    told.setdefault(rank, []).append(self.facts(rank, ms))
-            for rank, facts in told.items():
+                    reported.setdefault(rank, []).append(self.facts(rank, ms))
+            for rank, facts in reported.items():
                 self.bounds.feed(labels_of(rank), facts)
             changes += self.bounds.poll()
         return changes

@@ -1,4 +1,4 @@
-"""Deaths and failures of a run: who is named, in which words, and when nothing is said."""
+"""Deaths and failures of a run: which rank is named, in which words, and when none is."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ def killed(
 def failed(
     rank: int, reason: str, at_s: float = 0.0, world: int | None = 2, known_for_s: float = 0.0
 ) -> EndedProcess:
-    """It said so itself, so the moment is known; seen *waited_s* ago."""
+    """It reported its end, so the moment is known; seen *known_for_s* ago."""
     at_ns = T + round(at_s * S)
-    gone = EndedProcess(labels_of(rank), "failed", 1234, "forward", at_ns - S, at_ns, at_ns, reason)
-    return gone._replace(world_size=world, known_for_s=known_for_s)
+    ended_process = EndedProcess(
+        labels_of(rank), "failed", 1234, "forward", at_ns - S, at_ns, at_ns, reason
+    )
+    return ended_process._replace(world_size=world, known_for_s=known_for_s)
 
 
 def ended(
@@ -52,8 +54,8 @@ def ended(
 ) -> EndedProcess:
     """It looks finished; *code* is known once its launcher has looked."""
     cause = {} if code is None else {"exit_code": code}
-    gone = failed(rank, "", at_s, world, known_for_s)
-    return gone._replace(state="finished", cause=cause)
+    ended_process = failed(rank, "", at_s, world, known_for_s)
+    return ended_process._replace(state="finished", cause=cause)
 
 
 def verdict(*looks: list[EndedProcess]) -> Verdict | None:
@@ -171,15 +173,15 @@ def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None
 
 
 @pytest.mark.parametrize(
-    "gone",
+    "ended_process",
     [
         killed(1)._replace(state="finished"),
         killed(1, exit_code=0),
     ],
     ids=["finished", "os._exit(0)"],
 )
-def test_a_process_that_finished_did_not_die(gone: EndedProcess) -> None:
-    assert verdict([gone]) is None
+def test_a_process_that_finished_did_not_die(ended_process: EndedProcess) -> None:
+    assert verdict([ended_process]) is None
 
 
 def test_early_finishers_have_no_part_in_a_death_that_comes_after_them() -> None:
@@ -236,7 +238,7 @@ def test_no_rank_is_named_where_the_order_is_unknown() -> None:
 
 
 def test_overlapping_polls_give_no_order() -> None:
-    # Rank 0 was seen gone at 0; rank 1 was last seen at -0.05, so it may have died before.
+    # Rank 0 was seen to have ended at 0; rank 1 was last seen at -0.05, so it may have died before.
     found = of([killed(0)], [killed(1, 0.2, seen_s=0.25)])
 
     assert found.evidence["order_known_by"] == "unknown"
@@ -286,7 +288,7 @@ def test_one_signal_for_all_is_one_cause_although_some_die_slower() -> None:
 
 @pytest.mark.parametrize("later_s", [0.0, 0.06])
 def test_a_request_to_all_ranks_is_reported_as_one(later_s: float) -> None:
-    # A launcher passes SIGTERM on, and is told of each death at once: their moments are known.
+    # A launcher passes SIGTERM on and sees each death at once, so the moments are known.
     found = of(
         [killed(0, seen_s=0.01, signal="SIGTERM")],
         [killed(1, later_s, seen_s=0.01, signal="SIGTERM")],
@@ -521,7 +523,7 @@ def test_the_exit_code_of_a_finished_rank_is_waited_for_longer() -> None:
 
 def test_a_rank_that_is_asked_to_end_while_the_others_are_there_is_what_they_lost() -> None:
     asked = killed(1, 0.05, signal="SIGTERM")
-    # It tells that it lost a peer before the other one is seen to be gone, and leaves after that.
+    # It reports a lost peer before the end of the other one is seen, and leaves after that.
     others = [failed(each, PEER, world=3, known_for_s=2.0) for each in (0, 2)]
 
     # The launcher has hurried them.
@@ -622,16 +624,16 @@ def test_a_single_rank_that_reported_failed_and_left_is_reported() -> None:
         [failed(0, "SystemExit: 1", world=1)],
         [ended(0, 1, known_for_s=6.0)],
     ],
-    ids=["SystemExit", "codes", "of one", "nobody minds"],
+    ids=["SystemExit", "codes", "of one", "no other rank affected"],
 )
 def test_where_all_leave_by_themselves_the_program_meant_it(left: list[EndedProcess]) -> None:
     assert verdict(left, [each._replace(known_for_s=6.0) for each in left]) is None
 
 
 def test_an_error_that_the_launcher_knows_is_a_cause_of_its_own() -> None:
-    told = ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"})
+    reported = ended(1, 1)._replace(cause={"exit_code": 1, "launcher_error": "ValueError: odd"})
 
-    found = of([told, failed(0, PEER)])
+    found = of([reported, failed(0, PEER)])
 
     assert ": ValueError: odd. " in found.sentence
 
@@ -685,6 +687,24 @@ def test_an_interrupt_after_which_one_rank_is_killed_is_a_request() -> None:
 # -- run.finish("failed", reason=...)
 
 
+@pytest.mark.parametrize(
+    ("reason", "quoted"),
+    [
+        ("ValueError: no such file", "ValueError: no such file."),
+        ("ValueError: no such file\n  in shard 3\n", "ValueError: no such file [...]."),
+        (f"ValueError: {'x' * 500}", f"ValueError: {'x' * 188} [...]."),
+    ],
+    ids=["short", "several lines", "long"],
+)
+def test_one_bounded_line_of_an_exception_is_quoted_and_the_evidence_has_it_whole(
+    reason: str, quoted: str
+) -> None:
+    found = of([failed(1, reason, known_for_s=0.5)])
+
+    assert found.sentence.endswith(f": {quoted}")
+    assert found.evidence["ended"][0]["reason"] == reason
+
+
 def test_a_failure_that_the_user_reports_has_its_reason() -> None:
     found = of([failed(1, "loss diverged", known_for_s=0.5)])
 
@@ -693,9 +713,9 @@ def test_a_failure_that_the_user_reports_has_its_reason() -> None:
 
 
 def test_a_reported_failure_counts_although_the_process_leaves_with_code_0() -> None:
-    told = failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})
+    reported = failed(1, "loss diverged", known_for_s=2.0)._replace(cause={"exit_code": 0})
 
-    assert rank(of([told])) == "1"
+    assert rank(of([reported])) == "1"
 
 
 def test_a_user_who_ends_all_ranks_as_failed_has_a_verdict_about_the_run() -> None:
@@ -719,7 +739,7 @@ def test_a_failed_run_that_is_started_anew_is_over() -> None:
     assert change.verdict.key == ("death", labels_of(1))
 
 
-# -- one incident, told once
+# -- one incident, reported once
 
 
 def test_an_unchanged_end_is_not_reported_again() -> None:

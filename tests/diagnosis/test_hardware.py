@@ -63,7 +63,7 @@ def test_a_gpu_that_is_held_back_and_slow_is_named() -> None:
         # Of those that are free, or another run's, nothing can be expected.
         [gpu(None), gpu(1, 1200e6), gpu(0, run="another")],
     ],
-    ids=["alike", "all held back", "hardly slower", "nobody beside it"],
+    ids=["alike", "all held back", "hardly slower", "no rank beside it"],
 )
 def test_a_gpu_like_the_others_is_evidence_and_no_reason(gpus: list[dict[str, Any]]) -> None:
     found = late(*gpus)

@@ -148,7 +148,7 @@ def odd(
     return NonfiniteValue(name, "train", value, step, time_ns)
 
 
-def told(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
+def summary(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
     return [(each.verdict.evidence["rank"], each.verdict.step, each.opened) for each in changes]
 
 
@@ -185,7 +185,7 @@ def test_without_steps_the_clock_decides_which_was_first() -> None:
     values.feed(labels_of(0), [odd(None, time_ns=NOW + 5)])
     values.feed(labels_of(1), [odd(None, time_ns=NOW)])
 
-    assert told(values.poll(NOW)) == [("1", None, True)]
+    assert summary(values.poll(NOW)) == [("1", None, True)]
 
 
 def test_it_is_one_incident_until_all_values_were_finite_for_a_minute() -> None:
@@ -200,8 +200,8 @@ def test_it_is_one_incident_until_all_values_were_finite_for_a_minute() -> None:
     for after_s in (60, 119):
         changes += values.poll(NOW + after_s * S)
 
-    assert told(changes) == [("0", 5, True)]
-    assert told(values.poll(NOW + 120 * S)) == [("0", 5, False)]
+    assert summary(changes) == [("0", 5, True)]
+    assert summary(values.poll(NOW + 120 * S)) == [("0", 5, False)]
     assert values.poll(NOW + 200 * S) == []
 
 
@@ -214,4 +214,4 @@ def test_an_earlier_value_that_is_read_later_is_the_first() -> None:
     values.feed(labels_of(1), [])
     changes += values.poll(NOW + 2 * S)
 
-    assert told(changes) == [("0", 201, True), ("1", 200, True)]
+    assert summary(changes) == [("0", 201, True), ("1", 200, True)]

@@ -1,4 +1,4 @@
-"""When ranks count as stalled, and whom the evidence names: no process, no clock."""
+"""When ranks count as stalled, and which the evidence names: no process, no clock."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_is_logged_is_a_sign_of_life_where_no_hook_gives_one() -> None:
     for _ in range(10):
         job.log(0)
         assert job.run(50) == []
-    # Inside of a phase that has hooks somebody else logs.
+    # Inside of a phase that has hooks, other code logs.
     job.put(0, "data")
     changes = []
     for _ in range(5):
@@ -278,7 +278,7 @@ def test_a_process_inherits_nothing_from_the_one_that_had_its_labels() -> None:
     assert job.stalls.limits == {labels_of(0): 600.0}
 
 
-# -- whom the evidence names
+# -- which ranks the evidence names
 
 DATA = (
     Frame("/usr/lib/python3.11/threading.py", 1, "wait"),
@@ -322,7 +322,7 @@ def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
         ),
         # Each is ahead where the other is not.
         (("comm_wait", "comm_wait"), (numbers(9, 3), numbers(8, 4)), "crossed", ["0", "1"]),
-        # A group of one is nobody else's.
+        # A group of one belongs to one rank.
         (
             ("data", "comm_wait"),
             ({"groups": (Group("1", 1, 9),)}, {"groups": (Group("1", 1, 2),)}),
@@ -350,7 +350,7 @@ def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
             [],
         ),
         (("comm_wait", "comm_wait"), (numbers(9), numbers(9)), "backend", []),
-        # Without numbers: who does not wait.
+        # Without numbers: the rank that does not wait.
         (("comm_wait", "data"), ({}, {}), "not_reached", ["1"]),
         (("other", "other"), ({"stack": WAITS}, {"stack": DATA}), "not_reached", ["1"]),
         (("data", "data"), ({}, {}), "long_phase", ["0", "1"]),
@@ -439,13 +439,13 @@ def test_a_program_that_goes_on_where_no_hook_sees_it_may_take_long(
     job = Job()
     job.put(0, "comm_wait")
     job.put(1, phase)
-    told: list[float] = []
-    while not told:
+    reported: list[float] = []
+    while not reported:
         job.answers[1] = {"stack": (Frame("/home/u/train.py", int(job.now_s), "evaluate"),)}
-        told = [job.now_s for change in job.tick() if change.opened]
+        reported = [job.now_s for change in job.tick() if change.opened]
 
-    assert limit_s <= told[0] <= limit_s + 2
-    # Until the limit, where no hook tells of progress, again and again.
+    assert limit_s <= reported[0] <= limit_s + 2
+    # Until the limit, where no hook shows progress, again and again.
     asked = [rank for at_s, rank, question in job.asked if question == "where" and at_s < 60]
     assert (asked.count(0), asked.count(1)) == (1, 4 if phase == "other" else 1)
 
@@ -497,7 +497,7 @@ OURS = "/home/me/otel-ddp/src/otel_ddp/"
 
 
 @pytest.mark.parametrize(
-    ("phase", "known", "said"),
+    ("phase", "known", "words"),
     [
         # Neither torch's lines nor ours are what anybody looks for.
         (
@@ -523,7 +523,7 @@ OURS = "/home/me/otel-ddp/src/otel_ddp/"
     ],
 )
 def test_the_sentence_on_a_rank_that_holds_up_the_others(
-    phase: str, known: dict[str, Any], said: str
+    phase: str, known: dict[str, Any], words: str
 ) -> None:
     job = Job()
     job.put(0, "comm_wait")
@@ -531,7 +531,7 @@ def test_the_sentence_on_a_rank_that_holds_up_the_others(
     job.answers[1] = {"package": OURS, **known}
     _, verdict = job.stalls_after()
 
-    assert verdict.sentence.partition(": ")[2] == said
+    assert verdict.sentence.partition(": ")[2] == words
 
 
 @pytest.mark.parametrize(
@@ -597,7 +597,7 @@ def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     job.put(1, "data")
     job.answers = {0: numbers(9), 1: numbers(8)}
     job.run(40)
-    # They go on, and nobody answers any more.
+    # They go on, and no rank answers any more.
     job.answering = False
     job.put(0, "data")
     job.put(1, "comm_wait")

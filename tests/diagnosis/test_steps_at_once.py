@@ -23,7 +23,7 @@ def record(offset: int, words: list[int]) -> Steps:
 
 
 def story(chance: random.Random, disorder: bool) -> list[int]:
-    """Words of some steps, with all that may be said of them."""
+    """Words of some steps, with all that steps may have."""
     words, now = [], 0
 
     def say(code: int, value: int) -> None:
@@ -37,8 +37,8 @@ def story(chance: random.Random, disorder: bool) -> list[int]:
             back = chance.choice((1, 40, 2 * 10**9)) if disorder and chance.random() < 0.05 else 0
             now = max(now - back, 0)
             say(chance.choice((*PHASES.values(), layout.OF_BUFFERS | PHASES["comm_wait"])), now)
-        said = (*range(layout.STEP_NUMBER, layout.STEP_LOGGED + 1), 0xEE)
-        for code in said:
+        given = (*range(layout.STEP_NUMBER, layout.STEP_LOGGED + 1), 0xEE)
+        for code in given:
             for _ in range(chance.choice((0, 0, 1, 1, 2))):
                 say(code, chance.randrange(1, 1000))
         now += chance.choice((0, 0, 5))

@@ -1,4 +1,4 @@
-"""Who holds the others back: what the detector says of steps that are made here."""
+"""Which rank keeps the others waiting: what the detector finds in steps made here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Node:
         self.counts_from: dict[int, int] = {}
         self._chance = random.Random(1)
 
-    def facts(self, rank: int, more: Mapping[str, float], took_s: float, **said: Any) -> StepFacts:
+    def facts(self, rank: int, more: Mapping[str, float], took_s: float, **given: Any) -> StepFacts:
         # A little noise: ranks that are equal to the last bit have no order to speak of.
         phases_ns = tuple(
             round((PLAIN[word] + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02) * S)
@@ -61,18 +61,18 @@ class Node:
             took_ns - sum(phases_ns),
             phases_ns,
             {},
-            said.get("unusual", False),
-            said.get("work", 1000),
+            given.get("unusual", False),
+            given.get("work", 1000),
         )
 
     def steps(
         self,
         steps: int,
         late: Mapping[int, Mapping[str, float]] | None = None,
-        said: Mapping[int, Mapping[str, Any]] | None = None,
+        given: Mapping[int, Mapping[str, Any]] | None = None,
         silent: tuple[int, ...] = (),
     ) -> list[Change]:
-        late, said = late or {}, said or {}
+        late, given = late or {}, given or {}
         took_s = STEP_S + max([sum(more.values()) for more in late.values()] or [0.0])
         changes: list[Change] = []
         for _ in range(steps):
@@ -80,7 +80,7 @@ class Node:
             self.now_ns += round(took_s * S)
             for rank in self.ranks:
                 if rank not in silent:
-                    facts = self.facts(rank, late.get(rank, {}), took_s, **said.get(rank, {}))
+                    facts = self.facts(rank, late.get(rank, {}), took_s, **given.get(rank, {}))
                     self.detector.feed(labels_of(rank), [facts])
             changes += self.detector.poll()
         return changes
@@ -89,7 +89,7 @@ class Node:
         return self.detector.report()
 
 
-def told(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
+def summary(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
     """Kind, rank, phase, opened."""
     return [
         (each.kind, dict(each.labels).get("rank", ""), each.phase, opened)
@@ -100,12 +100,14 @@ def told(changes: list[Change]) -> list[tuple[str, str, str, bool]]:
 # --- Facts ----------------------------------------------------------------------------------------
 
 
-def made(pieces: tuple[tuple[int, int], ...], **said: Any) -> Step:
+def made(pieces: tuple[tuple[int, int], ...], **given: Any) -> Step:
     spans_ns = [ms * MS for _, ms in pieces]
     parts = Parts(NOW, bytes([code for code, _ in pieces]), spans_ns)
     at = NOW + sum(spans_ns)
-    said = {"number": 7, "gc_s": 0.0, "skipped": False, "work": 5, **said}
-    return Step(said["number"], NOW, at, parts, (), said["gc_s"], said["skipped"], 0, said["work"])
+    given = {"number": 7, "gc_s": 0.0, "skipped": False, "work": 5, **given}
+    return Step(
+        given["number"], NOW, at, parts, (), given["gc_s"], given["skipped"], 0, given["work"]
+    )
 
 
 def facts_of_one(step: Step) -> StepFacts | None:
@@ -141,7 +143,7 @@ def test_facts_hold_what_is_unusual_apart_from_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said", "unusual"),
+    ("pieces", "given", "unusual"),
     [
         (((PHASES["checkpoint"], 1),), {}, True),
         (((PHASES["eval"], 1),), {}, True),
@@ -153,9 +155,9 @@ def test_facts_hold_what_is_unusual_apart_from_work() -> None:
     ],
 )
 def test_unusual_steps_are_tagged(
-    pieces: tuple[tuple[int, int], ...], said: dict[str, Any], unusual: bool
+    pieces: tuple[tuple[int, int], ...], given: dict[str, Any], unusual: bool
 ) -> None:
-    facts = facts_of_one(made(USUAL + pieces, **said))
+    facts = facts_of_one(made(USUAL + pieces, **given))
 
     assert facts is not None
     assert facts.unusual is unusual
@@ -208,7 +210,7 @@ def test_one_late_rank_is_named_with_its_phase_within_120_steps(ranks: int, phas
 
     changes = node.steps(120, {1: {phase: 0.03}})
 
-    assert told(changes) == [("straggler", "1", phase, True)]
+    assert summary(changes) == [("straggler", "1", phase, True)]
     verdict = changes[0].verdict
     assert verdict.evidence["excess_s"] == pytest.approx(0.03, rel=0.1)
     assert verdict.evidence["excess"] == pytest.approx(0.03 / 0.13, rel=0.1)
@@ -221,7 +223,7 @@ def test_slow_in_forward_and_backward_alike_is_compute() -> None:
     node = Node()
     changes = node.steps(200, {2: {"forward": 0.005, "backward": 0.010, "optimizer": 0.002}})
 
-    assert told(changes) == [("straggler", "2", "compute", True)]
+    assert summary(changes) == [("straggler", "2", "compute", True)]
 
 
 def test_slow_mostly_in_backward_but_as_much_as_in_forward_is_compute() -> None:
@@ -229,21 +231,21 @@ def test_slow_mostly_in_backward_but_as_much_as_in_forward_is_compute() -> None:
     node = Node()
     changes = node.steps(200, {2: {"forward": 0.004, "backward": 0.014}})
 
-    assert told(changes) == [("straggler", "2", "compute", True)]
+    assert summary(changes) == [("straggler", "2", "compute", True)]
 
 
 def test_late_here_and_there_is_mixed() -> None:
     node = Node()
     changes = node.steps(200, {2: {"data": 0.010, "other": 0.010}})
 
-    assert told(changes) == [("straggler", "2", "mixed", True)]
+    assert summary(changes) == [("straggler", "2", "mixed", True)]
 
 
 def test_more_tokens_that_explain_it_are_imbalance() -> None:
     node = Node()
     changes = node.steps(200, {1: {"forward": 0.005, "backward": 0.010}}, {1: {"work": 1200}})
 
-    assert told(changes) == [("imbalance", "1", "compute", True)]
+    assert summary(changes) == [("imbalance", "1", "compute", True)]
     assert changes[0].verdict.evidence["more_to_do"] == pytest.approx(0.2)
     assert changes[0].verdict.sentence.startswith("work is unequal")
 
@@ -267,7 +269,7 @@ def test_two_late_ranks_are_both_named() -> None:
     node = Node(4)
     changes = node.steps(200, {1: {"data": 0.03}, 2: {"backward": 0.02}})
 
-    assert sorted(told(changes)) == [
+    assert sorted(summary(changes)) == [
         ("straggler", "1", "data", True),
         ("straggler", "2", "backward", True),
     ]
@@ -336,7 +338,7 @@ def test_late_in_three_of_five_steps_and_early_in_two_is_chance() -> None:
 
 
 def fed(node: Node, number: int, *backward_ms: int, took_ms: int = 100) -> None:
-    """One step, to the nanosecond as long as is said here."""
+    """One step, exactly as long as given, to the nanosecond."""
     for rank, ms in enumerate(backward_ms):
         phases_ns = (0, 0, ms * MS, 0, 0)
         facts = StepFacts(
@@ -378,7 +380,7 @@ def test_it_is_cleared_after_three_clean_windows_and_not_before() -> None:
     assert node.steps(65) == []
     closed = node.steps(35)
 
-    assert told(closed) == [("straggler", "1", "backward", False)]
+    assert summary(closed) == [("straggler", "1", "backward", False)]
     assert closed[0].verdict == opened[0].verdict
     assert node.steps(500) == []
 
@@ -395,7 +397,7 @@ def test_another_phase_is_the_same_incident_reported_again() -> None:
     opened = node.steps(200, {1: {"backward": 0.03}})
     changes = node.steps(300, {1: {"data": 0.03}})
 
-    assert told(changes) == [("straggler", "1", "data", True)]
+    assert summary(changes) == [("straggler", "1", "data", True)]
     assert changes[0].verdict.key == opened[0].verdict.key
     assert changes[0].verdict.since_ns == opened[0].verdict.since_ns
 
@@ -405,7 +407,7 @@ def test_a_process_that_has_ended_has_no_verdict() -> None:
     node.steps(200, {1: {"backward": 0.03}})
     node.detector.forget(labels_of(1))
 
-    assert told(node.detector.poll()) == [("straggler", "1", "backward", False)]
+    assert summary(node.detector.poll()) == [("straggler", "1", "backward", False)]
 
 
 # --- What it costs --------------------------------------------------------------------------------
@@ -439,7 +441,7 @@ def test_a_second_late_rank_is_not_charged_for_what_the_first_has_been() -> None
     node.steps(80, {1: {"data": 0.03}})
     changes = node.steps(940, {1: {"data": 0.03}, 2: {"backward": 0.03}})
 
-    assert sorted(told(changes)) == [
+    assert sorted(summary(changes)) == [
         ("straggler", "1", "data", True),
         ("straggler", "2", "backward", True),
     ]
@@ -556,7 +558,7 @@ def test_a_verdict_falls_when_waiting_turns_out_not_to_be_known() -> None:
     node.steps(200, {1: {"backward": 0.03}})
     node.detector.set_waits_known(labels_of(0), False)
 
-    assert told(node.detector.poll()) == [("straggler", "1", "backward", False)]
+    assert summary(node.detector.poll()) == [("straggler", "1", "backward", False)]
 
 
 @pytest.mark.parametrize("waiting", [(0,), (0, 1, 3)], ids=["gather", "all-reduce"])
@@ -568,7 +570,7 @@ def test_a_rank_that_waits_in_a_collective_of_the_users_own_is_not_late(
     node.detector.set_own_collectives(labels_of(1), ("other",))
     changes = node.steps(200, {2: {"forward": 0.02}, **{key: {"other": 0.02} for key in waiting}})
 
-    assert told(changes) == [("straggler", "2", "forward", True)]
+    assert summary(changes) == [("straggler", "2", "forward", True)]
     evidence = changes[0].verdict.evidence
     assert evidence["lost_per_s"] == pytest.approx(0.02 / 0.12 * 3, rel=0.05)
     assert evidence["not_compared"] == ["other"]
@@ -619,16 +621,16 @@ def test_a_verdict_closes_when_collectives_of_the_users_own_turn_up() -> None:
     node.steps(200, late)
     node.detector.set_own_collectives(labels_of(2), ("other",))
 
-    assert told(node.detector.poll()) == [("straggler", "0", "other", False)]
+    assert summary(node.detector.poll()) == [("straggler", "0", "other", False)]
     assert "0 of the first 90 steps" in node.report().insufficient
     assert node.steps(200, late) == []
     # The other ranks say the same, and what was seen stays.
     node.detector.set_own_collectives(labels_of(3), ("other",))
     assert "a rank that is late there" in node.report().insufficient
-    # Both may leave, and whoever comes under their names may have none.
+    # Both may leave, and new processes with their labels may have none.
     node.detector.forget(labels_of(2))
     node.detector.forget(labels_of(3))
-    assert told(node.steps(200, late)) == [("straggler", "0", "other", True)]
+    assert summary(node.steps(200, late)) == [("straggler", "0", "other", True)]
 
 
 def test_where_nothing_is_left_to_compare_no_rank_is_named() -> None:
@@ -675,7 +677,7 @@ def test_ranks_that_are_read_one_after_the_other_are_compared_step_by_step() -> 
     node = Node()
     pieces = collected(node, 900, {1: {"backward": 0.03}})
 
-    assert told(fed_by_rank(node, pieces, 300)) == [("straggler", "1", "backward", True)]
+    assert summary(fed_by_rank(node, pieces, 300)) == [("straggler", "1", "backward", True)]
 
 
 @pytest.mark.parametrize("offset", [1, 5000])
@@ -684,7 +686,7 @@ def test_ranks_that_count_differently_are_brought_together_by_the_clock(offset: 
     node = Node()
     pieces = collected(node, 1200, {1: {"backward": 0.03}}, {0: offset})
 
-    assert told(fed_by_rank(node, pieces, 20)) == [("straggler", "1", "backward", True)]
+    assert summary(fed_by_rank(node, pieces, 20)) == [("straggler", "1", "backward", True)]
 
 
 def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
@@ -698,7 +700,7 @@ def test_steps_of_one_number_and_another_time_are_not_compared() -> None:
         for rank, facts in collected(node, 30, late, {0: 30}).items():
             pieces[rank] += facts
 
-    assert told(fed_by_rank(node, pieces, 10)) == [("straggler", "1", "backward", True)]
+    assert summary(fed_by_rank(node, pieces, 10)) == [("straggler", "1", "backward", True)]
 
 
 @pytest.mark.parametrize(
@@ -749,7 +751,7 @@ def test_steps_that_are_missing_on_one_rank_are_left_out() -> None:
         changes += node.steps(2, {1: {"backward": 0.03}})
         changes += node.steps(1, {1: {"backward": 0.03}}, silent=(3,))
 
-    assert told(changes) == [("straggler", "1", "backward", True)]
+    assert summary(changes) == [("straggler", "1", "backward", True)]
 
 
 def test_a_restart_with_numbers_that_go_back() -> None:
@@ -758,7 +760,9 @@ def test_a_restart_with_numbers_that_go_back() -> None:
     node.steps(30, silent=(3,))
     node.number = 290
 
-    assert told(node.steps(120, {1: {"backward": 0.03}})) == [("straggler", "1", "backward", True)]
+    assert summary(node.steps(120, {1: {"backward": 0.03}})) == [
+        ("straggler", "1", "backward", True)
+    ]
 
 
 def test_a_rank_that_comes_late_is_compared_from_then_on() -> None:
@@ -767,7 +771,7 @@ def test_a_rank_that_comes_late_is_compared_from_then_on() -> None:
     node.steps(300)
     node.ranks = [0, 1, 2, 3]
 
-    assert told(node.steps(130, {3: {"data": 0.03}})) == [("straggler", "3", "data", True)]
+    assert summary(node.steps(130, {3: {"data": 0.03}})) == [("straggler", "3", "data", True)]
 
 
 def test_what_is_kept_is_bounded_when_a_rank_is_far_behind() -> None:
@@ -797,11 +801,11 @@ def test_a_run_that_is_slower_than_it_was_is_reported_after_minutes(ranks: int) 
     assert slow_for(node, 280) == []
     changes = slow_for(node, 60)
 
-    assert told(changes) == [("regression", "", "backward", True)]
+    assert summary(changes) == [("regression", "", "backward", True)]
     assert changes[0].verdict.labels == (("group", "g"), ("run", "r"))
     assert changes[0].verdict.evidence["slower"] == pytest.approx(0.3, abs=0.02)
     assert changes[0].verdict.evidence["more_s"]["backward"] == pytest.approx(0.03, abs=0.002)
-    assert told(node.steps(500)) == [("regression", "", "backward", False)]
+    assert summary(node.steps(500)) == [("regression", "", "backward", False)]
 
 
 def test_a_short_slowness_and_a_small_one_are_no_regression() -> None:
@@ -827,7 +831,9 @@ def test_a_straggler_is_no_regression() -> None:
     node = Node()
     node.steps(700)
 
-    assert told(node.steps(4000, {1: {"backward": 0.03}})) == [("straggler", "1", "backward", True)]
+    assert summary(node.steps(4000, {1: {"backward": 0.03}})) == [
+        ("straggler", "1", "backward", True)
+    ]
 
 
 def test_a_regression_is_seen_where_waiting_is_not_known() -> None:
@@ -836,7 +842,7 @@ def test_a_regression_is_seen_where_waiting_is_not_known() -> None:
         node.detector.set_waits_known(labels_of(rank), False)
     node.steps(700)
 
-    assert told(slow_for(node, 400)) == [("regression", "", "backward", True)]
+    assert summary(slow_for(node, 400)) == [("regression", "", "backward", True)]
 
 
 def test_a_regression_ends_with_its_run() -> None:
@@ -846,7 +852,7 @@ def test_a_regression_ends_with_its_run() -> None:
     for rank in node.ranks:
         node.detector.forget(labels_of(rank))
 
-    assert told(node.detector.poll()) == [("regression", "", "backward", False)]
+    assert summary(node.detector.poll()) == [("regression", "", "backward", False)]
 
 
 def test_restarts_leave_no_ranks_behind() -> None:

@@ -18,7 +18,7 @@ _CHECK_EVERY = 50
 # So many checks must agree before the first verdict, or before another one.
 _CHECKS = 4
 # The share of the time above which each of these bounds the run.
-_MAY_TAKE = {
+_LIMITS = {
     "data": 0.20,
     "comm_wait": 0.30,
     "late_in_turn": 0.20,
@@ -176,7 +176,7 @@ class Bounds:
         present = self._open.phase if self._open else ""
         over = {
             word: shares[word] / limit
-            for word, limit in _MAY_TAKE.items()
+            for word, limit in _LIMITS.items()
             if shares[word] > (_STAYS * limit if word == present else limit)
         }
         if present in over:

@@ -30,12 +30,12 @@ RING = 400
 
 
 class Rank:
-    """A journal with steps in it, and a witness that answers when the test lets it."""
+    """A journal with steps in it, and a process that answers when the test lets it."""
 
     def __init__(self, folder: Path, number: int, ledger: Ledger) -> None:
         self.number = number
-        said = {"group": "g", "run": "r", "host": "h", "global_rank": number, "settled": True}
-        self.writer = JournalWriter(folder, 128 * 1024, said)
+        fields = {"group": "g", "run": "r", "host": "h", "global_rank": number, "settled": True}
+        self.writer = JournalWriter(folder, 128 * 1024, fields)
         self.journal = JournalFeed(JournalReader(self.writer.path), ledger, lambda labels: "node-1")
         self.ask = self.writer.path.with_suffix(layout.ASK_SUFFIX)
         os.mkfifo(self.ask)
@@ -67,12 +67,12 @@ class Rank:
         self.writer.append(layout.STEPS, struct.pack(f"<{len(words) + 1}Q", self.words, *words))
         self.words += len(words)
 
-    def take(self) -> list[Step]:
+    def new_steps(self) -> list[Step]:
         self.journal.poll(self.journal.reader.created_ns, True)
         return self.journal.flush_steps()
 
     def asked(self) -> int | None:
-        """The last question that nobody has answered."""
+        """The last question without an answer."""
         try:
             words = os.read(self.fd, 65536).split()
         except BlockingIOError:
@@ -86,7 +86,7 @@ class Rank:
 
     def answer(self, question: int, **arrivals: Any) -> None:
         reader = self.journal.reader
-        said = {
+        fields = {
             "question": question,
             "kind": "where",
             "groups": [{"name": "0", "size": 2}],
@@ -94,7 +94,7 @@ class Rank:
             "monotonic_ns": reader.created_monotonic_ns,
             "arrivals": arrivals,
         }
-        self.writer.path.with_suffix(layout.ANSWER_SUFFIX).write_text(json.dumps(said))
+        self.writer.path.with_suffix(layout.ANSWER_SUFFIX).write_text(json.dumps(fields))
 
     def close(self) -> None:
         os.close(self.fd)
@@ -106,7 +106,7 @@ HOUR_NS = 3600 * 1_000_000_000
 
 
 class Bench:
-    """Two ranks that wait for each other in forward, where nobody sees it; and the agent's part."""
+    """Two ranks that wait for each other in forward, unseen by hooks; and the agent's part."""
 
     def __init__(self, folder: Path) -> None:
         ledger = Ledger()
@@ -122,7 +122,7 @@ class Bench:
         self.now_s = 1000.0
         self.random = random.Random(1)
         for rank in self.ranks:
-            rank.take()
+            rank.new_steps()
             self.arrivals.set_waits_known(rank.journal.labels, False)
 
     def train(self, steps: int, late_ms: float) -> None:
@@ -133,7 +133,7 @@ class Bench:
                 spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
                 rank.step(spent, [10.0, 10.0 + mine])
         for rank in self.ranks:
-            self.arrivals.feed(rank.journal.labels, rank.journal, rank.take())
+            self.arrivals.feed(rank.journal.labels, rank.journal, rank.new_steps())
 
     def poll(self, later_s: float = 1.0, quiet: bool = True) -> list[Change]:
         self.now_s += later_s
@@ -172,10 +172,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_a_late_rank_is_named_after_several_samples_and_let_go_when_it_is_not(
     bench: Bench,
 ) -> None:
-    told = [bench.sample(late_ms=30) for _ in range(4)]
+    reported = [bench.sample(late_ms=30) for _ in range(4)]
 
-    assert told[:3] == [[], [], []]
-    ((change,),) = told[3:]
+    assert reported[:3] == [[], [], []]
+    ((change,),) = reported[3:]
     verdict = change.verdict
     assert (verdict.kind, dict(verdict.labels)["rank"], verdict.phase) == (
         "straggler",
@@ -213,8 +213,8 @@ def test_until_there_is_enough_the_report_says_what_is_missing(bench: Bench) -> 
     bench.sample(0)
     bench.sample(0)
 
-    said = bench.arrivals.report().insufficient
-    assert said == f"{unknown}30 of the first 90 steps to compare"
+    fields = bench.arrivals.report().insufficient
+    assert fields == f"{unknown}30 of the first 90 steps to compare"
 
 
 def test_ranks_are_asked_again_when_they_say_so_and_more_rarely_while_all_is_well(
@@ -243,8 +243,8 @@ def test_a_rank_that_is_not_ready_yet_is_asked_when_it_is(bench: Bench) -> None:
     bench.train(60, 0)
     bench.pause_s()
     for rank in bench.ranks:
-        said = json.loads(rank.writer.path.with_suffix(layout.ANSWER_SUFFIX).read_text())
-        rank.answer(said["question"], in_s=50.0)
+        fields = json.loads(rank.writer.path.with_suffix(layout.ANSWER_SUFFIX).read_text())
+        rank.answer(fields["question"], in_s=50.0)
     bench.poll()
 
     assert bench.pause_s() == pytest.approx(55, abs=1)
@@ -310,9 +310,9 @@ def test_devices_that_wait_are_not_judged_by_their_hosts(bench: Bench) -> None:
     bench.pause_s()
     for rank in bench.ranks:
         path = rank.writer.path.with_suffix(layout.ANSWER_SUFFIX)
-        said = json.loads(path.read_text())
-        said["groups"][0]["backend"] = "cpu:gloo,cuda:nccl"
-        path.write_text(json.dumps(said))
+        fields = json.loads(path.read_text())
+        fields["groups"][0]["backend"] = "cpu:gloo,cuda:nccl"
+        path.write_text(json.dumps(fields))
 
     assert bench.poll() == []
     assert "no collectives that a host waits in" in bench.arrivals.report().insufficient

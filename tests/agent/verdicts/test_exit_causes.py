@@ -1,4 +1,4 @@
-"""Why a process is gone: what the kernel says, in files of a made-up machine and for real."""
+"""Why a process ended, by what the kernel says: in files of a made-up machine and for real."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Machine:
         with (self.root / "dev/kmsg").open("a") as file:
             file.write(line)
 
-    def gone(self) -> None:
+    def end_process(self) -> None:
         for name in ("stat", "statm", "cgroup", "environ"):
             (self.root / f"proc/{PID}/{name}").unlink()
 
@@ -107,7 +107,7 @@ def blind(machine: Machine) -> None:
     (machine.root / "dev/kmsg").unlink()
 
 
-def told(why: dict[str, Any]) -> set[str]:
+def findings(why: dict[str, Any]) -> set[str]:
     return {word for word in why if word.startswith(("out_of", "signal", "exit", "xid", "laun"))}
 
 
@@ -147,7 +147,7 @@ def test_another_ones_kill_is_not_ours_although_the_cgroup_counts_it(
     machine.says(KILLED.format("Memory cgroup out of memory", PID + 1))
     machine.events(1)
 
-    assert told(found.why(PID, TICKS)) == set()
+    assert findings(found.why(PID, TICKS)) == set()
 
 
 def test_lines_before_the_agent_started_are_ignored(machine: Machine, start: Start) -> None:
@@ -155,7 +155,7 @@ def test_lines_before_the_agent_started_are_ignored(machine: Machine, start: Sta
     found = start(machine)
     found.watch(PID, TICKS)
 
-    assert told(found.why(PID, TICKS)) == set()
+    assert findings(found.why(PID, TICKS)) == set()
 
 
 def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
@@ -164,12 +164,12 @@ def test_a_kill_of_an_earlier_owner_of_the_number_is_forgotten(
     found = start(machine)
     found.watch(PID, TICKS)
     machine.says(KILLED.format("Out of memory", PID))
-    assert told(found.why(PID, TICKS))
+    assert findings(found.why(PID, TICKS))
 
     machine.process(PID, ticks=TICKS + 1)
     found.watch(PID, TICKS + 1)
 
-    assert told(found.why(PID, TICKS + 1)) == set()
+    assert findings(found.why(PID, TICKS + 1)) == set()
 
 
 def test_numbers_of_another_namespace_are_not_compared(machine: Machine, start: Start) -> None:
@@ -179,7 +179,7 @@ def test_numbers_of_another_namespace_are_not_compared(machine: Machine, start: 
 
     machine.says(KILLED.format("Out of memory", PID))
 
-    assert told(found.why(PID, TICKS)) == set()
+    assert findings(found.why(PID, TICKS)) == set()
 
 
 # -- out of memory, by the cgroup's counters
@@ -192,7 +192,7 @@ def test_version_2_counts_kills_while_the_log_is_closed(machine: Machine, start:
     found.watch(PID, TICKS)
 
     machine.now += 4
-    machine.gone()
+    machine.end_process()
     machine.events(3)
     why = found.why(PID, TICKS)
 
@@ -257,7 +257,7 @@ def test_a_cgroup_that_cannot_be_read_gives_no_evidence(
     for other in ("/../other", "/d", "/elsewhere", ""):
         machine.events(5, other)
 
-    assert told(found.why(PID, TICKS)) == set()
+    assert findings(found.why(PID, TICKS)) == set()
 
 
 def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
@@ -278,7 +278,7 @@ def test_a_kill_counted_while_it_was_dying_is_seen_and_an_old_one_is_not(
         machine.now += 1
         found.watch(PID, TICKS)
 
-    assert told(found.why(PID, TICKS)) == set()
+    assert findings(found.why(PID, TICKS)) == set()
 
 
 def test_of_a_deleted_cgroup_the_last_reading_counts(machine: Machine, start: Start) -> None:
@@ -308,7 +308,7 @@ def test_the_last_reading_of_its_memory_and_the_smallest_limit_are_remembered(
     machine.process(PID, pages=2000, cgroup="0::/job/rank\n")
     found.watch(PID, TICKS)
 
-    machine.gone()
+    machine.end_process()
     machine.now += 2.5
     why = found.why(PID, TICKS)
 
@@ -353,7 +353,7 @@ def test_it_is_read_once_a_second_however_often_it_is_watched(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "error"),
     [
         ({"message": {"message": "ValueError: odd\nmore", "extraInfo": {}}}, "ValueError: odd"),
         ({"message": "SignalException: 15"}, "SignalException: 15"),
@@ -362,16 +362,16 @@ def test_it_is_read_once_a_second_however_often_it_is_watched(
     ],
 )
 def test_an_error_that_the_worker_wrote_for_its_launcher_is_evidence(
-    content: Any, said: str | None, machine: Machine, start: Start
+    content: Any, error: str | None, machine: Machine, start: Start
 ) -> None:
     machine.process(PID, environ="A=b\0TORCHELASTIC_ERROR_FILE=/tmp/e/error.json\0C=d\0")
     found = start(machine)
     found.watch(PID, TICKS)
 
-    machine.gone()
+    machine.end_process()
     machine.write("tmp/e/error.json", json.dumps(content))
 
-    assert found.why(PID, TICKS).get("launcher_error") == said
+    assert found.why(PID, TICKS).get("launcher_error") == error
 
 
 @pytest.mark.parametrize("made", ["nothing", "fifo", "folder", "no JSON", "relative"])
@@ -389,7 +389,7 @@ def test_a_broken_error_file_gives_no_evidence(made: str, machine: Machine, star
     found = start(machine)
     found.watch(PID, TICKS)
 
-    assert told(found.why(PID, TICKS)) == set()
+    assert findings(found.why(PID, TICKS)) == set()
 
 
 def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_process(
@@ -410,7 +410,7 @@ def test_errors_of_the_gpu_are_evidence_if_they_are_recent_and_not_of_another_pr
     assert [each.split()[3] for each in found.why(PID, TICKS)["xid"]] == ["31,", "79,"]
 
 
-# -- whom it is about
+# -- which process it is about
 
 
 def test_a_number_with_another_owner_is_not_watched(machine: Machine, start: Start) -> None:
@@ -447,7 +447,7 @@ def test_a_machine_that_shows_nothing_gives_no_evidence(tmp_path: Path) -> None:
 
 # -- for real
 
-# What Linux tells from 6.15 on.
+# What Linux reports from 6.15 on.
 TELLS_EXITS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
 
 
@@ -491,9 +491,9 @@ def test_a_death_wakes_the_agent_and_the_kernel_knows_the_exit_code(
     assert select.select([handle], [], [], 60)[0] == [handle]
     child.wait()
     why = found.why(child.pid, start_ticks)
-    assert {word: why[word] for word in told(why)} == (evidence if TELLS_EXITS else {})
+    assert {word: why[word] for word in findings(why)} == (evidence if TELLS_EXITS else {})
     assert why["resident_bytes"] > 1 << 20
-    # It has been told of: nobody is to be woken by it for ever.
+    # Its end is known: its descriptor must not wake the agent again and again.
     assert found.handles() == []
     found.close()
 
@@ -522,6 +522,6 @@ def test_the_kill_signal_alone_is_blamed_on_the_out_of_memory_killer(
 
     # The kernel's answer, which only new ones give.
     monkeypatch.setattr(exit_causes, "exit_status", lambda handle: int(signal.SIGTERM))
-    assert told(found.why(PID, TICKS)) == {"signal"}
+    assert findings(found.why(PID, TICKS)) == {"signal"}
     monkeypatch.setattr(exit_causes, "exit_status", lambda handle: int(signal.SIGKILL))
     assert "out_of_memory" in found.why(PID, TICKS)

@@ -1,4 +1,4 @@
-"""From journals to verdicts: what is told of them, when, how often, and what is left afterwards."""
+"""From journals to verdicts: what is reported, when, how often, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rank:
     """A process that writes down what a training would, and the agent's way to it."""
 
     def __init__(self, bench: Bench, number: int, **more: Any) -> None:
-        said = {
+        fields = {
             "group": "g",
             "run": "r",
             "job_type": "train",
@@ -53,18 +53,18 @@ class Rank:
         folder = bench.folder / f"{next(bench.numbers)}"
         folder.mkdir()
         self.number = number
-        self.writer = JournalWriter(folder, SMALL, said)
+        self.writer = JournalWriter(folder, SMALL, fields)
         self.writer.document(layout.FACTS, {"capability": {"comm_wait": ""}})
         self.journal = JournalFeed(
             JournalReader(self.writer.path), bench.ledger, lambda labels: "node-1"
         )
         self.alive = True
         self.at_ns = self.words_told = self.steps = 0
-        self.stand("forward")
+        self.enter("forward")
         self.writer.state(STATES["running"], 0)
 
-    def stand(self, phase: str) -> None:
-        """Say that it is in a phase from now on."""
+    def enter(self, phase: str) -> None:
+        """It is in this phase from now on."""
         since_ns = time.monotonic_ns() - self.journal.reader.created_monotonic_ns
         self.writer.phase(PHASES[phase], 0, max(since_ns, 0))
 
@@ -88,7 +88,7 @@ class Rank:
 
 
 class Bench:
-    """A desk, the ranks that it hears of, and a clock that goes when it is told to."""
+    """A judge, ranks with journals, and a clock that the test moves."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -110,7 +110,7 @@ class Bench:
         self.ranks += made
         self.made += made
 
-    def take(self, later_s: float = 1.0) -> None:
+    def poll(self, later_s: float = 1.0) -> None:
         """What the agent's loop does, so much later."""
         self.now_ns += int(later_s * 1e9)
         for rank in self.ranks:
@@ -132,38 +132,38 @@ class Bench:
                 spent = {"forward": 10.0, "backward": 20.0 + own + jitter, "optimizer": 5.0}
                 rank.step(**spent, comm_wait=waits + 0.5 - jitter)
             if number % 25 == 24:
-                self.take()
+                self.poll()
 
     def series(self, metric: catalog.Metric) -> dict[tuple[str, ...], float]:
-        """Values by rank and what else tells them apart."""
+        """Values by rank and by the attributes of the metric."""
         found = {}
         for each, rows in self.ledger.families():
             for row in rows if each is metric else []:
-                said = dict(row.labels)
+                fields = dict(row.labels)
                 names = ("rank", *metric.attributes)
-                found[tuple(said[name] for name in names if name in said)] = row.value
+                found[tuple(fields[name] for name in names if name in fields)] = row.value
         return found
 
     def rows(self, metric: catalog.Metric) -> list[Any]:
         return [row for each, rows in self.ledger.families() for row in rows if each is metric]
 
-    def told(self) -> list[tuple[str, str, str]]:
+    def reported(self) -> list[tuple[str, str, str]]:
         """Kind, state and severity of what is on its way; spans and records must agree."""
         found, spans = [], []
         for _, _, documents in self.judge.flush_documents():
             for each in documents:
-                said = each.content["attributes"]
+                fields = each.content["attributes"]
                 if each.kind == EVENT:
                     severity = each.content["severity"]
-                    found.append((said["verdict"], said["verdict.state"], severity))
+                    found.append((fields["verdict"], fields["verdict.state"], severity))
                 elif each.kind == SPAN:
-                    spans.append((said["verdict"], said["verdict.state"]))
+                    spans.append((fields["verdict"], fields["verdict.state"]))
                     assert each.content["start"] <= each.content["end"]
         assert spans == [each[:2] for each in found]
         return found
 
     def why(self) -> str:
-        """Why nothing can be said of the one run."""
+        """Why the ranks of the one run cannot be compared."""
         (lacks,) = self.judge.insufficient()
         assert (lacks["group"], lacks["run"]) == ("g", "r")
         return lacks["why"]
@@ -185,20 +185,20 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         rank.close()
 
 
-def of(kind: str, told: Sequence[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    return [each[1:] for each in told if each[0] == kind]
+def of(kind: str, reported: Sequence[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    return [each[1:] for each in reported if each[0] == kind]
 
 
 def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(150, late_ms=30)
-    first = bench.told()
+    first = bench.reported()
     standing = bench.series(catalog.TRAINING_STRAGGLER)
     bench.train(200, late_ms=30)
-    between = bench.told()
+    between = bench.reported()
     lost_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)
     bench.train(300)
-    last = bench.told()
+    last = bench.reported()
 
     assert of("straggler", first) == [("opened", "WARN")]
     assert standing == {("0", ""): 0.0, ("1", ""): 0.0, ("1", "backward"): 1.0}
@@ -242,11 +242,11 @@ def test_a_verdict_that_ends_with_its_rank_is_not_reported_as_solved(
 ) -> None:
     bench.join(0, 1)
     bench.train(150, late_ms=30)
-    bench.told()
+    bench.reported()
     for rank in bench.ranks[: 2 - left]:
         rank.writer.state(STATES["finished"], 1)
     with caplog.at_level("INFO", "otel_ddp.agent"):
-        bench.take()
+        bench.poll()
     bodies = [
         each.content["body"]
         for _, _, documents in bench.judge.flush_documents()
@@ -281,9 +281,9 @@ def test_where_ranks_cannot_be_compared_there_are_no_series(bench: Bench) -> Non
     assert bench.judge.insufficient() == []
 
     bench.ranks[1].alive = False
-    bench.take()
+    bench.poll()
 
-    # The one that was late is gone, and the other one has nobody to be compared with.
+    # The late rank has ended, and the other one cannot be compared with any.
     assert bench.series(catalog.TRAINING_STRAGGLER) == {("1", "backward"): 0.0}
     assert bench.series(catalog.TRAINING_STRAGGLER_EXCESS) == {}
     assert ("1",) not in bench.series(catalog.TRAINING_STALLED)
@@ -302,7 +302,7 @@ def test_a_new_process_has_to_report_again_whether_its_waits_are_known(
     first = bench.why()
     for rank in bench.ranks:
         rank.alive = False
-    bench.take()
+    bench.poll()
     # The same names, started anew.
     bench.ranks.clear()
     begin()
@@ -310,7 +310,7 @@ def test_a_new_process_has_to_report_again_whether_its_waits_are_known(
 
     assert "cannot be told from work on rank 0, 1; a process cannot be asked" in first
     assert bench.why() == first
-    assert of("straggler", bench.told()) == []
+    assert of("straggler", bench.reported()) == []
     assert bench.series(catalog.TRAINING_STRAGGLER) == {}
 
 
@@ -320,7 +320,7 @@ def test_findings_about_a_rank_are_exported_though_its_series_are_not(bench: Ben
 
     bench.train(150, late_ms=30)
 
-    assert of("straggler", bench.told()) == [("opened", "WARN")]
+    assert of("straggler", bench.reported()) == [("opened", "WARN")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
 
 
@@ -330,33 +330,33 @@ def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
     bench.join(0, 1)
     with caplog.at_level("INFO", "otel_ddp.agent"):
         bench.train(400)
-    told = [(each.levelname, each.message[:13]) for each in caplog.records]
-    first, opened = bench.told(), bench.open()
+    reported = [(each.levelname, each.message[:13]) for each in caplog.records]
+    first, opened = bench.reported(), bench.open()
     for rank in bench.ranks:
         rank.writer.state(STATES["finished"], 1)
-    bench.take()
+    bench.poll()
 
     assert first == [("bound", "opened", "INFO")]
-    assert told == [("INFO", "compute-bound")]
+    assert reported == [("INFO", "compute-bound")]
     assert opened == ["bound"]
-    assert bench.told() == [("bound", "closed", "INFO")]
+    assert bench.reported() == [("bound", "closed", "INFO")]
     assert bench.open() == []
 
 
 def killed(bench: Bench) -> Path:
-    """Rank 1 dies in backward, and what is told and written of it at once."""
+    """Rank 1 dies in backward; checks what is reported and written at once."""
     bench.join(0, 1)
     bench.train(25)
-    bench.ranks[1].stand("backward")
-    bench.take()
-    bench.told()
+    bench.ranks[1].enter("backward")
+    bench.poll()
+    bench.reported()
     bench.ranks[1].alive = False
-    bench.take(later_s=0.01)
-    assert of("death", bench.told()) == [("opened", "WARN")]
-    ((name, said),) = bench.incidents().items()
-    assert said["verdict"]["who"]["rank"] == "1"
-    assert said["verdict"]["phase"] == "backward"
-    assert {each["rank"] for each in said["processes"]} == {0, 1}
+    bench.poll(later_s=0.01)
+    assert of("death", bench.reported()) == [("opened", "WARN")]
+    ((name, fields),) = bench.incidents().items()
+    assert fields["verdict"]["who"]["rank"] == "1"
+    assert fields["verdict"]["phase"] == "backward"
+    assert {each["rank"] for each in fields["processes"]} == {0, 1}
     return bench.folder / "incidents" / name
 
 
@@ -368,11 +368,11 @@ def test_the_gpus_are_written_down_as_they_were_at_a_death(
     # It has left its device when it is thought of again.
     bench.gpus = [{"index": "3", "labels": {}}]
     monkeypatch.setattr(ExitCauses, "why", lambda *_: {"signal": "SIGKILL"})
-    bench.take(later_s=3.0)
+    bench.poll(later_s=3.0)
 
-    ((_, said),) = bench.incidents().items()
-    assert "SIGKILL" in said["verdict"]["sentence"]
-    assert said["gpus"] == [{"index": "3", "labels": {"rank": "1"}}]
+    ((_, fields),) = bench.incidents().items()
+    assert "SIGKILL" in fields["verdict"]["sentence"]
+    assert fields["gpus"] == [{"index": "3", "labels": {"rank": "1"}}]
 
 
 def test_a_death_is_reported_at_once_and_looked_at_again(
@@ -382,24 +382,24 @@ def test_a_death_is_reported_at_once_and_looked_at_again(
     why = {"signal": "SIGKILL", "out_of_memory": "kernel log", "out_of_memory_in": "node"}
     monkeypatch.setattr(ExitCauses, "why", lambda *_: why)
 
-    bench.take(later_s=3.0)
+    bench.poll(later_s=3.0)
 
-    assert of("death", bench.told()) == [("opened", "WARN")]
-    ((name, said),) = bench.incidents().items()
+    assert of("death", bench.reported()) == [("opened", "WARN")]
+    ((name, fields),) = bench.incidents().items()
     assert name == file.name
-    assert said["verdict"]["evidence"]["cause"] != "unknown"
-    assert "memory" in said["verdict"]["sentence"]
+    assert fields["verdict"]["evidence"]["cause"] != "unknown"
+    assert "memory" in fields["verdict"]["sentence"]
     (last,) = [each for each in bench.judge.findings() if "memory" in each]
-    assert last == said["verdict"]["sentence"]
+    assert last == fields["verdict"]["sentence"]
 
-    # What changes nothing about the cause is written down, and not told once more.
+    # What does not change the cause is written down, and not reported again.
     monkeypatch.setattr(ExitCauses, "why", lambda *_: {**why, "resident_bytes": 5 << 30})
-    bench.take(later_s=6.0)
+    bench.poll(later_s=6.0)
 
-    assert of("death", bench.told()) == []
-    ((name, said),) = bench.incidents().items()
+    assert of("death", bench.reported()) == []
+    ((name, fields),) = bench.incidents().items()
     assert name == file.name
-    assert "5368709120" in json.dumps(said["verdict"])
+    assert "5368709120" in json.dumps(fields["verdict"])
 
 
 def test_a_death_is_over_when_the_run_is_started_anew(
@@ -407,13 +407,13 @@ def test_a_death_is_over_when_the_run_is_started_anew(
 ) -> None:
     killed(bench)
     bench.join(1)
-    # The kernel has more to say of it by now, and nobody wants to know.
+    # The kernel knows more of it by now, but the run was restarted.
     monkeypatch.setattr(ExitCauses, "why", lambda *_: {"signal": "SIGSEGV"})
 
     for _ in range(10):
-        bench.take()
+        bench.poll()
 
-    assert of("death", bench.told()) == [("closed", "INFO")]
+    assert of("death", bench.reported()) == [("closed", "INFO")]
     assert bench.open() == []
 
 
@@ -422,28 +422,28 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence(groups=groups))
     bench.join(0, 1)
     bench.train(25)
-    bench.ranks[0].stand("comm_wait")
-    bench.ranks[1].stand("data")
+    bench.ranks[0].enter("comm_wait")
+    bench.ranks[1].enter("data")
     for _ in range(14):
-        bench.take(later_s=5)
+        bench.poll(later_s=5)
 
 
 def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stall(bench, monkeypatch)
-    told, standing = bench.told(), bench.series(catalog.TRAINING_STALLED)
+    reported, standing = bench.reported(), bench.series(catalog.TRAINING_STALLED)
     limits = bench.series(catalog.TRAINING_STALL_TIMEOUT)
     for rank in bench.ranks:
-        rank.stand("forward")
-    bench.take()
+        rank.enter("forward")
+    bench.poll()
 
-    assert of("stall", told) == [("opened", "WARN")]
+    assert of("stall", reported) == [("opened", "WARN")]
     assert standing == {("0",): 1.0, ("1",): 1.0}
     assert limits == {("0",): FLOOR_S, ("1",): FLOOR_S}
-    (said,) = bench.incidents().values()
-    assert said["verdict"]["kind"] == "stall"
-    assert of("stall", bench.told()) == [("closed", "INFO")]
+    (fields,) = bench.incidents().values()
+    assert fields["verdict"]["kind"] == "stall"
+    assert of("stall", bench.reported()) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
 
 
@@ -453,15 +453,15 @@ def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted
 ) -> None:
     bench.join(0, 1)
     bench.train(25)
-    bench.ranks[0].stand("comm_wait")
+    bench.ranks[0].enter("comm_wait")
     if cause == "finished":
         bench.ranks[1].writer.state(STATES["finished"], time.time_ns() // 1000)
     else:
         bench.ranks[1].alive = False
-    bench.take()
+    bench.poll()
     bench.ranks.pop()
     for _ in range(13):
-        bench.take(later_s=5)
+        bench.poll(later_s=5)
 
     (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
     assert (found["evidence"]["cause"], found["evidence"]["culprits"]) == (cause, ["1"])
@@ -470,13 +470,13 @@ def test_an_ended_rank_is_named_to_those_that_wait_though_its_journal_is_deleted
     # A process that is new, or a whole step: then they go on without it.
     if cause == "dead":
         bench.join(2)
-        bench.ranks[1].stand("comm_wait")
+        bench.ranks[1].enter("comm_wait")
     else:
         bench.ranks[0].at_ns += 3600 * 1000 * MS
         bench.ranks[0].step(forward=10.0)
         bench.ranks[0].step(forward=10.0)
     for _ in range(60):
-        bench.take(later_s=12)
+        bench.poll(later_s=12)
     (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
     assert found["evidence"]["cause"] == ("backend" if cause == "dead" else "elsewhere")
 
@@ -488,9 +488,9 @@ def test_how_far_collectives_are_is_shown_while_it_is_known(
     enqueued = bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)
     completed = bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED)
     for rank in bench.ranks:
-        rank.stand("forward")
-    bench.take()
-    bench.take()
+        rank.enter("forward")
+    bench.poll()
+    bench.poll()
 
     assert {key: enqueued[key] for key in enqueued if key[0] == "1"} == {
         ("1", "world"): 17.0,
@@ -506,8 +506,8 @@ def test_why_ranks_do_not_move_is_shown_while_it_is_known(
     stall(bench, monkeypatch)
     reasons = bench.series(catalog.TRAINING_STALL_REASON)
     for rank in bench.ranks:
-        rank.stand("forward")
-    bench.take()
+        rank.enter("forward")
+    bench.poll()
 
     waits, works = (catalog.STALL_REASONS[each] for each in ("waiting", "not_waiting"))
     assert reasons == {("0",): waits, ("1",): works}
@@ -524,14 +524,14 @@ def test_growing_memory_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ExitCauses, "memory", memory)
     bench.join(0)
     for _ in range(400):
-        bench.take(later_s=2)
-    told = of("creep", bench.told())
+        bench.poll(later_s=2)
+    reported = of("creep", bench.reported())
     bench.ranks[0].writer.state(STATES["finished"], 1)
-    bench.take()
+    bench.poll()
 
-    assert told == [("opened", "WARN")]
+    assert reported == [("opened", "WARN")]
     assert len(asked) == 80
-    assert of("creep", bench.told()) == [("closed", "INFO")]
+    assert of("creep", bench.reported()) == [("closed", "INFO")]
 
 
 def test_of_memory_that_counts_is_what_no_file_gives_back(tmp_path: Path) -> None:
@@ -575,12 +575,12 @@ def test_a_broken_detector_takes_nothing_from_the_others(
     bench.train(150, late_ms=30)
     if name == "Deaths":
         bench.ranks[0].alive = False
-        bench.take()
+        bench.poll()
 
-    told = bench.told()
-    assert ("straggler", "opened", "WARN") in told
+    reported = bench.reported()
+    assert ("straggler", "opened", "WARN") in reported
     if name == "Deaths":
-        assert ("straggler", "closed", "INFO") in told
+        assert ("straggler", "closed", "INFO") in reported
 
 
 def test_stragglers_that_break_leave_deaths_and_stalls(
@@ -610,7 +610,7 @@ def test_stragglers_that_break_leave_what_bounds_the_run(
 
     bench.train(400)
 
-    assert bench.told() == [("bound", "opened", "INFO")]
+    assert bench.reported() == [("bound", "opened", "INFO")]
 
 
 def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
@@ -630,10 +630,10 @@ def test_nothing_is_kept_of_runs_that_ended(bench: Bench) -> None:
         bench.train(150, late_ms=30)
         for rank in bench.ranks:
             rank.alive = False
-        bench.take()
+        bench.poll()
         ended = kept()
         bench.ranks.clear()
-        bench.take()
+        bench.poll()
         bench.judge.retire(set())
 
         assert ended == (1, 2, 2, 1, 1)
@@ -680,7 +680,7 @@ def test_ranks_that_train_together_are_compared_whatever_their_roles(bench: Benc
 def test_an_evaluator_beside_the_training_is_not_compared_with_it(bench: Bench, comes: str) -> None:
     def evaluate() -> None:
         bench.join(0, job_type="eval", world_size=1)
-        # It has steps as well, of which nobody knows what is waiting in them.
+        # It has steps as well, whose waits are not known.
         bench.ranks[-1].writer.document(layout.FACTS, {"capability": {"comm_wait": "fsdp"}})
         bench.train(40)
 
@@ -717,13 +717,13 @@ def test_a_process_beside_the_training_neither_stalls_it_nor_keeps_it_going(
     bench.train(25)
     bench.join(0, job_type="eval", world_size=1)
     evaluator = bench.ranks[2]
-    bench.take()
+    bench.poll()
     for rank in bench.ranks:
-        rank.stand("comm_wait")
+        rank.enter("comm_wait")
     if beside == "has ended":
         evaluator.writer.state(STATES["finished"], time.time_ns() // 1000)
     for _ in range(14):
-        bench.take(later_s=5)
+        bench.poll(later_s=5)
         if beside == "moves":
             evaluator.step(forward=10.0)
 
@@ -740,21 +740,21 @@ def test_an_evaluator_that_lives_on_is_given_time_after_the_training_has_finishe
 ) -> None:
     bench.join(0, 1)
     bench.join(0, job_type="eval", world_size=1)
-    bench.take()
+    bench.poll()
     for rank in bench.ranks[:2]:
         rank.writer.state(STATES["finished"], time.time_ns() // 1000)
     bench.ranks[2].step(forward=10.0)
-    bench.ranks[2].stand("other")
+    bench.ranks[2].enter("other")
 
     for _ in range(30):
-        bench.take(later_s=5)
+        bench.poll(later_s=5)
 
     assert bench.open() == []
 
 
 def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it(bench: Bench) -> None:
     bench.join(0, 1, 2, 3, job_type="actor", world_size=4)
-    bench.take()
+    bench.poll()
     actors, bench.ranks = bench.ranks, []
     bench.join(0, 1)
     trainers, bench.ranks = bench.ranks, [*actors, *bench.ranks]
@@ -766,7 +766,7 @@ def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it(be
                 forward=10.0, backward=50.0 if late else 20.0, comm_wait=1.0 + 30.0 * (not late)
             )
         if number % 25 == 24:
-            bench.take()
+            bench.poll()
 
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 1.0
     roles = {dict(row.labels)["job_type"] for row in bench.rows(catalog.TRAINING_STRAGGLER)}
@@ -784,7 +784,7 @@ def test_runs_of_one_name_in_two_groups_are_two(bench: Bench) -> None:
                 forward=10.0, backward=50.0 if late else 20.0, comm_wait=1.0 + 30.0 * (not late)
             )
         if number % 25 == 24:
-            bench.take()
+            bench.poll()
 
     (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
     assert (found["who"]["group"], found["who"]["rank"]) == ("g", "1")
@@ -843,8 +843,8 @@ def test_in_the_recorded_run_rank_1_is_the_straggler_by_the_definition() -> None
 
 
 def test_the_recorded_run_says_nothing_of_the_machine_that_it_ran_on() -> None:
-    said = [labels for _, labels, _, _ in recorded()]
+    fields = [labels for _, labels, _, _ in recorded()]
 
-    assert {each["run"] for each in said} == {"recorded"}
-    assert {each["node"] for each in said} == {"node-1"}
+    assert {each["run"] for each in fields} == {"recorded"}
+    assert {each["node"] for each in fields} == {"node-1"}
     assert RECORDED.stat().st_size < 300_000

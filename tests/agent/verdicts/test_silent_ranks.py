@@ -1,4 +1,4 @@
-"""Who of a node's ranks records nothing, told from the journals of those that do."""
+"""Finds ranks that record nothing, by the journals of those that do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
 
 MINUTE_NS = 61 * 10**9
-WHO = Identity(
+IDENTITY = Identity(
     group="g",
     run="r",
     host="h",
@@ -40,9 +40,9 @@ class Node:
         self.journals: list[JournalFeed] = []
 
     def rank(self, number: int, state: str = "running", **more: Any) -> JournalFeed:
-        told = {**WHO, "global_rank": number, "local_rank": number % 2, "settled": True}
-        told |= {"strategy": "all", "exported": True, **more}
-        writer = JournalWriter(self.folder, 128 * 1024, told)
+        identity = {**IDENTITY, "global_rank": number, "local_rank": number % 2, "settled": True}
+        identity |= {"strategy": "all", "exported": True, **more}
+        writer = JournalWriter(self.folder, 128 * 1024, identity)
         writer.state(STATES[state], time.time_ns() // 1000)
         journal = JournalFeed(JournalReader(writer.path), Ledger(), lambda labels: "h")
         journal.poll(time.time_ns(), alive=True)
@@ -50,12 +50,12 @@ class Node:
         self.journals.append(journal)
         return journal
 
-    def gone(self, journal: JournalFeed) -> None:
+    def end(self, journal: JournalFeed) -> None:
         """It has ended, and its journal was taken away."""
         journal.reader.close()
         self.journals.remove(journal)
 
-    def said(self, later_ns: int = MINUTE_NS) -> list[str]:
+    def sentences(self, later_ns: int = MINUTE_NS) -> list[str]:
         self.silent.poll(self.journals, time.time_ns() + later_ns)
         assert all((each["run"], each["group"]) == ("r", "g") for each in self.silent.notes())
         return [each["sentence"] for each in self.silent.notes()]
@@ -82,27 +82,27 @@ def test_a_rank_that_never_opened_a_run_is_missed_after_a_minute_and_logged_once
 ) -> None:
     node.rank(0)
 
-    assert node.said(later_ns=0) == []
-    assert node.said() == [ONE]
-    assert node.said() == [ONE]
+    assert node.sentences(later_ns=0) == []
+    assert node.sentences() == [ONE]
+    assert node.sentences() == [ONE]
     assert caplog.messages == [f"run r: {ONE}"]
     node.rank(1, state="starting")
-    assert node.said() == []
+    assert node.sentences() == []
 
 
 def test_several_silent_ranks_are_one_sentence(node: Node) -> None:
     node.rank(0, local_world_size=16)
 
-    (said,) = node.said()
+    (fields,) = node.sentences()
 
-    assert said.startswith("local ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of node h record nothing: ")
+    assert fields.startswith("local ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of node h record nothing: ")
 
 
 SILENT: dict[str, dict[str, Any]] = {
     "not known how many there are": {"local_world_size": None},
     "the only one": {"local_world_size": 1},
     "not known which it is": {"local_rank": None},
-    "a process of nobody knows which launch": {"launched_by": ""},
+    "a process of an unknown launch": {"launched_by": ""},
     "not settled": {"settled": False},
     "nothing done yet": {"state": "starting"},
     "ended": {"state": "finished"},
@@ -113,38 +113,38 @@ SILENT: dict[str, dict[str, Any]] = {
 def test_where_it_cannot_be_known_nothing_is_missed(case: str, node: Node) -> None:
     node.rank(0, **SILENT[case])
 
-    assert node.said() == []
+    assert node.sentences() == []
 
 
 def test_a_rank_that_ended_long_ago_did_record(node: Node) -> None:
     node.rank(0)
     other = node.rank(1)
-    assert node.said() == []
+    assert node.sentences() == []
 
-    node.gone(other)
+    node.end(other)
 
-    assert node.said() == []
+    assert node.sentences() == []
 
 
 def test_a_rank_with_a_run_of_its_own_records(node: Node) -> None:
     node.rank(0)
     node.rank(1, run="another")
 
-    assert node.said() == []
+    assert node.sentences() == []
 
 
 def test_an_agent_that_came_later_cannot_know(node: Node) -> None:
     node.rank(0)
     node.silent = SilentRanks(time.time_ns() + MINUTE_NS)
 
-    assert node.said() == []
+    assert node.sentences() == []
 
 
 def test_what_another_launcher_started_is_another_matter(node: Node) -> None:
     node.rank(0)
     node.rank(1, launched_by="a shell", local_world_size=2, local_rank=1, strategy="main")
 
-    local_0, local_1 = sorted(node.said())
+    local_0, local_1 = sorted(node.sentences())
 
     assert local_0.startswith("local rank 0 of node h records nothing")
     assert local_1 == ONE
@@ -160,8 +160,8 @@ def test_ranks_of_one_launch_with_different_strategies_are_reported_at_once(
         "ranks of one launch have different strategies (rank 0 'main', rank 1 'all'): set the same "
         "one on every rank, in the call or in OTEL_DDP_STRATEGY"
     )
-    assert node.said(later_ns=0) == [expected]
-    assert node.said() == [expected]
+    assert node.sentences(later_ns=0) == [expected]
+    assert node.sentences() == [expected]
     assert caplog.messages == [f"run r: {expected}"]
 
 
@@ -169,4 +169,4 @@ def test_strategies_of_runs_of_one_name_in_two_groups_are_not_compared(node: Nod
     node.rank(0)
     node.rank(1, group="another", strategy="main")
 
-    assert node.said(later_ns=0) == []
+    assert node.sentences(later_ns=0) == []

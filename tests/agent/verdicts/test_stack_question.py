@@ -133,7 +133,7 @@ class Watched:
 
     def __init__(self, path: Path) -> None:
         self.reader = JournalReader(path)
-        self.probe = StackQuestion(path, self.reader.pid, self.reader.start_ticks)
+        self.question_to = StackQuestion(path, self.reader.pid, self.reader.start_ticks)
 
     @property
     def labels(self) -> tuple[tuple[str, str], ...]:
@@ -166,7 +166,7 @@ def _word(codes: Any, code: int) -> str:
 
 
 class Job:
-    """Two ranks that train until they hang, and somebody who looks at them."""
+    """Two ranks that train until they hang, and the detector that watches them."""
 
     def __init__(self, place: Place) -> None:
         self.ranks = [Watched(path) for path in place.journals()]
@@ -190,8 +190,8 @@ class Job:
             question = self.stalls.questions.get(each.labels)
             if question is not None:
                 self.questions.append(question)
-                each.probe.ask(question, now_ns)
-        self.known = {each.labels: each.probe.poll(now_ns) for each in self.ranks}
+                each.question_to.ask(question, now_ns)
+        self.known = {each.labels: each.question_to.poll(now_ns) for each in self.ranks}
         return [each.verdict if each.opened else None for each in changes]
 
     def verdict(self) -> Verdict:
@@ -252,25 +252,25 @@ def test_a_rank_that_sleeps_in_data_is_named_with_its_line(hang: Callable[[str],
     assert dict(verdict.labels) == {"group": "", "run": "data", "node": "here"}
     # Suspected first, and the slow question only once it is declared.
     assert job.questions == ["where", "where", "what", "what"]
-    # Nothing changes, so nothing is told again.
+    # Nothing changes, so nothing is reported again.
     for _ in range(20):
         assert job.poll() == []
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "words"),
     [
         ("thread", "(hang_in_data) and sleeps"),
         ("leaves", "has left its program after step 4, at its end or by an exception, and waits "),
     ],
 )
 def test_of_a_main_thread_that_only_waits_the_training_thread_is_named(
-    hang: Callable[[str], Job], how: str, said: str
+    hang: Callable[[str], Job], how: str, words: str
 ) -> None:
     verdict = hang(how).verdict()
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
-    assert said in verdict.sentence
+    assert words in verdict.sentence
     if how == "leaves":
         assert re.search(r"its thread uploader at train\.py:\d+ \(uploads\)", verdict.sentence)
 
@@ -365,12 +365,12 @@ def test_states_and_time_are_read_whatever_the_program_is_called(tmp_path: Path)
             for path in (folder / "stat", tmp_path / "7" / "stat"):
                 path.write_text(f"7 (a ) b) {state} {'0 ' * 10}{ticks} 0 {'0 ' * 6}99 0 0\n")
 
-    probe = StackQuestion(tmp_path / "x.journal", 7, 99, proc=tmp_path)
+    question_to = StackQuestion(tmp_path / "x.journal", 7, 99, proc=tmp_path)
     write(100, 100, "S")
-    first = probe.poll(1_000_000_000).kernel
+    first = question_to.poll(1_000_000_000).kernel
     write(200, 101, "D")
-    second = probe.poll(3_000_000_000).kernel
-    third = probe.poll(4_000_000_000).kernel
+    second = question_to.poll(3_000_000_000).kernel
+    third = question_to.poll(4_000_000_000).kernel
 
     assert first == Kernel("S", False, None)
     assert second == Kernel("D", False, 100 / os.sysconf("SC_CLK_TCK") / 2, "", 1)
@@ -390,11 +390,11 @@ def test_the_kernel_is_asked_about_the_thread_that_trains(
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        probe = StackQuestion(journal, 7, 99, proc=tmp_path)
-        probe.ask("where", 1)
+        question_to = StackQuestion(journal, 7, 99, proc=tmp_path)
+        question_to.ask("where", 1)
         threads = [{"main": True, "id": main}, {"trains": True, "id": 8}]
         (tmp_path / "x.answer").write_text(json.dumps({"question": 99, "threads": threads}))
-        kernel = probe.poll(2).kernel
+        kernel = question_to.poll(2).kernel
     finally:
         os.close(reader)
 
@@ -407,19 +407,19 @@ def test_a_process_that_cannot_be_asked_differs_from_one_that_does_not_answer(
     tmp_path: Path,
 ) -> None:
     journal, fifo = tmp_path / "x.journal", tmp_path / "x.ask"
-    probe = StackQuestion(journal, 1, 0)
-    assert not probe.ask("where", 1)
+    question_to = StackQuestion(journal, 1, 0)
+    assert not question_to.ask("where", 1)
     os.mkfifo(fifo)
-    assert not probe.ask("where", 1)
-    assert probe.poll(2).silent_s is None
+    assert not question_to.ask("where", 1)
+    assert question_to.poll(2).silent_s is None
 
     reader = os.open(fifo, os.O_RDWR)
     try:
-        assert probe.ask("where", 1_000_000_000)
+        assert question_to.ask("where", 1_000_000_000)
         # However often it is asked, the agent does not wait for room.
-        while probe.ask("where", 2_000_000_000) and _unread(reader) < 60_000:
+        while question_to.ask("where", 2_000_000_000) and _unread(reader) < 60_000:
             pass
-        assert probe.poll(5_000_000_000).silent_s == 4.0
+        assert question_to.poll(5_000_000_000).silent_s == 4.0
     finally:
         os.close(reader)
 
@@ -443,12 +443,12 @@ def test_an_answer_of_odd_contents_is_none(tmp_path: Path, content: str) -> None
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        probe = StackQuestion(journal, 1, 0)
-        probe.ask("where", 1)
+        question_to = StackQuestion(journal, 1, 0)
+        question_to.ask("where", 1)
         (tmp_path / "x.answer").write_text(content)
-        assert not probe.poll(2).answered
+        assert not question_to.poll(2).answered
         numbers = '{"question": 99, "threads": [{"main": true, "frames": [[1], 2]}], "groups": [3]}'
         (tmp_path / "x.answer").write_text(numbers)
-        assert probe.poll(3).answered
+        assert question_to.poll(3).answered
     finally:
         os.close(reader)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import pickle
-import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
+from otel_ddp.agent.verdicts.arrivals_answer import (
+    NO_ANSWER_PAUSE_S,
+    ArrivalsAnswer,
+    parse_answer,
+)
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
-from otel_ddp.diagnosis.arrivals import Arrival, Sample, TimedStep, compare
+from otel_ddp.diagnosis.arrivals import Sample, TimedStep, compare
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -30,22 +31,8 @@ _BALANCED = 0.025
 # A comparison that is older than this says nothing any more.
 _STALE_NS = 20 * 60 * 1_000_000_000
 _STEPS_KEPT = 300
-# The pause where an answer made no sense; and the longest pause that a process may ask for.
-_NO_ANSWER_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _NOT_YET = "the ranks have not been asked yet when they arrive at their collectives"
-_LARGEST_TRACE = 32 * 1024 * 1024
-_NO_TRACE = (
-    *(ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OverflowError),
-    *(zlib.error, pickle.UnpicklingError, RecursionError, MemoryError),
-)
 _SPEED = ("straggler", "imbalance")
-
-
-class _Answer(NamedTuple):
-    """The answer of a process: when it may be asked again, and its sample, if it has one."""
-
-    in_s: float
-    sample: Sample | None = None
 
 
 class _Rank:
@@ -58,7 +45,7 @@ class _Rank:
         # From the journal's clock to the monotonic clock, which all processes of a host share.
         self.shift_ns = reader.created_monotonic_ns - reader.created_ns
         self.steps: deque[Step] = deque(maxlen=_STEPS_KEPT)
-        self.answer: _Answer | None = None
+        self.answer: ArrivalsAnswer | None = None
 
     def timed_steps(self) -> list[TimedStep]:
         """The last steps whose parts are all known."""
@@ -141,16 +128,16 @@ class Arrivals:
             rank.answer = None
             # All at one moment: then training stops once, and not once for each rank.
             if not rank.question.ask("when", now_ns):
-                rank.answer = _Answer(_NO_ANSWER_PAUSE_S)
+                rank.answer = ArrivalsAnswer(NO_ANSWER_PAUSE_S)
                 self._why = "a process cannot be asked when it arrived at its collectives"
 
     def _read_answers(self, now_ns: int) -> None:
         assert self._asked_ns is not None
         for rank in self._ranks.values():
             if rank.answer is None and rank.question.poll(now_ns).silent_s is None:
-                rank.answer = _parsed(rank.question.answer)
+                rank.answer = parse_answer(rank.question.answer)
         answers = {labels: rank.answer for labels, rank in self._ranks.items() if rank.answer}
-        pause_s = max((each.in_s for each in answers.values()), default=_NO_ANSWER_PAUSE_S)
+        pause_s = max((each.in_s for each in answers.values()), default=NO_ANSWER_PAUSE_S)
         samples = {labels: each.sample for labels, each in answers.items() if each.sample}
         if len(samples) == len(self._ranks):
             self._compare(samples, now_ns)
@@ -224,46 +211,3 @@ def _balanced(facts: Mapping[Labels, Sequence[StepFacts]]) -> bool:
     work = [median([each.work_ns for each in steps]) for steps in facts.values()]
     took = [median([each.took_ns for each in steps]) for steps in facts.values()]
     return max(work) - median(work) < _BALANCED * median(took)
-
-
-# -- parsing answers. Any program with this user's rights may have written anything there.
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Loads numbers, words, lists and dictionaries, as torch packs them, and nothing that runs."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
-def _parsed(content: Mapping[str, Any]) -> _Answer:
-    part = content.get("arrivals")
-    if not isinstance(part, dict):
-        return _Answer(_NO_ANSWER_PAUSE_S)
-    in_s = part.get("in_s")
-    pause_s = (
-        min(float(in_s), _LONGEST_PAUSE_S) if isinstance(in_s, (int, float)) else _NO_ANSWER_PAUSE_S
-    )
-    if "packed" not in part:
-        return _Answer(pause_s)
-    try:
-        packed = base64.b64decode(part["packed"])
-        unpacked = zlib.decompressobj().decompress(packed, _LARGEST_TRACE)
-        trace = _PlainUnpickler(io.BytesIO(unpacked)).load()
-        shift_ns = content["monotonic_ns"] - content["time_ns"]
-        arrivals = [
-            Arrival(
-                str(each["process_group"][0]),
-                int(each["collective_seq_id"]),
-                str(each["profiling_name"]),
-                int(each["time_created_ns"]) + shift_ns,
-            )
-            for each in trace["entries"]
-        ]
-        # With nccl the devices wait: when their hosts arrived says nothing.
-        if any("nccl" in str(each.get("backend")) for each in content["groups"]):
-            arrivals = []
-        sizes = {str(each["name"]): int(each["size"]) for each in content["groups"]}
-    except _NO_TRACE:
-        return _Answer(pause_s, Sample((), {}))
-    return _Answer(pause_s, Sample(arrivals, sizes))

@@ -94,7 +94,7 @@ def short(text: str) -> str:
     """The first line, cut where it is too long: the evidence has the whole text."""
     line, _, rest = text.strip().partition("\n")
     cut = line[:_LONGEST_REASON].rstrip()
-    return f"{cut} ..." if rest or len(cut) < len(line.rstrip()) else cut
+    return f"{cut} [...]" if rest or len(cut) < len(line.rstrip()) else cut
 
 
 def _out_of_memory_kill(cause: Mapping[str, object], sizes: bool) -> str:
