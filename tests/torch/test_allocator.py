@@ -1,4 +1,4 @@
-"""What torch's allocator is asked, and what it is believed."""
+"""What torch's allocator counts, and what is left out where it does not count."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_devices_without_such_an_allocator_have_no_reading(kind: str) -> None:
         ("num_ooms", "ooms"),
     ],
 )
-def test_what_is_not_told_is_absent_and_never_0(
+def test_what_the_allocator_does_not_count_is_absent_and_never_0(
     module: FakeModule, missing: str, field: str
 ) -> None:
     whole = read(module)

@@ -68,7 +68,7 @@ def told() -> tuple[list[Any], list[dict[str, Any]]]:
         return counted, node.processes()
 
 
-def test_rank_0_alone_may_have_a_run_because_nothing_of_ours_is_a_collective(
+def test_rank_0_alone_may_have_a_run_because_we_do_no_collective(
     told: tuple[list[Any], list[dict[str, Any]]],
 ) -> None:
     (first, total), (second, other_total) = told[0]

@@ -1,4 +1,4 @@
-"""What is said not to be measured: the page about it, and what is known of arrivals when."""
+"""What is reported as not measured: its page in the docs, and when arrivals are known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_recorder_with_something_in_it_is_enough(group: None) -> None:
 
 @newer_torch("flight recorder of gloo")
 @pytest.mark.parametrize("said", [None, b"{}", b'{"pg_status": {}}'])
-def test_a_recorder_that_is_missing_off_or_empty_is_told_with_the_way_to_it(
+def test_a_recorder_that_is_missing_off_or_empty_is_reported_with_what_to_do(
     group: None, monkeypatch: pytest.MonkeyPatch, said: bytes | None
 ) -> None:
     c10d = torch._C._distributed_c10d
@@ -60,7 +60,7 @@ def test_a_recorder_that_is_missing_off_or_empty_is_told_with_the_way_to_it(
 
 
 @newer_torch("flight recorder of gloo")
-def test_of_arrivals_nothing_is_said_before_the_first_collective(
+def test_arrivals_are_not_reported_before_the_first_collective(
     group: None, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"

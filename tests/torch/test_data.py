@@ -1,4 +1,4 @@
-"""Waiting for data: torch's function, whoever has got hold of it, and what `data` wraps."""
+"""Waits for data: torch's loader, code that keeps or replaces its next, and what `data` wraps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(model: nn.Module, batches: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [otel_ddp.uninstrument, otel_ddp.finish])
-def test_who_keeps_the_loaders_next_loads_on_after_the_end(
+def test_code_that_kept_the_loaders_next_goes_on_loading_after_the_end(
     place: Here, end: Callable[[], None]
 ) -> None:
     original = dataloader._BaseDataLoaderIter.__next__
@@ -66,7 +66,7 @@ def test_a_signal_handler_may_take_the_hooks_off_amid_a_batch(place: Here) -> No
     assert len(found) == 8
 
 
-def test_who_has_replaced_our_stand_in_is_left_alone_and_still_served(
+def test_a_users_own_replacement_of_the_loaders_next_stays_and_works(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     otel_ddp.instrument(nn.Linear(4, 1))
@@ -80,7 +80,7 @@ def test_who_has_replaced_our_stand_in_is_left_alone_and_still_served(
     assert dataloader._BaseDataLoaderIter.__next__ is theirs
     assert len(list(DataLoader(TensorDataset(INPUT)))) == 8
     otel_ddp.uninstrument()
-    # As whoever has replaced it would do at his end.
+    # The user's code puts back what it had replaced.
     monkeypatch.undo()
     otel_ddp.instrument(nn.Linear(4, 1))
     otel_ddp.uninstrument()
@@ -204,7 +204,7 @@ def fetched_ahead(wrap: Callable[[Any], Any]) -> Callable[[nn.Module, Any], None
     ],
     ids=["one thread", "trained in a pool", "fetched ahead", "fetched ahead, wrapped"],
 )
-def test_batches_that_another_thread_loads_are_not_said_to_be_measured(
+def test_batches_that_another_thread_loads_are_reported_as_not_measured(
     place: Here, trained: Callable[[nn.Module, Any], None], reason: str
 ) -> None:
     model = nn.Linear(4, 1)

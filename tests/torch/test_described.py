@@ -1,4 +1,4 @@
-"""What model is said to be trained: the one inside of whatever wraps it, and no part of it."""
+"""The model that a run describes is the one inside all wrappers, and no part of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled(model: nn.Module) -> Any:
         lambda x: DistributedDataParallel(compiled(x)),
     ],
 )
-def test_the_model_inside_of_its_wrappers_is_told(place: Here, wrap: Any) -> None:
+def test_the_model_inside_its_wrappers_is_described(place: Here, wrap: Any) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with otel_ddp.init() as run:

@@ -1,4 +1,4 @@
-"""The second clock, on a device that is as fast as the test wants it."""
+"""The clock of the device, on a fake device that is as fast as the test wants it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def step(device: FakeDevice, clock: DeviceClock, times: int = 1) -> None:
         clock.step_finished()
 
 
-def test_the_phases_are_told_in_order_and_add_up(
+def test_the_phases_are_charged_in_order_and_add_up(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
     step(device, clock, 5)
@@ -154,7 +154,9 @@ def test_events_are_recorded_on_the_current_stream_of_its_device(
     assert device.streams == ["the stream of 3"] * len(STEP)
 
 
-def test_a_step_is_told_two_steps_later(device: FakeDevice, clock: DeviceClock, book: Book) -> None:
+def test_a_step_is_charged_two_steps_later(
+    device: FakeDevice, clock: DeviceClock, book: Book
+) -> None:
     step(device, clock, 2)
     assert book.charges == []
 
@@ -165,7 +167,7 @@ def test_a_step_is_told_two_steps_later(device: FakeDevice, clock: DeviceClock, 
     assert book.all() == pytest.approx(2 * STEP_S - STEP[OPTIMIZER] / 1000)
 
 
-def test_what_the_device_has_not_done_is_told_later_and_whole(
+def test_what_the_device_has_not_done_is_charged_later_and_whole(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
     device.late = True
@@ -194,7 +196,7 @@ def test_a_stream_that_is_behind_is_not_mistaken_for_a_failure(
     assert not clock.failed
 
 
-def test_a_stream_that_was_ahead_takes_no_time_from_anybody(
+def test_a_stream_that_was_ahead_takes_no_time_from_other_phases(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
     work(device, clock, FORWARD, 8)
@@ -220,7 +222,7 @@ def test_a_step_in_which_a_graph_is_captured_is_dropped_whole(
     clock.step_finished()
     step(device, clock, 3)
 
-    # The first step and the third; between them nobody knows.
+    # The first step and the third; the time between them is unknown.
     last = STEP[OPTIMIZER] / 1000
     assert book.all() == pytest.approx(2 * (STEP_S - last))
     assert clock.dropped == 1
@@ -259,7 +261,7 @@ def test_a_device_that_stays_behind_costs_steps_and_no_memory(
     assert clock.dropped == 1000
 
 
-def test_the_time_of_steps_that_were_dropped_is_nobodys(
+def test_the_time_of_steps_that_were_dropped_is_charged_to_no_phase(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
     step(device, clock, 5)
@@ -274,7 +276,7 @@ def test_the_time_of_steps_that_were_dropped_is_nobodys(
     assert book.all() == pytest.approx(told * STEP_S - 2 * STEP[OPTIMIZER] / 1000)
 
 
-def test_no_more_events_are_held_than_agreed(device: FakeDevice, clock: DeviceClock) -> None:
+def test_the_number_of_events_is_bounded(device: FakeDevice, clock: DeviceClock) -> None:
     """Marks of other threads than the training's do not close a part of a step."""
 
     def backward() -> None:
@@ -290,7 +292,7 @@ def test_no_more_events_are_held_than_agreed(device: FakeDevice, clock: DeviceCl
     assert device.made <= 4096 + 1000
 
 
-def test_a_step_of_thousands_of_micro_batches_is_told_while_it_lasts(
+def test_a_step_of_thousands_of_micro_batches_is_charged_while_it_lasts(
     device: FakeDevice, clock: DeviceClock, book: Book
 ) -> None:
     for _ in range(10_000):

@@ -1,4 +1,4 @@
-"""`instrument()` before there is a model: what trains is found when it is called, and only that."""
+"""`instrument()` without a model: the models that train are found when they are called."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_the_next_model_of_a_trainer_is_found_at_its_second_step(place: Here) ->
     assert not _has_any_global_hook()
 
 
-def test_parts_of_a_model_are_called_without_a_hook_of_ours(place: Here) -> None:
+def test_parts_of_a_model_are_called_without_our_hook(place: Here) -> None:
     otel_ddp.instrument()
     seen = []
 
@@ -275,7 +275,7 @@ def nested(model: nn.Module, backend: Any) -> Any:
     ("how", "seen"),
     [
         (lambda model, backend: torch.compile(model, backend=backend), STEPS),
-        # Found when it is compiled, and heard from its next call on.
+        # Found when it is compiled, and measured from its next call on.
         (in_place, STEPS - 1),
         # No module is called, and no step counted.
         (whole, 0),
@@ -353,7 +353,7 @@ def test_arguments_by_name_are_counted_in_the_first_call_too(place: Here) -> Non
     assert totals(place)["training.tokens"] == 30
 
 
-def test_hooks_that_are_taken_off_while_a_model_is_looked_for_leave_nothing(place: Here) -> None:
+def test_hooks_that_are_taken_off_during_the_search_leave_nothing(place: Here) -> None:
     otel_ddp.instrument()
     model = Net().eval()
     model(INPUT)
@@ -582,7 +582,7 @@ def test_copies_of_what_was_found_are_models_of_their_own(place: Here) -> None:
     assert phase(place, "eval") == 0
 
 
-def test_who_names_a_model_names_them_all(place: Here) -> None:
+def test_a_model_that_is_named_ends_the_search(place: Here) -> None:
     otel_ddp.instrument()
     model, other = Net(), Net()
     otel_ddp.instrument(model)
@@ -594,7 +594,7 @@ def test_who_names_a_model_names_them_all(place: Here) -> None:
     assert totals(place)["training.samples"] == 8 * STEPS
 
 
-def test_a_child_that_is_forked_while_a_model_is_looked_for_looks_for_none(place: Here) -> None:
+def test_a_child_that_is_forked_during_the_search_does_not_search(place: Here) -> None:
     otel_ddp.instrument()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

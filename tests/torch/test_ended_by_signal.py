@@ -1,4 +1,4 @@
-"""A signal handler ends the run, at whatever moment it comes: all is told, and nothing fails."""
+"""A signal handler ends the run at any moment: everything is recorded, and nothing fails."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
     assert end_of(journal)["state"] == journal.state == "failed"
     assert journal.reason == "preempted"
     assert journal.unreadable == 0
-    # Of the round before, whatever became of this one.
+    # Values of the round before, whatever became of this one.
     assert ("loss", 1.0) in journal.points
-    # One that is just being counted may be counted or not; and where the handler raises in the
-    # middle of the telling, what was being told is lost.
-    unsure = {"step_finished", *(("_tell",) if job.leaves else ())}.intersection(handler.during)
+    # A step that is just being counted may be counted or not; and where the handler raises in the
+    # middle of a flush, what was being flushed is lost.
+    unsure = {"step_finished", *(("_flush",) if job.leaves else ())}.intersection(handler.during)
     assert journal.total(catalog.TRAINING_STEPS) in (job.steps, job.steps - bool(unsure))
 
 
@@ -232,7 +232,7 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
 
 # A file of Python's own, between the opening and the `with`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_program_that_is_left_while_its_run_is_being_opened_has_told_its_end(
+def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_end(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     def leave() -> None:
@@ -247,7 +247,7 @@ def test_a_program_that_is_left_while_its_run_is_being_opened_has_told_its_end(
             break  # open, and sees to its end when the program is left
 
         assert_quiet(caplog, handler)
-        # Before its journal is there nobody has heard of it, nor in the instant after.
+        # Until its journal is there, and in the instant after, the run is unknown to all.
         if not {"open_journal", "__init__"}.intersection(handler.during):
             for journal in place.read():
                 assert end_of(journal)["state"] == journal.state == "failed", handler.during

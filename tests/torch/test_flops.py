@@ -1,4 +1,4 @@
-"""What one forward says of forward and backward, against torch's own counter over both."""
+"""FLOPs of forward and backward from one forward, against torch's own counter over both."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_a_formula_that_reads_tensors_is_not_asked(monkeypatch: pytest.MonkeyPat
     assert not asked
 
 
-def test_a_formula_that_fails_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_formula_that_fails_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     @flop_counter.shape_wrapper
     def fails(*shapes: Any, **others: Any) -> int:
         raise ValueError("not of this shape")
@@ -415,7 +415,7 @@ def test_a_mode_that_a_users_hooks_enter_and_leave_stays_theirs() -> None:
     assert counted == ours(lambda: mlp()(BATCH))
 
 
-def test_a_mode_of_ours_that_somebody_else_took_off_is_let_go() -> None:
+def test_a_mode_that_other_code_took_off_is_given_up() -> None:
     counter = ForwardCounter()
 
     counter.start()
@@ -443,7 +443,7 @@ def test_another_thread_does_not_end_a_count() -> None:
     assert counter.stop() is not None
 
 
-def test_a_thread_that_is_gone_holds_up_nobody() -> None:
+def test_a_thread_that_has_ended_blocks_no_count() -> None:
     counter = ForwardCounter()
     thread = threading.Thread(target=counter.start)
     thread.start()
@@ -499,7 +499,7 @@ def test_a_compiled_function_rules_counting_out(monkeypatch: pytest.MonkeyPatch)
     assert not countable(mlp())
 
 
-def test_a_count_makes_nobody_compile_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_causes_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     torch._dynamo.reset()
     compiled: list[Any] = []

@@ -1,4 +1,4 @@
-"""What must be true on a real GPU, and can be seen nowhere else: docs/gpu.md."""
+"""What must be true on a real GPU, and can be seen on no other device: docs/gpu.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank writes down of the boards that its model lies on."""
+"""What a rank records of the GPUs that its model lies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks of ours on modules: none is left behind, and none minds where it is copied to."""
+"""Our hooks on modules: none is left behind, and copies of modules work."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_wrapper_left_in_evaluation_mode_trains_as_its_model_does(
     assert journal.total(catalog.TRAINING_SAMPLES) == 24
 
 
-def test_a_module_wrapped_time_and_again_has_one_hook_of_ours(place: Here, alone: None) -> None:
+def test_a_module_that_is_wrapped_again_and_again_has_one_hook(place: Here, alone: None) -> None:
     inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     for _ in range(5):
         model = DistributedDataParallel(inner)
@@ -80,7 +80,7 @@ def test_a_module_wrapped_time_and_again_has_one_hook_of_ours(place: Here, alone
     assert place.only().total(catalog.TRAINING_STEPS) == 5
 
 
-def test_two_wrappers_of_one_module_are_both_told_of_their_buffers(
+def test_two_wrappers_of_one_module_both_measure_their_buffers(
     place: Here, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = nn.BatchNorm1d(4)
@@ -134,7 +134,7 @@ def test_a_shallow_copy_and_its_original_are_measured_once_each(place: Here) -> 
     assert place.only().total(catalog.TRAINING_SAMPLES) == 16
 
 
-def test_an_output_that_is_the_same_each_time_is_heard_once(place: Here) -> None:
+def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None:
     weights = torch.ones(4, requires_grad=True)
     kept = weights * 2
     model = nn.Identity()
@@ -155,7 +155,7 @@ def test_an_output_that_is_the_same_each_time_is_heard_once(place: Here) -> None
     assert place.only().total(catalog.TRAINING_MICRO_BATCHES) == 4
 
 
-def test_an_output_that_is_kept_is_heard_by_the_next_run_too(place: Here) -> None:
+def test_an_output_that_is_kept_calls_the_hook_of_the_next_run_too(place: Here) -> None:
     kept = torch.ones(4, requires_grad=True) * 2
     model = nn.Identity()
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_an_output_that_is_kept_is_heard_by_the_next_run_too(place: Here) -> Non
     assert found == [1, 1]
 
 
-def test_a_child_that_is_forked_amid_a_counted_forward_keeps_no_mode_of_ours(place: Here) -> None:
+def test_a_child_that_is_forked_amid_a_counted_forward_keeps_no_mode(place: Here) -> None:
     # What other tests have compiled rules counting out.
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -234,7 +234,7 @@ def test_hooks_take_any_convention_of_torchs(place: Here, with_kwargs: bool) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_a_scripted_model_is_said_and_left_alone(
+def test_a_scripted_model_gets_a_warning_and_no_hooks(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     containment.raise_failures = False

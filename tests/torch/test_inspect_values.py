@@ -1,4 +1,4 @@
-"""What models are given and return is looked at without running a line of the user's code."""
+"""The inputs and outputs of models are read without running the user's code."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class HostileTensor(torch.Tensor):
     shape = dtype = requires_grad = grad_fn = property(never)  # type: ignore[assignment]
 
 
-def test_nothing_of_the_users_is_called_to_look_at_an_output() -> None:
+def test_reading_an_output_runs_no_code_of_the_user() -> None:
     loss = torch.ones((), requires_grad=True) * 1
     strange = torch.ones(2, requires_grad=True).as_subclass(HostileTensor)
 
@@ -154,7 +154,7 @@ BOXES = [torch.zeros(2)] * 100
     ],
     ids=["dict", "dict, last", "deeper", "list", "object"],
 )
-def test_a_loss_is_found_beside_more_than_is_looked_at(wrap: Callable[[Any], Any]) -> None:
+def test_a_loss_is_found_among_very_many_values(wrap: Callable[[Any], Any]) -> None:
     loss = torch.ones((), requires_grad=True) * 1
 
     (found,) = differentiable(wrap(loss))

@@ -1,4 +1,4 @@
-"""`optimizer=` and `step_optimizer=` may be given what wraps an optimizer of torch's."""
+"""`optimizer=` and `step_optimizer=` may be given what wraps an optimizer of torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_wrapped_optimizer_of_copies_is_known_to_be_the_models(place: Here) ->
 
 
 @pytest.mark.parametrize("name", ["optimizer", "step_optimizer"])
-def test_what_holds_no_optimizer_of_torchs_is_said_once_and_training_goes_on(
+def test_what_wraps_no_optimizer_of_torch_gets_one_warning_and_training_goes_on(
     place: Here, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     class Broken:
@@ -114,7 +114,7 @@ def test_what_holds_no_optimizer_of_torchs_is_said_once_and_training_goes_on(
     assert place.only().total(catalog.TRAINING_STEPS) == 3
 
 
-def test_an_optimizer_whose_own_step_is_heard_is_not_looked_into() -> None:
+def test_an_optimizer_whose_own_step_calls_hooks_is_not_looked_into() -> None:
     inner = SGD([torch.ones(1, requires_grad=True)], lr=0.1)
 
     ahead = Ahead(inner)

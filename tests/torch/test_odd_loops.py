@@ -233,7 +233,7 @@ def test_a_phase_beside_training_takes_none_of_its_time(run: otel_ddp.Run, place
     assert "checkpoint" in place.only().spans
 
 
-def test_a_phase_of_the_main_thread_counts_once_the_thread_that_trained_is_gone(
+def test_a_phase_of_the_main_thread_counts_once_the_training_thread_has_ended(
     run: otel_ddp.Run, place: Place
 ) -> None:
     model = nn.Linear(4, 1)
@@ -247,7 +247,7 @@ def test_a_phase_of_the_main_thread_counts_once_the_thread_that_trained_is_gone(
 
 
 @pytest.mark.parametrize("what", ["loader", "forward"])
-def test_loops_without_steps_are_told_all_the_while(
+def test_loops_without_steps_are_recorded_all_the_while(
     what: str, run: otel_ddp.Run, place: Place
 ) -> None:
     model = nn.Linear(4, 1)
@@ -315,7 +315,7 @@ def test_what_a_closure_does_beside_the_optimizer_is_not_the_optimizers(
     assert seen == ["other", "other", "optimizer", "optimizer", "other", "optimizer", "other"] * 2
     assert totals(place)["training.steps"] == 2
 
-    # One that ends no step, whose closure has two backwards: none of its time is left open.
+    # An optimizer that ends no step, with two backwards in its closure: no phase stays open.
     def two_backwards() -> float:
         output = model(INPUT).sum()
         output.backward(retain_graph=True)
@@ -340,7 +340,7 @@ def test_each_time_a_model_is_given_it_may_have_an_optimizer_of_its_own(
         model = model if same else nn.Linear(4, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
         otel_ddp.instrument(model, optimizer=optimizer if given else None)
-        kept.append((model, optimizer))  # of a fold whose best state is still needed
+        kept.append((model, optimizer))  # a fold's best state is still needed
         train(model, optimizer)
 
     assert totals(place)["training.steps"] == 9

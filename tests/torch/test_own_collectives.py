@@ -1,4 +1,4 @@
-"""When it is said that a program has collectives of its own in a phase, and when no longer."""
+"""When a phase is reported to have collectives of the program's own, and when no longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_ddp.torch.readings import own_collectives
 from otel_ddp.torch.readings.own_collectives import OwnCollectives
 
 
-def test_what_is_told_of_a_phase_does_not_change_from_look_to_look(
+def test_the_answer_about_a_phase_is_stable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = 0

@@ -1,4 +1,4 @@
-"""Two ranks and four: what one is late by is seen in its phase, and as a wait on all others."""
+"""Two ranks and four: a late rank is late in its phase, and all others wait for it."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def assert_late(late: Rank, other: Rank, /, **expected: float) -> None:
 
 
 def _lateness(late: Rank, other: Rank) -> float:
-    # On a busy machine a rank is later than it was told to be, and is waited for all the same.
+    # On a busy machine a rank is later than the test has asked, and the others wait for it.
     return typical(
         _without_waits(one) - _without_waits(two)
         for one, two in zip(late.steady, other.steady, strict=True)
@@ -333,7 +333,7 @@ def test_a_sharded_model_trains_and_its_steps_are_counted(launch: Launch) -> Non
     assert late.totals["training.steps"] == STEPS
     for other in launch.all_but("sharded", LATE_RANK):
         assert other.totals["training.steps"] == STEPS
-        # Its waits are inside the blocks, in forward and backward: only the data is told apart.
+        # Its waits are inside the blocks, in forward and backward: only data is a phase by itself.
         assert excess(late, other)["data"] == pytest.approx(LATE_S, rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""What is read off between steps: its value, its step, who says it, and how often."""
+"""What is read between steps: its value, its step, on which rank, and how often."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_what_is_read_is_that_of_its_step(place: Here) -> None:
 
     found = written(place)
     assert found.keys() == {"learning_rate", "loss", "grad_norm", "loss_scale"}
-    # The first step is told, and every third is looked at; more only where a tenth of a second
+    # The first step is flushed, and every third is sampled; more only where a tenth of a second
     # has gone by.
     assert found["grad_norm"].keys() == {3, 6, 9}
     assert found["learning_rate"].keys() >= {1, 3, 6, 9}
@@ -132,7 +132,7 @@ def test_what_is_read_is_that_of_its_step(place: Here) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 3])
-def test_only_steps_looked_at_have_a_norm(place: Here, every: int) -> None:
+def test_only_sampled_steps_have_a_norm(place: Here, every: int) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = str(every)
     model = Loss(4, 1)
     otel_ddp.instrument(model)
@@ -158,7 +158,7 @@ def test_the_norm_is_torchs_own(place: Here) -> None:
     )
 
 
-def test_what_ranks_have_in_common_is_said_by_rank_0(place: Here) -> None:
+def test_what_ranks_have_in_common_is_recorded_by_rank_0(place: Here) -> None:
     os.environ.update(OTEL_DDP_SAMPLE_STEPS="1", OTEL_DDP_RANK="1", OTEL_DDP_WORLD_SIZE="2")
     model = Loss(4, 1)
     scaler = torch.amp.GradScaler("cpu")
@@ -487,7 +487,7 @@ def sharded(model: nn.Module, mesh: Any) -> nn.Module:
     ],
     ids=["plain", "DDP", "FSDP", "HSDP", "TP", "both beside", "both", "TP of one rank"],
 )
-def test_who_shares_a_batch_is_known_from_how_parameters_are_laid_out(
+def test_a_shared_batch_is_known_from_the_layout_of_the_parameters(
     shape: tuple[int, ...], wrap: Any, shared: bool
 ) -> None:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")[: len(shape)])
@@ -570,7 +570,7 @@ def test_the_time_that_hooks_take_is_a_part_of_the_loop(
     assert 0 < spent < took
 
 
-def test_without_an_optimizer_of_torchs_that_is_said_after_500_backwards(place: Here) -> None:
+def test_a_missing_optimizer_is_reported_after_500_backwards(place: Here) -> None:
     model = mlp()
     otel_ddp.instrument(model)
 
@@ -585,7 +585,7 @@ def test_without_an_optimizer_of_torchs_that_is_said_after_500_backwards(place: 
 @pytest.mark.parametrize(
     "reading", ["forward_began", "forward_ended", "optimizer_steps", "step_ended"]
 )
-def test_a_reading_that_fails_takes_no_step_along(
+def test_a_reading_that_fails_costs_no_step(
     place: Here, reading: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
@@ -610,7 +610,7 @@ def test_a_reading_that_fails_takes_no_step_along(
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
-def test_what_is_not_measured_is_said_once_a_node(
+def test_what_is_not_measured_is_warned_of_once_a_node(
     place: Here, local_rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = str(local_rank)
@@ -628,7 +628,7 @@ def test_what_is_not_measured_is_said_once_a_node(
     assert place.only().facts["capability"]["data"] == "no_loader"
 
 
-def test_an_optimizer_that_the_user_lets_go_of_is_not_held(place: Here) -> None:
+def test_an_optimizer_that_the_user_deletes_is_freed(place: Here) -> None:
     import gc
     from weakref import ref
 

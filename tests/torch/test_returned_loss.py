@@ -1,4 +1,4 @@
-"""The loss that a model returns beside other things, and why there is none where none is read."""
+"""The loss that a model returns, also among other things; where there is none, why."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Returns(nn.Linear):
         (lambda logits, loss: (logits, loss.reshape(1)), "no_loss"),
     ],
 )
-def test_the_one_number_with_a_gradient_is_the_loss_and_else_it_is_said_why_there_is_none(
+def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
     place: Here, make: Any, reason: str
 ) -> None:
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"

@@ -1,4 +1,4 @@
-"""A process that learns who it is after its run was opened: from hooks, and now and then."""
+"""A process that learns its rank after its run was opened: from hooks, and now and then."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_a_process_that_only_logs_is_asked_every_few_seconds_and_not_at_each_val
     assert (place_of(place), asked) == ((1, 2, True), [1])
 
 
-def test_a_process_that_was_told_it_is_alone_stays_alone(place: Here, asked: list[int]) -> None:
+def test_a_process_whose_variables_say_it_is_alone_stays_alone(
+    place: Here, asked: list[int]
+) -> None:
     model = nn.Linear(4, 1)
     otel_ddp.init(global_rank=0, world_size=1)
     otel_ddp.instrument(model)
@@ -103,7 +105,7 @@ def test_a_process_that_was_told_it_is_alone_stays_alone(place: Here, asked: lis
     assert (place_of(place), asked) == ((0, 1, True), [])
 
 
-def test_a_group_of_one_is_nobody_to_agree_with(
+def test_a_group_of_one_asks_no_store(
     place: Here, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_group, "_agree", lambda *_: pytest.fail("asked the store"))

@@ -1,4 +1,4 @@
-"""The thread that answers questions about stacks: no exit and no fork of the program notices it."""
+"""The thread that answers questions about stacks: no exit and no fork waits for it."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def taken(journal: Path, tmp_path: Path) -> Iterator[int]:
     assert waiting is not None
     ours, user = waiting._fd, os.pipe()
     calls = Path("/proc/self/task")
-    # It is waiting in its read: in a call whose first argument is the number.
+    # It waits in its read: the first argument of that call is the number.
     until(
         lambda: any(f" {ours:#x} " in each.read_text() for each in calls.glob("*/syscall")),
         "the thread to be waiting",
@@ -552,11 +552,11 @@ def test_no_signal_can_be_delivered_to_our_thread(journal: Path) -> None:
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGCHLD)
 
     (blocked,) = (mask for mask in masks if all(mask >> (each - 1) & 1 for each in asked))
-    # A fault in it is to be seen by whoever looks for faults.
+    # A fault in it must reach the handlers of faults.
     assert not blocked >> (signal.SIGSEGV - 1) & 1
 
 
-def test_whoever_joins_all_threads_does_not_wait_for_ours(journal: Path) -> None:
+def test_code_that_joins_all_threads_does_not_wait_for_ours(journal: Path) -> None:
     assert threading.enumerate() == [threading.current_thread()]
 
 

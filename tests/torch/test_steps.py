@@ -1,4 +1,4 @@
-"""What a step is made of, for the ways in which people train; without other ranks."""
+"""What a step is made of, for the ways in which people train, on one rank."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_user_may_name_the_optimizer_that_ends_a_step(run: otel_ddp.Run, pla
     assert totals(place)["training.steps"] == 2
 
 
-def test_an_optimizer_of_another_model_is_none_of_ours(run: otel_ddp.Run, place: Place) -> None:
+def test_an_optimizer_of_another_model_ends_no_step(run: otel_ddp.Run, place: Place) -> None:
     model, stranger = nn.Linear(4, 1), nn.Linear(4, 1)
     otel_ddp.instrument(model)
 
@@ -491,7 +491,7 @@ def test_the_users_step_numbers_are_the_ones_shown(run: otel_ddp.Run, place: Pla
         # What is evaluated may be logged by epoch.
         (["loss 100", "acc 3 val", "acc 4 val", "acc 5 val"], [1, 101, 102, 103, 104]),
         (["loss 100", "val/acc 3", "val/acc 4", "val/acc 5"], [1, 101, 102, 103, 104]),
-        # So may what nobody calls an evaluation, as long as training is logged in between.
+        # So may values of no evaluation, as long as training is logged in between.
         (["loss 100", "acc 3", "f1 3", "loss 103", "acc 4"], [1, 101, 102, 103, 104, 105]),
         # Back to a checkpoint.
         (["loss 100", "loss 50", "loss 51", "loss 52"], [1, 101, 102, 52, 53]),
@@ -559,7 +559,7 @@ def test_an_interrupted_forward_ends_where_the_next_thing_begins(
     assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
 
 
-def test_a_parameter_that_is_returned_keeps_no_hook_of_ours(run: otel_ddp.Run) -> None:
+def test_a_parameter_that_is_returned_keeps_no_hook(run: otel_ddp.Run) -> None:
     class Returning(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> Any:
             return super().forward(inputs), self.bias
@@ -606,7 +606,7 @@ def test_an_output_is_saved_without_a_warning(
     assert not recwarn.list
 
 
-def test_what_is_evaluated_without_steps_is_told_in_time(
+def test_an_evaluation_without_steps_is_recorded_in_time(
     run: otel_ddp.Run, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from otel_ddp.recording import progress
@@ -622,7 +622,7 @@ def test_what_is_evaluated_without_steps_is_told_in_time(
     assert totals(place, tell=False)["training.phase.time/eval/host"] > 0
 
 
-def test_who_fetches_ahead_in_a_thread_holds_nobody_up(run: otel_ddp.Run, place: Place) -> None:
+def test_a_thread_that_fetches_ahead_is_no_wait_for_data(run: otel_ddp.Run, place: Place) -> None:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     fetched: list[Any] = []
@@ -640,7 +640,7 @@ def test_who_fetches_ahead_in_a_thread_holds_nobody_up(run: otel_ddp.Run, place:
 
 
 @pytest.mark.parametrize("version", ["2.3.1+cu121", "1.13.0"])
-def test_an_older_torch_is_said_and_left_alone(
+def test_an_older_torch_gets_a_warning_and_no_hooks(
     version: str,
     run: otel_ddp.Run,
     place: Place,
@@ -663,7 +663,7 @@ def test_an_older_torch_is_said_and_left_alone(
     assert Journal(place.journals()[0]).points == [("loss", 1.0)]
 
 
-def test_the_oldest_torch_is_the_same_wherever_it_stands() -> None:
+def test_the_oldest_torch_is_the_same_wherever_it_is_written() -> None:
     oldest = ".".join(map(str, versions.OLDEST))
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
@@ -789,7 +789,9 @@ def test_threads_may_take_turns_and_leave_in_the_middle(
     assert Journal(place.journals()[0]).phase == "other"
 
 
-def test_who_loads_may_be_another_thread_than_who_trains(run: otel_ddp.Run, place: Place) -> None:
+def test_the_thread_that_loads_may_be_another_than_the_one_that_trains(
+    run: otel_ddp.Run, place: Place
+) -> None:
     class Late(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""The ways in which people train: for each, what is measured and what is said not to be."""
+"""The ways in which people train: for each, what is measured and what is not."""
 
 from __future__ import annotations
 
@@ -639,7 +639,7 @@ ALONE = [
         phases="data forward backward comm_wait optimizer compile",
     ),
     Style(
-        # The first step compiles it; from the second on what is called is heard.
+        # The first step compiles it; from the second on its calls are measured.
         "watched, then compiled",
         compiled_after,
         micro_batches=2,
