@@ -449,7 +449,7 @@ def test_a_size_that_is_no_multiple_of_eight_is_rounded(tmp_path: Path) -> None:
 
 def test_running_numbers_go_round_after_four_billion(writer: JournalWriter) -> None:
     # Nobody logs four billion values in a test: the counter is wound forward.
-    writer._number = 2**32 - 3
+    writer.number = 2**32 - 3
     reader = JournalReader(writer.path)
     reader._expected = 2**32 - 2
     for step in range(6):

@@ -1,4 +1,4 @@
-"""The functions of the module: `instrument`, the one line that a user adds, and the others."""
+"""The functions that users call: `instrument`, `init`, `log` and the others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any, TypeVar, cast
 
 from otel_ddp.identity.strategy import UNSAID, Strategy
 from otel_ddp.run import current_run
-from otel_ddp.run.run import Run, own_task
+from otel_ddp.run.opening import own_task
+from otel_ddp.run.run import Run
 
 T = TypeVar("T")
+
+
+# The arguments of `instrument` that are about the steps, not about the run.
+_OF_STEPS = ("model", "optimizer", "step_optimizer", "scaler", "flops_per_sample")
+# The arguments of `init` that `instrument` leaves to the launcher.
+_NOT_OF_INSTRUMENT = dict.fromkeys(("node", "global_rank", "local_rank", "world_size"))
 
 
 def init(
@@ -33,25 +40,13 @@ def init(
 ) -> Run:
     """Open the run of this process, or return the one that is open.
 
-    Every argument has a variable (OTEL_DDP_GROUP, ...) and a default from the launcher.
+    Each argument has a variable (OTEL_DDP_GROUP, ...), and the launcher gives its default.
     """
+    return _open(locals())
+
+
+def _open(arguments: dict[str, Any]) -> Run:
     with current_run.opening():
-        arguments = {
-            "strategy": strategy,
-            "group": group,
-            "run": run,
-            "job_type": job_type,
-            "project": project,
-            "name": name,
-            "description": description,
-            "tags": tags,
-            "node": node,
-            "global_rank": global_rank,
-            "local_rank": local_rank,
-            "world_size": world_size,
-            "config": config,
-            "parallel": parallel,
-        }
         task = own_task()
         opened = current()
         if opened is not None:
@@ -60,10 +55,10 @@ def init(
                 return opened
             opened.close("finished", "")
         inherited = cast("Run | None", current_run.inherited())
-        if inherited is None or task is not None or run not in (None, inherited.run):
+        if inherited is None or task is not None or arguments["run"] not in (None, inherited.run):
             opened = Run(arguments, task=task)
         else:
-            opened = inherited.told(arguments)
+            opened = inherited.with_arguments(arguments)
         current_run.start(opened)
         return opened
 
@@ -88,26 +83,18 @@ def instrument(
 ) -> Run:
     """Open the run of this process if none is open, measure the steps of a model, return the run.
 
-    Without a *model*, as where a trainer builds its own, the models that train are found when they
-    are called for the first time.
-    *parallel* is what a trainer's configuration says of `rank`, `local_rank` and `world_size`; the
-    launcher and a live process group know better.
-    *optimizer* is one whose parameters are not the model's own (copies in float32, say), and
-    *step_optimizer* the one of several whose step ends a training step. *scaler* tells steps that
-    it left out. *flops_per_sample*: forward and backward, where you know better than we can count.
+    Without a *model*, as with a trainer that builds its own, the models that train are found when
+    they are called for the first time.
+    *parallel* is the `rank`, `local_rank` and `world_size` of a trainer's configuration. The
+    launcher and a live process group take precedence.
+    *optimizer* has parameters that are not the model's own, such as copies in float32. If there are
+    several, *step_optimizer* is the one whose step ends a training step. *scaler* knows the steps
+    that it skipped. *flops_per_sample* counts forward and backward, where counting is not enough.
     """
-    opened = init(
-        None if strategy is UNSAID else strategy,
-        group=group,
-        run=run,
-        job_type=job_type,
-        project=project,
-        name=name,
-        description=description,
-        tags=tags,
-        config=config,
-        parallel=parallel,
-    )
+    arguments = {name: value for name, value in locals().items() if name not in _OF_STEPS}
+    if strategy is UNSAID:
+        arguments["strategy"] = None
+    opened = _open({**_NOT_OF_INSTRUMENT, **arguments})
     if model is not None:
         opened.describe(model)
     opened.watch(
@@ -128,7 +115,7 @@ def uninstrument() -> None:
 
 
 def data(loader: T) -> T:
-    """Measure the waits for batches of any iterable: `for batch in otel_ddp.data(loader)`."""
+    """Measure how long training waits for batches: `for batch in otel_ddp.data(loader)`."""
     if "torch" not in sys.modules:
         return loader
     from otel_ddp.torch.hooks.data import timed
@@ -152,7 +139,7 @@ def log(
     epoch: float | None = None,
     split: str | None = None,
 ) -> None:
-    """Record numbers in the current run; nothing happens where there is none."""
+    """Record numbers in the current run, if there is one."""
     if (run := _current_or_inherited()) is not None:
         run.log(metrics, step=step, epoch=epoch, split=split)
 

@@ -1,4 +1,4 @@
-"""Which run is the one of this process, and how it ends when the process ends or forks."""
+"""Which run belongs to this process, and what becomes of it when the process ends or forks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_ddp.recording import values
 
 
 class ProcessRun(Protocol):
-    """What has to be known of a run here."""
+    """The part of a run that this module needs."""
 
     @property
     def opened(self) -> bool: ...
@@ -35,14 +35,14 @@ R = TypeVar("R", bound=ProcessRun)
 _current: ProcessRun | None = None
 # A run that came into this process by pickle or by fork and was not used yet.
 _inherited: ProcessRun | None = None
-# Of a process whose own run is another: a worker of a pool that does a task of a sweep, say.
+# Further runs of a process that has one already. An example is a pool's worker in a sweep.
 _beside: list[ProcessRun] = []
 _opening = threading.RLock()
 _watched: set[int] = set()
 
 
 def opening() -> threading.RLock:
-    """The lock of whoever opens a run. Another one in a forked child."""
+    """The lock that is held while a run is opened. A forked child has a new one."""
     return _opening
 
 
@@ -57,12 +57,12 @@ def inherited() -> ProcessRun | None:
 
 
 def attach(make: Callable[[], R]) -> ProcessRun:
-    """What an unpickled run becomes. Lazily: a data loader's worker has one too, and is silent."""
+    """The run of an unpickled one. It opens at its first use: workers of data loaders have none."""
     global _inherited
     with _opening:
         if _current is not None:
             return _current
-        # However often it comes, and whoever uses it first: one process, one run.
+        # One process has one run, however often that is unpickled.
         if _inherited is None:
             _inherited = make()
         return _inherited
@@ -92,13 +92,13 @@ def start(run: ProcessRun) -> None:
         run.open()
         adopt(run)
     except BaseException as raised:
-        # Ctrl-C, say: what has begun by then has an end as well.
+        # Also at Ctrl-C: a run that has begun to open is ended.
         run.close("failed", values.error_line(raised))
         raise
 
 
 def adopt(run: ProcessRun) -> None:
-    """Make this the run of the process, and see to its end."""
+    """Makes this the run of the process, and ends it when the process ends."""
     global _current, _inherited
     _current = run
     if _inherited is run:
@@ -111,14 +111,14 @@ def adopt(run: ProcessRun) -> None:
     atexit.register(_at_exit, pid, bootstrap)
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        # A forked child leaves without atexit; and only here is its exception still at hand.
+        # A forked child leaves without atexit, and its exception is still known here only.
         from multiprocessing.util import Finalize
 
         Finalize(None, _at_exit, args=(pid, bootstrap), exitpriority=100)
 
 
 def release(run: ProcessRun) -> None:
-    """This run is no longer the one of the process."""
+    """Forgets a run that has ended."""
     global _current
     if _current is run:
         _current = None
@@ -127,7 +127,7 @@ def release(run: ProcessRun) -> None:
 
 
 def _bootstrap() -> FrameType | None:
-    """The frame of multiprocessing that has begun this child and knows how it ends.
+    """The frame of multiprocessing that runs this child, and has its exit code.
 
     From Python 3.13 on it has handled the exception already when finalizers are called.
     """
@@ -146,7 +146,7 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
         return
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if hasattr(sys, "ps1"):
-        error = None  # what failed at a prompt hours ago did not end this process
+        error = None  # An error at the prompt hours ago did not end this process.
     if error is None:
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
@@ -171,6 +171,6 @@ def _after_fork() -> None:
     _inherited = candidate if candidate is not None and candidate.brought_by_fork() else None
 
 
-# Where there is none, nothing is recorded either, and this module is imported all the same.
+# Systems without it import this module too, and record nothing.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

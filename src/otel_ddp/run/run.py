@@ -1,43 +1,31 @@
-"""Run: what the user holds. Everything it is told goes into this process's journal."""
+"""Run: the object that users hold. It writes what they log into this process's journal."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from otel_ddp import catalog, containment, settings
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import identity, launchers, pools
-from otel_ddp.identity.git_commit import revision
+from otel_ddp.identity import identity, pools
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system
-from otel_ddp.journal.writer import open_journal
 from otel_ddp.recording import agent_start, values
 from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import OpenSpan, record_event
-from otel_ddp.run import current_run
+from otel_ddp.run import announcements, current_run, opening, rank_handles
+from otel_ddp.run.ending import Act, Ending
+from otel_ddp.run.rank_handles import RankHandles
 
 T = TypeVar("T")
-
-# How long one thread waits for another that ends the same run.
-_END_S = 1.0
-# Each rank that a process logs for takes two descriptors and this much shared memory: few values
-# come by a queue.
-_MOST_RANKS = 100
-_RANK_JOURNAL_BYTES = settings.MIB // 2
-# What a step takes in the journal, roughly: where its time went, and a few logged values.
-_STEP_BYTES = 200
 
 
 class _Opened(NamedTuple):
@@ -49,12 +37,12 @@ class _Opened(NamedTuple):
 
 
 class Run:
-    """One process's part of one launch. Get it from `otel_ddp.init` or `otel_ddp.instrument`."""
+    """The part of one process in one launch. `otel_ddp.init` and `instrument` return it."""
 
     def __init__(
         self, arguments: Mapping[str, Any], *, joins: bool = False, task: pools.Task | None = None
     ) -> None:
-        """*joins*: another process has opened it. *task*: of a pool, whose run this is."""
+        """*joins*: another process has opened this run. *task*: its pool's task."""
         self._arguments = dict(arguments)
         self._joins = joins
         self._forked = False
@@ -63,61 +51,61 @@ class Run:
         self._recorder: Recorder | None = None
         self._progress: Progress | None = None
         self._place: place.Place | None = None
-        self._ends = threading.RLock()
-        self._ending: list[Callable[[], Any]] = []
+        self._ending = Ending()
         self._settled = False
-        # Until it is opened, a run that came into a child by pickle or by fork opens itself at its
-        # first use; so does one by which a process logs for another rank.
+        # A run that came into a child by pickle or by fork opens itself at its first use. So does a
+        # handle by which a process logs for another rank.
         self._opened = False
-        # The run of the process that logs by this one, and those by which it does so.
+        # For a handle: the run of the process that uses it. For a run: the handles of its ranks.
         self._logs_for: Run | None = None
-        self._ranks: dict[tuple[int | None, str], Run] = {}
+        self._ranks = RankHandles[Run]()
 
-    def told(self, arguments: Mapping[str, Any]) -> Run:
-        """This run, not opened yet, with what `init` was told on top of what it came with.
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
+        """This run, not opened yet, with the arguments of `init` on top of its own.
 
-        A forked child begins anew instead, as a spawned one does that has nothing but variables.
+        In a forked child the arguments of `init` alone count. A spawned child that has only its
+        variables begins in the same way.
         """
-        came_with, self._joins = ({}, False) if self._forked else (self._arguments, self._joins)
-        self._arguments = came_with | {k: v for k, v in arguments.items() if v is not None}
+        own, self._joins = ({}, False) if self._forked else (self._arguments, self._joins)
+        self._arguments = own | {k: v for k, v in arguments.items() if v is not None}
         self._identity = None
         return self
 
     def is_over(self, task: pools.Task | None, arguments: Mapping[str, Any]) -> bool:
-        """Whether this is the run of a task of a pool, and the worker does another one by now."""
+        """Whether this is the run of a pool's task, and its worker does another task by now."""
         if task is None or self._task is None:
             return False
-        # Values of the user's own may not be comparable.
+        # Comparing values of the user may raise.
         same = containment.attempt(lambda: bool(arguments == self._arguments), False)
         return task.follows(self._task, same)
 
     def brought_by_fork(self) -> bool:
-        """Let go of what is the parent's, in a forked child; whether this run can be joined there.
+        """Drops the parent's state in a forked child; true if the child can join this run.
 
-        Not a word may be written to the parent's journal, which is mapped here as well. A thread of
-        the parent may have held a lock, and that thread is not here.
+        The parent's journal is mapped here too, and the child must write nothing into it. Locks
+        are new: a thread of the parent may have held one, and that thread is not here.
         """
-        # Each of these may be the part that the child has been given.
-        for each in list(self._ranks.values()):
+        # The child may use any of these handles.
+        for each in self._ranks.all():
             each.brought_by_fork()
         joinable = not self._opened or self._recorder is not None
         if joinable and (self._opened or self._logs_for is not None):
             self._arguments, self._joins, self._forked = self._for_a_child(), True, True
         if joinable:
             self._identity = self._task = self._logs_for = None
-        self._ranks = {}
+        self._ranks = RankHandles()
         self._log_by_run()
         if self._recorder is not None:
             self._recorder.disown(partial(Run.log, self))
         self._recorder = self._progress = self._place = None
-        self._ends, self._ending = threading.RLock(), []
+        self._ending = Ending()
         self._opened, self._settled = not joinable, not joinable
         return joinable
 
     # -- opening
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
-        """What a second `init` says of this run is too late; only its configuration is added."""
+        """A second `init` only adds configuration; other arguments are ignored with a warning."""
         who = self.identity
         for name, value in arguments.items():
             if value is None or name in ("config", "parallel"):
@@ -128,18 +116,12 @@ class Run:
                 known = getattr(who, name)
                 asked = identity.normal(name, value)
             if asked != known:
-                containment.warn_once(
-                    f"again {name}",
-                    "A run is open in this process, with %s=%r: %s=%r comes too late and is "
-                    "ignored. Say it in the first call of init or instrument, or call finish() "
-                    "before this one.",
-                    *(name, known, name, asked),
-                )
+                announcements.comes_too_late(name, known, asked)
         if arguments["config"] is not None:
             self.config(arguments["config"])
 
     def open(self) -> None:
-        """Read the world as it is now and start the journal. Strict: this may raise."""
+        """Reads the environment as it is now and starts the journal. Strict: this may raise."""
         self._opened = True
         if self._logs_for is not None and self._logs_for._ready() is None:
             self._settled = True
@@ -157,73 +139,49 @@ class Run:
         if lacking := system.missing():
             self._settled = True
             if not who.local_rank:
-                containment.warn_once(
-                    "system",
-                    "Nothing is recorded here: this system lacks %s, which Linux has. Your script "
-                    "goes on as it is, and every call of otel_ddp does nothing.",
-                    lacking,
-                )
+                announcements.nothing_is_recorded(lacking)
             return
         who = self._identity = self._ask_group(who)
         self._exported = self._exports(who)
         self._settled = who.settled
-        if who.launcher == "environment" and who.world_size is None and not who.local_rank:
-            containment.warn_once(
-                "world size",
-                "RANK is set and WORLD_SIZE is not: this process is recorded as rank %s of an "
-                "unknown number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the "
-                "run after init_process_group. If this process is no rank, unset RANK.",
-                who.label_rank,
-            )
-        if conf.starts_agent and not who.local_rank:
-            for doubt in settings.doubts(conf):
-                containment.warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
-        if not who.local_rank:
-            for sentence in settings.unknown():
-                containment.warn_once(sentence, "%s", sentence)
-        places, remark = place.find(conf.directory, offline=conf.offline)
-        if remark:
-            containment.warn_once("place", "%s.", remark)
-        if not places:
-            return
-        directories = [each.directory for each in places]
-        own = self._logs_for is None
-        size = conf.journal_bytes if own else min(conf.journal_bytes, _RANK_JOURNAL_BYTES)
-        writer, remark = open_journal(directories, size, self._told())
-        if remark:
-            containment.warn_once("journal", "%s.", remark)
+        announcements.doubts(conf, who)
+        size = conf.journal_bytes
+        if self._logs_for is not None:
+            size = min(size, rank_handles.JOURNAL_BYTES)
+        writer = opening.open_journal(conf, size, self._identity_record())
         if writer is None:
             return
         self._place = place.Place(writer.path.parent)
         recorder = self._recorder = Recorder(writer, conf)
         self._progress = Progress(recorder)
         recorder.on_first_value = self._progress.mark_running
-        recorder.check_agent = self._look_around
+        recorder.check_agent = self._check_agent
         if self._logs_for is None:
             containment.count_failure = self._count_failures
             self._count_failures(0.0)
         recorder.facts(
             {
-                **_facts(),
+                **opening.program_facts(),
                 **({} if self._logs_for is None else {"proxy": True}),
                 "terms": agent_environment.digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
             }
         )
-        self._say_kept(recorder)
+        if self._speaks_for_all():
+            announcements.where_it_is_kept(conf, writer.ring_bytes)
         if self._settled:
             self._announce()
-        self._look_around(writer.created_ns)
+        self._check_agent(writer.created_ns)
         self._place.wake_agent()
         if config is not None:
             self.config(config)
-        self._say_cut(recorder)
+        announcements.what_the_info_cuts(self.identity, recorder.settings)
 
     def _exports(self, who: Identity) -> bool | None:
-        # What a process logs for others is to be seen where its own values are.
+        # Values for other ranks are exported where the process's own values are.
         return self._choice.exports(who) if self._logs_for is None else self._logs_for._exported
 
-    def _told(self) -> dict[str, Any]:
+    def _identity_record(self) -> dict[str, Any]:
         return {
             **self.identity.to_dict(),
             "strategy": self._choice.text,
@@ -232,74 +190,13 @@ class Run:
         }
 
     def _announce(self) -> None:
+        """Let children join this run, and say what its rank means for the strategy."""
         identity.hand_down(self.identity.run, self.identity.group)
-        self._say_unknown()
-        who = self.identity
-        if self._choice.text == "main" and who.local_rank == 0 and who.global_rank:
-            containment.warn_once(
-                "main",
-                "strategy 'main' exports rank 0 of the whole run: this is rank %d, the first of "
-                "its node, and its series stay here. strategy='node' exports the first of each.",
-                who.global_rank,
-            )
-
-    def _say_unknown(self) -> None:
         if self._exported is None:
-            what = "LOCAL_RANK" if self._choice.text == "node" else "RANK"
-            containment.warn_once(
-                "strategy",
-                "strategy %r needs the %s of this process, which is not known here, so its series "
-                "stay on the node. Set OTEL_DDP_%s%s.",
-                self._choice.text,
-                what.lower().replace("_", " "),
-                what,
-                " or pass local_rank= to init"
-                if what == "LOCAL_RANK"
-                else ", or open the run after init_process_group",
-            )
+            announcements.exports_are_unknown(self._choice)
+        announcements.main_is_elsewhere(self._choice, self.identity)
 
-    def _say_kept(self, recorder: Recorder) -> None:
-        """Where nothing is sent, say at the start how much is kept, and where."""
-        conf = self._settings
-        if not self._speaks():
-            return
-        if conf.offline:
-            where = shlex.quote(conf.spools)
-            by = settings.offline_by()
-            containment.warn_once(
-                "offline",
-                "%s=offline: nothing is sent. What is recorded is kept in %s, %d MiB at most on "
-                "each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.%s",
-                *(by or "OTEL_DDP_AGENT", where, conf.spool_bytes // settings.MIB, where),
-                " OTEL_DDP_AGENT=auto, or an endpoint, has it sent at once." if by else "",
-            )
-        elif conf.agent == "off":
-            ring_bytes = recorder.writer.ring_bytes
-            containment.warn_once(
-                "off",
-                "OTEL_DDP_AGENT=off: no agent reads what is recorded. The journal of a process "
-                "holds the last %.1f MiB (OTEL_DDP_JOURNAL_BYTES), about %d steps; what is older "
-                "is overwritten. OTEL_DDP_AGENT=offline keeps everything on disk.",
-                *(ring_bytes / settings.MIB, round(ring_bytes / _STEP_BYTES, -2)),
-            )
-
-    def _say_overwritten(self, recorder: Recorder, where: place.Place) -> None:
-        """Say once that the journal is full, where no agent lives to read it."""
-        if not self._speaks() or not recorder.writer.overwrites_unread() or where.agent_is_alive():
-            return
-        agent = self._settings.agent
-        advice = {
-            "off": "OTEL_DDP_AGENT=offline would keep them on disk",
-            "external": "start `otel-ddp agent` on this node",
-        }
-        containment.warn_once(
-            "overwritten",
-            "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records "
-            "are overwritten from now on; %s.",
-            *(agent, advice.get(agent, "`otel-ddp status` says why")),
-        )
-
-    def _speaks(self) -> bool:
+    def _speaks_for_all(self) -> bool:
         """Whether this process says what holds for all ranks."""
         if self._logs_for is not None or (pools.in_worker() and identity.parent_has_run()):
             return False
@@ -307,11 +204,11 @@ class Run:
 
     def _ask_group(self, who: Identity) -> Identity:
         if self._logs_for is not None:
-            # The run is the one of this process, which asks for itself.
+            # This handle follows the run of its process, which asks by itself.
             self._logs_for._ready()
             found = identity.of_rank(self._logs_for.identity, **self._arguments)
             return who if found == who else found
-        if not _group_is_up():
+        if not opening.group_is_up():
             return who
         from otel_ddp.torch import process_group
 
@@ -319,28 +216,23 @@ class Run:
         if facts is None:
             return who
         if "global_rank" in who.given and who.global_rank != facts.global_rank:
-            containment.warn_once(
-                "rank",
-                "This process is rank %s by argument or OTEL_DDP_RANK, and rank %d of its process "
-                "group: it is recorded as the former. Leave it out, and the group is asked.",
-                *(who.global_rank, facts.global_rank),
-            )
+            announcements.rank_differs(who, facts)
         return identity.settle(who, facts)
 
     @containment.contained(default=True)
     def _settle_by_hooks(self) -> bool:
-        """Ask as training goes on; true once nothing is left to ask."""
+        """Asks the process group while training goes on; true once nothing is left to ask."""
         recorder = self._recorder
         if recorder is None:
             return True
         if not self._settled or self.identity.may_have_others:
             self._settle(recorder)
-        _tell_backend(recorder)
-        return self._settled and (not self.identity.may_have_others or _group_is_up())
+        _record_backend(recorder)
+        return self._settled and (not self.identity.may_have_others or opening.group_is_up())
 
     @containment.contained()
     def _settle(self, recorder: Recorder) -> None:
-        """Until the process group is up, ask at each call whether it is."""
+        """Asks the process group for this rank and run, if it is up by now."""
         if not self.identity.settled or self.identity.may_have_others:
             who = self._ask_group(self.identity)
             if who == self._identity:
@@ -349,17 +241,12 @@ class Run:
             self._settled = False
             self._log_by_run()
             self._exported = self._exports(who)
-        written = recorder.identity(self._told())
-        # A signal handler in the middle of a record: the next call tells it.
+        written = recorder.identity(self._identity_record())
+        # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
             return
         if not written:
-            containment.warn_once(
-                "identity",
-                "What the process group says of this process found no room in its journal, so "
-                "its series keep the labels of before: set OTEL_DDP_JOURNAL_BYTES higher, or give "
-                "shorter names and descriptions.",
-            )
+            announcements.identity_found_no_room()
         self._settled = self.identity.settled
         if self._settled:
             self._announce()
@@ -367,9 +254,9 @@ class Run:
                 self._place.wake_agent()
 
     def _ready(self) -> Recorder | None:
-        """What to record with, or None where this process is silent."""
+        """The recorder; None if this process records nothing."""
         if not self._opened:
-            if _in_data_worker():
+            if opening.in_data_worker():
                 return None
             self._join()
         recorder = self._recorder
@@ -385,30 +272,31 @@ class Run:
 
     @property
     def opened(self) -> bool:
-        """Whether it was opened, or will never be."""
+        """Whether this run was opened, or never will be."""
         return self._opened
 
     @property
     def logs_for_another_rank(self) -> bool:
-        """Whether it is a handle that `for_rank` has given."""
+        """Whether this is a handle that `for_rank` has returned."""
         return self._logs_for is not None
 
     @property
     def identity(self) -> Identity:
-        """Who this process is."""
+        """The identity of this process: its run, group, node and ranks."""
         if self._identity is None:
-            said = {k: v for k, v in self._arguments.items() if k not in ("strategy", "config")}
-            self._identity = self._resolve(said)
+            others = ("strategy", "config")
+            arguments = {k: v for k, v in self._arguments.items() if k not in others}
+            self._identity = self._resolve(arguments)
         return self._identity
 
-    def _resolve(self, said: Mapping[str, Any]) -> Identity:
+    def _resolve(self, arguments: Mapping[str, Any]) -> Identity:
         if self._logs_for is not None:
-            return identity.of_rank(self._logs_for.identity, **said)
+            return identity.of_rank(self._logs_for.identity, **arguments)
         return identity.resolve(
-            **said,
+            **arguments,
             joins=self._joins,
             in_task=self._task is not None,
-            # Also one that os.fork has made has the variables of its parent, not a launcher's.
+            # A child of os.fork has its parent's variables too, and none of a launcher's own.
             in_spawned_child=True if self._forked and self._joins else None,
         )
 
@@ -442,15 +330,16 @@ class Run:
         if recorder is None:
             return
         if self._settled:
-            # Further calls need nothing of this run, so they go to the recorder at once.
+            # Further calls need nothing of this run, so they go straight to the recorder.
             vars(self)["log"] = recorder.log
         else:
             # Values are logged and the rank is still unknown: it may stay so.
-            self._say_unknown()
+            if self._exported is None:
+                announcements.exports_are_unknown(self._choice)
         recorder.log(metrics, step=step, epoch=epoch, split=split)
 
     def _log_by_run(self) -> None:
-        """Lets calls of `log` come to this run again, and not to its recorder at once."""
+        """Makes calls of `log` come to this run again, instead of straight to its recorder."""
         vars(self).pop("log", None)
 
     def config(self, mapping: T) -> T:
@@ -471,42 +360,19 @@ class Run:
             recorder.refuse("value", "config", f"config expects a mapping, got {kind}")
         else:
             if left_out := recorder.config(content):
-                text = f"{_few(left_out)} of the configuration found no room"
+                text = f"{announcements.few(left_out)} of the configuration found no room"
                 recorder.refuse("value", "config", f"{text} (OTEL_DDP_JOURNAL_BYTES)")
             if len(content) == values.MOST_SETTINGS:
                 text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
                 recorder.refuse("value", "settings", f"{text}, so what follows is left out")
-            self._say_cut(recorder)
-
-    def _say_cut(self, recorder: Recorder) -> None:
-        """What of this run its info, whose labels are bounded, does not show in full."""
-        who, longest = self.identity, catalog.LONGEST_LABEL
-        if who.global_rank:
-            return  # the info is rank 0's
-        texts = {"description": who.description, "tags": who.tags}
-        shown = islice(recorder.settings.items(), catalog.MOST_CONFIG_LABELS)
-        cut = [
-            name
-            for name, value in (*texts.items(), *shown)
-            if isinstance(value, str) and len(value) > longest
-        ]
-        cut += islice(recorder.settings, catalog.MOST_CONFIG_LABELS, None)
-        if cut:
-            containment.warn_once(
-                "labels",
-                "training_run_info shows %d settings and %d characters of each, so %s cannot be "
-                "seen in full there: labels are bounded. The log record %s and `otel-ddp status "
-                "--json` have all that is recorded, %d characters of each.",
-                *(catalog.MOST_CONFIG_LABELS, longest, _few(cut), catalog.RUN_CONFIG_EVENT),
-                values.LONGEST_SETTING,
-            )
+            announcements.what_the_info_cuts(self.identity, recorder.settings)
 
     @contextlib.contextmanager
     def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:
         """Say what this process does: `with run.phase("checkpoint"): save()`.
 
-        *expect_s* is how long it may well take: until then, and half as long again, standing still
-        in it is no stall.
+        *expect_s* is how long it may take. Standing still in it is no stall for one and a half
+        times as long.
         """
         opened = self._begin(name, phase=True, expect_s=expect_s)
         try:
@@ -542,7 +408,7 @@ class Run:
             expected = 0.0
         entered = progress.begin(clean, expected) if phase else None
         if progress.steps_began:
-            # All ranks count alike, whoever of them logs.
+            # The hooks count alike on all ranks; which ranks log does not matter.
             trace, step = f"step/{progress.step_count + 1}", progress.next_logged_number()
             return _Opened(progress, OpenSpan(recorder, clean, trace, step), entered)
         logged = recorder.step
@@ -556,10 +422,10 @@ class Run:
             return
         took_s = opened.span.leave()
         recorder, progress = self._recorder, self._progress
-        # A forked child leaves what its parent has entered, and that is the parent's to tell.
+        # A forked child leaves the spans that its parent entered: the parent records them.
         if recorder is None or progress is not opened.progress:
             return
-        # The phase first: it must not stay open where the span cannot be written.
+        # The phase first: it must end even if the span cannot be written.
         if opened.phase is not None:
             progress.end(opened.phase, took_s)
         opened.span.record(recorder, took_s, attributes, error)
@@ -577,7 +443,7 @@ class Run:
 
     @containment.contained()
     def describe(self, model: Any) -> None:
-        """Say what model this run trains."""
+        """Record which model this run trains."""
         recorder = self._ready()
         if recorder is None:
             return
@@ -587,7 +453,7 @@ class Run:
 
     @containment.contained()
     def watch(self, model: Any = None, **options: Any) -> None:
-        """Measure the steps that train this model, or, without one, the models that are found."""
+        """Measure the steps that train this model, or models that are found if none is given."""
         recorder, progress = self._ready(), self._progress
         if recorder is None or progress is None:
             return
@@ -595,7 +461,7 @@ class Run:
 
         if not measure.can_measure(model):
             return
-        _tell_backend(recorder)
+        _record_backend(recorder)
         who = self.identity
         options.update(
             every=self._settings.sample_steps,
@@ -626,16 +492,15 @@ class Run:
     def for_rank(
         self, global_rank: int, *, job_type: str | None = None, local_rank: int | None = None
     ) -> Run:
-        """What this process logs for another rank, whose numbers come by a queue, say.
+        """A handle to log for another rank, whose numbers come by a queue, for example.
 
-        `run.for_rank(3, job_type="worker").log({"loss": loss})` has the labels of that rank. It is
-        the same handle for the same rank, and ends with this run. A child that it is handed to is
-        that rank.
+        `run.for_rank(3, job_type="worker").log({"loss": loss})` has the labels of that rank. Each
+        rank has one handle, which ends with this run. A child that gets a handle is that rank.
         """
         found = self._for_rank(global_rank, job_type, local_rank)
         if found is None:
             found = Run({})
-            found.fall_silent()
+            found.go_silent()
         return found
 
     @containment.contained()
@@ -647,84 +512,72 @@ class Run:
         who = self.identity
         try:
             other = identity.of_rank(who, global_rank, job_type, local_rank)
-        except ConfigError as wrong:
-            containment.warn_once("for_rank", "Nothing is recorded by for_rank: %s", wrong)
+        except ConfigError as error:
+            containment.warn_once("for_rank", "Nothing is recorded by for_rank: %s", error)
             return None
         key = other.global_rank, other.job_type
         if key == (who.global_rank, who.job_type):
             return self
-        known = self._ranks.get(key)
-        if known is not None and not known.is_closed:
-            return known
-        if known is None and len(self._ranks) >= _MOST_RANKS:
-            containment.warn_once(
-                "most ranks",
-                "for_rank gives handles for %d ranks at most: what is logged for others is not "
-                "recorded. Let them log by themselves, or log their mean.",
-                _MOST_RANKS,
-            )
-            return None
-        made = Run({"global_rank": global_rank, "job_type": job_type, "local_rank": local_rank})
-        made._logs_for = self
-        if known is not None:
-            self._ranks[key] = made
+
+        def make() -> Run:
+            made = Run({"global_rank": global_rank, "job_type": job_type, "local_rank": local_rank})
+            made._logs_for = self
             return made
-        # Two threads may ask for the same rank at once.
-        return self._ranks.setdefault(key, made)
+
+        return self._ranks.handle(key, make)
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was opened and has ended, or was never to record anything."""
+        """Whether this run has ended, or never records anything."""
         return self._opened and self._recorder is None
 
     # -- the end
 
     def finish(self, state: str = "finished", *, reason: str = "") -> None:
-        """End this run: the last values are handed to the agent, which takes at most 0.3 s."""
+        """End this run; wait at most 0.3 s until the agent has read the last values."""
         if state not in ("finished", "failed"):
             raise ConfigError(f'state must be "finished" or "failed", got {state!r}.')
         self.close(state, str(reason))
 
     @containment.contained()
     def close(self, state: str, reason: str) -> None:
-        """What `finish` does, and the end of the process where nobody called it."""
+        """Does what `finish` does; also called when the process ends without it."""
         self._opened = True
         recorder, progress, where = self._recorder, self._progress, self._place
         if recorder is None or progress is None or where is None:
             current_run.release(self)
             return
-        # A signal handler that ends the run in the middle of what its own thread records.
+        # A signal handler may end the run in the middle of what its own thread records.
         if progress.defer(partial(self.close, state, reason), state):
             current_run.release(self)
             return
-        # Another thread that ends it is waited for, not for ever: it may need what this one has.
-        if not self._ends.acquire(timeout=_END_S):
-            return
-        try:
-            if self._recorder is None:
-                return
-            # A handler that comes while it is being ended does the rest of that.
-            if not self._ending:
-                # Of what it logs for others the agent hears in time, for this process goes on.
-                last = self._logs_for is None
-                self._ending += [
-                    *(partial(each.close, state, "") for each in list(self._ranks.values())),
-                    partial(self._settle, recorder) if not self._settled else _nothing,
-                    partial(self._unwatch, progress),
-                    recorder.drain_copies,
-                    partial(recorder.reason, reason) if reason else _nothing,
-                    partial(progress.end_run, state),
-                    # After the progress: whoever has taken this record has seen the end.
-                    lambda: recorder.append(layout.END, {"state": state, "time": time.time_ns()}),
-                    partial(self._hand_over, recorder, where) if last else _nothing,
-                    recorder.close,
-                    where.wake_agent,
-                    partial(current_run.release, self),
-                    self.fall_silent,
-                ]
-            _do(self._ending)
-        finally:
-            self._ends.release()
+        self._ending.run(
+            lambda: self._recorder is None,
+            lambda: self._acts_at_end(state, reason, recorder, progress, where),
+        )
+
+    def _acts_at_end(
+        self,
+        state: str,
+        reason: str,
+        recorder: Recorder,
+        progress: Progress,
+        where: place.Place,
+    ) -> list[Act]:
+        acts: list[Act] = [partial(each.close, state, "") for each in self._ranks.all()]
+        if not self._settled:
+            acts.append(partial(self._settle, recorder))
+        acts += [partial(self._unwatch, progress), recorder.drain_copies]
+        if reason:
+            acts.append(partial(recorder.reason, reason))
+        content = {"state": state, "time": time.time_ns()}
+        # In this order: a reader of the end record finds the final progress.
+        acts += [partial(progress.end_run, state), partial(recorder.append, layout.END, content)]
+        # The agent reads what this process logged for other ranks later: the process goes on.
+        if self._logs_for is None:
+            acts.append(partial(self._hand_over, recorder, where))
+        release = partial(current_run.release, self)
+        return [*acts, recorder.close, where.wake_agent, release, self.go_silent]
 
     def _hand_over(self, recorder: Recorder, where: place.Place) -> None:
         if self._settings.starts_agent:
@@ -732,7 +585,7 @@ class Run:
         if self._settings.agent != "off":
             agent_start.hand_over(where, recorder.writer)
 
-    def fall_silent(self) -> None:
+    def go_silent(self) -> None:
         """Record nothing from here on."""
         self._opened = True
         self._log_by_run()
@@ -757,11 +610,11 @@ class Run:
     def __reduce__(self) -> tuple[Callable[..., Run], tuple[dict[str, Any]]]:
         """Pickled into a child process, a run joins the same launch there at its first use."""
         arguments = self._for_a_child()
-        # A function may not survive the journey.
+        # Functions may not be picklable.
         return (_attach, ({k: v for k, v in arguments.items() if not callable(v)},))
 
     def _for_a_child(self) -> dict[str, Any]:
-        """How a child joins this run: ranks and configuration are the parent's own."""
+        """The arguments by which a child joins this run, without the parent's ranks and config."""
         if self._logs_for is not None:
             return {**self._logs_for._for_a_child(), **self._arguments}
         own = ("config", "global_rank", "local_rank", "world_size", "parallel")
@@ -772,11 +625,11 @@ class Run:
         who = self.identity
         return f"<otel_ddp.Run {who.run!r} rank {who.label_rank} of {who.world_size}>"
 
-    # -- now and then
+    # -- every few seconds
 
     @containment.contained()
-    def _look_around(self, now: int) -> None:
-        """Every few seconds: is the agent still there? A training process has no thread to ask."""
+    def _check_agent(self, now: int) -> None:
+        """Every few seconds, from a call that logs: restarts a missing agent. We have no thread."""
         recorder = self._recorder
         if recorder is None or self._place is None:
             return
@@ -786,88 +639,25 @@ class Run:
             self._settle(recorder)
         if self._settings.starts_agent:
             agent_start.ensure_agent(self._place)
-        self._say_overwritten(recorder, self._place)
+        if (
+            self._speaks_for_all()
+            and recorder.writer.overwrites_unread()
+            and not self._place.agent_is_alive()
+        ):
+            announcements.journal_is_full(self._settings.agent)
 
     def _count_failures(self, more: float = 1.0) -> None:
         if self._recorder is not None:
             self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
 
 
-def _few(names: Sequence[str]) -> str:
-    """The first of many names: 'a', 'b', 'c' and 4 more."""
-    first = ", ".join(values.shown(name) for name in names[:3])
-    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
-
-
-def _nothing() -> None:
-    pass
-
-
-def _do(acts: list[Callable[[], Any]]) -> None:
-    """Do and remove all of these, whatever a signal handler raises in the middle of one.
-
-    That goes on after the last, and what it interrupted is done again. The handler may do all that
-    is left by itself.
-    """
-    try:
-        while acts:
-            act = acts[0]
-            act()
-            if acts[:1] == [act]:
-                del acts[0]
-    except BaseException:
-        while acts:
-            act = acts[0]
-            containment.attempt(act, None)
-            if acts[:1] == [act]:
-                del acts[0]
-        raise
-
-
 def _attach(arguments: dict[str, Any]) -> Run:
-    """What an unpickled run becomes."""
+    """Makes the run of an unpickled one."""
     return cast("Run", current_run.attach(partial(Run, arguments, joins=True)))
 
 
-def own_task() -> pools.Task | None:
-    """The task of a pool that is a run of its own; none where a process group joins its workers."""
-    return None if _group_is_up() else pools.current_task()
-
-
-def _group_is_up() -> bool:
-    # A process that has not imported torch.distributed has no process group.
-    if "torch.distributed" not in sys.modules:
-        return False
-    from otel_ddp.torch import process_group
-
-    return process_group.is_up()
-
-
-def _tell_backend(recorder: Recorder) -> None:
+def _record_backend(recorder: Recorder) -> None:
     from otel_ddp.torch import process_group
 
     if backend := process_group.backend():
         recorder.facts({"backend": backend})
-
-
-def _in_data_worker() -> bool:
-    module = sys.modules.get("torch.utils.data")
-    return module is not None and module.get_worker_info() is not None
-
-
-def _facts() -> dict[str, Any]:
-    """What the run's info says about this program, and whose child it is."""
-    script = sys.argv[0] if sys.argv else ""
-    found: dict[str, Any] = {
-        "script": os.path.basename(script),
-        "git_sha": revision(script) if script else "",
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
-    if parent := launchers.multiprocessing_parent():
-        found["parent"] = parent
-        found["pool"] = pools.in_worker()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found["torch"] = str(getattr(torch, "__version__", ""))
-        found["cuda"] = str(getattr(getattr(torch, "version", None), "cuda", None) or "")
-    return found

@@ -1,0 +1,170 @@
+"""What a run says in the log: each sentence once a process, most of them at its start."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from otel_ddp import catalog, settings
+from otel_ddp.containment import warn_once
+from otel_ddp.identity.identity import GroupFacts, Identity
+from otel_ddp.identity.strategy import Choice
+from otel_ddp.recording import values
+from otel_ddp.settings import Settings
+
+# About what one step takes in the journal: where its time went, and a few logged values.
+_STEP_BYTES = 200
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of many names: 'a', 'b', 'c' and 4 more."""
+    first = ", ".join(values.shown(name) for name in names[:3])
+    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
+
+
+def nothing_is_recorded(lacking: str) -> None:
+    """This system lacks what a journal needs."""
+    warn_once(
+        "system",
+        "Nothing is recorded here: this system lacks %s, which Linux has. Your script goes on as "
+        "it is, and every call of otel_ddp does nothing.",
+        lacking,
+    )
+
+
+def doubts(conf: Settings, who: Identity) -> None:
+    """Variables that are incomplete, that cannot work, or that are unknown; once a node."""
+    if who.local_rank:
+        return
+    if who.launcher == "environment" and who.world_size is None:
+        warn_once(
+            "world size",
+            "RANK is set and WORLD_SIZE is not: this process is recorded as rank %s of an "
+            "unknown number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the "
+            "run after init_process_group. If this process is no rank, unset RANK.",
+            who.label_rank,
+        )
+    if conf.starts_agent:
+        for doubt in settings.doubts(conf):
+            warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
+    for sentence in settings.unknown():
+        warn_once(sentence, "%s", sentence)
+
+
+def where_it_is_kept(conf: Settings, ring_bytes: int) -> None:
+    """If nothing is sent: how much is kept, and where."""
+    if conf.offline:
+        where = shlex.quote(conf.spools)
+        by = settings.offline_by()
+        warn_once(
+            "offline",
+            "%s=offline: nothing is sent. What is recorded is kept in %s, %d MiB at most on "
+            "each node (OTEL_DDP_SPOOL_BYTES); `otel-ddp replay %s` sends it later.%s",
+            *(by or "OTEL_DDP_AGENT", where, conf.spool_bytes // settings.MIB, where),
+            " OTEL_DDP_AGENT=auto, or an endpoint, has it sent at once." if by else "",
+        )
+    elif conf.agent == "off":
+        warn_once(
+            "off",
+            "OTEL_DDP_AGENT=off: no agent reads what is recorded. The journal of a process "
+            "holds the last %.1f MiB (OTEL_DDP_JOURNAL_BYTES), about %d steps; what is older "
+            "is overwritten. OTEL_DDP_AGENT=offline keeps everything on disk.",
+            *(ring_bytes / settings.MIB, round(ring_bytes / _STEP_BYTES, -2)),
+        )
+
+
+def journal_is_full(agent: str) -> None:
+    """The journal is full, and no agent lives to read it."""
+    advice = {
+        "off": "OTEL_DDP_AGENT=offline would keep them on disk",
+        "external": "start `otel-ddp agent` on this node",
+    }
+    warn_once(
+        "overwritten",
+        "The journal is full and no agent reads it (OTEL_DDP_AGENT=%s): the oldest records "
+        "are overwritten from now on; %s.",
+        *(agent, advice.get(agent, "`otel-ddp status` says why")),
+    )
+
+
+def exports_are_unknown(choice: Choice) -> None:
+    """The strategy needs a rank that is not known."""
+    what = "LOCAL_RANK" if choice.text == "node" else "RANK"
+    warn_once(
+        "strategy",
+        "strategy %r needs the %s of this process, which is not known here, so its series "
+        "stay on the node. Set OTEL_DDP_%s%s.",
+        choice.text,
+        what.lower().replace("_", " "),
+        what,
+        " or pass local_rank= to init"
+        if what == "LOCAL_RANK"
+        else ", or open the run after init_process_group",
+    )
+
+
+def main_is_elsewhere(choice: Choice, who: Identity) -> None:
+    """The strategy is `main`, and this node has no main rank."""
+    if choice.text == "main" and who.local_rank == 0 and who.global_rank:
+        warn_once(
+            "main",
+            "strategy 'main' exports rank 0 of the whole run: this is rank %d, the first of "
+            "its node, and its series stay here. strategy='node' exports the first of each.",
+            who.global_rank,
+        )
+
+
+def rank_differs(who: Identity, facts: GroupFacts) -> None:
+    """The user and the process group call this process by different ranks."""
+    warn_once(
+        "rank",
+        "This process is rank %s by argument or OTEL_DDP_RANK, and rank %d of its process "
+        "group: it is recorded as the former. Leave it out, and the group is asked.",
+        *(who.global_rank, facts.global_rank),
+    )
+
+
+def identity_found_no_room() -> None:
+    """The journal has no room for what the process group says."""
+    warn_once(
+        "identity",
+        "What the process group says of this process found no room in its journal, so "
+        "its series keep the labels of before: set OTEL_DDP_JOURNAL_BYTES higher, or give "
+        "shorter names and descriptions.",
+    )
+
+
+def comes_too_late(name: str, known: object, asked: object) -> None:
+    """A second `init` has another argument than the first."""
+    warn_once(
+        f"again {name}",
+        "A run is open in this process, with %s=%r: %s=%r comes too late and is ignored. Say it "
+        "in the first call of init or instrument, or call finish() before this one.",
+        *(name, known, name, asked),
+    )
+
+
+def what_the_info_cuts(who: Identity, config: Mapping[str, Any]) -> None:
+    """The labels of a run's info are bounded: name what they do not show in full."""
+    longest = catalog.LONGEST_LABEL
+    if who.global_rank:
+        return  # The info is rank 0's.
+    texts = {"description": who.description, "tags": who.tags}
+    shown = islice(config.items(), catalog.MOST_CONFIG_LABELS)
+    cut = [
+        name
+        for name, value in (*texts.items(), *shown)
+        if isinstance(value, str) and len(value) > longest
+    ]
+    cut += islice(config, catalog.MOST_CONFIG_LABELS, None)
+    if cut:
+        warn_once(
+            "labels",
+            "training_run_info shows %d settings and %d characters of each, so %s cannot be "
+            "seen in full there: labels are bounded. The log record %s and `otel-ddp status "
+            "--json` have all that is recorded, %d characters of each.",
+            *(catalog.MOST_CONFIG_LABELS, longest, few(cut), catalog.RUN_CONFIG_EVENT),
+            values.LONGEST_SETTING,
+        )

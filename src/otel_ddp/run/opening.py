@@ -1,0 +1,66 @@
+"""What a run finds when it opens: a place for its journal, its program, and who calls it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from otel_ddp import containment
+from otel_ddp.identity import launchers, pools
+from otel_ddp.identity.git_commit import revision
+from otel_ddp.journal import place, writer
+from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.settings import Settings
+
+
+def open_journal(conf: Settings, size: int, identity: dict[str, Any]) -> JournalWriter | None:
+    """The journal of this process, in the best place that has room; None if there is no room."""
+    places, remark = place.find(conf.directory, offline=conf.offline)
+    if remark:
+        containment.warn_once("place", "%s.", remark)
+    if not places:
+        return None
+    opened, remark = writer.open_journal([each.directory for each in places], size, identity)
+    if remark:
+        containment.warn_once("journal", "%s.", remark)
+    return opened
+
+
+def own_task() -> pools.Task | None:
+    """The task of a pool that is a run of its own; None if a process group joins the workers."""
+    return None if group_is_up() else pools.current_task()
+
+
+def group_is_up() -> bool:
+    """Whether this process is in a process group."""
+    # A process that has not imported torch.distributed has no process group.
+    if "torch.distributed" not in sys.modules:
+        return False
+    from otel_ddp.torch import process_group
+
+    return process_group.is_up()
+
+
+def in_data_worker() -> bool:
+    """Whether this process is a worker of a data loader."""
+    module = sys.modules.get("torch.utils.data")
+    return module is not None and module.get_worker_info() is not None
+
+
+def program_facts() -> dict[str, Any]:
+    """What the run's info says about this program, and the process that started it."""
+    script = sys.argv[0] if sys.argv else ""
+    found: dict[str, Any] = {
+        "script": os.path.basename(script),
+        "git_sha": revision(script) if script else "",
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+    if parent := launchers.multiprocessing_parent():
+        found["parent"] = parent
+        found["pool"] = pools.in_worker()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(getattr(torch, "__version__", ""))
+        found["cuda"] = str(getattr(getattr(torch, "version", None), "cuda", None) or "")
+    return found
