@@ -1,18 +1,17 @@
-"""Every setting in one table: argument, then OTEL_DDP_*, then OTEL_*, then the default."""
+"""Every setting in one table: its variables, its default, and what it does."""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from otel_ddp.containment import warn_once
 from otel_ddp.errors import ConfigError
+from otel_ddp.identity.identity import VARIABLES
 from otel_ddp.identity.run_names import INHERITED_RUN
-
-log = logging.getLogger("otel_ddp")
 
 MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
@@ -21,11 +20,11 @@ _ADVICE = "Correct it, or unset it for the default."
 # What the official exporters take for a header.
 _HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
 
-# Of other trackers; `offline` means the same here.
+# Variables of other trackers; `offline` means the same here.
 _MODES = ("SWANLAB_MODE", "WANDB_MODE")
 
-# What was warned of. Said here, since `containment` is a room that this one does not know.
-_said: set[str] = set()
+# The parts of the names of OTLP's variables: for all signals, then for one each.
+SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
 
 
 class Setting(NamedTuple):
@@ -85,7 +84,7 @@ def _text(variable: str, text: str) -> str:
 
 
 def _directory(variable: str, text: str) -> str:
-    # In a file of variables no shell has replaced it.
+    # In a file of variables, no shell replaces the `~`.
     return os.path.expanduser(text)
 
 
@@ -100,7 +99,7 @@ def _meeting_place(variable: str, text: str) -> str:
 
 
 def _host(variable: str, text: str) -> str:
-    # As it stands in an address: [::1].
+    # An address may have it in brackets: [::1].
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
@@ -194,7 +193,7 @@ def _one_of(*words: str) -> Callable[[str, str], str]:
 
 
 def _truth(variable: str, text: str) -> bool:
-    # As the specification has it: only "true" is true, whatever else is false.
+    # By the specification only "true" is true; everything else is false.
     return text.strip().lower() == "true"
 
 
@@ -233,7 +232,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "node",
-        ("OTEL_DDP_NODE",),
+        VARIABLES["node"],
         "",
         _text,
         "The name of this node, where the host name is not it (a DaemonSet, say).",
@@ -375,9 +374,9 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
                 try:
                     values[row.name] = row.parse(variable, text)
                 except ConfigError as error:
-                    if not _forgiven(row, variable, text):
+                    if not _is_forgiven(row, variable, text):
                         raise
-                    _say_default(row, str(error))
+                    _warn_default(row, str(error))
                 break
         if row.name == "agent" and offline_by(env):
             values["agent"] = "offline"
@@ -387,13 +386,12 @@ def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
 
 
 def offline_by(env: Mapping[str, str] | None = None) -> str:
-    """The variable of another tracker by which nothing is sent; empty where there is none.
+    """The variable of another tracker that keeps everything offline; empty if there is none.
 
-    OTEL_DDP_AGENT wins, and so does an endpoint: to name one is to want to send.
+    OTEL_DDP_AGENT takes precedence, and so does an endpoint: a user who names one wants to send.
     """
     env = os.environ if env is None else env
-    signals = ("", "METRICS_", "TRACES_", "LOGS_")
-    ours = ("OTEL_DDP_AGENT", *(f"OTEL_EXPORTER_OTLP_{each}ENDPOINT" for each in signals))
+    ours = ("OTEL_DDP_AGENT", *(f"OTEL_EXPORTER_OTLP_{each}ENDPOINT" for each in SIGNALS))
     if any(env.get(name, "").strip() for name in ours):
         return ""
     modes = (name for name in _MODES if env.get(name, "").strip().lower() == "offline")
@@ -401,19 +399,19 @@ def offline_by(env: Mapping[str, str] | None = None) -> str:
 
 
 def names() -> set[str]:
-    """All variables that are ours, or that we read."""
+    """All variables that are ours or that we read."""
     rows = [row.variables for row in TABLE]
     rows += [each.names for each in (*IDENTITY, *EXPORT)]
     return {name for row in rows for name in row}
 
 
 def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """What looks like a variable of ours and is none, one sentence each."""
+    """One sentence for each variable that looks like ours but is none."""
     env = os.environ if env is None else env
     known = names()
     ours = [name for name in sorted(env) if name.startswith("OTEL_DDP_")]
     for name in (name for name in ours if name not in known and name != INHERITED_RUN):
-        # Here, for an import that starts every process has no time for it.
+        # Imported here: every process imports this module, and few need difflib.
         import difflib
 
         near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
@@ -422,19 +420,18 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """What the agent will not be able to send or to serve with, one sentence each.
+    """One sentence for each value with which the agent cannot send or serve.
 
-    No errors: a job must not end over it, and what is logged waits on disk until it is corrected.
+    These are no errors: a job must not end over them. What is logged waits on disk meanwhile.
     """
     env = os.environ if env is None else env
     lost = "nothing can be sent that way"
-    signals = () if conf.offline else ("", "METRICS_", "TRACES_", "LOGS_")
-    for signal in signals:
+    for signal in () if conf.offline else SIGNALS:
         beginning = f"OTEL_EXPORTER_OTLP_{signal}"
         endpoint = env.get(f"{beginning}ENDPOINT", "").strip()
         protocol = env.get(f"{beginning}PROTOCOL", "").strip().lower() or conf.protocol
         if endpoint and protocol != "grpc" and not re.match("https?://", endpoint, re.IGNORECASE):
-            # Without what may be a password.
+            # Without the part that may be a password.
             host = endpoint.rpartition("@")[2]
             yield f"{beginning}ENDPOINT must begin with http:// or https://, got {host!r}: {lost}"
         entries = env.get(f"{beginning}HEADERS", "").split(",")
@@ -456,71 +453,68 @@ def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str
         )
 
 
-def _forgiven(row: Setting, variable: str, text: str) -> bool:
-    """Whether a value that means nothing to us leaves the default, as the specification asks.
+def _is_forgiven(row: Setting, variable: str, text: str) -> bool:
+    """Whether an invalid value leaves the default, as the specification asks.
 
-    A standard variable may be meant for other programs, ours are meant for nobody else. An export
-    interval that is no number is none for anybody: that is said before the first step.
+    A standard variable may be meant for other programs; ours are meant for us. An export interval
+    that is no number is an error for every program, so it is raised before the first step.
     """
     if variable.startswith("OTEL_DDP_"):
         return False
     return row.name != "interval_s" or not math.isnan(_number(text))
 
 
-def _say_default(row: Setting, sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
-        log.warning(
-            "%s; the default, %s, is used.", sentence.removesuffix(f". {_ADVICE}"), _shown(row)
-        )
+def _warn_default(row: Setting, sentence: str) -> None:
+    shown = sentence.removesuffix(f". {_ADVICE}")
+    warn_once(sentence, "%s; the default, %s, is used.", shown, _shown(row))
 
 
 class Variable(NamedTuple):
-    """Variables that are read elsewhere, the first that is set, for the page."""
+    """Variables that other modules read, for the page; the first one that is set counts."""
 
     names: tuple[str, ...]
     meaning: str
 
 
-# Read by `identity` and by `launchers`; a test compares.
+# Read by `identity`, which has their names.
 IDENTITY: tuple[Variable, ...] = (
     Variable(
-        ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
+        VARIABLES["group"],
         "`group`: what ties several processes or runs of one experiment together.",
     ),
     Variable(
-        ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
+        VARIABLES["run"],
         "`run`: the name of this launch, the same on all its ranks. By default the launcher's. "
         "A resumed run that has the same name again goes on as the same run.",
     ),
     Variable(
-        ("OTEL_DDP_JOB_TYPE", "SWANLAB_JOB_TYPE", "WANDB_JOB_TYPE"),
+        VARIABLES["job_type"],
         "`job_type`: the role of this process; `train`.",
     ),
     Variable(
-        ("OTEL_DDP_PROJECT", "SWANLAB_PROJ_NAME", "WANDB_PROJECT"),
+        VARIABLES["project"],
         "`project`: the `service.namespace` of what is exported.",
     ),
     Variable(
-        ("OTEL_DDP_NAME", "SWANLAB_NAME", "SWANLAB_EXP_NAME", "WANDB_NAME"),
+        VARIABLES["name"],
         "`name`: what people call the run; in its info.",
     ),
     Variable(
-        ("OTEL_DDP_DESCRIPTION", "SWANLAB_DESCRIPTION", "WANDB_NOTES"),
+        VARIABLES["description"],
         "`description`: what the run is about, in 1,000 characters at most; in its info.",
     ),
     Variable(
-        ("OTEL_DDP_TAGS", "SWANLAB_TAGS", "WANDB_TAGS"),
+        VARIABLES["tags"],
         "`tags`: words with commas between them, in code a list as well; in its info, sorted.",
     ),
-    Variable(("OTEL_DDP_RANK",), "`global_rank`, counted from 0."),
-    Variable(("OTEL_DDP_LOCAL_RANK",), "`local_rank`: the number on its node."),
-    Variable(("OTEL_DDP_WORLD_SIZE",), "`world_size`: how many ranks there are."),
-    Variable(("OTEL_DDP_NODE_RANK",), "The number of this node among the run's."),
+    Variable(VARIABLES["global_rank"], "`global_rank`, counted from 0."),
+    Variable(VARIABLES["local_rank"], "`local_rank`: the number on its node."),
+    Variable(VARIABLES["world_size"], "`world_size`: how many ranks there are."),
+    Variable(VARIABLES["node_rank"], "The number of this node among the run's."),
 )
 
 
-# Of other trackers, and not as good as one of ours; the rest of theirs is read with the identity.
+# Variables of other trackers. Those that name something are read with the identity.
 OTHERS: tuple[Variable, ...] = (
     Variable(
         _MODES,
@@ -541,9 +535,9 @@ OTHERS: tuple[Variable, ...] = (
 
 
 def _otlp(name: str) -> tuple[str, ...]:
-    """A signal's own variable, which wins, and the general one."""
-    signals = ("METRICS_", "TRACES_", "LOGS_", "")
-    return tuple(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in signals)
+    """The own variable of each signal, which takes precedence, and the general one."""
+    general, *own = SIGNALS
+    return tuple(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in (*own, general))
 
 
 # Read in `agent/`, or by the official exporters and the resource detector there.

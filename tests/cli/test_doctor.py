@@ -24,7 +24,7 @@ import otel_ddp
 from conftest import Here
 from node import Node, finished
 from nvml_boards import Boards, a100_mig, h100, standin_library
-from otel_ddp import __version__, settings
+from otel_ddp import __version__
 from otel_ddp.agent.export.otlp.outcome import Outcome
 from otel_ddp.agent.export.otlp.variables import Route
 from otel_ddp.cli import doctor, main
@@ -232,9 +232,8 @@ def test_what_stops_a_training_at_its_start_is_found_before(
 
 
 def test_a_standard_variable_that_is_not_used_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(settings, "_said", set())
     os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] = "many"
 
     findings = found(doctor.variables)

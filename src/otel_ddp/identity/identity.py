@@ -1,4 +1,4 @@
-"""Who am I: group, run, job_type, node, rank and local rank, from the launcher's environment."""
+"""The identity of a process: its run, group, node and ranks, from arguments and launchers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, run_names
 from otel_ddp.identity.run_names import INHERITED_RUN, hand_down, parent_has_run
 
-# What names each text, where no argument does: our own variable, then those of other trackers.
-_VARIABLES = {
+# The variables of each argument: our own, then those of other trackers. The first one counts.
+VARIABLES = {
     "group": ("OTEL_DDP_GROUP", "SWANLAB_GROUP", "WANDB_RUN_GROUP"),
     "run": ("OTEL_DDP_RUN", "SWANLAB_RUN_ID", "WANDB_RUN_ID"),
     "job_type": ("OTEL_DDP_JOB_TYPE", "SWANLAB_JOB_TYPE", "WANDB_JOB_TYPE"),
@@ -23,8 +23,12 @@ _VARIABLES = {
     "description": ("OTEL_DDP_DESCRIPTION", "SWANLAB_DESCRIPTION", "WANDB_NOTES"),
     "tags": ("OTEL_DDP_TAGS", "SWANLAB_TAGS", "WANDB_TAGS"),
     "node": ("OTEL_DDP_NODE",),
+    "global_rank": ("OTEL_DDP_RANK",),
+    "local_rank": ("OTEL_DDP_LOCAL_RANK",),
+    "world_size": ("OTEL_DDP_WORLD_SIZE",),
+    "node_rank": ("OTEL_DDP_NODE_RANK",),
 }
-# What is prose, and no name, may be longer; it has to find room in the smallest journal twice.
+# Prose may be longer than a name. It must find room in the smallest journal twice.
 _LONGEST = {"description": 1000}
 _LONGEST_TAGS = 1000
 
@@ -40,7 +44,7 @@ class GroupFacts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """One process of a training job, as far as it is known."""
+    """One process of a training job, as far as that is known."""
 
     group: str = ""
     run: str = ""
@@ -51,14 +55,14 @@ class Identity:
     tags: str = ""
     """Sorted, with commas between them."""
     node: str = ""
-    """What the user called this node; empty where nobody did."""
+    """The user's name for this node; empty if there is none."""
     host: str = ""
     pid: int = 0
     global_rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
     local_world_size: int | None = None
-    """How many ranks the launcher started on this node; None where it does not say."""
+    """How many ranks the launcher started on this node; None if it does not say."""
     node_rank: int | None = None
     nodes: int | None = None
     launcher: str = "lone"
@@ -66,12 +70,12 @@ class Identity:
     rank_settled: bool = False
     restarts: int = 0
     given: frozenset[str] = frozenset()
-    """What the user said, by argument or OTEL_DDP_*: nothing found out later overrules it."""
+    """The fields that the user set, by argument or OTEL_DDP_*: nothing overrules these later."""
     run_from: str = ""
     """given, launcher, inherited, parent, rendezvous, made or agreed."""
     launched_by: str = ""
-    """Tells the process that launched this one from every other of its node: node ranks are dealt
-    anew at each restart of the workers, their launcher stays."""
+    """Identifies the process that launched this one. Node ranks may change when workers are
+    restarted; their launcher stays."""
     proposal: str = ""
     """A name that no other launch has, for the ranks to agree on. `run` itself may be no such
     name: address and port of a rendezvous are the same the next time."""
@@ -83,12 +87,12 @@ class Identity:
 
     @property
     def may_have_others(self) -> bool:
-        """Whether it is alone only as long as no process group says otherwise.
+        """Whether this lone process may turn out to be one rank of several.
 
         A program may start its other ranks by itself, after the run was opened.
         """
-        said = self.given & {"global_rank", "world_size"}
-        return self.launcher == "lone" and self.world_size == 1 and not said
+        is_given = self.given & {"global_rank", "world_size"}
+        return self.launcher == "lone" and self.world_size == 1 and not is_given
 
     @property
     def wants_agreement(self) -> bool:
@@ -131,13 +135,13 @@ def resolve(
     host: str | None = None,
     pid: int | None = None,
 ) -> Identity:
-    """Find out who this process is; raises ConfigError for what cannot be.
+    """Finds the identity of this process; raises ConfigError for values that cannot be.
 
-    *joins*: *run* is one that another process has opened. *in_task*: this is the task of a pool, a
-    run of its own.
+    *joins*: another process has opened *run*. *in_task*: this is a pool's task, which is a run of
+    its own.
     """
     parent = launchers.multiprocessing_parent()
-    here = launchers.ProcessFacts(
+    process = launchers.ProcessFacts(
         env=env,
         proc=proc,
         host=_host_name() if host is None else host,
@@ -145,53 +149,57 @@ def resolve(
         spawned=parent is not None if in_spawned_child is None else in_spawned_child,
         parent=parent or 0,
     )
-    given_rank = _number("global_rank", global_rank, "OTEL_DDP_RANK", env)
-    given_local = _number("local_rank", local_rank, "OTEL_DDP_LOCAL_RANK", env)
-    given_world = _number("world_size", world_size, "OTEL_DDP_WORLD_SIZE", env, least=1)
-    given_node = _number("node_rank", None, "OTEL_DDP_NODE_RANK", env)
-    # A variable is the same for all tasks of a pool.
+    given_rank = _number("global_rank", global_rank, env)
+    given_local = _number("local_rank", local_rank, env)
+    given_world = _number("world_size", world_size, env, least=1)
+    given_node = _number("node_rank", None, env)
+    # All tasks of a pool have the same variables.
     given_run = _text("run", run, {} if in_task else env)
-    said = {
+    numbers = {
         "global_rank": given_rank,
         "local_rank": given_local,
         "world_size": given_world,
         "node_rank": given_node,
         "run": given_run or None,
     }
-    given = frozenset(key for key, value in said.items() if value is not None)
+    given = frozenset(key for key, value in numbers.items() if value is not None)
 
-    told = _configured(
-        launchers.LauncherFacts("pool") if in_task else launchers.read(here), parallel
+    launcher_facts = _configured(
+        launchers.LauncherFacts("pool") if in_task else launchers.read(process), parallel
     )
-    rank = told.global_rank if given_rank is None else given_rank
-    world = told.world_size if given_world is None else given_world
-    if told.launcher == "lone" and not rank and world in (None, 1):
+    rank = launcher_facts.global_rank if given_rank is None else given_rank
+    world = launcher_facts.world_size if given_world is None else given_world
+    if launcher_facts.launcher == "lone" and not rank and world in (None, 1):
         rank, world = 0, 1
-        told = told._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
-    parents = run_names.of_parent(here, told, world)
+        launcher_facts = launcher_facts._replace(
+            world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1
+        )
+    parents = run_names.of_parent(process, launcher_facts, world)
     # A child of multiprocessing with a name of its own is no part of its parent's run.
-    named = told.launcher == "spawn" and bool(run) and not joins
+    named = launcher_facts.launcher == "spawn" and bool(run) and not joins
     named = named and given_run not in (parents.run, _text("run", None, env))
     # Such a child may still turn out to be one of several, in a process group.
     assumed = named and rank is None
     if (assumed or (in_task and not rank)) and world in (None, 1):
         rank, world = 0, 1
-        told = told._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
+        launcher_facts = launcher_facts._replace(
+            world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1
+        )
     if process_group is None:
-        _check_rank(rank, world, given, told.launcher if parallel is None else "parallel")
+        _check_rank(rank, world, given, launcher_facts.launcher if parallel is None else "parallel")
     else:
-        # What a launcher said may be wrong then: the group is believed before it.
-        _check_rank(given_rank, given_world, given, told.launcher)
-    node_rank = told.node_rank if given_node is None else given_node
-    local = told.local_rank if given_local is None else given_local
+        # The launcher's ranks may be wrong then: the group takes precedence.
+        _check_rank(given_rank, given_world, given, launcher_facts.launcher)
+    node_rank = launcher_facts.node_rank if given_node is None else given_node
+    local = launcher_facts.local_rank if given_local is None else given_local
     if local is None:
         master = env.get("MASTER_ADDR", "")
-        local = _local_rank(rank, world, node_rank, told.nodes, master, here.host)
+        local = _local_rank(rank, world, node_rank, launcher_facts.nodes, master, process.host)
 
-    found = run_names.find(given_run, here, told, world, make_id or run_names.make)
+    found = run_names.find(given_run, process, launcher_facts, world, make_id or run_names.make)
     group = _text("group", group, env)
     if in_task:
-        group = group or run_names.group_of_tasks(here)
+        group = group or run_names.group_of_tasks(process)
     elif named or found.run == parents.run:
         group = group or parents.group
     identity = Identity(
@@ -203,22 +211,24 @@ def resolve(
         description=_text("description", description, env),
         tags=_tags(tags, env),
         node=_text("node", node, env),
-        host=run_names.clean(here.host),
-        pid=here.pid,
+        host=run_names.clean(process.host),
+        pid=process.pid,
         global_rank=rank,
         local_rank=local,
         world_size=world,
-        local_world_size=told.local_world_size if world == told.world_size else None,
+        local_world_size=launcher_facts.local_world_size
+        if world == launcher_facts.world_size
+        else None,
         node_rank=node_rank,
-        nodes=told.nodes,
-        launcher=told.launcher,
+        nodes=launcher_facts.nodes,
+        launcher=launcher_facts.launcher,
         run_settled=found.settled,
         rank_settled=rank is not None and not assumed,
         restarts=launchers.restarts(env),
         given=given,
         run_from=found.source,
         proposal=found.proposal,
-        launched_by=run_names.launched_by(here, told),
+        launched_by=run_names.launched_by(process, launcher_facts),
     )
     return identity if process_group is None else settle(identity, process_group, env=env)
 
@@ -235,11 +245,11 @@ def _host_name() -> str:
 def settle(
     identity: Identity, facts: GroupFacts, *, env: Mapping[str, str] = os.environ
 ) -> Identity:
-    """Complete an identity with what the process group says. This may be mid-training: no raise.
+    """Completes an identity by the facts of the process group. May run in training: never raises.
 
-    The group is believed where it disagrees with the launcher: some platforms put the node's
-    index into RANK. The user's own word stands. Nothing better than a process group will come,
-    so what it leaves open stays as it is and counts as settled.
+    The group takes precedence over the launcher: some platforms put the node's index into RANK.
+    Values of the user take precedence over both. No better source will come, so the values that
+    the group leaves open stay as they are and count as settled.
     """
     given = identity.given
     rank = identity.global_rank if "global_rank" in given else facts.global_rank
@@ -249,7 +259,7 @@ def settle(
     nodes = identity.nodes if same_world else None
     local_world = identity.local_world_size if same_world else None
     if local_world is None and _is_loopback(facts.store_host or env.get("MASTER_ADDR", "")):
-        # No other machine can reach such an address: all ranks are here.
+        # No other machine can reach such an address: all ranks are on this node.
         local_world = world
     launcher = identity.launcher
     if launcher == "lone" and world != 1:
@@ -284,16 +294,16 @@ def settle(
 def of_rank(
     who: Identity, global_rank: object, job_type: object = None, local_rank: object = None
 ) -> Identity:
-    """Another rank of the same run; raises ConfigError for what cannot be."""
+    """The identity of another rank of the run; raises ConfigError for values that cannot be."""
     advice = "pass the one that the values are of"
-    rank = _number("global_rank", -1 if global_rank is None else global_rank, "", {}, advice=advice)
-    local = _number("local_rank", local_rank, "", {}, advice=advice)
+    rank = _number("global_rank", -1 if global_rank is None else global_rank, {}, advice=advice)
+    local = _number("local_rank", local_rank, {}, advice=advice)
     return dataclasses.replace(
         who,
         job_type=_text("job_type", job_type, {}) or who.job_type,
         global_rank=rank,
         local_rank=rank if local is None and who.nodes == 1 else local,
-        # It took itself for the only one, and is not.
+        # This process counted as the only one, and is not.
         world_size=None if who.world_size == 1 else who.world_size,
         rank_settled=True,
         given=who.given | {"global_rank", "local_rank"},
@@ -308,7 +318,7 @@ def _local_rank(
     master: str,
     host: str,
 ) -> int | None:
-    """The local rank where nobody told it: certain on one node, by blocks of ranks on several."""
+    """The local rank if the launcher does not say it. On several nodes, ranks come in blocks."""
     if rank is None:
         return None
     if world == 1 or nodes == 1 or _is_here(master, host):
@@ -335,26 +345,26 @@ def _name(master: str) -> str:
 
 
 def _configured(
-    told: launchers.LauncherFacts, parallel: Mapping[str, Any] | None
+    launcher_facts: launchers.LauncherFacts, parallel: Mapping[str, Any] | None
 ) -> launchers.LauncherFacts:
-    """What a launcher told, and a trainer's configuration where it told nothing."""
+    """The launcher's facts, completed by a trainer's configuration."""
     if parallel is None:
-        return told
+        return launcher_facts
     if not isinstance(parallel, Mapping):
         raise ConfigError(
             "parallel must be a mapping such as {'world_size': 8, 'rank': 0}, "
             f"got {type(parallel).__name__}."
         )
 
-    def said(name: str, known: int | None, least: int = 0) -> int | None:
+    def number(name: str, known: int | None, least: int = 0) -> int | None:
         if known is not None or parallel.get(name) is None:
             return known
-        return _number(f"parallel[{name!r}]", parallel[name], "", {}, least)
+        return _number(f"parallel[{name!r}]", parallel[name], {}, least)
 
-    return told._replace(
-        global_rank=said("rank", told.global_rank),
-        local_rank=said("local_rank", told.local_rank),
-        world_size=said("world_size", told.world_size, 1),
+    return launcher_facts._replace(
+        global_rank=number("rank", launcher_facts.global_rank),
+        local_rank=number("local_rank", launcher_facts.local_rank),
+        world_size=number("world_size", launcher_facts.world_size, 1),
     )
 
 
@@ -365,22 +375,22 @@ def _text(name: str, argument: object, env: Mapping[str, str]) -> str:
             f"pass str(...) of it."
         )
     # An empty argument counts as unset, as an empty variable does: os.environ.get("X", "").
-    texts = (argument or "", *(env.get(variable, "") for variable in _VARIABLES[name]))
+    texts = (argument or "", *(env.get(variable, "") for variable in VARIABLES[name]))
     return next(filter(None, (normal(name, text) for text in texts)), "")
 
 
 def _tags(argument: object, env: Mapping[str, str]) -> str:
-    said = list(argument) if isinstance(argument, Collection) else [argument]
-    if argument is not None and not all(isinstance(each, str) for each in said):
+    tags = list(argument) if isinstance(argument, Collection) else [argument]
+    if argument is not None and not all(isinstance(each, str) for each in tags):
         raise ConfigError(
             f"tags must be texts, ['baseline', 'bf16'] or 'baseline, bf16', got {argument!r}."
         )
-    texts = (argument or (), *(env.get(variable, "") for variable in _VARIABLES["tags"]))
+    texts = (argument or (), *(env.get(variable, "") for variable in VARIABLES["tags"]))
     return next(filter(None, (normal("tags", each) for each in texts)), "")
 
 
 def normal(name: str, value: Any) -> Any:
-    """An argument or a variable as an identity holds it."""
+    """The value of an argument or a variable as an identity holds it."""
     if name == "tags":
         tags = value.split(",") if isinstance(value, str) else value
         joined = ""
@@ -398,12 +408,12 @@ def normal(name: str, value: Any) -> Any:
 def _number(
     name: str,
     argument: object,
-    variable: str,
     env: Mapping[str, str],
     least: int = 0,
     advice: str = "leave it out and it is read from the launcher",
 ) -> int | None:
     if argument is None:
+        (variable,) = VARIABLES[name]
         text = env.get(variable, "").strip()
         return launchers.whole(variable, text, least, "correct or unset it") if text else None
     value = least - 1

@@ -16,16 +16,14 @@ from typing import Protocol
 
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line, without_credentials
 from otel_ddp.agent.export.otlp.variables import SignalVariables, route
-from otel_ddp.settings import Settings
+from otel_ddp.settings import SIGNALS, Settings
 
 log = logging.getLogger("otel_ddp.agent")
 
 # What an exporter may raise when a variable, a file or a package is wrong.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
-_ENDPOINTS = tuple(
-    f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in ("", "METRICS_", "TRACES_", "LOGS_")
-)
+_ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in SIGNALS)
 
 
 class SignalSender(Protocol):
