@@ -103,9 +103,10 @@ def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_pa
     with Node(CUDA_VISIBLE_DEVICES="") as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
         launch = node.start(sys.executable, *TORCHRUN, str(tmp_path / "train.py"))
-        late = partial(node.series, "training_straggler", rank="1", phase="data")
         # torch alone may take half a minute to start on a busy machine.
-        until(late, "the late rank", patience_s=60)
+        until(node.place.agent_file.exists, "the agent", patience_s=60)
+        late = partial(node.series, "training_straggler", rank="1", phase="data")
+        until(late, "the late rank")
         shown = node.run("from otel_ddp.cli import main; main(['status'])")
         finished(launch)
         until(lambda: loss_steps(receiver) == [list(range(400))] * 2, "every value of each rank")
