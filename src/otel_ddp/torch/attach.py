@@ -42,7 +42,9 @@ def watch(model: nn.Module, progress: Progress, **options: Any) -> None:
     model_hooks.watch_compiled_in_place()
 
 
-def look_for_models(progress: Progress, found: Callable[[nn.Module], None], **options: Any) -> None:
+def search_for_models(
+    progress: Progress, found: Callable[[nn.Module], None], **options: Any
+) -> None:
     """Measure the steps of the models that will be found; the first is given to *found*."""
     discovery.attach(_prepared(progress, options), found)
 

@@ -39,7 +39,7 @@ def start(model: Any, progress: Progress, found: Callable[[Any], None], **option
     from otel_ddp.torch import attach
 
     if model is None:
-        attach.look_for_models(progress, found, **options)
+        attach.search_for_models(progress, found, **options)
     else:
         attach.watch(model, progress, **options)
 
@@ -53,7 +53,7 @@ def stop(progress: Progress) -> None:
 
 
 def _import_torch() -> Any:
-    """torch, imported if need be: a program whose model is looked for is about to import it."""
+    """torch, imported if need be: a program that names no model is about to import it."""
     try:
         return import_module("torch")
     except ImportError:

@@ -9,7 +9,7 @@ OLDEST = (2, 4)
 
 
 def too_old(version: str) -> str:
-    """What a user is told of a torch that is too old; nothing of a newer or an unknown one."""
+    """A warning about a torch that is too old; empty for a newer or an unknown one."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return ""

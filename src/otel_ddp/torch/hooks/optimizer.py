@@ -83,7 +83,7 @@ def torchs_own(given: Any) -> Optimizer | None:
         seen += 1
         if isinstance(each, Optimizer):
             # A wrapper may be an Optimizer that has never called Optimizer.__init__. One whose own
-            # step calls the hooks is not looked into: what it calls is a part of it.
+            # step calls the hooks is not looked into: what that step calls is a part of it.
             if getattr(type(each).step, "hooked", False):
                 return each
             found = found or each

@@ -46,7 +46,7 @@ class StepOptions(NamedTuple):
     speaks: bool = True
     """Whether this rank warns of what is not measured."""
     settle: Callable[[], bool] | None = None
-    """Asks the process group who this process is; true once there is nothing more to ask."""
+    """Asks the process group which rank this is; true once there is nothing more to ask."""
 
 
 class Readings(StepListener):
@@ -252,7 +252,7 @@ class Readings(StepListener):
         self._flops.close()
 
     def close(self) -> None:
-        """The hooks come off: report if that was not done, and hold nothing."""
+        """The hooks come off: report if that was not done, and keep nothing."""
         self._flops.close()
         if not self._warned and (self._stepper.forwards or self._stepper.steps):
             self.report()

@@ -296,7 +296,7 @@ def _forwards(function: Any) -> Iterator[CodeType]:
 
 
 def _frames_compiled() -> int:
-    """How many pieces of code Dynamo has looked at in this process."""
+    """How many pieces of code Dynamo has seen in this process."""
     # Private: without it, only whole models are known to be compiled.
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     # What is compiled with fullgraph=True counts as no frame, only as a graph.

@@ -28,7 +28,7 @@ class _ModelWork:
     def __init__(self, watched: WatchedModel) -> None:
         self.watched = watched  # kept, so that no other one can get its id
         self.shared = False  # whether other ranks work on the same samples
-        self.stale = True  # whether its next forward is looked at
+        self.stale = True  # whether its figure is to be checked at its next forward
         self.method = ""
         self.per_unit: float | None = None
         self.basis: _Basis = (b"", None)
@@ -42,7 +42,7 @@ class _ModelWork:
 
 
 class ModelFlops:
-    """Counts one forward of each model, and checks now and then whether its figure still holds."""
+    """Counts one forward of each model, and checks now and then whether it is still true."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper

@@ -1,4 +1,4 @@
-"""Divides a training step into phases, from what the hooks of models, optimizers and loaders say.
+"""Divides a training step into phases, from what hooks on models, optimizers and loaders report.
 
 One stepper a process. Hooks call it at any moment, and hand to `failed` what it raises. They report
 beginnings and ends, but an exception in forward or backward leaves out ends: whatever begins next
