@@ -100,7 +100,8 @@ KNOWS = {
         "locked_journal": "values",
         "quick_log": "",
         "recorder": "device_scalars locked_journal quick_log values",
-        "progress": "locked_journal recorder",
+        "time_account": "locked_journal",
+        "progress": "recorder time_account",
         "spans": "recorder values",
     },
     "run": {

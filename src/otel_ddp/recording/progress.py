@@ -1,4 +1,4 @@
-"""Where this process stands, and where its time goes: state, phase, step."""
+"""The progress of this process: its state, its phase and its step, written at each change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Protocol
 from otel_ddp import catalog
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import scratch_words
-from otel_ddp.recording.locked_journal import Amount
 from otel_ddp.recording.recorder import Recorder
+from otel_ddp.recording.time_account import NAMED, TimeAccount, Work
 
 _CODES = catalog.PHASES
 _OTHER = _CODES["other"]
-_COMM_WAIT = _CODES["comm_wait"]
-_SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
+_SHIFT = layout.CODE_SHIFT
 PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _GC = layout.STEP_NUMBER << _SHIFT, layout.STEP_GC << _SHIFT
@@ -25,47 +24,24 @@ _LOGGED = layout.STEP_LOGGED << _SHIFT
 _SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
 _RETRIES, _STEP_WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
 
-# Time in a phase of the user's own is told from time outside of any: before the first step, the
-# latter is nobody's.
-NAMED = 0x40
-# How long what happened may wait to be told. A step of a millisecond is too short to tell of each
-# by itself; where the process stands is always told at once.
+# Steps are flushed this often at most: a step of a millisecond is too short to flush each one.
+# The state, the phase and the step are written at once.
 _FLUSH_EVERY_NS = 100_000_000
-# More backwards than that without a step of an optimizer: none is to be expected.
+# After this many backwards without a step of an optimizer, none is expected.
 _MOST_ACCUMULATED = 64
-# A run of very many phases within that time is told earlier: memory must not grow.
+# Very many phases within that time are flushed earlier: memory must not grow.
 _MOST_WORDS = 20_000
 
 
-# What grows with the steps, in the order in which it is told.
-_WORK = (
-    *(catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS, catalog.TRAINING_MICRO_BATCHES),
-    *(catalog.TRAINING_GC_TIME, catalog.OTEL_DDP_HOOK_TIME),
-)
-
-
-def _labels(code: int, clock: str) -> tuple[tuple[str, str], ...]:
-    word = next(word for word, number in _CODES.items() if number == code & layout.PHASE_CODE)
-    found: tuple[tuple[str, str], ...] = (("phase", word), ("clock", clock))
-    if word == "comm_wait":
-        found += (("sync", "buffers" if code & layout.OF_BUFFERS else "gradients"),)
-    return found
-
-
-_ALL_CODES = (*_CODES.values(), _OTHER | NAMED, _COMM_WAIT | layout.OF_BUFFERS)
-_LABELS = {code: _labels(code, "host") for code in _ALL_CODES}
-_DEVICE_LABELS = {code: _labels(code, "device") for code in _ALL_CODES}
-
-
 class DeviceClock(Protocol):
-    """Hears of each phase when it begins, and says later how long the device took for it."""
+    """Gets each phase when it begins, and says later how long the device took for it."""
 
     def mark(self, code: int) -> None: ...
     def step_finished(self) -> None: ...
 
 
 class Phase:
-    """A phase that may be open. Two of one name are two: threads may leave them in any order."""
+    """A phase that may be open. Two of one name are two: threads leave them in any order."""
 
     __slots__ = ("base", "code", "expect_ms", "name", "of_hooks", "word")
 
@@ -75,20 +51,20 @@ class Phase:
         self.of_hooks = False  # entered and left within one step
         self.expect_ms = 0
         self.word = word  # the number of the user's own name for it
-        # Plus the clock it is the journal's word for "in this phase, since now".
+        # Plus the clock, this is the journal's word for "in this phase since now".
         self.base = (code << _SHIFT) - origin_ns
 
 
 class Progress:
-    """Written to the journal at each change: what is read when the process can no longer speak.
+    """Written to the journal at each change, and read by the agent after the process has died.
 
-    The word for the phase is written at once. The story (one word a change, and some at the end of
-    a step) is kept for a tenth of a second at most, then added up into the totals and appended to
-    the ring as it is. Time is charged to the innermost phase that is open, and to no other: the
-    phases of a step add up to the step.
+    The word for the phase is written at once. The words of the steps (one for each change, and some
+    at the end of a step) wait for a tenth of a second at most. Then they are added up into the
+    totals and appended to the ring as they are. Time counts for the innermost open phase only, so
+    the phases of a step add up to the step.
 
-    `enter` and `leave` are for hooks on the training thread, ten times a step; `begin` and `end`
-    for users, from any thread.
+    Hooks call `enter` and `leave` on the training thread, ten times a step. Users call `begin` and
+    `end` from any thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -102,41 +78,37 @@ class Progress:
         self._over = False
         self._outside = Phase("other", _OTHER, self._origin)
         self._open: list[Phase] = [self._outside]
-        # What happened since it was last told.
+        # The words since the last flush.
         self._pending: list[int] = []
         self._flushed_words = 0
         self._flush_due_ns = 0
-        # Where the telling has come to.
-        self._code, self._since = _OTHER, 0
-        self._counting = False
-        self._step_since = 0
-        # Work of all steps, raised on the training thread alone; told together with the story.
+        self._account = TimeAccount()
+        # Work of all steps, raised on the training thread alone and flushed with the words.
         self.samples = self.tokens = self.micro_batches = 0
         self.gc_ns = 0
         self.flops = self.hook_s = 0.0
         self.flops_method = ""
-        self._flushed_work: tuple[float, ...] = (0,) * 6
         self._gc_written = self._work_written = 0
         self.retries = 0
         self.steps_began = False
         self.in_step = False
         # Whether a model was called in this step: waiting for a batch may be the end of an epoch.
         self.model_called = False
-        # How many steps there were, the same on all ranks; and under which number the user logs
-        # the last of them, which may be another one and is known to those who log alone.
+        # The number of steps is the same on all ranks. The number under which the user logs the
+        # last one may differ, and only ranks that log know it.
         self.step_count = self.logged_number = 0
-        self.training_thread = 0  # the one that trains
+        self.training_thread = 0  # The one that trains.
         self._logged = self._logged_before = recorder.step
         recorder.step_from_hooks = self.step_of_values
-        # The other clock, where there is one: told of each change on the training thread.
+        # The device's clock, if there is one, gets each change on the training thread.
         self.device_clock: DeviceClock | None = None
         self._on_device: dict[int, float] = {}
-        # The phase first: nobody reads it before there is a state.
+        # The phase first: it is not read before there is a state.
         writer.phase(_OTHER, 0, _clock() - self._origin)
         self._set_state("starting")
 
     def hook_phase(self, name: str, of_buffers: bool = False) -> Phase:
-        """A phase for hooks: made once, entered and left in each step."""
+        """A phase for hooks, made once, which they enter and leave in each step."""
         code = _CODES[name] | (layout.OF_BUFFERS if of_buffers else 0)
         phase = Phase(name, code, self._origin)
         phase.of_hooks = True
@@ -145,10 +117,10 @@ class Progress:
     # -- users
 
     def begin(self, name: str, expect_s: float = 0.0) -> Phase:
-        """Enter a phase inside the one that is open; what comes back leaves it.
+        """Enters a phase inside the open one; `end` leaves it.
 
-        Of another thread than the one that trains it is a span and no more: the steps go on beside
-        it, and none of their time is spent in it.
+        On another thread than the training one it is only a span: the steps go on beside it, and
+        none of their time counts for it.
         """
         if name in _CODES:
             phase = Phase(name, _CODES[name], self._origin)
@@ -166,10 +138,10 @@ class Progress:
         return phase
 
     def end(self, phase: Phase, took_s: float) -> None:
-        """Leave a phase, the innermost one unless threads have one each."""
+        """Leaves a phase. It is the innermost one, unless several threads have opened some."""
         with self._lock:
             was_open = phase in self._open
-            # In place: hooks look at the same list.
+            # In place: hooks use the same list.
             self._open[:] = [each for each in self._open if each is not phase]
             if phase.name == "checkpoint":
                 self.recorder.observe(catalog.TRAINING_CHECKPOINT_DURATION, took_s)
@@ -178,19 +150,19 @@ class Progress:
                 self._write_phase()
 
     def _is_beside_training(self) -> bool:
-        """Whether this thread is another one than that which trains, and which is still there."""
+        """Whether another thread trains, and is still alive."""
         if not self.steps_began or threading.get_ident() == self.training_thread:
             return False
         return any(each.ident == self.training_thread for each in threading.enumerate())
 
     def mark_running(self, now_ns: int = 0) -> None:
-        """The first sign of work."""
+        """Sets the state to running, at the first sign of work."""
         with self._lock:
             if self._state == "starting" and not self._over:
                 self._set_state("running")
 
     def end_run(self, state: str) -> None:
-        """The run has ended."""
+        """Flushes, and sets the state in which the run has ended."""
         with self._lock:
             self.flush()
             self._set_state(state)
@@ -198,9 +170,9 @@ class Progress:
             self._words = scratch_words()
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
-        """Whether this came in the middle of a telling or a writing: then it is done after that.
+        """Whether this call interrupted a flush or a write. If so, the act is done right after it.
 
-        The state is shown at once: who has ended the run may end the process as well.
+        The state is written at once, since the handler that ends the run may end the process too.
         """
         with self._lock:
             if self._flushing:
@@ -215,7 +187,7 @@ class Progress:
         self.recorder.state(catalog.STATES[state], time.time_ns() // 1000)
 
     def _write_phase(self) -> None:
-        """Another phase is the innermost one now: write it down, and tell what was."""
+        """Writes the phase that is now the innermost one, and flushes."""
         innermost = self._open[-1]
         since = _clock()
         after_ns = since - self._origin
@@ -227,14 +199,14 @@ class Progress:
             self.device_clock.mark(innermost.code)
         self.flush()
 
-    # -- hooks: what they call is short, for it is felt
+    # -- hooks: training feels every call here, so they are few and short
 
     def raw_writer(self) -> tuple[list[Phase], memoryview[int], Callable[[int], None]]:
-        """What `enter` writes with, for hooks that write by themselves: a call is felt as well."""
+        """What `enter` writes with, for hooks that save its call and write by themselves."""
         return self._open, self._words, self._pending.append
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase inside the one that is open."""
+        """Enters a phase inside the open one."""
         self._open.append(phase)
         self._words[PHASE_WORD] = word = phase.base + _clock()
         self._pending.append(word)
@@ -242,7 +214,7 @@ class Progress:
             self.device_clock.mark(phase.code)
 
     def leave(self, phase: Phase) -> None:
-        """End a phase, and whatever was left open inside it; nothing if it is not open."""
+        """Leaves a phase and all that is open inside it; does nothing if the phase is not open."""
         opened = self._open
         if opened[-1] is phase:
             opened.pop()
@@ -259,13 +231,13 @@ class Progress:
             self.device_clock.mark(around.code)
 
     def begin_step(self) -> None:
-        """Hooks have seen work: from here on time outside of any phase is part of a step."""
+        """Hooks have seen work: from here on, time outside of any phase belongs to a step."""
         self.in_step = True
         self._logged_before = self.recorder.step
         if not self.steps_began:
             recorder = self.recorder
             if recorder.step == recorder.implied_steps:
-                # No step was logged yet: what was counted instead gives way to the steps of hooks.
+                # No step was logged yet: the steps of the hooks replace the counted calls.
                 recorder.step = self._logged = self._logged_before = -1
             self.steps_began = recorder.steps_counted = True
             if not self.training_thread:
@@ -274,17 +246,17 @@ class Progress:
             self.mark_running()
 
     def next_logged_number(self) -> int:
-        """Under which number the user will log the step that ends next."""
+        """The number under which the user will log the step that ends next."""
         logged = self.recorder.step
         if logged == self._logged:
             return self.logged_number + 1
-        # What was logged within a step is said of it, what was logged after one, of that one.
+        # A value logged within a step belongs to it; a value logged after a step belongs to that.
         return logged if self.in_step and logged != self._logged_before else logged + 1
 
     def step_of_values(self, trains: bool) -> int:
-        """To which step a value belongs that is logged now without one."""
+        """The step of a value that is logged now without a step."""
         if not self.step_count and self.micro_batches > _MOST_ACCUMULATED:
-            # A loop that changes the weights by itself has no other steps than these.
+            # A loop that changes the weights by itself has only these steps.
             return self.micro_batches
         if trains and self.model_called:
             return self.next_logged_number()
@@ -292,76 +264,76 @@ class Progress:
         return self.logged_number if logged == self._logged else logged
 
     def resume_from(self, done: int) -> None:
-        """So many steps were made before this process began; a number that was logged wins."""
+        """Counts on from the steps before this process; a logged number takes precedence."""
         if not self.step_count and self.recorder.step < 0:
             self.logged_number = done
 
     def step_finished(self, skipped: bool = False, phase: Phase | None = None) -> bool:
-        """The optimizer has done its step, or left it out; whether it is time to tell.
+        """The optimizer has done its step, or skipped it; true if a flush is due.
 
-        *phase* is the innermost one, if the step's end is its end as well.
+        *phase* is the innermost one, if it ends together with the step.
         """
         if not self.steps_began:
             self.begin_step()
         now = _clock()
-        story = self._pending
+        pending = self._pending
         opened = self._open
         if phase is not None and opened[-1] is phase:
             opened.pop()
         if len(opened) > 1:
-            # What Ctrl-C in the middle of a hook leaves open, or threads that train at once.
+            # Phases stay open after Ctrl-C in the middle of a hook, or if threads train at once.
             opened[:] = [each for each in opened if not each.of_hooks]
         if phase is not None:
-            story.append(opened[-1].base + now)
+            pending.append(opened[-1].base + now)
             if self.device_clock is not None:
                 self.device_clock.mark(opened[-1].code)
         logged = self.recorder.step
         number = self.logged_number + 1 if logged == self._logged else self.next_logged_number()
         self.logged_number, self._logged = number, logged
         self.step_count += 1
-        story.append(_NUMBER | self.step_count)
+        pending.append(_NUMBER | self.step_count)
         if number != self.step_count:
-            story.append(_LOGGED | number)
+            pending.append(_LOGGED | number)
         if self.gc_ns != self._gc_written:
-            story.append(_GC | self.gc_ns - self._gc_written)
+            pending.append(_GC | self.gc_ns - self._gc_written)
             self._gc_written = self.gc_ns
         work = self.tokens or self.samples
         if work != self._work_written:
             # Less than before: tokens, of which there were none until now.
-            story.append(_STEP_WORK | max(0, work - self._work_written))
+            pending.append(_STEP_WORK | max(0, work - self._work_written))
             self._work_written = work
         if self.retries:
-            story.append(_RETRIES | self.retries)
+            pending.append(_RETRIES | self.retries)
             self.retries = 0
         if skipped:
-            story.append(_SKIPPED)
-        story.append(_ENDED + now - self._origin)
+            pending.append(_SKIPPED)
+        pending.append(_ENDED + now - self._origin)
         self._words[PHASE_WORD] = word = opened[-1].base + now
         if phase is None:
-            story.append(word)
+            pending.append(word)
         self._words[_STEP_WORD] = number + 1
         self.in_step = self.model_called = False
         if self.device_clock is not None:
             self.device_clock.step_finished()
-        return now >= self._flush_due_ns or len(story) > _MOST_WORDS
+        return now >= self._flush_due_ns or len(pending) > _MOST_WORDS
 
     def add_device_time(self, code: int, seconds: float) -> None:
-        """The device has spent this long in a phase; told with the rest."""
+        """Adds time that the device has spent in a phase; flushed with the rest."""
         self._on_device[code] = self._on_device.get(code, 0.0) + seconds
 
-    # -- telling
+    # -- flushing
 
     def flush_if_due(self) -> None:
-        """Tell if it is time, or if there is much to tell: also where no step ever ends."""
+        """Flushes if that is due or much is pending, also if no step ever ends."""
         if len(self._pending) > _MOST_WORDS or _clock() >= self._flush_due_ns:
-            # Who only evaluates is at work as well.
+            # A process that only evaluates is running, too.
             self.mark_running()
             self.flush()
 
     def flush(self) -> None:
-        """Put what happened into the totals and into the ring."""
+        """Adds the pending words to the totals, and appends them to the ring."""
         with self._lock:
-            # A signal handler may come in the middle of this; whatever it did is told next time.
+            # A signal handler may interrupt this; its words are flushed the next time.
             if self._flushing or self._over:
                 return
             self._flushing = True
@@ -376,83 +348,23 @@ class Progress:
     def _flush(self) -> None:
         now = _clock()
         self._flush_due_ns = now + _FLUSH_EVERY_NS
-        story = self._pending
+        pending = self._pending
         # Hooks may go on writing while another thread is here.
-        count = len(story)
-        words = story[:count]
-        del story[:count]
-        charged: dict[int, int] = {}
-        durations: list[int] = []
-        steps = skipped = leap = 0
-        code, since = self._code, self._since
-        for word in words:
-            kind = word >> _SHIFT
-            value = word & _VALUE
-            if kind < layout.STEPS_BEGAN:
-                if value > since:
-                    if code != _OTHER or self._counting:
-                        charged[code] = charged.get(code, 0) + value - since
-                    since = value
-                code = kind
-            elif kind == layout.STEP_ENDED:
-                if leap:
-                    skipped += 1
-                else:
-                    steps += 1
-                    if value > self._step_since:
-                        durations.append(value - self._step_since)
-                leap, self._step_since = 0, value
-            elif kind == layout.STEP_SKIPPED:
-                leap = 1
-            elif kind == layout.STEPS_BEGAN:
-                # Time outside of any phase was nobody's until now.
-                if code == _OTHER:
-                    since = max(since, value)
-                self._counting, self._step_since = True, value
-        # What the present phase has taken so far is told as well.
-        until = now - self._origin
-        if until > since and (code != _OTHER or self._counting):
-            charged[code] = charged.get(code, 0) + until - since
-        self._code, self._since = code, max(since, until)
-        self._raise_totals(charged, durations, steps, skipped)
-        if self.steps_began and words:
-            self.recorder.append_words(layout.STEPS, self._flushed_words, words)
-            self._flushed_words += len(words)
-
-    def _raise_totals(
-        self, charged: dict[int, int], durations: list[int], steps: int, skipped: int
-    ) -> None:
-        amounts: list[Amount] = [
-            (catalog.TRAINING_PHASE_TIME, _LABELS[code], nanoseconds / 1e9)
-            for code, nanoseconds in charged.items()
-        ]
+        count = len(pending)
+        words = pending[:count]
+        del pending[:count]
+        self._account.add(words, now - self._origin)
         on_device, self._on_device = self._on_device, {}
-        amounts += [
-            (catalog.TRAINING_PHASE_TIME, _DEVICE_LABELS[code], seconds)
-            for code, seconds in on_device.items()
-        ]
-        work = (
+        work = Work(
             *(self.samples, self.tokens, self.micro_batches),
             *(self.gc_ns / 1e9, self.hook_s, self.flops),
         )
-        grown = [now - before for now, before in zip(work, self._flushed_work, strict=True)]
-        self._flushed_work = work
-        for metric, amount in (
-            (catalog.TRAINING_STEPS, steps),
-            *zip(_WORK, grown[:-1], strict=True),
-        ):
-            if amount:
-                amounts.append((metric, (), float(amount)))
-        if grown[-1]:
-            method = (("method", self.flops_method),)
-            amounts.append((catalog.TRAINING_FLOPS, method, grown[-1]))
-        if skipped:
-            why = (("reason", "overflow"),)
-            amounts.append((catalog.TRAINING_STEPS_SKIPPED, why, float(skipped)))
-        if amounts:
-            self.recorder.raise_totals(amounts)
-        if durations:
-            self.recorder.observe_all(
-                catalog.TRAINING_STEP_DURATION, [each / 1e9 for each in durations]
-            )
-            self.recorder.step_duration(durations[-1] / 1e9)
+        recorder = self.recorder
+        if amounts := self._account.amounts(work, on_device, self.flops_method):
+            recorder.raise_totals(amounts)
+        if durations := self._account.take_durations():
+            recorder.observe_all(catalog.TRAINING_STEP_DURATION, durations)
+            recorder.step_duration(durations[-1])
+        if self.steps_began and words:
+            recorder.append_words(layout.STEPS, self._flushed_words, words)
+            self._flushed_words += len(words)
