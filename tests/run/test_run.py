@@ -420,8 +420,8 @@ def test_what_no_agent_reads_is_said_at_the_start_and_when_it_begins_to_be_lost(
     os.environ.update(OTEL_DDP_AGENT=agent, OTEL_DDP_JOURNAL_BYTES="128k")
     containment.warned.clear()
     # Each value is followed by a look around.
-    monkeypatch.setattr(agent_start, "LOOK_EVERY_NS", 0)
-    monkeypatch.setattr(agent_start, "hand_over", lambda *_: None)
+    monkeypatch.setattr(agent_start, "CHECK_EVERY_NS", 0)
+    monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
 
     run = otel_ddp.init()
     said = list(caplog.messages)
@@ -443,7 +443,7 @@ def test_an_offline_run_wants_another_agent_than_one_that_is_sent(
     place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
-    monkeypatch.setattr(agent_start, "hand_over", lambda *_: None)
+    monkeypatch.setattr(agent_start, "wait_for_agent", lambda *_: None)
 
     for agent in ("auto", "offline", "external"):
         os.environ["OTEL_DDP_AGENT"] = agent
@@ -480,12 +480,12 @@ def test_two_threads_that_end_a_run_end_it_once(
     came, go = threading.Event(), threading.Event()
     handed: list[Any] = []
 
-    def hand_over(*given: Any) -> None:
+    def wait_for_agent(*given: Any) -> None:
         handed.append(given)
         came.set()
         go.wait(5)
 
-    monkeypatch.setattr(agent_start, "hand_over", hand_over)
+    monkeypatch.setattr(agent_start, "wait_for_agent", wait_for_agent)
     first = threading.Thread(target=run.finish)
     second = threading.Thread(target=lambda: run.finish("failed"))
     first.start()

@@ -1,4 +1,4 @@
-"""The training process's side of the agent: starts it, wakes it, hands the last records over."""
+"""Starts the node's agent from a training process, and waits for it at the end of a run."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from otel_ddp.journal import agent_environment, locks
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter
 
-# How long an agent may take to its lock before another process may try, and how often ranks look.
+# How long an agent may take to get its lock before another process starts one; how often ranks
+# check for the agent; and how long a run waits for it at its end.
 START_GRACE_S = 5.0
-LOOK_EVERY_NS = 4_000_000_000
-HAND_OVER_S = 0.25
+CHECK_EVERY_NS = 4_000_000_000
+WAIT_FOR_AGENT_S = 0.25
 
 # CPython, PyPy and GraalPy, in whatever version, and the interpreters of conda and of venvs.
 _PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
-# What we start as an agent has this among its variables, and so has whatever that starts in turn.
-# No name of the settings: nobody is to set it, and nobody is to be told that it is unknown.
+# A variable of the agent that we start, and of every process that the agent starts. It is no
+# setting: users do not set it, and are not warned about it.
 _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
 
 
 @containment.contained(default=False)
 def ensure_agent(place: Place) -> bool:
-    """Start the node's agent unless one lives or is being started; True if one was started."""
+    """Starts the node's agent unless one lives or is starting; True if this call started one."""
     if _MARK in os.environ:
-        # What was taken for a Python was the training itself, which now runs twice: never again
-        # as long as this one lives, neither from here nor from where it was started.
+        # The executable that we started as Python is the training itself, which now runs twice.
+        # No process of this node starts another one while this one lives.
         place.delay_start(_MARKED_HOLD_S)
-        _refuse(f"{sys.executable} runs this program, whatever it is asked")
+        _warn_no_agent(f"{sys.executable} runs this program, whatever it is asked")
         return False
     if place.agent_is_alive():
         return False
@@ -43,7 +44,7 @@ def ensure_agent(place: Place) -> bool:
         return _start_once(place)
     except OSError as error:
         containment.reraise_foreign()
-        # The place was cleared away in mid-run, or is not what it was, or no process may be added.
+        # The directory was removed during the run, was replaced, or no process may be added.
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         containment.warn_once("agent", "the node agent cannot be started (%s).", what)
         return False
@@ -56,7 +57,7 @@ def _start_once(place: Place) -> bool:
             locks.acquire(fd)
         except OSError:
             containment.reraise_foreign()
-            return False  # another rank is at it
+            return False  # Another rank starts one.
         if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
         place.delay_start(START_GRACE_S)
@@ -66,14 +67,14 @@ def _start_once(place: Place) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    # Whatever this name is by now, opening it neither follows, waits nor is inherited.
+    # The name may be anything by now: do not follow it, wait for it or let children inherit it.
     carefully = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags | carefully, 0o600)
 
 
 def _start(place: Place) -> bool:
     if why := _no_python():
-        _refuse(why)
+        _warn_no_agent(why)
         return False
     root = str(Path(__file__).parents[2])
     # Appended, not prepended: our parent directory must not shadow anything of the agent's.
@@ -82,8 +83,8 @@ def _start(place: Place) -> bool:
         f"from otel_ddp.agent.service import main; main({str(place.directory)!r})"
     )
     command = shlex.join([sys.executable, *_flags(), "-c", code])
-    # The shell goes at once, so the agent belongs to init and is nobody's zombie; the working
-    # directory is given up so that no local json.py is imported and no file system kept busy.
+    # The shell ends at once, so the agent belongs to init and never becomes a zombie. It leaves the
+    # working directory, so that it imports no local json.py and keeps no file system busy.
     script = f"cd / && {command} &"
     # Opened here rather than by the shell, which would complain on the training's terminal.
     log = _open(place.agent_log, os.O_WRONLY | os.O_APPEND)
@@ -106,12 +107,12 @@ def _start(place: Place) -> bool:
 
 
 def _no_python() -> str:
-    """Why this program's executable would not run an agent; empty where it would."""
+    """Why this program's executable cannot run an agent; empty if it can."""
     path = sys.executable
     if not path:
         return "sys.executable is unset"
-    # As PyInstaller, cx_Freeze and their like set it: the executable is the training, and would
-    # begin once more, whatever it is asked to run.
+    # PyInstaller, cx_Freeze and their like set it. The executable is the training itself, and
+    # would begin once more, whatever its arguments.
     if getattr(sys, "frozen", False):
         return f"{path} is a frozen program"
     # It may be a link with a name of its own.
@@ -120,7 +121,7 @@ def _no_python() -> str:
     return ""
 
 
-def _refuse(why: str) -> None:
+def _warn_no_agent(why: str) -> None:
     containment.warn_once(
         "agent",
         "%s, so no node agent can be started from here: run `otel-ddp agent` on this node and set "
@@ -130,24 +131,24 @@ def _refuse(why: str) -> None:
 
 
 def _flags() -> list[str]:
-    """What keeps strange modules out of the training process keeps them out of the agent, too."""
+    """The flags that keep foreign modules out of the training process, for the agent too."""
     flags = sys.flags
     asked = {"-I": flags.isolated, "-E": flags.ignore_environment, "-S": flags.no_site}
     return [flag for flag, given in asked.items() if given]
 
 
 def _environment() -> dict[str, str]:
-    # What profilers and launchers preload into a training process is not meant for the agent.
+    # Profilers and launchers preload for a training process, not for the agent.
     left_out = ("LD_PRELOAD", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONDEVMODE")
     given = agent_environment.for_agent(os.environ)
     kept = {key: value for key, value in given.items() if key not in left_out}
     return {**kept, _MARK: "1"}
 
 
-def hand_over(
-    place: Place, journal: JournalWriter, limit_s: float = HAND_OVER_S, pause_s: float = 0.002
+def wait_for_agent(
+    place: Place, journal: JournalWriter, limit_s: float = WAIT_FOR_AGENT_S, pause_s: float = 0.002
 ) -> bool:
-    """Wait, briefly, until the agent has taken the last record; True if it has."""
+    """Waits briefly until the agent has read the last record; True if it has."""
     place.wake_agent()
     deadline = time.monotonic() + limit_s
     while journal.agent_position() < journal.position:

@@ -1,4 +1,4 @@
-"""Scalars on a device, on their way: copied asynchronously, recorded once they have arrived."""
+"""Scalars on a device: copied asynchronously, and recorded once they have arrived."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class _Copy(NamedTuple):
 
 
 def module_of(device: torch.device) -> Any:
-    """torch.cuda and its like, None where a device has none; also before get_device_module."""
+    """torch.cuda and its like; None if a device has none. Older torch has no get_device_module."""
     found = getattr(torch, device.type, None)
     return found if hasattr(found, "Event") else None
 
 
 class DeviceScalars:
-    """Never asks the device to finish anything: it only looks whether it has."""
+    """Copies scalars from devices. It never waits for a device, it only asks if a copy is done."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class DeviceScalars:
         epoch: float | None,
         now: int,
     ) -> str:
-        """Send a scalar off; what it says is why it could not be."""
+        """Starts the copy of a scalar; returns why if that is not possible."""
         if tensor.numel() != 1:
             return f"one number was expected, got {tensor.numel()} (shape {tuple(tensor.shape)})"
         if tensor.is_complex():
             return "a complex number has no place on a curve; log its parts"
         if (placements := getattr(tensor, "placements", None)) is not None:
-            # A DTensor. What is not whole on every rank would take a collective to make so.
+            # A DTensor. A collective would be needed if not every rank has all of it.
             if not all(each.is_replicate() for each in placements):
                 return "its parts are spread over ranks; log what full_tensor() gives"
             tensor = tensor.to_local()
@@ -77,7 +77,7 @@ class DeviceScalars:
             return f"a tensor on {tensor.device} cannot be copied without waiting for it"
         if _capturing(module):
             return "a graph is being captured; log outside of it"
-        # Another thread may log as well; a signal handler in the middle of this may not.
+        # Another thread may log as well. A signal handler must not interrupt this.
         with self._lock:
             if self._busy:
                 return "a signal handler logged it in the middle of another"
@@ -102,7 +102,7 @@ class DeviceScalars:
     ) -> str:
         if not self._free:
             return f"{_SLOTS} tensors are still on their way from the device"
-        # What is made under inference mode cannot be written to outside of it.
+        # A tensor that is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             if self._slab is None:
                 self._slab = self._make_slab()
@@ -120,7 +120,7 @@ class DeviceScalars:
     def _record_event(self, module: Any, device: torch.device) -> Any:
         known = self._events.get(device)
         arrived = known.pop() if known else module.Event()
-        # The copy runs on the tensor's device, which need not be the current one.
+        # The copy runs on the tensor's device, which may not be the current one.
         if hasattr(module, "current_stream"):
             arrived.record(module.current_stream(device))
         else:
@@ -128,7 +128,7 @@ class DeviceScalars:
         return arrived
 
     def poll(self) -> None:
-        """Record what has arrived, in the order in which it was logged."""
+        """Records the scalars that have arrived, in the order in which they were logged."""
         with self._lock:
             if self._busy:
                 return
@@ -142,12 +142,12 @@ class DeviceScalars:
         while self._copies:
             copy = self._copies[0]
             try:
-                # Asking for an event would spoil a graph that is being captured.
+                # A query of an event would invalidate a graph that is being captured.
                 if _capturing(self._module(copy.device)) or not copy.arrived.query():
                     return
             except RuntimeError:
                 containment.reraise_foreign()
-                # A device that has failed stays so: nothing more will come from it.
+                # A device that has failed stays failed: its copies never arrive.
                 self.lost += len(self._copies)
                 self._copies.clear()
                 return
@@ -159,7 +159,7 @@ class DeviceScalars:
             self._record(copy.number, value, copy.step, copy.epoch, copy.logged_ns)
 
     def drain(self) -> None:
-        """At the end of a run: wait a moment for the stragglers, never for a hung device."""
+        """At the end of a run: waits a moment for the last copies, but not for a hung device."""
         deadline = time.monotonic() + _DRAIN_S
         self.poll()
         while self._copies and time.monotonic() < deadline:
@@ -170,8 +170,8 @@ class DeviceScalars:
 
 
 def _page_locked() -> torch.Tensor:
-    # Once a process: page-locked memory is what makes the copy asynchronous. The device is named
-    # because the user may have set another default.
+    # Once a process: only a copy to page-locked memory is asynchronous. The device is named, since
+    # the user may have set another default.
     return torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
 
 

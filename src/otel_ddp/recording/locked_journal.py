@@ -1,4 +1,4 @@
-"""Guards a process's journal: one thread at a time, and no signal handler in the middle of it."""
+"""The lock around a journal: one thread writes at a time, and no signal handler in between."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ _MOST_WORDS = 1000
 
 
 class LockedJournal:
-    """Knows the totals, the facts and the state of a process; of logged values it knows nothing."""
+    """Writes the totals, the facts and the state of a process. Logged values are the recorder's."""
 
     def __init__(self, writer: JournalWriter, conf: Settings) -> None:
         self.writer = writer
-        # The last step of training that was logged, or counted for values without a step: of these
-        # there were so many, less one.
+        # The last training step that was logged, or implied by calls without a step; and the last
+        # implied one. Both count from 0, and -1 means none.
         self.step = self.implied_steps = -1
-        # Whether hooks count the steps.
+        # Whether the hooks count the steps.
         self.steps_counted = False
-        # From when on the next look around is due; at once, where a signal handler was refused.
+        # When the next check is due; at once if a signal handler was refused.
         self.check_due_ns = 0
         self._conf = conf
-        # Also that of whoever tells where the process stands: with two, threads that take them in
-        # turn could wait for each other.
+        # Progress uses this lock too: two locks taken in turn could deadlock.
         self.lock = threading.RLock()
         self.inside = False
         self._closed = False
@@ -49,21 +48,22 @@ class LockedJournal:
         self._texts: dict[str, int] = {}
         self._totals: dict[tuple[str, ...], int] = {}
         self._slots: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-        self._said: Mapping[str, Any] = {}
+        # The identity that was written last.
+        self._identity: Mapping[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
         self._warned: set[str] = set()
 
-    # -- one at a time
+    # -- one writer at a time
 
-    def _locked(self, act: Callable[[], T], otherwise: T) -> T:
-        """Touch the journal. `quick_log` does the same by itself, to save the calls."""
+    def _locked(self, act: Callable[[], T], default: T) -> T:
+        """Writes to the journal. `quick_log` does the same by itself, to save the calls."""
         with self.lock:
             if self._closed:
-                return otherwise
+                return default
             if self.inside:
                 self.note_reentry()
-                return otherwise
+                return default
             self.inside = True
             try:
                 return act()
@@ -73,32 +73,35 @@ class LockedJournal:
                     self.run_deferred()
 
     def note_reentry(self) -> None:
-        # A signal handler that logs while its own thread is inside log: the lock lets it in, and
-        # writing now would tear what is being written. Even counting has to wait.
+        """Notes a call of a signal handler that has interrupted a write of its own thread.
+
+        The lock lets it in, but a second write would damage the first one. Even counting it waits.
+        """
         self._interrupted += 1
         self.check_due_ns = 0
 
     def defer(self, act: Callable[[], None]) -> bool:
-        """Whether this came in the middle of a writing: then it is done right after that."""
+        """Whether this call interrupted a write. If so, the act is done right after that."""
         with self.lock:
             if self.inside:
                 self.deferred = act
             return self.inside
 
     def run_deferred(self) -> None:
+        """Does what was deferred to the end of a write."""
         act, self.deferred = self.deferred, None
         if act is not None:
             act()
 
     def _count_interrupted(self) -> None:
-        """Count what signal handlers said at a bad moment."""
+        """Counts the calls of signal handlers that interrupted a write."""
         lost, self._interrupted = self._interrupted, 0
         if lost:
             text = "a value logged by a signal handler was lost: it came in the middle of another"
             self.refuse("reentered", "reentered", text, lost)
 
     def close(self) -> None:
-        """Let go of the journal; what other threads still say is left unsaid."""
+        """Closes the journal; later calls of other threads write nothing."""
         with self.lock:
             self._closed = True
             self.writer.close()
@@ -106,19 +109,19 @@ class LockedJournal:
     # -- documents
 
     def identity(self, content: Mapping[str, Any]) -> bool | None:
-        """Say who this process is; False if that found no room, None if now is a bad moment."""
+        """Writes the identity; False if it found no room, None if this call interrupted a write."""
         written: bool | None = self._locked(partial(self._identify, content), None)
         return written
 
     def _identify(self, content: Mapping[str, Any]) -> bool:
-        # Threads that find out at once say it once.
-        if content != self._said and not self.writer.document(layout.IDENTITY, content):
+        # Several threads may find out at once.
+        if content != self._identity and not self.writer.document(layout.IDENTITY, content):
             return False
-        self._said = content
+        self._identity = content
         return True
 
     def facts(self, content: Mapping[str, Any]) -> None:
-        """Add to what is known of this program; said twice, it is written once."""
+        """Adds facts about this program; only new ones are written."""
         new = {key: value for key, value in content.items() if self._facts.get(key) != value}
         if not new:
             return
@@ -130,14 +133,14 @@ class LockedJournal:
             self.refuse("value", "facts", text)
 
     def config(self, content: Mapping[str, Any]) -> list[str]:
-        """Record what is new in a configuration; the names of what found no room."""
+        """Records the new settings of a configuration; returns the names that found no room."""
         new = {
             key: value
             for key, value in content.items()
             if key not in self._config or self._config[key] != value
         }
         left, size = list(new), len(new)
-        # As many as there is room for, the first ones first.
+        # As many as find room, in their order.
         while left and size:
             part = {key: new[key] for key in left[:size]}
             if self._locked(partial(self._configure, part), False):
@@ -148,7 +151,7 @@ class LockedJournal:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The configuration as far as it is recorded, in the order in which it was said."""
+        """The recorded configuration, in the order of its recording."""
         return self._config
 
     def _configure(self, new: Mapping[str, Any]) -> bool:
@@ -165,7 +168,7 @@ class LockedJournal:
             self.refuse("value", "record", f"{shown} was not recorded: it is too large")
 
     def append_words(self, kind: int, before: int, words: Sequence[int]) -> None:
-        """Append a piece of a stream of words, of which there were some before."""
+        """Appends words to a stream; *before* is the number of its earlier words."""
         for at in range(0, len(words), _MOST_WORDS):
             piece = words[at : at + _MOST_WORDS]
             payload = struct.pack(f"<{len(piece) + 1}Q", before + at, *piece)
@@ -174,7 +177,7 @@ class LockedJournal:
     # -- totals
 
     def refuse(self, why: str, place: str, text: str, amount: float = 1.0) -> None:
-        """Count what was not recorded, and warn once a place."""
+        """Counts a value that was not recorded, and warns once a place."""
         self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
         if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(place)
@@ -231,10 +234,10 @@ class LockedJournal:
             place = self._totals[key] = self.writer.counter(metric.name, attributes, of_name)
         return place
 
-    # -- how it is doing
+    # -- progress
 
     def text_number(self, text: str) -> int:
-        """The number of a word that the progress refers to; 0 where no more fit."""
+        """The number of a text that the progress refers to; 0 if no more fit."""
         return self._locked(lambda: self._text_number(text), 0)
 
     def _text_number(self, text: str) -> int:
@@ -246,27 +249,27 @@ class LockedJournal:
         """Overwrite how long the last step took."""
         self._locked(lambda: self.writer.step_duration(seconds), None)
 
-    # The two below are single words: a signal handler may come in between, another thread's close
-    # may not.
+    # The next two write single words: a signal handler may interrupt them, but another thread must
+    # not close the journal meanwhile.
 
     def phase(self, code: int, name: int, since_ns: int, expect_ms: int) -> bool:
-        """Overwrite what this process is busy with, and its step; False if it was closed."""
+        """Overwrites the phase of this process, and its step; False if the journal is closed."""
         with self.lock:
             if not self._closed:
-                self._show_step()
+                self._write_step()
                 self.writer.expect_ms(expect_ms)
                 self.writer.phase(code, name, since_ns)
             return not self._closed
 
     def state(self, code: int, since_us: int) -> None:
-        """Overwrite how this process is doing, and its step."""
+        """Overwrites the state of this process, and its step."""
         with self.lock:
             if not self._closed:
-                self._show_step()
+                self._write_step()
                 self.writer.state(code, since_us)
 
-    def _show_step(self) -> None:
-        # Where hooks count the steps they show them, too.
+    def _write_step(self) -> None:
+        # If the hooks count the steps, they write them too.
         if not self.steps_counted:
             self.writer.step(self.step)
 

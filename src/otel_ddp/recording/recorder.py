@@ -1,4 +1,4 @@
-"""Puts what a user logs into the journal: from any thread, never waiting, never raising."""
+"""Writes what a user logs into the journal: from any thread, never waiting, never raising."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from otel_ddp.settings import Settings
 
 _NO_EPOCH = float("nan")
 _MOST_SHAPES = 4096
-# Of all shapes together: names that change with every call must not fill the memory.
+# The limit of all shapes together: names that change with every call must not fill the memory.
 _MOST_SHAPED_NAMES = 200_000
 _LARGEST_STEP = 2**63
-# A value of one of these names is also the epoch of all that is logged with it. Hugging Face's
+# A value of one of these names is also the epoch of all values of the call. Hugging Face's
 # Trainer logs the second one.
 _EPOCHS = frozenset({"epoch", "train/epoch"})
 
 
 class Recorder(LockedJournal):
-    """Knows the names of one journal, and how the values of each set of names are written."""
+    """The names of one journal, and how the values of each set of names are written."""
 
     def __init__(self, writer: JournalWriter, conf: Settings) -> None:
         super().__init__(writer, conf)
-        # Called every few seconds of logging, with the time; and once, at the first value.
+        # Called with the time: every few seconds of logging, and at the first value.
         self.check_agent: Callable[[int], None] = lambda now: None
         self.on_first_value: Callable[[int], None] = lambda now: None
-        # Where hooks count the steps: to which of them a value belongs that is logged now, one of
-        # training's or another one.
+        # If the hooks count the steps: the step of a value that is logged now, be it of training or
+        # not.
         self.step_from_hooks: Callable[[bool], int] = lambda trains: NO_STEP
         # By split and names; and those of the last call.
         self.known_names: dict[tuple[str | None, ...], KnownNames] = {}
         self.last_names = NO_NAMES
         self._by_ids: dict[tuple[int, ...], Shape] = {}
         self._shaped_names = 0
-        # The last step when a lower one was logged, and that one.
+        # The last step at the time a lower one was logged, and the lower one.
         self._lower = (-1, -1)
-        # The step of what is logged of an evaluation while nothing trains.
+        # The step of an evaluation's values before anything trains.
         self._evaluations = -1
         self._names: dict[tuple[str, str], int] = {}
-        # Names of our own making; one that the user logs as well is the user's from then on.
+        # The names of our own readings. A name that the user logs too is the user's from then on.
         self._reading_names: set[int] = set()
         self._in_reading = False
         self._named: dict[int, tuple[str, str]] = {}
-        # Made at the first tensor of a device, which is when torch is there for sure.
+        # Made at the first tensor of a device, when torch is imported for sure.
         self.device_scalars: Any = None
         # In a forked child: what its calls of `log` do instead.
         self._successor: Log | None = None
@@ -88,7 +88,7 @@ class Recorder(LockedJournal):
             self.refuse("value", "log", f"log expects a mapping of names to numbers, got {kind}")
             return
         pairs: list[tuple[Any, Any]] = []
-        # What the mapping gave before it failed is kept.
+        # The values before a failure of the mapping are kept.
         if not _collect(metrics, pairs):
             kind = type(metrics).__name__
             self.refuse("value", "log", f"log could not read all of the {kind} it was given")
@@ -122,7 +122,7 @@ class Recorder(LockedJournal):
             self.check_agent(now)
 
     def next_step(self, trains: bool) -> int:
-        """The step of a value without one: that of the hooks, or each such call is a step."""
+        """The step of a call without one: the hooks' step, or a new one for each call."""
         if self.steps_counted:
             return self.step_from_hooks(trains)
         if trains:
@@ -134,14 +134,14 @@ class Recorder(LockedJournal):
         return self.step
 
     def current_step(self) -> int | None:
-        """The step of what happens now."""
+        """The step of a span or event that begins now."""
         step = self.step_from_hooks(True) if self.steps_counted else self.step
         return step if step >= 0 else None
 
     def step_after_lower(self, step: int) -> int:
-        """Where training stands when a lower step than its last is logged.
+        """The step of training after a call with a lower step than the last one.
 
-        It went back, if two of them follow each other; a single one counts epochs, say.
+        Two rising lower steps mean that training went back. A single one may count epochs.
         """
         last, lower = self._lower
         if last == self.step and step > lower:
@@ -194,7 +194,7 @@ class Recorder(LockedJournal):
         return True
 
     def _make_room(self) -> None:
-        # Names that change with every call: start over rather than grow.
+        # If names change with every call, this starts over instead of growing.
         known = max(len(self._by_ids), len(self.known_names))
         if known >= _MOST_SHAPES or self._shaped_names >= _MOST_SHAPED_NAMES:
             self._by_ids.clear()
@@ -209,7 +209,7 @@ class Recorder(LockedJournal):
         ids: Sequence[int],
         trains: bool,
     ) -> None:
-        # Only what the quick way would write in just the same way.
+        # Only sets of names that the hot path writes in the same way.
         if type(metrics) not in PLAIN_MAPPINGS or not (split is None or type(split) is str):
             return
         shape = self._by_ids.get(tuple(ids))
@@ -229,7 +229,7 @@ class Recorder(LockedJournal):
         self.last_names = self.known_names[key] = known_names(
             list(metrics), split, shape, floats, trains, epoch
         )
-        # NumPy's scalars come by the million; struct reads them as it reads a float.
+        # NumPy's scalars are common, and struct reads them as floats.
         for _, value in pairs:
             kind = type(value)
             if kind.__module__ == "numpy" and kind.__name__ in ("float64", "float32", "int64"):
@@ -261,7 +261,7 @@ class Recorder(LockedJournal):
         return known
 
     def _new_name(self, key: tuple[str, str]) -> int:
-        # Another thread may have been here since we looked.
+        # Another thread may have added it meanwhile.
         known = self._names.get(key)
         if known is not None:
             return known
@@ -274,7 +274,9 @@ class Recorder(LockedJournal):
         return number
 
     def _refuse_name(self, clean: str) -> None:
-        if "names" in self._warned:  # there may be very many: no text for nobody
+        if (
+            "names" in self._warned
+        ):  # There may be very many: do not format a text that is not used.
             self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="names_full")
             return
         full = len(self._names) >= self._conf.max_names
@@ -318,7 +320,7 @@ class Recorder(LockedJournal):
             return None
 
     def record_reading(self, found: Mapping[str, Any], step: int) -> None:
-        """Record what was read off by itself, unless the user logs something of that name."""
+        """Records values that we read ourselves, unless the user logs a value of that name."""
         now = time_ns()
         self._in_reading = True
         try:
@@ -355,7 +357,7 @@ class Recorder(LockedJournal):
 
     @containment.contained()
     def poll_copies(self) -> None:
-        """Record the tensors that have arrived by now."""
+        """Records the tensors that have arrived by now."""
         self._count_interrupted()
         if self.device_scalars is not None:
             self.device_scalars.poll()
@@ -363,14 +365,14 @@ class Recorder(LockedJournal):
 
     @containment.contained()
     def drain_copies(self) -> None:
-        """Give the tensors that are still on their way a moment."""
+        """Waits a moment for the tensors that are still being copied."""
         self._count_interrupted()
         if self.device_scalars is not None:
             self.device_scalars.drain()
             self._count_lost()
 
     def _count_lost(self) -> None:
-        """Count the tensors that will never arrive."""
+        """Counts the tensors that will never arrive."""
         lost = self.device_scalars.lost
         self.device_scalars.lost = 0
         for _ in range(lost):
@@ -378,7 +380,7 @@ class Recorder(LockedJournal):
 
 
 def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
-    """Put what a mapping holds into a list; False where it failed before its end."""
+    """Appends the pairs of a mapping to a list; False if the mapping failed before its end."""
 
     def walk() -> bool:
         pairs.extend(metrics.items())
@@ -388,20 +390,20 @@ def _collect(metrics: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> bool:
 
 
 def _epoch_among(known: Sequence[tuple[int, Any, Any]]) -> float | None:
-    """The epoch, where one of these names and values is it."""
+    """The epoch among these names and values, if there is one."""
     for _, name, value in known:
         if isinstance(name, str) and name.lower() in _EPOCHS:
-            # What is no number is refused as a value, once.
+            # A value that is no number is refused later, once.
             number = containment.attempt(partial(values.number, value), None)
             return number if number is not None and number - number == 0.0 else None
     return None
 
 
 def _whole_number(value: Any) -> int:
-    """A step as a plain int, -1 where it is none. May run the user's code."""
+    """A step as a plain int; -1 if it is none. May run the user's code."""
     if values.is_device_tensor(value) or values.is_spread(value):
         return -1
-    # As itself where it can be: a float has no room for a large one.
+    # Not by way of a float, which cannot hold a large step.
     whole = containment.attempt(lambda: index(value), None)
     if whole is not None:
         return int(whole)

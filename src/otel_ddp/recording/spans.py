@@ -1,4 +1,4 @@
-"""Spans: which one is open here, and how a finished one is written down."""
+"""Spans and events: which span is open in this context, and how they are recorded."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from otel_ddp.journal import layout
 from otel_ddp.recording import values
 from otel_ddp.recording.recorder import Recorder
 
-# The journal that the span which is open in this context belongs to, the span's id, and what its
-# trace is named after.
+# Of the span that is open in this context: its journal, its id and the name of its trace.
 _open_here: contextvars.ContextVar[tuple[bytes, str, str]] = contextvars.ContextVar(
     "otel_ddp_span", default=(b"", "", "")
 )
 
 
-def _around(recorder: Recorder) -> tuple[str, str]:
+def _open_span(recorder: Recorder) -> tuple[str, str]:
     journal, span_id, trace = _open_here.get()
-    # One of a run that has ended is around nothing of the next one.
+    # A span of a run that has ended contains no span of the next run.
     return (span_id, trace) if journal == recorder.writer.journal_id else ("", "")
 
 
 class OpenSpan:
-    """A span from its beginning to its end."""
+    """A span, from its beginning to its end."""
 
     __slots__ = (
         *("_began", "_name", "_parent", "_span_id", "_started_ns"),
@@ -37,15 +36,15 @@ class OpenSpan:
     def __init__(self, recorder: Recorder, name: Any, trace: str, step: int | None) -> None:
         self._name, _ = values.text(name, 200)
         self._step = step
-        self._parent, around = _around(recorder)
-        # One trace for what all ranks do at one step: they name it alike without asking.
+        self._parent, around = _open_span(recorder)
+        # All ranks give the trace of a step the same name, so it is one trace.
         self._trace = around or trace
         self._span_id = os.urandom(8).hex()
         self._token = _open_here.set((recorder.writer.journal_id, self._span_id, self._trace))
         self._started_ns, self._began = time.time_ns(), time.perf_counter()
 
     def leave(self) -> float:
-        """It is over; how many seconds it took."""
+        """Ends the span; returns its duration in seconds."""
         took_s = time.perf_counter() - self._began
         # A generator may be closed in another context than the one it was opened in.
         with contextlib.suppress(ValueError):
@@ -55,7 +54,7 @@ class OpenSpan:
     def record(
         self, recorder: Recorder, took_s: float, attributes: Mapping[str, Any], error: str
     ) -> None:
-        """Write it down."""
+        """Records the span, which has ended."""
         content = {
             "name": self._name,
             "id": self._span_id,
@@ -71,9 +70,9 @@ class OpenSpan:
 
 
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
-    """Record that something happened now, in the span that is open here."""
+    """Records that something happened now, in the span that is open in this context."""
     clean, _ = values.text(name, 200)
-    span_id, trace = _around(recorder)
+    span_id, trace = _open_span(recorder)
     content = {
         "name": clean,
         "time": time.time_ns(),

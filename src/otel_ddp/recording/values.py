@@ -1,4 +1,4 @@
-"""Turns what users log into plain floats and clean names, or says why not."""
+"""Turns the values and names that users log into plain floats and clean text, or says why not."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SPLITS = {
     "testing": "test",
 }
 _KNOWN_SPLITS = ("train", "val", "test")
-# Of a configuration. The journal has room for fewer of them where they are long, and says so.
+# The limits of a configuration. The journal has room for fewer settings if they are long.
 MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+")
-# Where an object lies in memory: another place in each launch of one and the same configuration.
+# The address of an object, which differs between launches of the same configuration.
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, bytes, bytearray)
 
@@ -39,11 +39,11 @@ class Refused(Exception):
 
 
 def number(value: Any) -> float:
-    """One number as a float. A tensor of a device is none: asking it would make training wait."""
+    """One number as a float. A device's tensor is refused: reading it would make training wait."""
     kind = type(value)
     if kind is float or kind is bool:
         return float(value)
-    # Whatever else it is may run the user's code, which may raise anything.
+    # Any other value may run the user's code, which may raise anything.
     found = containment.attempt(lambda: _number(value), None)
     if found is None:
         raise Refused(f"a number was expected, got {shown(value)}")
@@ -90,15 +90,15 @@ def is_device_tensor(value: Any) -> bool:
 
 
 def is_spread(tensor: Any) -> bool:
-    """Whether asking this tensor for its value would be a collective: a DTensor not replicated."""
+    """Whether reading this tensor would take a collective, as for a DTensor in parts."""
     placements = getattr(tensor, "placements", None)
     return placements is not None and not all(each.is_replicate() for each in placements)
 
 
 def text(name: Any, longest: int) -> tuple[str, bool]:
-    """A name as clean text of bounded length, and whether it had to be changed."""
+    """A name as clean text of bounded length, and whether it was changed."""
     if isinstance(name, str):
-        clean = str.__str__(name)  # not what a subclass makes of it
+        clean = str.__str__(name)  # A subclass may return another text.
     elif isinstance(name, (int, float)):
         # A whole number of thousands of digits refuses to be text.
         clean = containment.attempt(lambda: str(name), "")
@@ -109,7 +109,7 @@ def text(name: Any, longest: int) -> tuple[str, bool]:
     if not clean:
         raise Refused("a name must not be empty")
     given = clean
-    # Too long first: cleaning a megabyte would be felt.
+    # Cut first: cleaning a megabyte takes time.
     if len(clean) > longest:
         digest = blake2s(clean.encode("utf-8", "replace"), digest_size=4).hexdigest()
         clean = f"{clean[: longest - 9]}~{digest}"
@@ -119,12 +119,12 @@ def text(name: Any, longest: int) -> tuple[str, bool]:
 
 def one_line(words: str, longest: int) -> str:
     """Text for one line of a terminal or a table: what breaks or controls a line is a space."""
-    # Cut before as well: nobody's novel is walked through letter by letter.
+    # Cut first: cleaning a very long text takes time.
     return _CONTROLS.sub(" ", words[: 4 * longest]).strip()[:longest]
 
 
 def split_of(name: str, split: str | None) -> str:
-    """The split a value belongs to: as said, else by a prefix of its name, else train."""
+    """The split of a value: the given one, else by a prefix of its name, else train."""
     if split is not None:
         word = _SPLITS.get(split.lower(), split.lower())
         return word if word in _KNOWN_SPLITS else split
@@ -167,7 +167,7 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
 
 def _pairs(value: Any, most: int) -> list[tuple[Any, Any]] | None:
     """What a mapping, or an object that only holds values, holds; None for anything else."""
-    # The first ones of a huge mapping are enough, and its owner's code may raise anything.
+    # The first items of a huge mapping are enough. The user's code may raise anything.
     return containment.attempt(lambda: _inside(value, most), None)
 
 

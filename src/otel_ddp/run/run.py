@@ -575,15 +575,15 @@ class Run:
         acts += [partial(progress.end_run, state), partial(recorder.append, layout.END, content)]
         # The agent reads what this process logged for other ranks later: the process goes on.
         if self._logs_for is None:
-            acts.append(partial(self._hand_over, recorder, where))
+            acts.append(partial(self._wait_for_agent, recorder, where))
         release = partial(current_run.release, self)
         return [*acts, recorder.close, where.wake_agent, release, self.go_silent]
 
-    def _hand_over(self, recorder: Recorder, where: place.Place) -> None:
+    def _wait_for_agent(self, recorder: Recorder, where: place.Place) -> None:
         if self._settings.starts_agent:
             agent_start.ensure_agent(where)
         if self._settings.agent != "off":
-            agent_start.hand_over(where, recorder.writer)
+            agent_start.wait_for_agent(where, recorder.writer)
 
     def go_silent(self) -> None:
         """Record nothing from here on."""
@@ -633,7 +633,7 @@ class Run:
         recorder = self._recorder
         if recorder is None or self._place is None:
             return
-        recorder.check_due_ns = now + agent_start.LOOK_EVERY_NS
+        recorder.check_due_ns = now + agent_start.CHECK_EVERY_NS
         recorder.poll_copies()
         if self.identity.may_have_others:
             self._settle(recorder)
