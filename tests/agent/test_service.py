@@ -68,14 +68,14 @@ def test_numbers_above_1023_wake_the_agent(
         wait(doorbell, [handle], tick_s=600.0)
 
     assert time.monotonic() - began_s < 300.0
-    # Whoever has rung is heard once.
+    # One ring wakes the agent once.
     os.set_blocking(low_doorbell, False)
     with pytest.raises(BlockingIOError):
         os.read(low_doorbell, 1)
 
 
 @pytest.mark.parametrize("why", ["a file that is closed", "more of them than may be open"])
-def test_what_cannot_be_waited_for_leaves_the_clock(
+def test_a_descriptor_that_cannot_be_waited_for_leaves_the_clock(
     why: str, pipes: tuple[int, int, int, int]
 ) -> None:
     doorbell, *handles = pipes
@@ -98,7 +98,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """That of a process which is gone."""
+    """The journal of a dead process."""
     writer = JournalWriter(tmp_path, 128 * 1024, {"run": "r"})
     copy = tmp_path / "copy"
     shutil.copy(writer.path, copy)
@@ -179,7 +179,7 @@ def test_many_processes_leave_files_for_what_else_the_agent_does(
     assert len(journals.marks()) == room + 2
 
 
-def test_what_is_no_journal_is_said_once_and_until_it_is_gone(
+def test_a_file_that_is_no_journal_is_logged_once_and_listed_until_it_is_deleted(
     place: Place, journal: Path, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, link = place.directory / "1.journal", place.directory / "2.journal"

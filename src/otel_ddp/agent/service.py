@@ -69,7 +69,7 @@ class Agent:
         self.exporter = Exporter(
             conf, place, self.ledger, self.journals, self._documents, self.node, host
         )
-        self.terms = agent_environment.digest(os.environ, offline=conf.offline)
+        self.environment = agent_environment.digest(os.environ, offline=conf.offline)
         self._lock = lock
         self._stop_reason = ""
         self._doorbell = -1
@@ -221,15 +221,15 @@ class Agent:
 
     def _check_whether_to_stop(self) -> None:
         now = time.monotonic()
-        terms = self.journals.terms()
-        others = terms - {self.terms, ""}
+        environments = self.journals.environments()
+        others = environments - {self.environment, ""}
         if self.journals.any_alive():
             self._busy_at = now
         if not self._owns_lock():
             self._stop_reason = "the place or its lock was removed"
         elif self.foreground:
             pass
-        elif others and terms == others:
+        elif others and environments == others:
             # One of these processes starts another agent, with its own variables.
             self._stop_reason = (
                 "the processes that run now were started with other OTEL_* variables"

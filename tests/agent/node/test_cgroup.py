@@ -181,7 +181,7 @@ def test_memory_beyond_a_lowered_limit_leaves_nothing_free(node: NodeTree) -> No
 
     usage = memory(node.host().read())[1]
 
-    # The cache may be told of later than what was charged for it.
+    # The kernel may update the cache later than the charge for it.
     assert usage == {"used": 0, "cached": 5 * GIB, "free": 0}
 
 
@@ -197,7 +197,7 @@ def test_on_a_hybrid_machine_the_tree_with_the_controller_counts(node: NodeTree)
     ("path", "top"),
     [("/../other", "/"), ("/docker/abcd", "/docker/abc"), ("", "/"), ("/elsewhere", "/docker")],
 )
-def test_a_cgroup_that_cannot_be_seen_limits_nothing(path: str, top: str, node: NodeTree) -> None:
+def test_an_invisible_cgroup_limits_nothing(path: str, top: str, node: NodeTree) -> None:
     node.version_2(path, top=top)
     for other in ("/other", "d", "/d", "/elsewhere", "/../other", ""):
         node.group(other, of_version_2(str(8 * GIB), 5 * GIB, 0))
@@ -214,7 +214,7 @@ def test_a_corrupt_limit_is_none_and_counted(node: NodeTree) -> None:
     assert host.errors == 1
 
 
-def test_without_its_cache_what_a_cgroup_uses_is_not_known(node: NodeTree) -> None:
+def test_without_its_cache_the_memory_use_of_a_cgroup_is_unknown(node: NodeTree) -> None:
     node.version_2("/job")
     node.group("/job", {**of_version_2(str(8 * GIB), 5 * GIB, 0), "memory.stat": "anon 5"})
     host = node.host()
@@ -319,7 +319,7 @@ def test_a_container_without_a_limit_has_all_processors(node: NodeTree) -> None:
     assert shares(host.read()) == {"user": 0.25, "system": 0.25, "idle": 0.5}
 
 
-def test_a_quota_that_is_passed_for_a_moment_leaves_nothing_idle(node: NodeTree) -> None:
+def test_a_quota_that_is_exceeded_for_a_moment_leaves_nothing_idle(node: NodeTree) -> None:
     node.version_2("/job")
     node.group("/job", {"cpu.max": "100000 100000"})
     used_since(node, "/job", user_s=0, system_s=0, since_s=0)
@@ -417,7 +417,7 @@ def test_pressure_is_that_of_the_cgroup_that_limits(node: NodeTree) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_where_the_container_tells_no_pressure_the_node_does(version: int, node: NodeTree) -> None:
+def test_without_a_containers_pressure_the_nodes_counts(version: int, node: NodeTree) -> None:
     mount = node.version_1 if version == 1 else node.version_2
     mount("/docker/abc", top="/docker/abc", machine=False)
     node.write("proc/pressure/io", pressure(1_000_000))

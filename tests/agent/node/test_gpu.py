@@ -140,7 +140,7 @@ class Bench:
 # ------------------------------------------------------------------------------ what is shown
 
 
-def test_readings_say_of_which_device_they_are_before_all_else() -> None:
+def test_measurements_begin_with_the_attributes_of_their_device() -> None:
     bench = Bench(H100)
     bench.driver.answers[H100.uuid, "power"] = [CORE, ENERGY]
 
@@ -202,7 +202,7 @@ def test_the_processes_of_a_device_are_shown_with_it() -> None:
     ],
     ids=lambda each: f"{each.metric.name} {each.value}",
 )
-def test_an_impossible_number_is_left_out_and_counted_and_said_once(
+def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
     impossible: Measurement, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(H100)
@@ -220,7 +220,7 @@ def test_an_impossible_number_is_left_out_and_counted_and_said_once(
     assert impossible.metric.name in caplog.text
 
 
-def test_what_the_driver_leaves_out_is_counted_and_what_it_says_is_said_once(
+def test_numbers_that_the_driver_leaves_out_are_counted_and_its_remarks_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench(H100)
@@ -272,7 +272,7 @@ def test_all_is_asked_at_once_and_then_each_question_at_its_own_period() -> None
     assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
 
 
-def test_a_tick_that_comes_a_little_early_is_taken_all_the_same() -> None:
+def test_a_call_that_comes_a_little_early_asks_all_the_same() -> None:
     bench = Bench(H100)
     bench.tick()
 
@@ -303,7 +303,7 @@ def test_slow_questions_of_all_devices_are_spread(stall_s: float) -> None:
     assert a_tick == [4] * 10
 
 
-def test_what_is_absent_is_never_asked_again() -> None:
+def test_an_unsupported_question_is_never_asked_again() -> None:
     bench = Bench(H100, T4)
     bench.driver.answers[T4.uuid, "power"] = NotSupported("no sensor")
 
@@ -313,7 +313,7 @@ def test_what_is_absent_is_never_asked_again() -> None:
     assert bench.driver.asked[H100.uuid, "power"] == 100
 
 
-def test_what_is_found_absent_later_is_no_longer_shown() -> None:
+def test_an_answer_that_becomes_unsupported_is_no_longer_shown() -> None:
     bench = Bench(H100)
     bench.tick()
     bench.driver.answers[H100.uuid, "power"] = NotSupported("no sensor")
@@ -400,7 +400,7 @@ def test_a_driver_that_fails_to_open_in_its_own_way_is_tried_again() -> None:
     assert bench.shown() == [H100]
 
 
-def test_a_driver_without_devices_says_so_and_is_looked_at_again() -> None:
+def test_a_driver_without_devices_says_so_and_is_asked_again() -> None:
     bench = Bench()
 
     assert bench.tick().remark == "The GPU driver is there, but it shows no device."
@@ -420,7 +420,7 @@ def test_a_driver_without_a_version_shows_its_devices() -> None:
     assert bench.values(H100)["hw.power"] == 300.0
 
 
-def test_a_board_that_is_lost_takes_no_other_along() -> None:
+def test_a_lost_board_does_not_affect_the_others() -> None:
     bench = Bench(*THREE)
     bench.tick()
     bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
@@ -435,7 +435,7 @@ def test_a_board_that_is_lost_takes_no_other_along() -> None:
     assert sample.errors == 0
 
 
-def test_what_a_lost_board_said_before_is_shown_while_it_is_fresh() -> None:
+def test_the_answers_of_a_lost_board_are_shown_while_they_are_fresh() -> None:
     bench = Bench(H100, T4)
     bench.driver.answers[T4.uuid, "limit"] = DeviceLost("GPU is lost")
 
@@ -478,7 +478,7 @@ def test_for_a_board_that_stays_lost_the_driver_is_opened_ever_less_often() -> N
     assert waits == [5, 10, 20, 40, 60, 60]
 
 
-def test_a_board_that_is_lost_while_it_is_questioned_takes_no_other_along() -> None:
+def test_a_board_that_is_lost_during_a_question_does_not_affect_the_others() -> None:
     bench = Bench(*THREE)
     bench.driver.questioned[H100.uuid] = DeviceLost("GPU is lost")
 
@@ -652,7 +652,7 @@ def test_the_driver_is_called_by_the_sampler_s_thread_alone() -> None:
     assert threading.get_ident() not in bench.driver.threads
 
 
-def test_a_board_that_is_divided_in_another_way_is_asked_anew() -> None:
+def test_a_repartitioned_board_is_asked_anew() -> None:
     part = Device("MIG-1", "0:0", "MIG 1g.10gb", H100.pci, H100.uuid)
     bench = Bench(H100)
     bench.tick()

@@ -1,4 +1,4 @@
-"""Which rank uses which device, and whose memory it is: declared, chosen, seen, or not known."""
+"""Which rank uses which device and its memory: declared, selected, seen, or unknown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rank(
 
 
 def claim(number: int, *devices: str, **known: Any) -> ProcessDevices:
-    """Rank 0 has process id 100, rank 1 has 101, and so on, unless it is said otherwise."""
+    """Rank 0 has process id 100, rank 1 has 101, and so on, unless given."""
     known = {"labels": rank(number), "pid": 100 + number, **known}
     return ProcessDevices(devices=devices, **known)
 
@@ -71,7 +71,7 @@ def memory(ownership: Ownership) -> list[tuple[str, str, int]]:
 # ------------------------------------------------------------------------------ labels
 
 
-def test_a_device_that_nobody_uses_has_the_node_s_label_alone() -> None:
+def test_an_unused_device_has_the_node_s_label_alone() -> None:
     ownership = decide([])
 
     assert ownership == Ownership(dict.fromkeys([each.uuid for each in BOARDS], FREE), [], [])
@@ -133,7 +133,7 @@ def test_a_rank_may_use_several_devices() -> None:
 # ---------------------------------------------------------------------------- what is not declared
 
 
-def test_where_nothing_is_declared_the_driver_tells() -> None:
+def test_without_a_declaration_the_driver_decides() -> None:
     ownership = decide(
         [claim(0), claim(1, pid=90101)],
         {BOARDS[0]: [(90101, 2 * MIB)], BOARDS[1]: [(100, 3 * MIB)]},
@@ -162,7 +162,7 @@ def test_a_declared_device_that_is_not_there_counts_for_nothing(how: str) -> Non
     assert labels(ownership)[:2] == [FREE, rank(0)]
 
 
-def test_the_variables_and_the_index_of_a_process_tell_its_device() -> None:
+def test_the_variables_and_the_index_of_a_process_give_its_device() -> None:
     asked = []
 
     def visible(environment: Mapping[str, str]) -> Sequence[str]:
@@ -189,7 +189,7 @@ def test_the_variables_and_the_index_of_a_process_tell_its_device() -> None:
     ],
     ids=["beyond", "below", "cannot be told", "unknown", "no index", "no variables"],
 )
-def test_an_index_that_leads_nowhere_is_no_device(known: Any, visible: Any) -> None:
+def test_an_index_without_a_device_is_no_device(known: Any, visible: Any) -> None:
     ownership = decide([claim(0, **known)], visible=visible)
 
     assert labels(ownership) == [FREE] * 4
@@ -206,13 +206,13 @@ def test_an_index_that_the_driver_contradicts_is_that_of_some_container() -> Non
     assert ownership.remarks == []
 
 
-def test_a_declared_device_stands_over_an_index() -> None:
+def test_a_declared_device_wins_over_an_index() -> None:
     ownership = decide([claim(0, UUIDS[1], environment={}, cuda_index=0)], visible=[BOARDS[0].uuid])
 
     assert labels(ownership)[:2] == [FREE, rank(0)]
 
 
-def test_of_what_the_driver_sees_a_rank_has_what_nobody_else_declares() -> None:
+def test_of_the_devices_that_the_driver_sees_a_rank_has_those_that_no_other_declares() -> None:
     ownership = decide(
         [claim(0, UUIDS[0]), claim(1)],
         {BOARDS[0]: [(100, MIB), (101, MIB)], BOARDS[1]: [(101, MIB)]},
@@ -338,7 +338,7 @@ def test_a_lone_stranger_on_a_declared_device_is_its_rank_in_a_container() -> No
         ([claim(0)], {BOARDS[0]: [(900, MIB)]}),
         ([claim(0, UUIDS[0])], {BOARDS[1]: [(900, MIB)]}),
         ([claim(0, UUIDS[0])], {BOARDS[0]: [(900, None)]}),
-        # Its number is comparable, so it has not begun yet, and somebody else has.
+        # Its process id is comparable: so it has no context yet, and another process has.
         (
             [claim(0, UUIDS[0]), claim(1, UUIDS[1], pid=901)],
             {BOARDS[0]: [(900, MIB)], BOARDS[1]: [(901, None)]},
@@ -354,14 +354,14 @@ def test_a_lone_stranger_on_a_declared_device_is_its_rank_in_a_container() -> No
         *("numbers that match elsewhere", "a number of two ranks"),
     ],
 )
-def test_whose_memory_it_is_is_never_guessed(claims: Any, users: Any) -> None:
+def test_the_owner_of_memory_is_never_guessed(claims: Any, users: Any) -> None:
     ownership = decide(claims, users)
 
     assert memory(ownership) == []
     assert ownership.remarks == []
 
 
-def test_a_process_without_a_number_is_nobody() -> None:
+def test_a_process_without_an_id_is_no_user() -> None:
     ownership = decide([claim(0, pid=0)], {BOARDS[0]: [(0, MIB)]})
 
     assert labels(ownership)[0] == FREE
@@ -371,7 +371,7 @@ def test_a_process_without_a_number_is_nobody() -> None:
 # ------------------------------------------------------------------------------ remarks
 
 
-def test_memory_on_another_rank_s_device_is_remarked_on_and_changes_no_owner() -> None:
+def test_memory_on_another_rank_s_device_gives_a_remark_and_changes_no_owner() -> None:
     ownership = decide(
         [claim(0, UUIDS[0]), claim(3, UUIDS[3])],
         {BOARDS[0]: [(100, MIB), (103, 310 * MIB)], BOARDS[3]: [(103, 4 * MIB)]},

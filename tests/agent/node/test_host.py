@@ -24,7 +24,7 @@ def node(tmp_path: Path) -> NodeTree:
 # -- processors
 
 
-def test_shares_are_of_the_time_since_the_last_reading(node: NodeTree) -> None:
+def test_shares_are_of_the_time_since_the_last_read(node: NodeTree) -> None:
     node.processors(user=900, system=900, idle=900, guest=100)
     host = node.host()
     first = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
@@ -47,7 +47,7 @@ def test_shares_are_of_the_time_since_the_last_reading(node: NodeTree) -> None:
     assert host.errors == 0
 
 
-def test_a_reading_that_comes_too_soon_says_nothing_and_spoils_nothing(node: NodeTree) -> None:
+def test_a_read_that_comes_too_soon_returns_nothing_and_spoils_nothing(node: NodeTree) -> None:
     host = node.host()
     host.read()
     too_soon = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
@@ -58,7 +58,7 @@ def test_a_reading_that_comes_too_soon_says_nothing_and_spoils_nothing(node: Nod
     assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)["user"] == pytest.approx(0.3)
 
 
-def test_idle_time_that_steps_back_a_little_is_none(node: NodeTree) -> None:
+def test_idle_time_that_goes_back_a_little_is_zero(node: NodeTree) -> None:
     node.processors(user=100, idle=500, iowait=20)
     host = node.host()
     host.read()
@@ -113,7 +113,7 @@ def test_memory_in_use_cannot_be_negative(node: NodeTree) -> None:
     assert host.errors == 1
 
 
-def test_swap_is_told_of_where_there_is_any(node: NodeTree) -> None:
+def test_swap_is_measured_if_there_is_any(node: NodeTree) -> None:
     assert values(node.host().read(), catalog.SYSTEM_PAGING_USAGE) == {}
 
     node.memory(SwapTotal=8 << 20, SwapFree=6 << 20)
@@ -156,7 +156,7 @@ def test_a_disk_that_is_plugged_in_later_is_found(node: NodeTree) -> None:
     assert values(host.read(), catalog.SYSTEM_DISK_IO)["sdb read"] == 512
 
 
-def test_the_number_of_disks_is_bounded_and_the_rest_is_remarked_once(
+def test_the_number_of_disks_is_bounded_and_the_rest_is_logged_once(
     node: NodeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="otel_ddp.agent")
@@ -176,7 +176,7 @@ def test_the_number_of_disks_is_bounded_and_the_rest_is_remarked_once(
 # -- network
 
 
-def test_an_interface_tells_bytes_and_errors_of_both_directions(node: NodeTree) -> None:
+def test_an_interface_has_bytes_and_errors_of_both_directions(node: NodeTree) -> None:
     node.interface("lo", counts=(5, 5, 5, 5))
     node.interface("eth0", counts=(1000, 3, 2000, 4), device=True)
 
@@ -196,7 +196,7 @@ def interfaces(node: NodeTree) -> set[str]:
     return {key.split()[0] for key in values(node.host().read(), catalog.SYSTEM_NETWORK_IO)}
 
 
-def test_what_is_laid_over_an_interface_is_not_counted_again(node: NodeTree) -> None:
+def test_a_virtual_interface_over_a_real_one_is_not_counted_again(node: NodeTree) -> None:
     node.interface("bond0", files={"uevent": "DEVTYPE=bond"})
     node.interface("ens1", device=True, master="bond0")
     node.interface("ens2", device=True, master="bond0")
@@ -214,7 +214,7 @@ def test_a_device_below_another_one_is_counted_by_that_one(node: NodeTree) -> No
     assert interfaces(node) == {"eth0"}
 
 
-def test_the_stand_ins_of_a_card_that_was_lent_out_in_parts_are_left_out(node: NodeTree) -> None:
+def test_representors_of_virtual_functions_are_left_out(node: NodeTree) -> None:
     node.interface("enp1s0f0np0", device=True, files={"phys_port_name": "p0"})
     node.interface("enp1s0f0npf0vf3", device=True, files={"phys_port_name": "pf0vf3"})
 
@@ -275,7 +275,7 @@ def test_a_counter_that_has_stopped_at_its_end_is_absent(node: NodeTree) -> None
 PRESSURE = "some avg10=0.05 avg60=0.37 total={}\nfull avg10=0.00 avg60=0.00 total={}\n"
 
 
-def test_pressure_is_in_seconds_and_a_node_is_never_out_of_processors_altogether(
+def test_pressure_is_in_seconds_and_a_node_has_no_full_stall_of_processors(
     node: NodeTree,
 ) -> None:
     for resource, totals in {"cpu": (3_000_000, 0), "memory": (10, 5), "io": (7, 2)}.items():
@@ -373,7 +373,7 @@ def test_a_corrupt_file_costs_only_its_own_numbers(
     assert (first_errors, host.errors) == (errors, 2 * errors)
 
 
-def test_what_is_refused_is_counted_and_said_once(
+def test_a_refused_file_is_counted_and_logged_once(
     node: NodeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="otel_ddp.agent")
@@ -427,7 +427,7 @@ def usage(file_systems: FileSystems) -> dict[str, float]:
     return values(file_systems.read(), catalog.SYSTEM_FILESYSTEM_USAGE)
 
 
-def test_a_file_system_is_told_of_once_under_its_mount_point() -> None:
+def test_a_file_system_is_measured_once_under_its_mount_point() -> None:
     here = Path(__file__).parent
     file_systems = FileSystems(lambda: [here, here.parent], always=())
 
@@ -441,7 +441,7 @@ def test_a_file_system_is_told_of_once_under_its_mount_point() -> None:
     assert set(measurements) == {f"{point} used", f"{point} free"}
 
 
-def test_what_is_kept_for_the_superuser_is_neither_used_nor_free(tmp_path: Path) -> None:
+def test_blocks_reserved_for_the_superuser_are_neither_used_nor_free(tmp_path: Path) -> None:
     result = os.statvfs_result((4096, 512, 1000, 400, 350, 0, 0, 0, 0, 255))
     file_systems = FileSystems(lambda: [tmp_path], always=(), statvfs=lambda _: result)
 
@@ -464,7 +464,7 @@ def test_impossible_space_is_absent(
     assert file_systems.errors == errors
 
 
-def test_a_file_system_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
+def test_a_file_system_that_fails_does_not_affect_the_others(tmp_path: Path) -> None:
     gone, loop = tmp_path / "gone", tmp_path / "loop"
     loop.symlink_to(loop)
 
@@ -482,11 +482,11 @@ def test_a_file_system_that_fails_does_not_take_the_others_along(tmp_path: Path)
     assert file_systems.errors == 2
 
 
-def test_the_root_is_told_of_without_any_rank() -> None:
+def test_the_root_is_measured_without_any_rank() -> None:
     assert {"/ used", "/ free"} <= set(usage(FileSystems(tuple)))
 
 
-def test_where_no_temporary_directory_can_be_had_the_others_are_told(
+def test_without_a_temporary_directory_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def nowhere() -> str:
@@ -497,7 +497,7 @@ def test_where_no_temporary_directory_can_be_had_the_others_are_told(
     assert values(FileSystems(list).read(), catalog.SYSTEM_FILESYSTEM_USAGE)
 
 
-def test_a_name_that_is_no_text_is_told_as_text(tmp_path: Path) -> None:
+def test_a_path_that_is_no_text_becomes_text(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff"))
     odd.mkdir()
     source = FileSystems(list, always=[odd], statvfs=lambda _: os.statvfs("/"))

@@ -1,4 +1,4 @@
-"""NVIDIA's devices: over a module that looks like pynvml, and over pynvml and a library in C."""
+"""NVIDIA's devices: through a fake of pynvml, and through pynvml over a library in C."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOW_NS = 1_800_000_000 * 10**9
 
 
 class Seen:
-    """Boards to be seen through NVML, and a clock that stands still."""
+    """Boards that NVML shows, and a clock that stands still."""
 
     def __init__(self, lib: Any, write: Callable[..., None], root: Path) -> None:
         self._write = write
@@ -82,7 +82,7 @@ Answers = dict[tuple[str, str], float]
 
 
 def ask_all(questions: Any) -> Answers:
-    """Name of the metric and its last attribute, and the number; a series is told only once."""
+    """(Metric, last attribute) -> value; each series occurs once."""
     found: Answers = {}
     for question in questions:
         try:
@@ -93,7 +93,7 @@ def ask_all(questions: Any) -> Answers:
             key = (each.metric.name, each.attributes[-1][1] if each.attributes else "")
             assert key not in found, f"{key} twice"
             names = [name for name, _ in each.attributes]
-            # Who reads a device puts its identity before them.
+            # The reader of a device prepends its identity.
             assert each.metric.attributes == ("hw.id", "gpu", "hw.name", *names)
             found[key] = each.value
     return found
@@ -140,7 +140,7 @@ def seen(
 # --- what boards say
 
 
-def test_a_board_with_everything_tells_everything_in_our_units(seen: Seen) -> None:
+def test_a_board_with_everything_answers_in_our_units(seen: Seen) -> None:
     found = seen.answers(h100())
 
     assert {key: value for key, value in found.items() if key[0] != "gpu.xid.errors"} == {
@@ -198,7 +198,7 @@ def test_a_board_with_everything_tells_everything_in_our_units(seen: Seen) -> No
     assert seen.driver.remarks == ()
 
 
-def test_an_older_board_tells_what_it_can_by_older_calls(seen: Seen) -> None:
+def test_an_older_board_answers_older_calls(seen: Seen) -> None:
     found = seen.answers(tesla_t4())
 
     assert found["hw.power", ""] == 111.0
@@ -212,7 +212,7 @@ def test_an_older_board_tells_what_it_can_by_older_calls(seen: Seen) -> None:
     assert ("hw.temperature", "memory") not in found
 
 
-def test_what_a_board_does_not_have_is_absent_and_nothing_else(seen: Seen) -> None:
+def test_only_what_a_board_lacks_is_absent(seen: Seen) -> None:
     (device,) = seen.open(laptop())
     questions = seen.questions(device)
 
@@ -257,7 +257,7 @@ def test_each_reason_for_throttling_has_its_word(seen: Seen, bit: int, reasons: 
 
 
 @pytest.mark.parametrize("code", [3, 4, 13, 25])
-def test_refusals_that_stay_are_absent(seen: Seen, code: int) -> None:
+def test_lasting_refusals_are_not_supported(seen: Seen, code: int) -> None:
     board = h100()
     board.numbers["energy_mj"] = f"!{code}"
     (device,) = seen.open(board)
@@ -266,7 +266,7 @@ def test_refusals_that_stay_are_absent(seen: Seen, code: int) -> None:
         seen.questions(device)["energy"].ask()
 
 
-def test_a_passing_error_is_that_of_one_attempt(seen: Seen) -> None:
+def test_a_passing_error_fails_one_attempt_only(seen: Seen) -> None:
     board = h100()
     board.numbers["temperature"] = "!999"
     (device,) = seen.open(board)
@@ -280,14 +280,14 @@ def test_a_passing_error_is_that_of_one_attempt(seen: Seen) -> None:
     assert one(question.ask()).value == 50
 
 
-def test_a_driver_that_has_given_up_the_older_call_says_its_temperature(seen: Seen) -> None:
+def test_a_driver_without_the_older_call_answers_its_temperature(seen: Seen) -> None:
     board = h100()
     board.numbers |= {"temperature": "!13", "temperature_v": 55}
 
     assert seen.answers(board)["hw.temperature", "core"] == 55
 
 
-def test_a_field_that_is_not_there_takes_no_other_along(seen: Seen) -> None:
+def test_a_missing_field_does_not_affect_the_others(seen: Seen) -> None:
     found = seen.answers(h100().without("field.82", "field.75"))
 
     assert ("hw.temperature", "memory") not in found
@@ -310,7 +310,7 @@ def test_a_field_that_fails_once_is_left_out_once(seen: Seen) -> None:
     assert {each.value for each in question.ask()} == {71.0, 100.0}
 
 
-def test_a_driver_that_does_not_know_fields_says_its_power_otherwise(seen: Seen) -> None:
+def test_a_driver_without_fields_answers_its_power_by_another_call(seen: Seen) -> None:
     board = h100()
     # A driver that is older than a field calls it an invalid argument.
     board.numbers |= {"field.186": "!2", "field.82": "!2"}
@@ -336,7 +336,7 @@ def test_links_of_the_fifth_generation_are_added_up(seen: Seen) -> None:
     assert found["gpu.nvlink.errors", ""] == 11
 
 
-def test_a_sum_that_lacks_a_part_is_not_told(seen: Seen) -> None:
+def test_a_sum_that_lacks_a_part_is_left_out(seen: Seen) -> None:
     board = h100()
     (device,) = seen.open(board)
     questions = seen.questions(device)
@@ -477,7 +477,7 @@ def test_names_may_be_bytes_or_text(name: bytes | str) -> None:
     assert device.name.isprintable()
 
 
-def test_what_has_no_name_is_called_what_it_is() -> None:
+def test_a_device_without_a_name_gets_a_general_one() -> None:
     fake = FakeNvml()
     fake.state = state([a100_mig()])
     fake.nvmlDeviceGetName = lambda handle: b"\n"  # type: ignore[attr-defined]
@@ -489,7 +489,7 @@ def test_what_has_no_name_is_called_what_it_is() -> None:
     assert names == ["NVIDIA GPU", "NVIDIA GPU MIG", "NVIDIA GPU MIG"]
 
 
-def test_a_name_without_end_has_one() -> None:
+def test_a_very_long_name_is_cut() -> None:
     fake = FakeNvml()
     fake.state = state([h100()])
     fake.nvmlDeviceGetName = lambda handle: "x" * 5000  # type: ignore[attr-defined]
@@ -508,7 +508,7 @@ def test_a_name_without_end_has_one() -> None:
     ("code", "words"),
     [(1, "Uninitialized"), (9, "Driver Not Loaded"), (15, "GPU is lost"), (16, "requires restart")],
 )
-def test_a_device_that_is_gone_is_lost(seen: Seen, code: int, words: str) -> None:
+def test_a_device_that_does_not_answer_any_more_is_lost(seen: Seen, code: int, words: str) -> None:
     board = h100()
     board.numbers |= {"temperature": f"!{code}", "field.82": f"!{code}"}
     (device,) = seen.open(h100())
@@ -536,7 +536,7 @@ def test_a_handle_from_before_a_reload_is_lost(seen: Seen) -> None:
     assert one(seen.questions(again)["temperature"].ask()).value == 64
 
 
-def test_an_argument_that_suits_no_such_device_is_absent(seen: Seen) -> None:
+def test_an_argument_that_suits_no_such_device_is_not_supported(seen: Seen) -> None:
     board = h100()
     board.numbers["temperature"] = "!2"
     (device,) = seen.open(board)
@@ -545,7 +545,7 @@ def test_an_argument_that_suits_no_such_device_is_absent(seen: Seen) -> None:
         seen.questions(device)["temperature"].ask()
 
 
-def test_the_others_are_seen_while_a_board_is_gone(seen: Seen) -> None:
+def test_the_other_boards_are_seen_while_one_is_lost(seen: Seen) -> None:
     first, second, third = (h100(index) for index in range(3))
     seen.open(first, second, third)
     second.lost = True
@@ -555,7 +555,7 @@ def test_the_others_are_seen_while_a_board_is_gone(seen: Seen) -> None:
     assert "GPU 1 does not answer" in one(seen.driver.remarks)
 
 
-def test_a_driver_that_is_unloaded_is_lost_and_close_does_not_mind(seen: Seen) -> None:
+def test_an_unloaded_driver_is_lost_and_can_be_closed(seen: Seen) -> None:
     seen.open(h100())
     seen.show(loaded=0)
 
@@ -589,7 +589,7 @@ def test_faults_are_counted_by_code_from_zero_on(seen: Seen) -> None:
     assert faults(question.ask()) == {"31": 2, "143": 1}
 
 
-def test_a_board_with_instances_tells_its_faults(seen: Seen) -> None:
+def test_a_board_with_instances_counts_its_faults(seen: Seen) -> None:
     board = a100_mig()
     whole, *parts = seen.open(board)
     question = seen.questions(whole)["Xid"]
@@ -602,7 +602,7 @@ def test_a_board_with_instances_tells_its_faults(seen: Seen) -> None:
     assert all("Xid" not in seen.questions(part) for part in parts)
 
 
-def test_a_board_that_is_gone_is_lost_to_who_asks_for_its_faults(seen: Seen) -> None:
+def test_asking_a_lost_board_for_its_faults_raises_lost(seen: Seen) -> None:
     board = h100()
     (device,) = seen.open(board)
     question = seen.questions(device)["Xid"]
@@ -614,7 +614,7 @@ def test_a_board_that_is_gone_is_lost_to_who_asks_for_its_faults(seen: Seen) -> 
         question.ask()
 
 
-def test_the_fault_that_ends_a_board_is_still_told(seen: Seen) -> None:
+def test_the_fault_that_ends_a_board_is_still_counted(seen: Seen) -> None:
     board, other = h100(0), h100(1)
     device, _ = seen.open(board, other)
     questions = seen.questions(device)
@@ -636,7 +636,7 @@ def test_the_fault_that_ends_a_board_is_still_told(seen: Seen) -> None:
     assert seen.driver.users(fallen) == ()
 
 
-def test_a_board_that_fell_is_looked_for_again_after_a_while(seen: Seen) -> None:
+def test_a_board_that_failed_is_searched_again_after_a_while(seen: Seen) -> None:
     board = h100()
     (device,) = seen.open(board)
     seen.questions(device)["Xid"].ask()
@@ -685,7 +685,7 @@ def test_each_instance_is_a_device_of_its_own(seen: Seen) -> None:
     assert of_whole["hw.power", ""] == 412.345
 
 
-def test_a_number_without_an_instance_is_passed_over(seen: Seen) -> None:
+def test_an_index_without_an_instance_is_skipped(seen: Seen) -> None:
     board = a100_mig()
     seen.open(board)
     keep = board.instances[1]
@@ -714,10 +714,10 @@ def test_engines_of_an_instance_are_its_own(seen: Seen) -> None:
     assert [one(question.ask()).value for question in questions] == [0.25, 0.75]
 
 
-# --- who uses a board
+# --- the users of a board
 
 
-def test_the_processes_of_a_board_are_told_once_each(seen: Seen) -> None:
+def test_each_process_of_a_board_is_listed_once(seen: Seen) -> None:
     board = h100()
     board.compute = [(10, 5 * GIB), (11, None)]
     board.graphics = [(11, 2 * GIB), (12, GIB)]
@@ -736,7 +736,7 @@ def test_the_processes_of_a_board_are_told_once_each(seen: Seen) -> None:
     assert seen.driver.users(device) == (User(13, None),)
 
 
-def test_an_older_driver_tells_its_processes_too(seen: Seen) -> None:
+def test_an_older_driver_lists_its_processes_too(seen: Seen) -> None:
     board = h100()
     (device,) = seen.open(board)
     written = {**state([board]), "0.compute": "!13", "0.compute_v2": " 77:1024"}
@@ -774,7 +774,7 @@ def test_the_processes_of_an_instance_are_its_own(seen: Seen) -> None:
         ({}, "shows no GPU"),
     ],
 )
-def test_why_there_are_no_devices_is_said_in_one_sentence(
+def test_one_sentence_says_why_there_are_no_devices(
     seen: Seen, whole: dict[str, int], words: str
 ) -> None:
     boards = [h100()] if whole else []
@@ -790,7 +790,7 @@ def test_why_there_are_no_devices_is_said_in_one_sentence(
     assert seen.driver.version() == "NVIDIA driver 550.54.14"
 
 
-def test_a_driver_that_fails_at_the_start_is_given_back() -> None:
+def test_a_driver_that_fails_at_the_start_is_closed() -> None:
     fake = FakeNvml()
     fake.state = {"init": "0"}
 
@@ -804,7 +804,7 @@ def test_a_driver_that_fails_at_the_start_is_given_back() -> None:
     assert fake.open == 0
 
 
-def test_a_container_that_has_devices_but_no_library_is_told_apart(tmp_path: Path) -> None:
+def test_a_container_with_devices_but_no_library_has_its_own_hint(tmp_path: Path) -> None:
     fake = FakeNvml()
     fake.state = {"init": "12"}
     (tmp_path / "nvidiactl").touch()
@@ -878,7 +878,7 @@ def test_a_comma_too_many_ends_the_choice() -> None:
     assert visible({"CUDA_VISIBLE_DEVICES": "GPU-8932f9,"}, EQUAL[:1], {}) == ALL[:1]
 
 
-def test_numbers_among_unequal_boards_say_nothing_unless_in_order() -> None:
+def test_indices_among_unequal_boards_mean_nothing_unless_in_order() -> None:
     by_number = {"CUDA_VISIBLE_DEVICES": "1"}
 
     assert visible(by_number, MIXED, {}) is None
@@ -888,7 +888,7 @@ def test_numbers_among_unequal_boards_say_nothing_unless_in_order() -> None:
     assert visible({"CUDA_VISIBLE_DEVICES": "-1"}, MIXED, {}) == []
 
 
-def test_instances_are_told_by_their_names_alone() -> None:
+def test_instances_are_selected_by_name_only() -> None:
     older = {f"MIG-{EQUAL[0].uuid}/7/0": PARTED[1].uuid, f"MIG-{EQUAL[0].uuid}/9/0": PARTED[2].uuid}
 
     def chosen(entry: str) -> list[str] | None:
@@ -922,7 +922,7 @@ def test_a_container_counts_its_own_boards(given: str, expected: str | None) -> 
     assert found == (None if expected is None else [] if expected == "nothing" else [expected])
 
 
-def test_the_driver_knows_what_is_visible_once_it_has_looked(seen: Seen) -> None:
+def test_the_driver_knows_what_is_visible_once_it_has_listed_devices(seen: Seen) -> None:
     assert seen.driver.visible({}) is None
 
     whole, first, second = seen.open(a100_mig())

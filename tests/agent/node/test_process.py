@@ -1,4 +1,4 @@
-"""What a training process takes: real processes that do as they are told, and trees on disk."""
+"""What a training process uses: real processes under the test's control, and trees on disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tell(name, line):
     return eval(answers.readline())
 
 def end(name):
-    """It has ended, and nobody has waited for it yet."""
+    """It has ended, and its parent has not waited for it yet."""
     children[name][1].close()
     return os.waitid(os.P_PID, children[name][0], os.WEXITED | os.WNOWAIT) and None
 
@@ -98,7 +98,7 @@ def forget_children():
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 def ended_unseen(name):
-    """Closed, and gone: nobody is told of the end of its children."""
+    """It has closed its pipe and ended: it reports no end of its children."""
     children[name][1].close()
     return children[name][2].read() and None
 
@@ -107,7 +107,7 @@ serve(sys.stdin, sys.stdout)
 
 
 class Puppet:
-    """A real process that does as it is told, and its readings."""
+    """A real process that runs the test's lines, and its measurements."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -225,14 +225,14 @@ def test_what_it_writes_is_counted(puppet: Puppet, tmp_path: Path) -> None:
     assert found["write"] == written(puppet.pid)
 
 
-def test_a_number_that_was_given_to_another_process_is_not_mistaken(puppet: Puppet) -> None:
+def test_a_reused_process_id_is_not_taken_for_the_first_process(puppet: Puppet) -> None:
     puppet.reader.begin_round()
 
     assert puppet.reader.read(puppet.pid, puppet.start - 1) is None
     assert puppet.reader.read(puppet.pid, puppet.start) is not None
 
 
-def test_a_process_that_is_gone_or_waits_to_be_taken_is_none(puppet: Puppet) -> None:
+def test_a_dead_process_or_a_zombie_has_no_measurements(puppet: Puppet) -> None:
     pid = puppet.does("fork('worker')")
     start = start_of(pid)
     puppet.does("end('worker')")
@@ -249,7 +249,7 @@ def test_a_process_that_is_gone_or_waits_to_be_taken_is_none(puppet: Puppet) -> 
 # -- its descendants
 
 
-def test_descendants_are_counted_whoever_forked_them(puppet: Puppet) -> None:
+def test_descendants_of_any_depth_are_counted(puppet: Puppet) -> None:
     assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 0
     assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == 0
 
@@ -272,7 +272,7 @@ def test_other_ranks_and_we_ourselves_are_no_descendants(puppet: Puppet) -> None
     assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 3
 
 
-def test_one_that_waits_to_be_taken_lives_no_more_but_has_used_its_time(puppet: Puppet) -> None:
+def test_a_zombie_is_no_living_child_but_its_time_counts(puppet: Puppet) -> None:
     puppet.does("fork('worker')")
     puppet.does("spin()", "worker")
     before = puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME)
@@ -285,7 +285,7 @@ def test_one_that_waits_to_be_taken_lives_no_more_but_has_used_its_time(puppet: 
 
 
 @pytest.mark.parametrize("way", ["reap", "kill"])
-def test_what_a_worker_took_stays_when_it_has_ended(
+def test_the_use_of_a_worker_stays_when_it_has_ended(
     way: str, puppet: Puppet, tmp_path: Path
 ) -> None:
     pid = puppet.does("fork('worker')")
@@ -307,7 +307,7 @@ def test_what_a_worker_took_stays_when_it_has_ended(
     assert values(after, catalog.PROCESS_CHILDREN_COUNT) == {"": 0}
 
 
-def test_where_nobody_waits_for_children_they_are_not_taken_off_the_process(
+def test_children_that_no_process_waits_for_are_not_subtracted_from_the_process(
     puppet: Puppet, tmp_path: Path
 ) -> None:
     puppet.does("forget_children()")
@@ -328,13 +328,13 @@ def test_where_nobody_waits_for_children_they_are_not_taken_off_the_process(
     assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
     assert values(after, catalog.PROCESS_DISK_IO)["write"] == own
 
-    # What comes after it is told on top.
+    # Later use is added to it.
     puppet.does("fork('next')")
     puppet.does("spin()", "next")
     assert puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME) >= 2 * (SPUN_S - 2 / TICKS_PER_S)
 
 
-def test_an_agent_after_another_tells_only_what_it_has_seen(puppet: Puppet, tmp_path: Path) -> None:
+def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: Path) -> None:
     def writes(*whom: str) -> None:
         puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", *whom)
 
@@ -400,7 +400,7 @@ def test_what_a_server_has_waited_for_is_not_counted_twice(puppet: Puppet, tmp_p
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
-def test_a_server_and_its_worker_may_end_between_two_looks(puppet: Puppet, tmp_path: Path) -> None:
+def test_a_server_and_its_worker_may_end_between_two_reads(puppet: Puppet, tmp_path: Path) -> None:
     puppet.does("fork('server')")
     puppet.does("fork('worker')", "server")
     write = f"write({str(tmp_path / 'file')!r}, 300_000)"
@@ -415,7 +415,7 @@ def test_a_server_and_its_worker_may_end_between_two_looks(puppet: Puppet, tmp_p
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
-def test_what_an_orphan_took_stays_when_it_has_left_the_family(
+def test_the_use_of_an_orphan_stays_when_it_has_left_the_family(
     puppet: Puppet, tmp_path: Path
 ) -> None:
     puppet.does("fork('server')")
@@ -432,7 +432,7 @@ def test_what_an_orphan_took_stays_when_it_has_left_the_family(
     finally:
         os.kill(orphan, signal.SIGKILL)
 
-    # What comes after it is told on top.
+    # Later use is added to it.
     new = puppet.does("fork('new')")
     puppet.does("spin()", "new")
     puppet.does(write, "new")
@@ -552,7 +552,7 @@ def refuse(node: NodeTree, name: str) -> None:
     path.symlink_to(name)
 
 
-def test_an_uptime_below_nothing_is_absent(node: NodeTree) -> None:
+def test_a_negative_uptime_is_absent(node: NodeTree) -> None:
     node.process(77)
     reader = ProcessReader(node.proc, own_pid=0, since_boot_s=lambda: 1.0)
 
@@ -569,14 +569,14 @@ def test_a_line_that_cannot_be_understood_is_no_process(content: str, node: Node
     assert reader.read(77, 5000) is None
 
 
-def test_without_the_start_of_the_machine_that_of_a_process_is_not_known(node: NodeTree) -> None:
+def test_without_the_start_of_the_machine_the_start_of_a_process_is_unknown(node: NodeTree) -> None:
     node.process(77)
     node.write("proc/stat", "cpu  1 1 1 1 1 1 1 1 1 1\n")
 
     assert {each.start_ns for each in read(reader_of(node))} == {0}
 
 
-def test_workers_whose_io_is_secret_have_none(node: NodeTree) -> None:
+def test_workers_with_unreadable_io_have_none(node: NodeTree) -> None:
     node.process(77)
     node.process(78, parent=77)
     (node.proc / "78/io").unlink()
@@ -588,7 +588,9 @@ def test_workers_whose_io_is_secret_have_none(node: NodeTree) -> None:
     assert values(read(reader), catalog.PROCESS_CHILDREN_DISK_IO) == {}
 
 
-def test_a_count_never_falls_while_one_ends_between_two_files(node: NodeTree) -> None:
+def test_a_count_never_falls_if_a_worker_ends_between_two_reads(
+    node: NodeTree,
+) -> None:
     node.process(77, times=(0, 0, 0, 0), io=(0, 0))
     reader = reader_of(node)
     read(reader)
@@ -604,21 +606,23 @@ def test_a_count_never_falls_while_one_ends_between_two_files(node: NodeTree) ->
         )
 
     before = told()
-    # It lives until its first file is read, and is gone before its second one.
+    # It lives until its first file is read, and ends before its second one is.
     (node.proc / "78/io").unlink()
     half_way = told()
-    # Gone, but what the process had of it was read a moment earlier.
+    # It has ended, but the process's own file was read a moment earlier.
     node.ends(78)
     between = told()
     node.process(77, times=(0, 0, 120, 0), io=(0, 650))
     after = told()
 
     assert before == half_way == between == (100 / TICKS_PER_S, 100, 500)
-    # What it took after it was last seen is its parent's: nobody can tell.
+    # What it used after it was last seen counts for its parent: no file shows it.
     assert after == (120 / TICKS_PER_S, 100, 550)
 
 
-def test_one_that_is_waited_for_while_we_read_leaves_its_parent_nothing(node: NodeTree) -> None:
+def test_a_child_that_is_waited_for_during_a_read_adds_nothing(
+    node: NodeTree,
+) -> None:
     node.process(77)
     node.process(78, parent=77, io=(0, 100))
     ends = False
@@ -638,14 +642,14 @@ def test_one_that_is_waited_for_while_we_read_leaves_its_parent_nothing(node: No
     assert first == meanwhile == after == {"read": 0, "write": 0}
 
 
-def test_who_is_there_is_read_once_and_new_parents_are_seen(node: NodeTree) -> None:
+def test_a_process_is_read_once_and_a_new_parent_is_seen(node: NodeTree) -> None:
     node.process(77)
     node.process(78, parent=77)
     node.process(79, parent=78)
     node.process(80, parent=1)
     reader = reader_of(node)
     count = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
-    # Whoever is no descendant is not read again: nobody will see this.
+    # A process that is no descendant is not read again: this change stays unseen.
     node.process(80, parent=77)
     same = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
 
@@ -657,7 +661,7 @@ def test_who_is_there_is_read_once_and_new_parents_are_seen(node: NodeTree) -> N
     assert (count, same, after) == (2, 2, 1)
 
 
-def test_a_new_process_under_an_old_number_is_not_the_old_one(node: NodeTree) -> None:
+def test_a_new_process_with_a_reused_id_is_not_the_old_one(node: NodeTree) -> None:
     node.process(77, io=(0, 500))
     node.process(78, parent=77, io=(0, 100))
     reader = reader_of(node)
@@ -674,7 +678,7 @@ def test_a_new_process_under_an_old_number_is_not_the_old_one(node: NodeTree) ->
     assert values(read(reader), catalog.PROCESS_DISK_IO)["write"] == 200
 
 
-def test_parents_that_make_a_ring_hold_nobody_up(node: NodeTree) -> None:
+def test_parents_that_form_a_ring_do_not_block(node: NodeTree) -> None:
     node.process(77, parent=79)
     node.process(78, parent=77)
     node.process(79, parent=78)

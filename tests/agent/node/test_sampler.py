@@ -81,7 +81,7 @@ def bench() -> Iterator[Bench]:
     assert all(each.stop(PATIENCE_S) for each in made.samplers)
 
 
-def test_what_was_read_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
+def test_a_sample_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
     def read() -> str:
         bench.clock.now += 0.25
         return "a value"
@@ -161,7 +161,7 @@ def test_an_error_is_counted_and_the_last_value_stays_and_grows_old(
     assert sampler.age_s() == 0.0
 
 
-def test_a_reading_that_hangs_holds_up_nobody_and_its_age_grows(bench: Bench) -> None:
+def test_a_reading_that_hangs_blocks_no_caller_and_its_age_grows(bench: Bench) -> None:
     inside = threading.Event()
 
     def hang() -> None:
@@ -204,7 +204,7 @@ def test_stopping_ends_a_long_sleep(bench: Bench) -> None:
     assert sampler.stop(PATIENCE_S) is True
 
 
-def test_one_that_was_never_started_is_stopped(bench: Bench) -> None:
+def test_a_sampler_that_was_never_started_can_be_stopped(bench: Bench) -> None:
     sampler = bench.sampler()
 
     assert sampler.stop(0.0) is True

@@ -1,4 +1,4 @@
-"""What was sampled stands under the labels of whose it is, as long as it is fresh."""
+"""Samples get the labels of their rank, run or node, and are shown while they are fresh."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def bench() -> Iterator[Callable[..., Bench]]:
             pass
 
 
-def test_a_board_is_its_ranks_its_runs_or_its_nodes(bench: Callable[..., Bench]) -> None:
+def test_a_board_has_the_labels_of_its_rank_run_or_node(
+    bench: Callable[..., Bench],
+) -> None:
     here = bench("gpu")
     declared = {"boards": [{"index": 0, "uuid": "1234"}]}
     power = catalog.HW_POWER
@@ -129,7 +131,7 @@ def test_a_board_is_its_ranks_its_runs_or_its_nodes(bench: Callable[..., Bench])
         assert here.told(power, rank(FIRST, **strange)) == [({"node": "n", **OF_BOARD}, 100.0)]
 
 
-def test_what_is_seen_of_a_board_is_described(bench: Callable[..., Bench]) -> None:
+def test_a_board_is_described_with_its_measurements(bench: Callable[..., Bench]) -> None:
     driver = OneBoard()
     driver.pids = [77]
     here = bench("gpu", driver=driver)
@@ -154,7 +156,7 @@ def test_what_is_seen_of_a_board_is_described(bench: Callable[..., Bench]) -> No
     assert gpu == expected
 
 
-def test_why_there_are_no_boards_is_said(bench: Callable[..., Bench]) -> None:
+def test_a_remark_says_why_there_are_no_boards(bench: Callable[..., Bench]) -> None:
     driver = OneBoard()
     driver.missing = "There is no driver."
     here = bench("gpu", driver=driver)
@@ -164,7 +166,7 @@ def test_why_there_are_no_boards_is_said(bench: Callable[..., Bench]) -> None:
     assert remarks == ["There is no driver."]
 
 
-def test_numbers_of_a_driver_that_hangs_go_and_come_back(
+def test_numbers_of_a_driver_that_hangs_disappear_and_come_back(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "_FRESH_PERIODS", 0.5)
@@ -183,7 +185,7 @@ def test_numbers_of_a_driver_that_hangs_go_and_come_back(
     here.soon(catalog.HW_POWER)
 
 
-def test_the_host_is_the_runs_that_has_it_alone(bench: Callable[..., Bench]) -> None:
+def test_the_host_has_the_labels_of_a_run_that_is_alone_on_it(bench: Callable[..., Bench]) -> None:
     here = bench("host")
     limit = catalog.SYSTEM_MEMORY_LIMIT
     other = {**FIRST, "group": "another"}
@@ -216,7 +218,7 @@ def test_the_limits_of_a_node_are_those_of_its_run(
     assert pids() == [71, 72]
 
 
-def test_where_ranks_work_is_a_file_system_that_matters(
+def test_the_file_systems_of_the_ranks_working_directories_are_measured(
     bench: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[set[Path]] = []
@@ -239,14 +241,14 @@ def test_where_ranks_work_is_a_file_system_that_matters(
     stat = read_process_stat(KernelFiles(), "/proc", os.getpid())
     assert stat is not None
     me = Rank(tuple(FIRST.items()), os.getpid(), stat.start, {})
-    # One that is gone, and one whose number is a stranger's by now.
+    # A dead process, and one whose id belongs to another process by now.
     others = rank(SECOND, 2**22 + 1), Rank(tuple(SECOND.items()), 1, stat.start, {})
     here.told(catalog.SYSTEM_MEMORY_LIMIT, me, *others)
 
     until(lambda: asked and asked[-1] == {tmp_path}, "the directory of the one that lives")
 
 
-def test_of_two_processes_with_one_name_the_last_one_is_told_of(
+def test_of_two_processes_with_the_same_labels_the_last_one_is_shown(
     bench: Callable[..., Bench],
 ) -> None:
     here = bench("process")
@@ -264,7 +266,7 @@ def test_of_two_processes_with_one_name_the_last_one_is_told_of(
     assert memory == [own]
 
 
-def test_a_process_that_cannot_be_seen_is_taken_for_no_other(bench: Callable[..., Bench]) -> None:
+def test_an_invisible_process_is_not_taken_for_another_one(bench: Callable[..., Bench]) -> None:
     driver = OneBoard()
     # What it is called where it runs is a stranger's number here.
     driver.pids = [29999]
@@ -277,7 +279,7 @@ def test_a_process_that_cannot_be_seen_is_taken_for_no_other(bench: Callable[...
     assert here.told(catalog.HW_POWER, unseen) == [({"node": "n", **OF_BOARD}, 100.0)]
 
 
-def test_a_board_that_does_not_answer_is_said(bench: Callable[..., Bench]) -> None:
+def test_a_board_that_does_not_answer_gives_a_remark(bench: Callable[..., Bench]) -> None:
     driver = OneBoard()
     driver.silent = ["GPU 3 does not answer."]
     here = bench("gpu", driver=driver)

@@ -1,4 +1,4 @@
-"""From a journal into the ledger: who it is, what is told when, and what survives which restart."""
+"""A journal's feed into the ledger: labels, values, steps, and what survives a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 
-WHO = Identity(
+RANK_0 = Identity(
     group="g",
     run="r",
     host="h",
@@ -34,23 +34,23 @@ WHO = Identity(
     run_settled=True,
     rank_settled=True,
 )
-TOLD = {**WHO.to_dict(), "strategy": "all", "exported": True, "settled": True}
+IDENTITY = {**RANK_0.to_dict(), "strategy": "all", "exported": True, "settled": True}
 SMALL = 128 * 1024
 MS_NS = 10**6
 
 
 class Bench:
-    """A writer on one side, an intake on the other."""
+    """The writer of a journal, and its feed into a ledger."""
 
-    def __init__(self, folder: Path, told: dict[str, Any] = TOLD) -> None:
-        self.writer = JournalWriter(folder, SMALL, told)
+    def __init__(self, folder: Path, identity: dict[str, Any] = IDENTITY) -> None:
+        self.writer = JournalWriter(folder, SMALL, identity)
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.names = NodeNames(folder / "nodes.json", "")
         self.journal = self.another()
         self.ids: dict[str, int] = {}
         self.shapes: dict[tuple[str, ...], Shape] = {}
-        self.words_told = self.steps_told = 0
+        self.words_written = self.steps_written = 0
 
     def another(self) -> JournalFeed:
         return JournalFeed(JournalReader(self.writer.path), self.ledger, self.names.name)
@@ -63,12 +63,12 @@ class Bench:
         self.writer.scalars(shape, at_ns, step, float("nan"), list(values.values()))
 
     def steps(self, *numbers: int, lost: int = 0) -> None:
-        """Of 10 ms each, half forward and half a wait, told in one record."""
-        self.words_told += lost
-        words = [] if self.steps_told else [layout.STEPS_BEGAN << layout.CODE_SHIFT]
+        """Of 10 ms each, half forward and half a wait, in one record."""
+        self.words_written += lost
+        words = [] if self.steps_written else [layout.STEPS_BEGAN << layout.CODE_SHIFT]
         for number in numbers:
-            at = self.steps_told * 10_000_000
-            self.steps_told += 1
+            at = self.steps_written * 10_000_000
+            self.steps_written += 1
             pairs = (
                 (catalog.PHASES["forward"], at),
                 (catalog.PHASES["comm_wait"], at + 5_000_000),
@@ -76,32 +76,32 @@ class Bench:
                 (layout.STEP_ENDED, at + 10_000_000),
             )
             words += [code << layout.CODE_SHIFT | value for code, value in pairs]
-        payload = struct.pack(f"<{len(words) + 1}Q", self.words_told, *words)
+        payload = struct.pack(f"<{len(words) + 1}Q", self.words_written, *words)
         self.writer.append(layout.STEPS, payload)
-        self.words_told += len(words)
+        self.words_written += len(words)
 
-    def shown(self) -> list[tuple[str, int]]:
-        """Name and step of the spans that are on their way."""
+    def spans(self) -> list[tuple[str, int]]:
+        """The name and step of each span that waits for export."""
         return [
             (each.content["name"], each.content["step"])
             for each in self.journal.documents
             if each.kind == layout.SPAN
         ]
 
-    def take(self) -> None:
+    def poll(self) -> None:
         now = time.time_ns()
         self.journal.poll(now, alive=True)
         self.journal.update_series(now, is_newest=True)
 
     def start_again(self) -> None:
-        """Another agent in the place of one that was killed."""
+        """Start another agent after one that was killed."""
         self.journal.reader.close()
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.journal = self.another()
 
     def sent(self, metric: catalog.Metric = catalog.TRAINING_SCALAR) -> dict[str, dict[float, int]]:
-        """By name, the time of each value that this agent sends."""
+        """Name -> value -> its time, of everything that this agent exports."""
         return {
             dict(series.labels)["name"]: {value: at for at, value in series.history or ()}
             for each, rows in self.ledger.families()
@@ -109,8 +109,8 @@ class Bench:
             if each is metric
         }
 
-    def told(self, metric: catalog.Metric) -> dict[str, Any]:
-        """Values of a metric by the labels beyond the six."""
+    def values(self, metric: catalog.Metric) -> dict[str, Any]:
+        """The values of a metric, by its labels beyond the six."""
         found = {}
         for each, rows in self.ledger.families():
             if each.name == metric.name:
@@ -130,39 +130,39 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def test_a_process_that_waits_for_its_group_is_not_told_of_under_a_provisional_name(
+def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_name(
     tmp_path: Path,
 ) -> None:
-    bench = Bench(tmp_path, {**TOLD, "run": "provisional", "settled": False})
+    bench = Bench(tmp_path, {**IDENTITY, "run": "provisional", "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
-    bench.take()
+    bench.poll()
     before = list(bench.ledger.families())
-    bench.writer.document(layout.IDENTITY, TOLD)
-    bench.take()
+    bench.writer.document(layout.IDENTITY, IDENTITY)
+    bench.poll()
 
     assert before == []
-    assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
     assert dict(bench.journal.labels)["run"] == "r"
     bench.close()
 
 
-def test_a_process_that_never_learns_its_name_is_told_of_when_it_ends(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {**TOLD, "global_rank": None, "settled": False})
+def test_a_process_that_never_learns_its_rank_is_exported_when_it_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {**IDENTITY, "global_rank": None, "settled": False})
     bench.log({"loss": 1.0}, step=1)
 
     bench.journal.poll(time.time_ns(), alive=False)
 
-    assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
     assert dict(bench.journal.labels)["rank"] == f"p{bench.journal.reader.pid}"
     bench.close()
 
 
 def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {**TOLD, "exported": False})
+    bench = Bench(tmp_path, {**IDENTITY, "exported": False})
     bench.log({"loss": 1.0}, step=4)
 
-    bench.take()
+    bench.poll()
 
     assert list(bench.ledger.families()) == []
     assert bench.journal.describe()["step"] == 4
@@ -171,16 +171,16 @@ def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -
 
 def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(bench: Bench) -> None:
     bench.log({"once": 42.0}, step=1)
-    bench.take()
+    bench.poll()
     bench.journal.reader.commit(*bench.journal.reader.bookmark())
     bench.log({"loss": 2.0}, step=2)
 
     bench.ledger = Ledger()
     bench.ledger.keep_history = True
     bench.journal = bench.another()
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 2.0}
+    assert bench.values(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 2.0}
     history = {
         dict(series.labels)["name"]: series.history
         for metric, rows in bench.ledger.families()
@@ -232,7 +232,7 @@ def test_an_agent_that_starts_again_gives_no_value_a_time_that_was_given_before(
         assert lives[1]["on time"] == {7.0: at_ns}
 
 
-def test_times_that_ran_ahead_are_forgotten_when_they_are_over(bench: Bench) -> None:
+def test_stored_times_are_dropped_once_they_have_passed(bench: Bench) -> None:
     at_ns = time.time_ns()
     for number in (1, 2):
         bench.log({"x": float(number)}, number, at_ns)
@@ -257,53 +257,53 @@ def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_
     bench.log({"x": 0.0}, step=0, at_ns=at_ns + 59_999 * MS_NS)
     for number in (1, 2, 3):
         bench.log({"x": float(number), "y": 1.0}, number, at_ns)
-    bench.take()
+    bench.poll()
 
     assert list(bench.sent()["x"]) == [0.0, 1.0]
     assert list(bench.sent(catalog.TRAINING_SCALAR_STEP)["x"]) == [0.0, 1.0]
     assert len(bench.sent()["y"]) == 1
-    assert bench.told(catalog.OTEL_DDP_RECORDS_LOST)["too_fast"] == 2.0
-    assert bench.told(catalog.TRAINING_SCALAR)["x/train"] == 3.0
-    assert bench.told(catalog.TRAINING_SCALAR_STEP)["x/train"] == 3.0
+    assert bench.values(catalog.OTEL_DDP_RECORDS_LOST)["too_fast"] == 2.0
+    assert bench.values(catalog.TRAINING_SCALAR)["x/train"] == 3.0
+    assert bench.values(catalog.TRAINING_SCALAR_STEP)["x/train"] == 3.0
     (said,) = caplog.messages
     assert said.startswith("rank 0 logs 'x' more often than a thousand times a second")
 
 
-def test_every_rank_tells_how_many_train_with_it_and_rank_0_alone_describes_the_run(
+def test_every_rank_has_its_world_size_and_only_rank_0_describes_the_run(
     bench: Bench, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    other = Bench(tmp_path / "other", {**TOLD, "global_rank": 1})
+    other = Bench(tmp_path / "other", {**IDENTITY, "global_rank": 1})
 
     for each in (bench, other):
-        each.take()
+        each.poll()
 
-    assert [each.told(catalog.TRAINING_WORLD_SIZE) for each in (bench, other)] == [{"": 2.0}] * 2
-    started = [each.told(catalog.TRAINING_RUN_START_TIMESTAMP) for each in (bench, other)]
+    assert [each.values(catalog.TRAINING_WORLD_SIZE) for each in (bench, other)] == [{"": 2.0}] * 2
+    started = [each.values(catalog.TRAINING_RUN_START_TIMESTAMP) for each in (bench, other)]
     assert [bool(each) for each in started] == [True, False]
     other.close()
 
 
 def test_a_rank_for_which_another_process_logs_has_no_heartbeat(bench: Bench) -> None:
-    bench.take()
-    assert bench.told(catalog.TRAINING_HEARTBEAT_TIMESTAMP) != {}
+    bench.poll()
+    assert bench.values(catalog.TRAINING_HEARTBEAT_TIMESTAMP) != {}
 
     (bench.writer.path.parent / "other").mkdir()
     other = Bench(bench.writer.path.parent / "other")
     other.writer.document(layout.FACTS, {"proxy": True})
-    other.take()
+    other.poll()
 
-    assert other.told(catalog.TRAINING_STATE) != {}
-    assert other.told(catalog.TRAINING_HEARTBEAT_TIMESTAMP) == {}
+    assert other.values(catalog.TRAINING_STATE) != {}
+    assert other.values(catalog.TRAINING_HEARTBEAT_TIMESTAMP) == {}
     other.close()
 
 
-def test_a_name_counts_its_odd_values_from_0_before_there_is_one(bench: Bench) -> None:
+def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Bench) -> None:
     bench.log({"loss": 1.0}, step=1)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_NONFINITE) == {"loss/train": 0.0}
+    assert bench.values(catalog.TRAINING_NONFINITE) == {"loss/train": 0.0}
 
 
 def test_the_last_value_of_a_name_survives_an_overrun(bench: Bench) -> None:
@@ -312,10 +312,10 @@ def test_the_last_value_of_a_name_survives_an_overrun(bench: Bench) -> None:
     for step in range(5000):
         bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)])
 
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 4999.0}
-    lost = bench.told(catalog.OTEL_DDP_RECORDS_LOST)["overwritten"]
+    assert bench.values(catalog.TRAINING_SCALAR) == {"once/train": 42.0, "loss/train": 4999.0}
+    lost = bench.values(catalog.OTEL_DDP_RECORDS_LOST)["overwritten"]
     sent = sum(
         len(series.history or ())
         for metric, rows in bench.ledger.families()
@@ -333,25 +333,25 @@ def test_totals_are_right_whatever_was_lost(bench: Bench) -> None:
     for _ in range(10):
         bench.writer.add(index, 0.5)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_PHASE_TIME) == {"eval/host": 5.0}
+    assert bench.values(catalog.TRAINING_PHASE_TIME) == {"eval/host": 5.0}
 
 
 def test_a_total_of_another_version_is_left_out(bench: Bench) -> None:
     bench.writer.add(bench.writer.counter("training.of.the.future", {}), 1.0)
     bench.writer.histogram(catalog.TRAINING_CHECKPOINT_DURATION.name, [1.0, 2.0])
 
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_CHECKPOINT_DURATION) == {}
+    assert bench.values(catalog.TRAINING_CHECKPOINT_DURATION) == {}
 
 
 def test_the_runs_info_has_its_name_description_and_project(tmp_path: Path) -> None:
     said = {"name": "seventh try", "description": "a wider net", "project": "vision"}
-    bench = Bench(tmp_path, {**TOLD, **said})
+    bench = Bench(tmp_path, {**IDENTITY, **said})
 
-    bench.take()
+    bench.poll()
 
     ((info, *others),) = (
         rows for metric, rows in bench.ledger.families() if metric is catalog.TRAINING_RUN_INFO
@@ -361,12 +361,12 @@ def test_the_runs_info_has_its_name_description_and_project(tmp_path: Path) -> N
     bench.close()
 
 
-def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
-    bench.take()
+def test_the_runs_info_changes_when_more_is_known(bench: Bench) -> None:
+    bench.poll()
     bench.writer.document(layout.CONFIG, {"lr": 0.1, "net.depth": 3, "net_depth": 4, "amp": True})
     bench.writer.document(layout.FACTS, {"model": "Net", "parameters": {"true": 7}})
 
-    bench.take()
+    bench.poll()
 
     infos = [
         dict(series.labels)
@@ -379,7 +379,7 @@ def test_the_runs_info_follows_what_is_learned_of_it(bench: Bench) -> None:
     assert (info["config_lr"], info["config_amp"]) == ("0.1", "true")
     # Two keys that Prometheus would spell alike: the first one keeps the label.
     assert info["config_net_depth"] == "3"
-    assert bench.told(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
+    assert bench.values(catalog.TRAINING_PARAMETERS) == {"true": 7.0}
 
 
 def told_of_config(bench: Bench) -> list[dict[str, Any]]:
@@ -387,22 +387,22 @@ def told_of_config(bench: Bench) -> list[dict[str, Any]]:
     return [each.content for each in taken]
 
 
-def test_the_whole_configuration_is_told_and_again_when_it_grows(tmp_path: Path) -> None:
+def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path) -> None:
     long = "d" * 900
-    bench = Bench(tmp_path, {**TOLD, "description": long, "tags": "a,b"})
+    bench = Bench(tmp_path, {**IDENTITY, "description": long, "tags": "a,b"})
     bench.writer.document(layout.CONFIG, {f"key{number}": number for number in range(150)})
     texts = {"description": long, "tags": "a,b"}
 
-    bench.take()
+    bench.poll()
     first = told_of_config(bench)
     bench.log({"loss": 1.0}, 1)
-    bench.take()
+    bench.poll()
     unchanged = told_of_config(bench)
     bench.writer.document(layout.CONFIG, {"key0": None, "prompt": "x" * 300, "rank": "mine"})
-    bench.take()
+    bench.poll()
     second = told_of_config(bench)
     bench.start_again()
-    bench.take()
+    bench.poll()
 
     assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 2
     assert [each["body"] for each in first] == [
@@ -417,7 +417,7 @@ def test_the_whole_configuration_is_told_and_again_when_it_grows(tmp_path: Path)
     assert second[0]["attributes"]["config.key0"] == "None"
     assert second[1]["attributes"]["config.prompt"] == "x" * 300
     assert second[1]["attributes"]["config.rank"] == "mine"
-    # Whoever takes over cannot know what was sent.
+    # A new agent cannot know what was sent.
     again = told_of_config(bench)
     assert [each["attributes"] for each in again] == [each["attributes"] for each in second]
     info = next(
@@ -434,14 +434,14 @@ def test_the_whole_configuration_is_told_and_again_when_it_grows(tmp_path: Path)
     ("who", "config"),
     [({"global_rank": 1}, {"lr": 0.1}), ({"exported": False}, {"lr": 0.1}), ({}, {})],
 )
-def test_no_configuration_is_told_of_other_ranks_of_silent_ones_or_where_there_is_none(
+def test_no_configuration_is_sent_by_other_ranks_by_unexported_ones_or_if_there_is_none(
     who: dict[str, Any], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    bench = Bench(tmp_path, {**TOLD, **who})
+    bench = Bench(tmp_path, {**IDENTITY, **who})
     if config:
         bench.writer.document(layout.CONFIG, config)
 
-    bench.take()
+    bench.poll()
 
     assert told_of_config(bench) == []
 
@@ -468,29 +468,29 @@ def test_an_exception_that_ended_training_is_counted_by_its_class(
     assert {dict(each.labels)["error.type"]: each.value for each in found} == told
 
 
-def test_a_process_whose_place_was_taken_does_not_speak_for_it(bench: Bench) -> None:
+def test_a_process_with_a_newer_one_of_the_same_labels_writes_no_series(bench: Bench) -> None:
     bench.writer.phase(2, 0, 1)
     bench.writer.state(1, 1)
-    bench.take()
-    before = bench.told(catalog.TRAINING_PHASE)
+    bench.poll()
+    before = bench.values(catalog.TRAINING_PHASE)
     bench.writer.phase(3, 0, 2)
 
     bench.journal.poll(time.time_ns(), alive=True)
     bench.journal.update_series(time.time_ns(), is_newest=False)
 
-    assert bench.told(catalog.TRAINING_PHASE) == before == {"": 2.0}
+    assert bench.values(catalog.TRAINING_PHASE) == before == {"": 2.0}
 
 
-def test_a_progress_that_makes_no_sense_does_no_harm(bench: Bench) -> None:
+def test_a_damaged_progress_does_no_harm(bench: Bench) -> None:
     bench.writer.phase(200, 7, 0)
     bench.writer.state(201, 0)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_PHASE) == {"": 200.0}
+    assert bench.values(catalog.TRAINING_PHASE) == {"": 200.0}
     made_ns = bench.journal.reader.created_ns
-    assert bench.told(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
-    assert bench.told(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
+    assert bench.values(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
+    assert bench.values(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
     described = process_status.describe(bench.journal.reader, bench.journal.state, None, 0)
     assert (described["phase"], described["phase_since_ns"]) == ("other", made_ns)
 
@@ -502,9 +502,9 @@ def step_spans(*numbers: int) -> list[tuple[str, int]]:
 def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     bench.steps(99, 100, 101)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.shown() == step_spans(100)
+    assert bench.spans() == step_spans(100)
     documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents)]
     (request,) = Renderer({}).documents(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
@@ -526,76 +526,76 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     assert spans[0].span_id.hex() == root["id"]
 
 
-def test_a_process_says_which_of_its_steps_are_shown(bench: Bench) -> None:
+def test_a_process_decides_how_many_of_its_steps_are_spans(bench: Bench) -> None:
     bench.writer.document(layout.FACTS, {"sample_steps": 2})
     bench.steps(1, 2, 3, 4)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.shown() == step_spans(2, 4)
+    assert bench.spans() == step_spans(2, 4)
 
 
-def test_a_rank_that_is_not_exported_shows_no_steps(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {**TOLD, "exported": False})
+def test_a_rank_that_is_not_exported_sends_no_spans_of_steps(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {**IDENTITY, "exported": False})
     bench.steps(100)
 
-    bench.take()
+    bench.poll()
 
     assert bench.journal.documents == []
     bench.close()
 
 
-def test_where_there_is_no_collector_no_documents_pile_up(bench: Bench) -> None:
+def test_without_a_collector_no_documents_pile_up(bench: Bench) -> None:
     bench.ledger.keep_history = False
     bench.steps(100)
     bench.writer.append(layout.SPAN, b'{"name": "save"}')
-    bench.take()
+    bench.poll()
     before = list(bench.journal.documents)
 
     # One is found: what comes from now on is kept for it.
     bench.ledger.keep_history = True
     bench.steps(200, 300)
     bench.writer.append(layout.SPAN, b'{"name": "save", "step": 1}')
-    bench.take()
+    bench.poll()
 
     assert before == []
-    assert bench.shown() == [*step_spans(200, 300), ("save", 1)]
+    assert bench.spans() == [*step_spans(200, 300), ("save", 1)]
 
 
-def test_of_steps_that_were_overwritten_only_the_torn_one_is_missing(bench: Bench) -> None:
+def test_of_overwritten_steps_only_the_cut_one_is_missing(bench: Bench) -> None:
     bench.steps(100)
-    bench.take()
+    bench.poll()
     bench.steps(200, 300, lost=7)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.shown() == step_spans(100, 300)
+    assert bench.spans() == step_spans(100, 300)
 
 
-def test_a_step_goes_on_from_one_reading_to_the_next(bench: Bench) -> None:
+def test_a_step_continues_from_one_poll_to_the_next(bench: Bench) -> None:
     for number in (100, 200):
         bench.steps(number)
-        bench.take()
+        bench.poll()
 
-    assert bench.shown() == step_spans(100, 200)
+    assert bench.spans() == step_spans(100, 200)
 
 
-def test_steps_that_make_no_sense_do_no_harm(bench: Bench) -> None:
+def test_damaged_steps_do_no_harm(bench: Bench) -> None:
     bench.writer.append(layout.STEPS, b"\xff" * 800)
     bench.writer.append(layout.STEPS, b"\xff" * 7)
     bench.log({"loss": 1.0}, step=1)
     bench.steps(100, 200)
 
-    bench.take()
+    bench.poll()
 
-    assert bench.told(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
-    assert bench.shown() == step_spans(100, 200)
+    assert bench.values(catalog.TRAINING_SCALAR) == {"loss/train": 1.0}
+    assert bench.spans() == step_spans(100, 200)
 
 
 class TestNodeNames:
     """What a node is called."""
 
-    def test_two_nodes_of_one_run_on_one_host_are_told_apart(self, tmp_path: Path) -> None:
+    def test_two_nodes_of_one_run_on_one_host_get_different_names(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), node(1)])
 
         found = [names.name(node(rank)) for rank in (1, 0, 1)]
@@ -643,7 +643,7 @@ class TestNodeNames:
         again = NodeNames(tmp_path / "nodes.json", "", lambda: living)
         assert (again.name(node(1)), again.name(node(0))) == found
 
-    def test_the_dead_keep_their_name_when_the_agent_starts_again(self, tmp_path: Path) -> None:
+    def test_dead_processes_keep_their_node_name(self, tmp_path: Path) -> None:
         living = [node(0)]
         names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
         names.name(node(0))
@@ -690,7 +690,7 @@ class TestNodeNames:
         assert names.name({"run": "a", "host": "h", "node_rank": 0}) == "h"
         assert names.name({"run": "b", "host": "h", "node_rank": 1}) == "h"
 
-    def test_what_the_user_says_wins(self, tmp_path: Path) -> None:
+    def test_a_name_that_the_user_gave_wins(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "machine")
 
         assert names.name({"run": "a", "host": "h", "node": "mine", "node_rank": 0}) == "mine"
@@ -710,7 +710,7 @@ class TestNodeNames:
         ],
         ids=range(8),
     )
-    def test_a_damaged_memory_is_no_memory(self, tmp_path: Path, content: bytes) -> None:
+    def test_a_damaged_file_of_names_counts_as_empty(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "nodes.json").write_bytes(content)
 
         assert NodeNames(tmp_path / "nodes.json", "").name(node(0)) == "h"

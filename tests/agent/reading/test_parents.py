@@ -1,4 +1,4 @@
-"""When it is said whether a parent has ended its worker: not before it is known."""
+"""Whether a parent has ended its worker, and when that is known."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from otel_ddp.journal.writer import JournalWriter
 SIGTERM = {"signal": "SIGTERM"}
 
 
-class KernelsWord(ExitCauses):
-    """What the kernel tells of an end, which comes when the test says so."""
+class FakeExitCauses(ExitCauses):
+    """The kernel's report of an end, given by the test."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.word: dict[str, Any] = {}
+        self.report: dict[str, Any] = {}
 
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
-        return {"resident_bytes": 1, **self.word}
+        return {"resident_bytes": 1, **self.report}
 
 
 class Bench:
-    """Two workers of one parent, of which one is about to go."""
+    """Workers of one parent, some of which die."""
 
     def __init__(self, folder: Path) -> None:
-        self.causes = KernelsWord()
+        self.causes = FakeExitCauses()
         self.now = 100.0
         self.parents = Parents(self.causes, clock=lambda: self.now)
         self.writers: list[JournalWriter] = []
@@ -51,13 +51,13 @@ class Bench:
         journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.ended_worker)
         self.writers.append(writer)
         self.journals.append(journal)
-        self.look({})
+        self.poll({})
         return journal
 
-    def look(self, word: dict[str, Any], *gone: JournalFeed, later_s: float = 0.0) -> list[float]:
-        """What the agent's loop does, so much later; the states that it finds."""
+    def poll(self, report: dict[str, Any], *gone: JournalFeed, later_s: float = 0.0) -> list[float]:
+        """One round of the agent's loop, so much later; the states of the dead workers."""
         self.now += later_s
-        self.causes.word = word
+        self.causes.report = report
         for each in self.journals:
             each.gone_ns = each.gone_ns or (1 if each in gone else 0)
             each.poll(1, each not in gone)
@@ -82,40 +82,40 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 RUNNING, FINISHED, KILLED = ([STATES[word]] for word in ("running", "finished", "killed"))
 
 
-def test_a_child_is_at_work_until_the_kernel_has_told_of_it_and_its_parent_went_on(
+def test_a_child_counts_as_running_until_the_kernel_has_reported_its_end_and_its_parent_went_on(
     bench: Bench,
 ) -> None:
     child = bench.worker(pool=False)
 
-    assert bench.look({}, child) == RUNNING
-    assert bench.look(SIGTERM, child, later_s=1.0) == RUNNING
+    assert bench.poll({}, child) == RUNNING
+    assert bench.poll(SIGTERM, child, later_s=1.0) == RUNNING
     assert child.ended_at is None
-    assert bench.look(SIGTERM, child, later_s=1.1) == FINISHED
+    assert bench.poll(SIGTERM, child, later_s=1.1) == FINISHED
     assert child.ended_at is not None
-    assert bench.look({"signal": "SIGKILL"}, child, later_s=9.0) == FINISHED
+    assert bench.poll({"signal": "SIGKILL"}, child, later_s=9.0) == FINISHED
 
 
 def test_a_worker_of_a_pool_is_not_waited_for_so_long(bench: Bench) -> None:
     worker = bench.worker(pool=True)
 
-    assert bench.look(SIGTERM, worker) == RUNNING
-    assert bench.look(SIGTERM, worker, later_s=0.6) == FINISHED
+    assert bench.poll(SIGTERM, worker) == RUNNING
+    assert bench.poll(SIGTERM, worker, later_s=0.6) == FINISHED
 
 
 @pytest.mark.parametrize("word", [{"signal": "SIGSEGV"}, {"exit_code": 3}, {"out_of_memory": "x"}])
-def test_one_that_died_is_told_at_once(word: dict[str, Any], bench: Bench) -> None:
+def test_a_worker_that_died_is_killed_at_once(word: dict[str, Any], bench: Bench) -> None:
     worker = bench.worker(pool=True)
 
-    assert bench.look({}, worker) == RUNNING
-    assert bench.look(word, worker, later_s=0.1) == KILLED
+    assert bench.poll({}, worker) == RUNNING
+    assert bench.poll(word, worker, later_s=0.1) == KILLED
 
 
-def test_where_the_kernel_tells_nothing_a_pool_ends_all_of_its_workers_or_none(
+def test_without_the_kernels_report_a_pool_has_ended_all_of_its_workers_or_none(
     bench: Bench,
 ) -> None:
     one, other = bench.worker(pool=True), bench.worker(pool=True)
 
-    assert bench.look({}, one) == RUNNING
-    assert bench.look({}, one, later_s=2.1) == KILLED
-    assert bench.look({}, one, other, later_s=1.0) == KILLED + RUNNING
-    assert bench.look({}, one, other, later_s=2.1) == KILLED + FINISHED
+    assert bench.poll({}, one) == RUNNING
+    assert bench.poll({}, one, later_s=2.1) == KILLED
+    assert bench.poll({}, one, other, later_s=1.0) == KILLED + RUNNING
+    assert bench.poll({}, one, other, later_s=2.1) == KILLED + FINISHED

@@ -1,4 +1,4 @@
-"""Which steps become spans, why, how many at most, and what these look like."""
+"""Which steps become spans, why, how many at most, and what the spans contain."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def alone(step: Step, every: int = NEVER) -> list[dict[str, Any]]:
 # -- which
 
 
-def test_of_steps_that_are_as_always_every_hundredth_is_shown() -> None:
+def test_of_usual_steps_every_hundredth_is_a_span() -> None:
     chosen = StepSpans()
 
     found = {number: reason(chosen.spans(made(number), labels(), 100)) for number in range(301)}
@@ -109,11 +109,11 @@ def test_of_steps_that_are_as_always_every_hundredth_is_shown() -> None:
         ({"sample_steps": "7"}, 100),
     ],
 )
-def test_a_process_says_itself_how_often(facts: dict[str, Any], every: int) -> None:
+def test_a_process_sets_how_many_steps_are_spans(facts: dict[str, Any], every: int) -> None:
     assert sampled_every(facts) == every
 
 
-def test_0_shows_none_but_the_odd_ones() -> None:
+def test_0_leaves_only_the_unusual_steps() -> None:
     assert alone(made(0), 0) == []
     assert reason(alone(made(0, skipped=True), 0)) == "skipped"
 
@@ -126,7 +126,7 @@ def test_a_step_with_a_rare_phase_is_shown(word: str) -> None:
 
 
 @pytest.mark.parametrize("phase", sorted(set(PHASES) - {"compile", "checkpoint", "eval"}))
-def test_any_other_phase_is_as_always(phase: str) -> None:
+def test_any_other_phase_is_usual(phase: str) -> None:
     assert alone(made(1, ((PHASES[phase], 100),))) == []
 
 
@@ -165,14 +165,14 @@ def test_several_reasons_are_joined_always_in_one_order() -> None:
     assert reason(alone(step, 100)) == "sampled,gc,compile,eval,skipped"
 
 
-def test_a_step_without_a_number_has_no_trace_to_be_in() -> None:
+def test_a_step_without_a_number_has_no_trace() -> None:
     assert alone(made(None, skipped=True)) == []
 
 
 # -- slow
 
 
-def test_of_a_job_that_varies_as_jobs_do_next_to_nothing_is_slow() -> None:
+def test_in_a_job_that_varies_as_usual_hardly_a_step_is_slow() -> None:
     dice = random.Random(1)
     chosen = StepSpans()
     slow = 0
@@ -183,7 +183,7 @@ def test_of_a_job_that_varies_as_jobs_do_next_to_nothing_is_slow() -> None:
     assert 0 < slow < 200
 
 
-def test_the_first_judgements_are_not_rash() -> None:
+def test_few_of_the_first_steps_are_slow() -> None:
     slow = 0
     for seed in range(500):
         dice = random.Random(seed)
@@ -218,7 +218,7 @@ def test_nothing_is_slow_before_twenty_steps_are_known() -> None:
     assert found == [[]] * 20
 
 
-def test_a_job_as_even_as_a_clock_is_not_shown_for_its_last_per_cent() -> None:
+def test_a_very_even_job_has_no_slow_step_for_its_last_per_cent() -> None:
     chosen = StepSpans()
     for number in range(1, 21):
         chosen.spans(took(number, 100 * MS), labels(), NEVER)
@@ -227,7 +227,7 @@ def test_a_job_as_even_as_a_clock_is_not_shown_for_its_last_per_cent() -> None:
     assert reason(chosen.spans(took(22, 126 * MS), labels(), NEVER)) == "slow"
 
 
-def test_slow_is_what_is_slower_than_the_steps_of_late() -> None:
+def test_a_slow_step_is_slower_than_recent_steps() -> None:
     chosen = StepSpans()
     for number in range(1, 500):
         chosen.spans(took(number, (100 if number < 250 else 300) * MS), labels(), NEVER)
@@ -240,7 +240,7 @@ def test_slow_is_what_is_slower_than_the_steps_of_late() -> None:
 
 
 @pytest.mark.parametrize("word", ODDITIES)
-def test_what_many_steps_have_is_the_way_of_the_job(word: str) -> None:
+def test_a_property_of_many_steps_is_usual(word: str) -> None:
     chosen = StepSpans()
 
     found = {
@@ -248,13 +248,13 @@ def test_what_many_steps_have_is_the_way_of_the_job(word: str) -> None:
         for number in range(1, 500)
     }
 
-    # Nobody knows what is usual before.
+    # Before that, it is unknown what is usual.
     assert {number: why for number, why in found.items() if why} == dict.fromkeys(
         range(1, 21), word
     )
 
 
-def test_what_one_step_in_four_has_is_shown_and_what_one_in_three_has_is_not() -> None:
+def test_a_property_of_one_step_in_four_is_unusual_and_of_one_in_three_is_not() -> None:
     shown = {}
     for every in (3, 4):
         chosen = StepSpans()
@@ -266,7 +266,7 @@ def test_what_one_step_in_four_has_is_shown_and_what_one_in_three_has_is_not() -
     assert not any(shown[3, number] for number in range(21, 1001))
 
 
-def test_usual_is_what_is_usual_of_late() -> None:
+def test_recent_steps_decide_what_is_usual() -> None:
     chosen = StepSpans()
     for number in range(1, 300):
         chosen.spans(made(number, EVAL), labels(), NEVER)
@@ -279,7 +279,7 @@ def test_usual_is_what_is_usual_of_late() -> None:
     assert reason(chosen.spans(made(451, EVAL), labels(), NEVER)) == "eval"
 
 
-def test_in_a_job_with_an_evaluation_in_each_step_everything_else_is_shown_for_itself() -> None:
+def test_a_job_with_an_evaluation_in_each_step_still_shows_other_properties() -> None:
     chosen = StepSpans()
     for number in range(1, 101):
         chosen.spans(made(number, EVAL), labels(), NEVER)
@@ -294,7 +294,7 @@ def test_in_a_job_with_an_evaluation_in_each_step_everything_else_is_shown_for_i
     assert why(made(200, EVAL)) == "sampled"
 
 
-def test_what_is_usual_takes_nobody_elses_place() -> None:
+def test_usual_properties_use_up_no_span_of_others() -> None:
     chosen = StepSpans()
     for number in range(1, 21):
         chosen.spans(made(number, EVAL, NOW + number * MS), labels(), NEVER)
@@ -315,7 +315,7 @@ def test_what_is_usual_takes_nobody_elses_place() -> None:
 # -- how many
 
 
-def test_a_broken_job_sends_thirty_a_minute_and_says_how_many_it_did_not() -> None:
+def test_a_broken_job_sends_thirty_spans_a_minute_and_counts_the_others() -> None:
     chosen = StepSpans()
     went: list[tuple[int, int]] = []
     steps = 0
@@ -331,7 +331,7 @@ def test_a_broken_job_sends_thirty_a_minute_and_says_how_many_it_did_not() -> No
     assert len(went) + sum(left_out for _, left_out in went) == pytest.approx(steps, abs=30)
 
 
-def test_the_sampled_ones_go_out_whatever_else_does() -> None:
+def test_sampled_steps_are_sent_beside_any_number_of_others() -> None:
     chosen = StepSpans()
     spans = []
     for number in range(1, 101):
@@ -343,7 +343,7 @@ def test_the_sampled_ones_go_out_whatever_else_does() -> None:
     assert "left_out" not in chosen.spans(made(200), labels(), 100)[0]["attributes"]
 
 
-# -- what they look like
+# -- the contents of spans
 
 
 def test_a_step_is_a_span_of_its_phases() -> None:
@@ -380,7 +380,7 @@ def test_a_step_that_is_read_twice_is_the_same_span() -> None:
     assert alone(made(100), 100) == alone(made(100), 100)
 
 
-def test_a_step_that_is_made_twice_is_another_span() -> None:
+def test_a_step_that_is_trained_twice_is_another_span() -> None:
     first = alone(made(100), 100)
     again = alone(made(100, began_ns=NOW), 100)
     elsewhere = StepSpans().spans(made(100), labels(run="other"), 100)
@@ -389,7 +389,7 @@ def test_a_step_that_is_made_twice_is_another_span() -> None:
     assert len(set.union(*ids)) == sum(map(len, ids))
 
 
-def test_of_very_many_parts_the_longest_are_shown_where_they_were() -> None:
+def test_of_very_many_parts_the_longest_are_shown_at_their_times() -> None:
     rounds = [((PHASES["forward"], 10 + n), (PHASES["comm_wait"], 1)) for n in range(70)]
     pieces = tuple(piece for each in rounds for piece in each)
     step = made(100, pieces)

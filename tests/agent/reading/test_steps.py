@@ -54,7 +54,7 @@ def adds_up(step: Step) -> bool:
     return contiguous and step.ended_ns - edges[-1] == rest and edges == sorted(edges)
 
 
-# Two steps with all that can be said of them, after an evaluation that belongs to none.
+# Two steps with every kind of word, after an evaluation that belongs to no step.
 STORY = told(
     (PHASES["eval"], 1),
     (OTHER, 5),
@@ -80,7 +80,7 @@ STORY = told(
 )
 
 
-def test_a_step_is_told_with_all_its_parts() -> None:
+def test_a_step_has_all_its_parts() -> None:
     first, second = whole(STORY)
 
     assert (first.began_ns, first.ended_ns) == (CREATED + 10 * MS, CREATED + 40 * MS)
@@ -98,7 +98,7 @@ def test_a_step_is_told_with_all_its_parts() -> None:
     assert first.phases() == {DATA, WAIT, FORWARD, BACKWARD, OPTIMIZER}
 
 
-def test_what_is_said_of_a_step_is_said_of_that_one_alone() -> None:
+def test_numbers_of_a_step_belong_to_that_step_alone() -> None:
     first, second = whole(STORY)
 
     assert (first.number, first.gc_s, first.skipped, first.retries) == (7, 0.003, True, 3)
@@ -115,7 +115,7 @@ def test_both_kinds_of_waiting_are_waiting() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, len(STORY)))
-def test_it_does_not_matter_how_the_story_is_cut_into_pieces(size: int) -> None:
+def test_steps_are_the_same_however_their_words_are_split_into_records(size: int) -> None:
     stream = StepStream(CREATED)
 
     found = []
@@ -125,7 +125,7 @@ def test_it_does_not_matter_how_the_story_is_cut_into_pieces(size: int) -> None:
     assert found == whole(STORY)
 
 
-def test_a_process_that_never_says_a_number_has_steps_all_the_same() -> None:
+def test_a_process_that_records_no_step_number_has_steps_all_the_same() -> None:
     (step,) = whole(told((layout.STEPS_BEGAN, 1), (layout.STEP_ENDED, 3)))
 
     assert step.number is None
@@ -147,7 +147,7 @@ def test_time_between_two_beginnings_belongs_to_no_step() -> None:
     assert (step.number, parts(step)) == (None, [(FORWARD, 50, 53)])
 
 
-def test_an_agent_that_comes_late_begins_with_the_next_whole_step() -> None:
+def test_an_agent_that_starts_late_begins_with_the_next_whole_step() -> None:
     for late in range(4, STORY.index(word(layout.STEP_ENDED, 40 * MS)) + 1):
         found = feed(StepStream(CREATED), STORY[late:], late)
 
@@ -171,7 +171,7 @@ def test_a_step_of_which_words_are_lost_is_dropped() -> None:
         assert found == [expected[at] for at in left]
 
 
-def test_what_was_said_of_a_lost_step_is_not_said_of_the_next_one() -> None:
+def test_numbers_of_a_lost_step_do_not_go_to_the_next_one() -> None:
     stream = StepStream(CREATED)
     feed(stream, told((layout.STEPS_BEGAN, 0), (layout.STEP_SKIPPED, 1), (layout.STEP_NUMBER, 1)))
 
@@ -180,7 +180,7 @@ def test_what_was_said_of_a_lost_step_is_not_said_of_the_next_one() -> None:
     assert [(step.number, step.skipped) for step in found] == [(None, False)]
 
 
-def test_times_that_go_back_a_little_leave_no_hole() -> None:
+def test_times_that_go_back_a_little_leave_no_gap() -> None:
     words = told((layout.STEPS_BEGAN, 10), (DATA, 20), (FORWARD, 17), (BACKWARD, 25))
     words += told((layout.STEP_ENDED, 24), (OTHER, 24), (layout.STEP_ENDED, 30))
 
@@ -198,7 +198,7 @@ def test_a_phase_that_took_no_time_does_not_divide_another_one() -> None:
     assert parts(step) == [(OTHER, 0, 1), (BACKWARD, 1, 9)]
 
 
-def test_a_time_of_nowhere_spoils_no_more_than_the_steps_it_is_in() -> None:
+def test_an_impossible_time_spoils_only_the_steps_that_have_it() -> None:
     nowhere = 2**50
     words = told((layout.STEPS_BEGAN, 0), (layout.STEP_ENDED, 10), (FORWARD, 12))
     words += [word(DATA, nowhere)]
@@ -231,7 +231,7 @@ def test_a_step_of_a_million_words_is_kept_small_and_adds_up() -> None:
     assert step.phases() == {FORWARD, WAIT}
 
 
-def test_phases_of_a_later_version_are_told_as_they_are_and_other_words_passed_over() -> None:
+def test_phases_of_a_later_version_keep_their_code_and_other_words_are_skipped() -> None:
     words = told((layout.STEPS_BEGAN, 0), (0x2A, 2), (0xEE, 3), (0xFF, 4), (layout.STEP_ENDED, 5))
 
     (step,) = whole(words)
@@ -259,7 +259,7 @@ def test_whatever_the_words_say_the_steps_add_up(pieces: list[tuple[int, list[in
         offset += len(words)
 
 
-def test_the_work_of_a_step_is_said_with_it() -> None:
+def test_a_step_has_its_amount_of_work() -> None:
     stream = StepStream(CREATED)
 
     first, second = feed(

@@ -1,4 +1,4 @@
-"""Which ends without a word are those of workers whose parent has ended them."""
+"""Which unrecorded ends are those of workers that their parent has ended."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def ended(
 @pytest.mark.parametrize(
     ("facts", "end"),
     [
-        # The kernel tells the signal that a parent sends.
+        # The kernel reports the signal that a parent sends.
         (WORKER, End(SIGTERM, parent_lives=True, others_live=True)),
         (POOLED, End(SIGTERM, parent_lives=True, others_live=True, others_failed=True)),
         (WORKER, End({"exit_code": 0})),
-        # It tells nothing: all of a pool have gone, or the parent as well.
+        # It reports nothing: all workers of a pool have ended, or the parent as well.
         (POOLED, End(parent_lives=True)),
         (POOLED, End()),
         (WORKER, GONE),
@@ -87,19 +87,19 @@ def test_a_process_that_something_else_has_ended_was_killed(
 
 
 @pytest.mark.parametrize("facts", [WORKER, POOLED])
-def test_a_worker_in_the_middle_of_something_was_killed(
+def test_a_worker_with_a_phase_under_way_was_killed(
     facts: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert not ended(tmp_path, facts, End(SIGTERM), phase="forward")
     assert not ended(tmp_path, facts, End(SIGTERM), name="my own")
 
 
-def test_of_those_who_train_only_a_worker_of_a_pool_may_have_nothing_to_do(tmp_path: Path) -> None:
+def test_of_processes_that_train_only_a_worker_of_a_pool_may_be_idle(tmp_path: Path) -> None:
     assert ended(tmp_path, POOLED, End(SIGTERM), steps=3)
     assert not ended(tmp_path, WORKER, End(SIGTERM), steps=3)
 
 
-def test_one_of_several_ranks_may_have_crashed_where_the_signal_is_not_known(
+def test_one_of_several_ranks_may_have_crashed_if_the_signal_is_unknown(
     tmp_path: Path,
 ) -> None:
     assert ended(tmp_path, WORKER, End(SIGTERM), world=2)

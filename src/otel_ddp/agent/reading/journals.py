@@ -282,8 +282,8 @@ class Journals:
         """The processes that have a journal, also those that live on after the end of their run."""
         return {each.pid for each in self._journals.values()} - {0}
 
-    def terms(self) -> set[str]:
-        """The terms for their agent with which the living processes were started."""
+    def environments(self) -> set[str]:
+        """Digests of the agent's variables with which the living processes were started."""
         return {
             str(journal.reader.facts.get("terms") or "")
             for journal in self._journals.values()
