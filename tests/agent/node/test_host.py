@@ -169,7 +169,7 @@ def test_the_number_of_disks_is_bounded_and_the_rest_is_logged_once(
 
     assert len(found) == 2 * 64
     assert [record.getMessage() for record in caplog.records] == [
-        f"A number of {node.proc}/diskstats is left out: only 64 of 70 disks are told of."
+        f"A number of {node.proc}/diskstats is left out: only 64 of 70 disks are measured."
     ]
 
 

@@ -245,5 +245,5 @@ def _remarks(
 
 
 def _rank_name(labels: Labels, several: bool) -> str:
-    said = dict(labels)
-    return f"rank {said.get('rank')}" + (f" of run {said.get('run')}" if several else "")
+    by_name = dict(labels)
+    return f"rank {by_name.get('rank')}" + (f" of run {by_name.get('run')}" if several else "")

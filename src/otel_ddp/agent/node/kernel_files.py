@@ -47,12 +47,12 @@ class KernelFiles:
             if name in names:
                 value = number(words[1]) if len(words) > 1 else None
                 if value is None:
-                    self.wrong(place, f"{name} is no number")
+                    self.leave_out(place, f"{name} is no number")
                 else:
                     found[name] = value
                 names = [each for each in names if each != name]
         for name in names:
-            self.wrong(place, f"it has no {name}")
+            self.leave_out(place, f"it has no {name}")
         return found
 
     def names(self, folder: str, place: str = "") -> list[str]:
@@ -66,9 +66,9 @@ class KernelFiles:
     def failed(self, place: str, error: OSError) -> None:
         """Count an error, unless it only means that there is no such file."""
         if error.errno not in _NOT_THERE:
-            self.wrong(place, error.strerror or str(error))
+            self.leave_out(place, error.strerror or str(error))
 
-    def wrong(self, place: str, what: str) -> None:
+    def leave_out(self, place: str, what: str) -> None:
         """Count a number that is left out; log it once a place."""
         self.errors += 1
         if place not in self._said and len(self._said) < _MOST_PLACES:

@@ -83,23 +83,18 @@ class Sampling:
             self._processes = Sampler("process", self._process_reader(), _PROCESS_S)
         self._ownership = Ownership({}, [], [])
 
-    def _samplers(self) -> list[tuple[Sampler[Any], float]]:
-        every = (
-            (self._gpus, _GPU_S),
-            (self._host, _HOST_S),
-            (self._file_systems, _FILE_SYSTEMS_S),
-            (self._processes, _PROCESS_S),
-        )
-        return [(sampler, period_s) for sampler, period_s in every if sampler is not None]
+    def _samplers(self) -> list[Sampler[Any]]:
+        all_sources = (self._gpus, self._host, self._file_systems, self._processes)
+        return [sampler for sampler in all_sources if sampler is not None]
 
     def start(self) -> None:
         """Start the thread of each source."""
-        for sampler, _ in self._samplers():
+        for sampler in self._samplers():
             sampler.start()
 
     def stop(self) -> None:
         """Stop the threads; one that hangs is left behind."""
-        for sampler, _ in self._samplers():
+        for sampler in self._samplers():
             sampler.stop(_STOP_S)
 
     # -- what the threads read
@@ -154,7 +149,7 @@ class Sampling:
         for series in self._shown - shown:
             self._ledger.forget(series)
         self._shown = shown
-        for sampler, _ in self._samplers():
+        for sampler in self._samplers():
             self._put_source_health(sampler, now_ns)
 
     def _put_source_health(self, sampler: Sampler[Any], now_ns: int) -> None:

@@ -42,10 +42,10 @@ class NodeNames:
             return known
         # torchrun assigns node ranks anew at each restart: a node may get the rank that another one
         # had before. Only node ranks that live at the same time are surely two nodes.
-        taken = {names.get(other or "") for other in living - {key}}
-        if known is None or known in taken:
+        in_use = {names.get(other or "") for other in living - {key}}
+        if known is None or known in in_use:
             host = self._host(identity)
-            names[key] = f"{host}-{identity['node_rank']}" if host in taken else host
+            names[key] = f"{host}-{identity['node_rank']}" if host in in_use else host
             self._write()
         return names[key]
 

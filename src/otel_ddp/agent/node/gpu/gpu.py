@@ -65,14 +65,14 @@ class _PeriodicQuestion(Generic[T]):
     def __init__(self, name: str, every_s: float, ask: Callable[[], T], due_ns: int) -> None:
         self.name = name
         self.ask = ask
-        self.absent = False
+        self.unsupported = False
         self._every_ns = max(1, int(every_s * _S))
         self._due_ns = due_ns
         self._last: tuple[int, T] | None = None
 
     def due(self, now_ns: int) -> bool:
         """Whether to ask now; if so, the question is due again in the next period."""
-        if self.absent or now_ns + _EARLY_NS < self._due_ns:
+        if self.unsupported or now_ns + _EARLY_NS < self._due_ns:
             return False
         # Always whole periods: after a long wait the questions are still spread over time.
         missed = max(0, now_ns - self._due_ns) // self._every_ns
@@ -84,7 +84,7 @@ class _PeriodicQuestion(Generic[T]):
 
     def fresh(self, now_ns: int) -> T | None:
         """The last answer; None if it is too old."""
-        if self.absent or self._last is None:
+        if self.unsupported or self._last is None:
             return None
         answered_ns, answer = self._last
         return answer if now_ns - answered_ns <= _FRESH_PERIODS * self._every_ns else None
@@ -248,7 +248,7 @@ class Gpus:
         try:
             answer = self._attempt(question.name, question.ask)
         except NotSupported:
-            question.absent = True
+            question.unsupported = True
             return
         if answer is not None:
             question.keep(answer, now_ns)

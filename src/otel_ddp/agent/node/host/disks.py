@@ -41,12 +41,14 @@ class Disks:
         measurements: list[Measurement] = []
         for row in rows:
             if len(row) < 10:
-                self._files.wrong(self._path, "a line is too short")
+                self._files.leave_out(self._path, "a line is too short")
             elif row[2] in self._chosen:
                 for direction, word in (("read", row[5]), ("write", row[9])):
                     sectors = number(word)
                     if sectors is None:
-                        self._files.wrong(f"{self._path}, {row[2]}", f"{direction} is no number")
+                        self._files.leave_out(
+                            f"{self._path}, {row[2]}", f"{direction} is no number"
+                        )
                         continue
                     attributes = (("system.device", row[2]), ("disk.io.direction", direction))
                     used_bytes = sectors * _SECTOR_BYTES
@@ -58,7 +60,9 @@ class Disks:
     def _choose(self, names: frozenset[str]) -> frozenset[str]:
         disks = sorted(name for name in names if self._is_disk(name))
         if len(disks) > _MOST_DISKS:
-            self._files.wrong(self._path, f"only {_MOST_DISKS} of {len(disks)} disks are told of")
+            self._files.leave_out(
+                self._path, f"only {_MOST_DISKS} of {len(disks)} disks are measured"
+            )
         return frozenset(disks[:_MOST_DISKS])
 
     def _is_disk(self, name: str) -> bool:

@@ -50,7 +50,9 @@ class FileSystems:
                 if device in seen:
                     continue
                 if len(seen) == _MOST_FILE_SYSTEMS:
-                    self._files.wrong("/", f"only {_MOST_FILE_SYSTEMS} file systems are told of")
+                    self._files.leave_out(
+                        "/", f"only {_MOST_FILE_SYSTEMS} file systems are measured"
+                    )
                     break
                 seen.add(device)
                 measurements += self._of_one(point)
@@ -67,7 +69,7 @@ class FileSystems:
         measurements = []
         for state, blocks in states.items():
             if not 0 <= blocks <= found.f_blocks:
-                self._files.wrong(point, f"{blocks} of {found.f_blocks} blocks are {state}")
+                self._files.leave_out(point, f"{blocks} of {found.f_blocks} blocks are {state}")
                 continue
             # A path may be any bytes; a label is text.
             shown = os.fsencode(point).decode("utf-8", "replace")

@@ -46,7 +46,9 @@ class Infiniband:
             for port in sorted(self._files.names(f"{self._folder}/{card}/ports"))
         ]
         if len(ports) > _MOST_PORTS:
-            self._files.wrong(self._folder, f"only {_MOST_PORTS} of {len(ports)} ports are told of")
+            self._files.leave_out(
+                self._folder, f"only {_MOST_PORTS} of {len(ports)} ports are measured"
+            )
         return ports[:_MOST_PORTS]
 
     def _count(self, path: str) -> int | None:
@@ -55,6 +57,6 @@ class Infiniband:
             return None
         words = number(text.strip())
         if words is None or words == _STUCK:
-            self._files.wrong(path, f"{text.strip()[:50]!r} is no count")
+            self._files.leave_out(path, f"{text.strip()[:50]!r} is no count")
             return None
         return words

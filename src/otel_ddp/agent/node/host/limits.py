@@ -100,7 +100,7 @@ class Limits:
             return None
         limit = number(text)
         if not limit:
-            self._files.wrong(file, f"{text[:50]!r} is no limit")
+            self._files.leave_out(file, f"{text[:50]!r} is no limit")
             return None
         return limit if limit < (node_bytes or _NO_LIMIT) else None
 
@@ -129,7 +129,7 @@ class Limits:
         numbers = [number(word) for word in words]
         if len(numbers) == 2 and numbers[0] and numbers[1]:
             return numbers[0] / numbers[1]
-        self._files.wrong(file, f"{' '.join(words)[:50]!r} is no quota")
+        self._files.leave_out(file, f"{' '.join(words)[:50]!r} is no quota")
         return None
 
     def _processor_set(self, path: str, version: int) -> int | None:
@@ -142,7 +142,7 @@ class Limits:
             first, _, last = part.partition("-")
             low, high = number(first), number(last or first)
             if low is None or high is None or high < low:
-                self._files.wrong(f"{path}/{name}", f"{text.strip()[:50]!r} is no list")
+                self._files.leave_out(f"{path}/{name}", f"{text.strip()[:50]!r} is no list")
                 return None
             count += high - low + 1
         return count

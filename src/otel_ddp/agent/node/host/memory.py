@@ -53,7 +53,7 @@ class Memory:
         if len(states) == 3 and "MemTotal" in node:
             states["used"] = node["MemTotal"] - sum(states.values())
         for state in [state for state, value in states.items() if value < 0]:
-            self._files.wrong(self._path, f"{state} memory would be negative")
+            self._files.leave_out(self._path, f"{state} memory would be negative")
             del states[state]
         return states
 
@@ -67,7 +67,7 @@ class Memory:
             return {}
         charged = number(text.strip())
         if charged is None:
-            self._files.wrong(f"{share.path}/{usage_file}", "it is no number")
+            self._files.leave_out(f"{share.path}/{usage_file}", "it is no number")
             return {}
         states = {}
         found = self._files.numbers(f"{share.path}/memory.stat", (inactive,))
@@ -85,7 +85,7 @@ class Memory:
         if not total or free is None:
             return []
         if free > total:
-            self._files.wrong(self._path, "more swap space is free than there is")
+            self._files.leave_out(self._path, "more swap space is free than there is")
             return []
         return [
             Measurement(catalog.SYSTEM_PAGING_USAGE, value, (("system.paging.state", state),))

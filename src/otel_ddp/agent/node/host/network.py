@@ -55,7 +55,7 @@ class Network:
         ):
             value = number(words[column]) if len(words) > column else None
             if value is None:
-                self._files.wrong(f"{self._path}, {name}", f"{metric.name} is no number")
+                self._files.leave_out(f"{self._path}, {name}", f"{metric.name} is no number")
                 continue
             attributes = (("network.interface.name", name), ("network.io.direction", direction))
             measurements.append(Measurement(metric, value, attributes, boot_ns))
@@ -67,8 +67,8 @@ class Network:
         ways_out = [name for name in names if name not in real and self._is_way_out(name)]
         real += ways_out if not real else [name for name in ways_out if name == "eth0"]
         if len(real) > _MOST_INTERFACES:
-            self._files.wrong(
-                self._path, f"only {_MOST_INTERFACES} of {len(real)} interfaces are told of"
+            self._files.leave_out(
+                self._path, f"only {_MOST_INTERFACES} of {len(real)} interfaces are measured"
             )
         return frozenset(real[:_MOST_INTERFACES])
 

@@ -35,7 +35,7 @@ class Pressure:
                     continue
                 total_us = number(rest.rpartition("total=")[2])
                 if stall_type not in ("some", "full") or total_us is None:
-                    self._files.wrong(path, f"{line[:50]!r} was not understood")
+                    self._files.leave_out(path, f"{line[:50]!r} was not understood")
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))
                 measurements.append(

@@ -67,7 +67,7 @@ class Processors:
         for mode in _UNSTEADY:
             passed_s[mode] = max(passed_s.get(mode, 0.0), 0.0)
         if min(passed_s.values()) < 0:
-            self._files.wrong(cgroup or f"{self._proc}/stat", "time has gone back")
+            self._files.leave_out(cgroup or f"{self._proc}/stat", "time has gone back")
             return measurements
         if share:
             total_s = self._rest(passed_s, now_s - before.at_s, share.cores, times.online)
@@ -88,7 +88,7 @@ class Processors:
             return 0.0
         used_s = passed_s["user"] + passed_s["system"]
         if used_s > since_s * max(online, cores) * _TOLERANCE + _TOLERANCE_S:
-            self._files.wrong("cgroup", "more processor time than there was")
+            self._files.leave_out("cgroup", "more processor time than there was")
             return 0.0
         # Quotas come in slices and can be saved up: usage may exceed them for a moment.
         passed_s["idle"] = max(since_s * cores - used_s, 0.0)
@@ -111,7 +111,7 @@ class Processors:
             return []
         whole, _, part = text.partition(" ")[0].partition(".")
         if number(whole) is None or number(part) is None:
-            self._files.wrong(path, "it does not begin with a number")
+            self._files.leave_out(path, "it does not begin with a number")
             return []
         return [Measurement(catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
 
@@ -125,11 +125,11 @@ def read_processor_times(files: KernelFiles, proc: Path) -> ProcessorTimes:
     lines = text.splitlines()
     spent_s = _spent_s(lines[0]) if lines else None
     if spent_s is None:
-        files.wrong(path, "it does not begin with the times of all processors")
+        files.leave_out(path, "it does not begin with the times of all processors")
     online = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
     boot_s = next((number(line[6:]) for line in lines if line.startswith("btime ")), None)
     if boot_s is None:
-        files.wrong(path, "it does not say when the machine was started")
+        files.leave_out(path, "it does not say when the machine was started")
     return ProcessorTimes(spent_s, online, (boot_s or 0) * 1_000_000_000)
 
 

@@ -116,7 +116,7 @@ class ProcessReader:
             (PROCESS_UPTIME, uptime_s if uptime_s >= 0 else None),
         ):
             if value is None:
-                self._files.wrong(metric.name, "impossible")
+                self._files.leave_out(metric.name, "impossible")
             else:
                 yield Measurement(metric, value)
 
@@ -133,7 +133,7 @@ class ProcessReader:
         for word, kind in _SWITCHES.items() if status else ():
             count = number(_line(status, f"{word}_ctxt_switches"))
             if count is None:
-                self._files.wrong("status", f"it has no number of {kind} context switches")
+                self._files.leave_out("status", f"it has no number of {kind} context switches")
                 continue
             attributes = (("process.context_switch.type", kind),)
             yield Measurement(PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)

@@ -66,15 +66,15 @@ class Family:
         *lives_on*: whether one lives on outside the family. *waits*: false if the process ignores
         the end of its children; then the kernel adds them to no process.
         """
-        gone = {key[0]: each for key, each in self._relatives.items() if key not in relatives}
-        for number, relative in gone.items():
+        left = {key[0]: each for key, each in self._relatives.items() if key not in relatives}
+        for number, relative in left.items():
             amounts = relative.amounts()
             if lives_on((number, relative.stat.start)):
                 self._keep(amounts, AMOUNTS)
                 continue
             heir = relative.stat.parent
-            for _ in gone:
-                heir = gone[heir].stat.parent if heir in gone else heir
+            for _ in left:
+                heir = left[heir].stat.parent if heir in left else heir
             # Otherwise the heir is in the family, and its own numbers include them.
             if heir == pid:
                 self._keep(amounts, ("read", "write") if waits else AMOUNTS)

@@ -31,7 +31,7 @@ def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | 
     # The name in parentheses may contain anything, even parentheses.
     fields = text.rpartition(")")[2].split()
     if len(fields) < 22:
-        files.wrong("stat", "the line of a process is too short")
+        files.leave_out("stat", "the line of a process is too short")
         return None
     parent, start = number(fields[1]), number(fields[19])
     times = [number(field) for field in fields[11:15]]
@@ -44,7 +44,7 @@ def read_process_stat(files: KernelFiles, proc: str, pid: int) -> ProcessStat | 
         or children_user is None
         or children_system is None
     ):
-        files.wrong("stat", "the line of a process has words where numbers belong")
+        files.leave_out("stat", "the line of a process has words where numbers belong")
         return None
     return ProcessStat(
         alive=fields[0] not in ("Z", "X", "x"),

@@ -35,7 +35,7 @@ from otel_ddp.agent.node.measurement import Measurement
 
 _MOST_USED_BYTES = 1 << 50
 # A reset board appears only once the driver is opened anew, which interrupts the others.
-_LOOKED_FOR_AGAIN_S = 600.0
+_SEARCHED_AGAIN_S = 600.0
 _PROCESSES = (
     # The newest call first. If several lists have a process, each has all of its memory.
     ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
@@ -180,7 +180,7 @@ class Nvml:
                 board = self._board(calls, index)
             except (NotSupported, DeviceLost, self._lib.NVMLError) as error:
                 # One board that fails must not hide the others.
-                found += self._fallen(index, error)
+                found += self._failed(index, error)
                 continue
             found.append(board)
             parts[board.uuid] = _Part(calls, calls)
@@ -203,7 +203,7 @@ class Nvml:
         self._boards_before[index] = board
         return board
 
-    def _fallen(self, index: int, error: Exception) -> Iterator[Device]:
+    def _failed(self, index: int, error: Exception) -> Iterator[Device]:
         """A board that no longer answers stays listed if it has reported faults."""
         sentence = (
             f"GPU {index} does not answer ({printable(str(error))}): see `nvidia-smi`, and the "
@@ -238,7 +238,7 @@ class Nvml:
     def questions(self, device: Device) -> Sequence[Question]:
         part = self._parts.get(device.uuid)
         if part is None:
-            return (self._of_the_fallen(device),)
+            return (self._question_to_failed(device),)
         self._release(device.uuid)
         held = self._held[device.uuid] = []
         asks = []
@@ -254,12 +254,12 @@ class Nvml:
         board = Board(part.calls, self._measurements, device.pci, part=part.instance is not None)
         return (*asks, *board.questions(measures_pcie=gpm is not None))
 
-    def _of_the_fallen(self, device: Device) -> Question:
-        counts, fell_s = self._xid_counts(device), self._clock()
+    def _question_to_failed(self, device: Device) -> Question:
+        counts, failed_s = self._xid_counts(device), self._clock()
 
         def ask() -> tuple[Measurement, ...]:
-            if self._clock() - fell_s > _LOOKED_FOR_AGAIN_S:
-                raise DeviceLost("it fell, and is looked for again")
+            if self._clock() - failed_s > _SEARCHED_AGAIN_S:
+                raise DeviceLost("it had failed, and is searched again")
             return tuple(counts.measurements())
 
         return Question("Xid", 10.0, ask)
