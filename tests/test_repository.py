@@ -85,7 +85,7 @@ def test_every_path_that_the_recipes_name_is_there() -> None:
         ("count", "src/otel_ddp/recording/locked_journal.py"),
         ("stamp", "src/otel_ddp/recording/locked_journal.py"),
         ("observe", "src/otel_ddp/recording/locked_journal.py"),
-        ("Reading", "src/otel_ddp/agent/node/reading.py"),
+        ("Measurement", "src/otel_ddp/agent/node/measurement.py"),
         ("KernelFiles", "src/otel_ddp/agent/node/kernel_files.py"),
         ("Sampler", "src/otel_ddp/agent/node/sampler.py"),
         ("SOURCES", "src/otel_ddp/settings.py"),
