@@ -94,7 +94,7 @@ def test_compiling_in_an_evaluation_is_compiling(place: Here, trained: bool) -> 
     torch._dynamo.reset()
 
     def backend(graph: Any, _: Any) -> Any:
-        time.sleep(10 * PAUSE_S)
+        time.sleep(20 * PAUSE_S)
         return graph.forward
 
     inner = nn.Linear(4, 1)
@@ -107,5 +107,6 @@ def test_compiling_in_an_evaluation_is_compiling(place: Here, trained: bool) -> 
     with torch.no_grad():
         model(INPUT)
 
-    assert phase(place, "compile") - before >= 10 * PAUSE_S
-    assert phase(place, "eval") < 5 * PAUSE_S
+    assert phase(place, "compile") - before >= 20 * PAUSE_S
+    # Dynamo's own work before the backend is evaluation; on a busy machine it takes long.
+    assert phase(place, "eval") < 10 * PAUSE_S
