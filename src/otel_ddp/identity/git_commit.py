@@ -1,4 +1,4 @@
-"""Which commit a script is from, read from the files of git without running it."""
+"""The git commit of a script, read from git's files without running git."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MOST_BYTES = 1_000_000
 
 
 def revision(script: str) -> str:
-    """The commit that the script's folder is at, nothing where that is not to be had."""
+    """The commit of the script's folder; empty if that is unknown."""
     try:
-        place = Path(script).resolve().parent
-        for folder in (place, *place.parents):
+        first = Path(script).resolve().parent
+        for folder in (first, *first.parents):
             if (git := folder / ".git").exists():
                 return _head(_directory(git))
     except (OSError, ValueError, RuntimeError):
@@ -24,7 +24,7 @@ def revision(script: str) -> str:
 def _directory(git: Path) -> Path:
     if git.is_dir():
         return git
-    # A worktree or a submodule: a file that says where its directory is.
+    # In a worktree or a submodule, `.git` is a file that names the directory.
     return git.parent / _text(git).removeprefix("gitdir:").strip()
 
 
@@ -34,8 +34,8 @@ def _head(directory: Path) -> str:
         return head if _SHA.fullmatch(head) else ""
     name = head.removeprefix("ref:").strip()
     common = directory
-    if (said := directory / "commondir").is_file():
-        common = directory / _text(said)
+    if (link := directory / "commondir").is_file():
+        common = directory / _text(link)
     for each in (directory / name, common / name):
         if each.is_file() and _SHA.fullmatch(found := _text(each)):
             return found

@@ -1,4 +1,4 @@
-"""What each launcher's variables tell a process, and which process the launcher is."""
+"""Reads the variables of each launcher, and finds the launcher's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_ANCESTORS = 16
 
 
 class ProcessFacts(NamedTuple):
-    """The world as this process finds it."""
+    """This process and its environment."""
 
     env: Mapping[str, str]
     proc: Path
@@ -26,7 +26,7 @@ class ProcessFacts(NamedTuple):
 
 
 class LauncherFacts(NamedTuple):
-    """What a launcher told this process."""
+    """What a launcher's variables say about this process."""
 
     launcher: str
     global_rank: int | None = None
@@ -36,11 +36,11 @@ class LauncherFacts(NamedTuple):
     node_rank: int | None = None
     nodes: int | None = None
     markers: tuple[str, ...] = ()
-    """The variables that the launcher gave this process and does not have itself."""
+    """The variables that the launcher sets for this process and does not have itself."""
 
 
 class _Variables(NamedTuple):
-    """What one launcher calls things. Several names: the first that is set."""
+    """The names of one launcher's variables. Of several names the first one that is set counts."""
 
     launcher: str
     global_rank: str
@@ -50,7 +50,7 @@ class _Variables(NamedTuple):
     node_rank: str = ""
     nodes: tuple[str, ...] = ()
     marker: str = ""
-    """Set, beside the rank, in the processes this launcher starts and not in the launcher."""
+    """Like the rank, set in the processes that this launcher starts, and not in the launcher."""
 
 
 # torch.distributed.launch has been torchrun underneath since PyTorch 1.9 and sets the same.
@@ -67,7 +67,7 @@ _TORCHRUN = _Variables(
 # DeepSpeed, Accelerate, Lightning, Kubeflow's PyTorchJob, Volcano's pytorch plugin, a shell loop.
 # Their other variables (PET_*, VC_TASK_INDEX, JOB_COMPLETION_INDEX) are not read: the first are
 # torchrun's arguments, the others count within a part of the job, which is no rank.
-# What a parent may have set for one child, rather than for itself.
+# The launchers whose variables a parent may set for one child, and not for itself.
 _OWN = ("environment", "kubernetes")
 _ENVIRONMENT = _Variables("environment", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # OMPI_COMM_WORLD_NODE_RANK is the process's index on its node over all jobs, not the node's index.
@@ -103,36 +103,36 @@ _PMI = _Variables("pmi", "PMI_RANK", ("PMI_SIZE",))
 MPI = frozenset({"openmpi", "mvapich", "hydra", "pmix", "pmi"})
 
 
-def read(here: ProcessFacts) -> LauncherFacts:
-    """What the innermost launcher tells; one around it fills gaps if it means the same process."""
-    candidates = list(_candidates(here.env))
-    if here.spawned and candidates and not _is_torchruns_own(here, candidates[0]):
-        return _spawned(here, candidates)
+def read(process: ProcessFacts) -> LauncherFacts:
+    """The facts of the innermost launcher; an outer one of the same process fills the gaps."""
+    candidates = list(_candidates(process.env))
+    if process.spawned and candidates and not _is_torchruns_own(process, candidates[0]):
+        return _spawned(process, candidates)
     if not candidates:
-        return LauncherFacts("spawn" if here.spawned else "lone")
-    told = _told_by(candidates[0], here.env)
+        return LauncherFacts("spawn" if process.spawned else "lone")
+    facts = _facts_of(candidates[0], process.env)
     for variables in candidates[1:]:
         try:
-            outer = _told_by(variables, here.env)
+            outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # not the one we rely on
-        if (outer.global_rank, outer.world_size) == (told.global_rank, told.world_size):
+            continue  # The innermost launcher is enough.
+        if (outer.global_rank, outer.world_size) == (facts.global_rank, facts.world_size):
             gaps: dict[str, Any] = {
-                key: getattr(outer, key) for key, value in told._asdict().items() if value is None
+                key: getattr(outer, key) for key, value in facts._asdict().items() if value is None
             }
-            told = told._replace(**gaps)
-    return told
+            facts = facts._replace(**gaps)
+    return facts
 
 
-def _is_torchruns_own(here: ProcessFacts, innermost: _Variables) -> bool:
-    # torchrun may start its workers by multiprocessing, and a worker has children of its own.
-    return innermost.launcher == "torchrun" and not parent_was_given(here, "RANK")
+def _is_torchruns_own(process: ProcessFacts, innermost: _Variables) -> bool:
+    # torchrun may start its workers by multiprocessing, and a worker may have children.
+    return innermost.launcher == "torchrun" and not parent_was_given(process, "RANK")
 
 
 def restarts(env: Mapping[str, str]) -> int:
-    """How often this launch was started again, by all that do so."""
+    """How often this launch was restarted, by torchrun and by Slurm."""
     names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    # A count that makes no sense tells of nothing; it is no reason not to start.
+    # An invalid count is ignored: it is no reason not to start.
     return sum(_digits(env.get(name, "").strip()) or 0 for name in names)
 
 
@@ -153,47 +153,47 @@ def slurm_step(env: Mapping[str, str]) -> str:
 
 
 def slurm_tasks(env: Mapping[str, str]) -> int | None:
-    """How many tasks srun started in this step. Nonsense is no answer here, and no error."""
+    """How many tasks srun started in this step; None if the variable is missing or invalid."""
     return _digits(next((env[name] for name in _SLURM.world_size if env.get(name)), ""))
 
 
 def multiprocessing_parent() -> int | None:
-    """The process that called multiprocessing to start this one; None where nobody did."""
-    # Whoever is a child of multiprocessing has it imported.
+    """The process that started this one by multiprocessing; None if there is none."""
+    # A child of multiprocessing has imported it.
     module = sys.modules.get("multiprocessing")
     parent = None if module is None else module.parent_process()
     # Not os.getppid(): that is the fork server where there is one.
     return None if parent is None else parent.pid or 0
 
 
-def parent_was_given(here: ProcessFacts, name: str) -> bool:
-    """Whether a variable is as our parent found it: then it is not our parent who set it."""
-    theirs = _environ(here.proc, here.parent or _parent(here.proc, here.pid))
-    return here.env.get(name) == theirs.get(name)
+def parent_was_given(process: ProcessFacts, name: str) -> bool:
+    """Whether our parent was started with the same value of a variable, and did not set it."""
+    theirs = _environ(process.proc, process.parent or _parent(process.proc, process.pid))
+    return process.env.get(name) == theirs.get(name)
 
 
-def launcher_process(here: ProcessFacts, markers: tuple[str, ...]) -> tuple[str, ...]:
-    """What tells the process that launched us from every other there was on this node.
+def launcher_process(process: ProcessFacts, markers: tuple[str, ...]) -> tuple[str, ...]:
+    """Identifies the process that launched us among all processes of this node, at any time.
 
-    A shell between the launcher and us (`mpirun sh -c ...`) was given our variables, the launcher
-    itself was not: it is the first ancestor without them.
+    A shell between the launcher and us (`mpirun sh -c ...`) has our variables. The launcher itself
+    does not: it is the first ancestor without them.
     """
-    ours = {name: here.env[name] for name in markers if here.env.get(name)}
-    pid = _parent(here.proc, here.pid)
+    ours = {name: process.env[name] for name in markers if process.env.get(name)}
+    pid = _parent(process.proc, process.pid)
     for _ in range(_MOST_ANCESTORS if ours else 0):
-        theirs = _environ(here.proc, pid)
-        above = _parent(here.proc, pid)
+        theirs = _environ(process.proc, pid)
+        above = _parent(process.proc, pid)
         if above < 1 or any(theirs.get(name) != value for name, value in ours.items()):
             break
         pid = above
-    # A process id comes again, after a restart of the machine even with the same start time.
-    stat = _stat(here.proc, pid)
+    # A process id is used again, and after a reboot even with the same start time.
+    stat = _stat(process.proc, pid)
     started = stat[19] if len(stat) > 19 else ""
-    return "process", _boot_id(here.proc), here.host, str(pid), started
+    return "process", _boot_id(process.proc), process.host, str(pid), started
 
 
 def whole(variable: str, text: str, least: int, advice: str) -> int:
-    """The number that a variable holds; raises ConfigError where it holds none."""
+    """The number in a variable; raises ConfigError if it holds none."""
     value = _digits(text)
     if value is None or value < least:
         raise ConfigError(
@@ -217,7 +217,7 @@ def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
         if env.get(variables.global_rank) and env.get(variables.local_rank):
             yield variables
     if ranked and not localised:
-        # A platform's RANK, which is the pod's, until a launcher within the pod says otherwise.
+        # A platform's RANK is the pod's, unless a launcher within the pod has set one.
         pod = bool(env.get("KUBERNETES_SERVICE_HOST"))
         yield _ENVIRONMENT._replace(launcher="kubernetes" if pod else "environment")
     if slurm_step(env):
@@ -225,13 +225,13 @@ def _candidates(env: Mapping[str, str]) -> Iterator[_Variables]:
     for variables in (_PMIX, _PMI):
         if env.get(variables.global_rank):
             yield variables
-    # Last: a shell loop or a platform that counts and says no number of ranks. One that is no
-    # number at all is another program's.
+    # Last: a shell loop or a platform that sets no number of ranks. A RANK that is no number is
+    # another program's.
     if not env.get("WORLD_SIZE") and _digits(env.get("RANK", "").strip()) is not None:
         yield _ENVIRONMENT
 
 
-def _told_by(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
+def _facts_of(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
     rank = _first(env, (variables.global_rank,))
     world = _first(env, variables.world_size, 1)
     local = _first(env, (variables.local_rank,))
@@ -244,7 +244,7 @@ def _told_by(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
         local_world = local_world or world
         node_rank = node_rank or 0
     if variables is _TORCHRUN and local == 0 and rank and local_world and nodes:
-        # --virtual-local-rank tells everyone 0, each with a GPU of its own to see.
+        # --virtual-local-rank sets 0 for all ranks, and each sees one GPU of its own.
         local = rank % local_world if world == local_world * nodes else 0
     return LauncherFacts(
         launcher=variables.launcher,
@@ -258,25 +258,27 @@ def _told_by(variables: _Variables, env: Mapping[str, str]) -> LauncherFacts:
     )
 
 
-def _spawned(here: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
-    """A multiprocessing child has its parent's variables: of those only the node's hold for it.
+def _spawned(process: ProcessFacts, candidates: list[_Variables]) -> LauncherFacts:
+    """A multiprocessing child has its parent's variables; only those of the node hold for it.
 
-    A RANK that differs from the one its parent was started with was set for the child.
+    A RANK that differs from the parent's own at its start was set for the child.
     """
-    told = (
-        _told_by(candidates[0], here.env)
+    facts = (
+        _facts_of(candidates[0], process.env)
         if candidates[0].launcher in _OWN
         else LauncherFacts("spawn")
     )
-    if told.launcher in _OWN:
-        parent = _environ(here.proc, _parent(here.proc, here.pid))
-        if any(here.env.get(name, "") != parent.get(name, "") for name in ("RANK", "LOCAL_RANK")):
-            return told._replace(launcher="spawn", markers=())
+    if facts.launcher in _OWN:
+        parent = _environ(process.proc, _parent(process.proc, process.pid))
+        if any(
+            process.env.get(name, "") != parent.get(name, "") for name in ("RANK", "LOCAL_RANK")
+        ):
+            return facts._replace(launcher="spawn", markers=())
     for variables in candidates:
         try:
-            outer = _told_by(variables, here.env)
+            outer = _facts_of(variables, process.env)
         except ConfigError:
-            continue  # not this process's own
+            continue  # Not of this process.
         if outer.nodes is not None:
             return LauncherFacts("spawn", node_rank=outer.node_rank, nodes=outer.nodes)
     return LauncherFacts("spawn")

@@ -1,4 +1,4 @@
-"""Which task of a process pool calls us, if any: a worker takes one after the other."""
+"""Finds the task of a process pool that calls us: a worker does one task after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from otel_ddp.identity import launchers
 
-# The functions in which workers wait for tasks, and what they hold once they have one.
+# The functions in which workers wait for tasks, and their variables that hold a task.
 _LOOPS = {
     ("multiprocessing.pool", "worker"): ("job", "i"),
     ("concurrent.futures.process", "_process_worker"): ("call_item",),
@@ -17,18 +17,18 @@ _LOOPS = {
 
 
 class Task(NamedTuple):
-    """One task, as far as it can be told from others."""
+    """One task, as far as it can be distinguished from others."""
 
     number: tuple[object, ...]
-    """What the pool calls it. A pool may hand out several calls of a function as one task."""
+    """The pool's number of it. A pool may give out several calls of a function as one task."""
     calls: tuple[tuple[CodeType, int], ...]
-    """Which calls lead from the pool to us, and where in each of them the next one stands."""
+    """The calls that lead from the pool to us, and the position of the next call in each."""
 
     def follows(self, before: Task, asks_for_the_same: bool) -> bool:
-        """Whether *before* is over; else this is another call from the same task.
+        """Whether *before* is over; else this is another call of the same task.
 
-        Where a program comes by the same place again it is in a loop, or the next call of several
-        that the pool has handed out as one task: that one asks for another run.
+        A program that comes to the same place again is in a loop, or it does the next of several
+        calls that the pool gave out as one task. Only the latter asks for another run.
         """
         if self.number != before.number:
             return True
@@ -36,18 +36,18 @@ class Task(NamedTuple):
 
 
 def in_worker() -> bool:
-    """Whether this process is a worker of a pool, and we are called by that pool."""
+    """Whether this process is a pool's worker, and the pool calls us."""
     return _find()[0] is not None
 
 
 def current_task() -> Task | None:
-    """The task that calls us; None outside of pools and in the initializer of a worker."""
+    """The task that calls us; None outside of pools and in a worker's initializer."""
     loop, calls = _find()
     if loop is None:
         return None
     known = loop.f_locals
     held = [known.get(name) for name in _LOOPS[_name(loop)]]
-    # Before Python 3.13 this is a copy that the frame keeps, with what the task was given.
+    # Before Python 3.13 this is a copy that the frame keeps, together with the task's arguments.
     if type(known) is dict:
         known.clear()
     if None in held:
@@ -58,7 +58,7 @@ def current_task() -> Task | None:
 
 def _find() -> tuple[FrameType | None, list[tuple[CodeType, int]]]:
     calls: list[tuple[CodeType, int]] = []
-    # Pools of threads work by the same functions, and a thread is no process of its own.
+    # Pools of threads use the same functions, and a thread is no process of its own.
     if launchers.multiprocessing_parent() is None or _is_beside_the_main_thread():
         return None, calls
     frame: FrameType | None = sys._getframe()

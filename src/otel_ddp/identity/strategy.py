@@ -14,14 +14,14 @@ WORDS = ("all", "node", "main")
 
 
 class _Unsaid(str):
-    """A default that can be told from the same word said by the user: that beats a variable."""
+    """A default that differs from the same word of the user, which overrules a variable."""
 
 
 UNSAID: str = _Unsaid("all")
 
 
 class Choice:
-    """A strategy that was checked, ready to be asked about a rank."""
+    """A checked strategy: decides for each rank whether its series leave the node."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._rule: Callable[[Identity], bool] | None = None
@@ -41,7 +41,7 @@ class Choice:
             self.text = f"{self._share:g}"
 
     def exports(self, who: Identity) -> bool | None:
-        """Whether this rank's series leave the node; None where that cannot be known yet."""
+        """Whether this rank's series leave the node; None if that is not known yet."""
         if self._rule is not None:
             return bool(self._rule(who))
         if self.text == "all":

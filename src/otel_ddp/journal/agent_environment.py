@@ -1,4 +1,4 @@
-"""What an agent is started with: who was started with other terms wants another agent."""
+"""The variables of an agent, and a digest of them: a changed digest calls for another agent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FILES = re.compile(
 
 
 def for_agent(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables for an agent: it has another working directory, so its files have full names.
+    """The variables for an agent. Its working directory is another, so files get full names.
 
-    One that begins with `~` is left: where that is the case, the settings know what it means.
+    A name that begins with `~` stays: the settings expand it.
     """
     return {key: _full(text) if _FILES.fullmatch(key) else text for key, text in env.items()}
 
@@ -38,7 +38,7 @@ def _full(text: str) -> str:
 
 @functools.cache
 def _initial_directory() -> str:
-    """Kept: a training that goes elsewhere later means the same files with the same names."""
+    """The first working directory: a training may change it, and still mean the same files."""
     try:
         return os.getcwd()
     except OSError:
@@ -46,11 +46,11 @@ def _initial_directory() -> str:
 
 
 def digest(env: Mapping[str, str], *, offline: bool) -> str:
-    """A digest of what an agent goes by, its variables above all: tokens are not told."""
-    said = sorted(
+    """A digest of the variables that an agent goes by, since these may hold tokens."""
+    variables = sorted(
         (key, text) for key, text in for_agent(env).items() if key.startswith(_BEGINNINGS)
     )
     # OTEL_DDP_NODE_RANK is a process's own.
-    kept = [(key, value) for key, value in said if key != "OTEL_DDP_NODE_RANK"]
-    said_and_sent = repr((kept, offline)).encode("utf-8", "replace")
-    return blake2s(said_and_sent, digest_size=8).hexdigest()
+    kept = [(key, value) for key, value in variables if key != "OTEL_DDP_NODE_RANK"]
+    content = repr((kept, offline)).encode("utf-8", "replace")
+    return blake2s(content, digest_size=8).hexdigest()

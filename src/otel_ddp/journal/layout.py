@@ -1,4 +1,4 @@
-"""Where every byte of a journal lies. docs/journal.md says the same in words."""
+"""The layout of a journal: the place of each byte. docs/journal.md says the same in words."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ VERSION = 1
 HEAD_BYTES = 4096
 SUFFIX = ".journal"
 TAKEN_SUFFIX = ".taken"
-# Beside it as well: where a process that hangs is asked, and what it answers.
+# Also beside it: the question to a process that hangs, and the answer.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
 COMPANION_SUFFIXES = (TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half")
 
-# The fixed part of the head; its last word is the checksum of what stands before it.
+# The fixed part of the head; its last word is the checksum of the words before it.
 FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")
 FIXED_CRC = Struct("<I")
 
-# One word each, written by the writer alone: how far it has come in each area.
+# The writer's position in each area: one word each, which only the writer changes.
 RING_POSITION = 256
 DEFINITIONS_POSITION = 264
 LATEST_POSITION = 272
 WORD = Struct("<Q")
 
-# Where the process stands: each of them a word of its own, written with one store.
+# The progress of the process: each is a word of its own, written with one store.
 PHASE = 512
 PHASE_NAME = 520
 STEP = 528
 EXPECT_MS = 536
 STATE = 544
 STEP_DURATION = 552
-# All of them as they lie there, from PHASE on.
+# All of them, from PHASE on.
 PROGRESS = Struct("<QQQQQd")
-# In one word with the time, so that neither is ever seen without the other.
+# A code shares a word with its time, so that a reader always sees both together.
 CODE_SHIFT = 56
 WORD_VALUE = (1 << CODE_SHIFT) - 1
 REASON = 1024
@@ -55,26 +55,26 @@ NAME_HEAD = Struct("<IHH")
 # size of what follows, its complement, the ring position that the copied record belongs to
 LATEST_HEAD = Struct("<IIQ")
 
-# position, running number of the next record, records lost so far: the reader's own file
+# The reader's own file: position, running number of the next record, records lost so far.
 TAKEN = Struct("<QQQI")
 
-# The words of a STEPS record: a code above, a time or a number below. A phase, as in PHASE, says
-# that from this time on it is this one; a wait for buffers is told from one for gradients.
+# The words of a STEPS record: a code above, a time or a number below. The code of a phase, as in
+# PHASE, says that it begins at this time. A wait for buffers differs from one for gradients.
 PHASE_CODE = 0x3F
 OF_BUFFERS = 0x40
-# From this time on there are steps; a step ended at this time.
+# Steps begin at this time; a step ended at this time.
 STEPS_BEGAN, STEP_ENDED = 0x80, 0x81
-# Said of the step that ends next: its number, the same on all ranks; nanoseconds of garbage
-# collection; and that it left the weights as they were.
+# Of the step that ends next: its number, the same on all ranks; nanoseconds of garbage collection;
+# and that it left the weights as they were.
 STEP_NUMBER, STEP_GC, STEP_SKIPPED = 0x82, 0x83, 0x84
-# Said of the step that ends next: the allocator had to empty its cache this often.
+# Of the step that ends next: the allocator had to empty its cache this often.
 STEP_RETRIES = 0x85
-# Said of the step that ends next: the tokens it worked on, or the samples where there are none.
+# Of the step that ends next: the tokens it worked on, or the samples where there are none.
 STEP_WORK = 0x86
-# Said of the step that ends next: under which number the user logs it, where that is another one.
+# Of the step that ends next: under which number the user logs it, where that is another one.
 STEP_LOGGED = 0x87
 
-# What a process says once takes as much in a small file as in a large one.
+# A small file needs as much room for definitions as a large one.
 _LEAST_DEFINITIONS = 32 * 1024
 
 NO_STEP = -(2**63)
@@ -104,24 +104,24 @@ def areas(file_bytes: int) -> Areas:
 
 
 def padded(size: int) -> int:
-    """The next multiple of eight: every record starts on one."""
+    """The next multiple of eight. Every record starts on one."""
     return (size + 7) & ~7
 
 
 def largest_record(ring_bytes: int) -> int:
-    """How large a record may be in a ring of this size."""
+    """The size of the largest record in a ring of this size."""
     return min(LARGEST_RECORD, ring_bytes // 4)
 
 
 def checksum(body: bytes | memoryview, position: int) -> int:
-    """Seeded with the position, so that a stale record of an earlier lap is no record."""
+    """The checksum, seeded with the position: a record of an earlier lap does not match."""
     return zlib.crc32(body, position & 0xFFFFFFFF)
 
 
 def read_taken(path: Path) -> tuple[int, int, int] | None:
-    """What a `.taken` file says, None where there is none that is whole."""
+    """The content of a `.taken` file; None if there is no whole one."""
     try:
-        # Asked for by a training process too: not even a fifo in its place may hold it up.
+        # A training process calls this too: not even a fifo in its place may block it.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None

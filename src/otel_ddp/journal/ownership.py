@@ -1,4 +1,4 @@
-"""Descriptors that may be someone else's by now: there is code that closes all that it finds."""
+"""Descriptors that may have another owner by now: some programs close all that they find."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
-    """The file that is open under this number; None: there is none."""
+    """The file that is open under this descriptor; None if there is none."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -15,6 +15,6 @@ def file_of(fd: int) -> tuple[int, int] | None:
 
 
 def close_ours(fd: int, file: tuple[int, int] | None) -> None:
-    """Close a descriptor if it is still the one of this file."""
+    """Closes a descriptor if it still belongs to this file."""
     if file is not None and file_of(fd) == file:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Where the processes of a node and their agent meet: a private directory, on tmpfs if possible."""
+"""The directory where a node's processes and their agent meet: private, on tmpfs if possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def agent_file(self) -> Path:
-        """What the agent says about itself, as JSON."""
+        """The agent's description of itself, as JSON."""
         return self.directory / "agent.json"
 
     @property
@@ -43,21 +43,21 @@ class Place:
 
     @property
     def start_lock(self) -> Path:
-        """Held while somebody starts an agent, so that eight ranks do not start eight."""
+        """Held while a rank starts an agent, so that eight ranks do not start eight."""
         return self.directory / "start.lock"
 
     @property
     def nodes_file(self) -> Path:
-        """Which name each node of a run got, as JSON."""
+        """The name of each node of a run, as JSON."""
         return self.directory / "nodes.json"
 
     @property
     def doorbell(self) -> Path:
-        """A fifo that the agent reads: one byte says that there is something new."""
+        """A fifo that the agent reads: one byte in it means that a journal has news."""
         return self.directory / "doorbell"
 
     def delay_start(self, seconds: float) -> None:
-        """Let nobody start an agent for so long; 0 takes that back."""
+        """Keeps all processes from starting an agent for so long; 0 ends that."""
         with contextlib.suppress(OSError):
             fd = os.open(
                 self._start_delay, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -73,12 +73,12 @@ class Place:
             moment = float(self._start_delay.read_bytes()[:32])
         except (OSError, ValueError):
             return 0.0
-        # A moment that is far away was written before this machine was started.
+        # A moment in the far future was written before this machine was started.
         return moment if moment < time.monotonic() + _LONGEST_HOLD_S else 0.0
 
     @property
     def _start_delay(self) -> Path:
-        # Not the lock file: closing any descriptor of that would give the lock back.
+        # Not the lock file: closing any descriptor of it would release the lock.
         return self.directory / "start.after"
 
     def journals(self) -> list[Path]:
@@ -93,31 +93,31 @@ class Place:
         ]
 
     def agent_is_alive(self) -> bool:
-        """Whether an agent holds the lock, in whatever PID namespace it may be."""
+        """Whether an agent holds the lock, in this PID namespace or another."""
         return self.agent_pid() is not None
 
     def agent_pid(self) -> int | None:
-        """The agent's process; 0 where it has no number here, None where there is no agent."""
+        """The agent's process; 0 if it has no number here, None if there is no agent."""
         return lock_holder(self.agent_lock)
 
     def wake_agent(self) -> None:
-        """Wake the agent; nothing happens where none listens."""
+        """Wakes the agent, if there is one."""
         try:
-            # For reading as well: an agent that leaves just now is then no SIGPIPE, which kills
-            # a process that has switched Python's guard against it off.
+            # For reading as well: else an agent that ends just now causes a SIGPIPE, which kills a
+            # process that has switched off Python's guard against it.
             fd = os.open(self.doorbell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return
         try:
             os.write(fd, b"!")
         except OSError:
-            pass  # full: it has been rung often enough
+            pass  # Full: the agent has been woken often enough.
         finally:
             os.close(fd)
 
 
 def private_directory(path: Path, named: bool = False) -> Path:
-    """This directory, made if need be, owned by us and closed to others; OSError otherwise."""
+    """Makes this directory if need be. Raises OSError unless it is ours and closed to others."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask took away
@@ -130,15 +130,15 @@ def private_directory(path: Path, named: bool = False) -> Path:
         if named:
             # Not ours to change: it may be shared for a reason.
             raise PermissionError(1, "other users can enter it; it must have mode 0700", str(path))
-        # Ours, but open to others: somebody's umask. Close it before anything is put there.
+        # Ours, but open to others, by a umask. Close it before anything is put there.
         os.chmod(path, 0o700)
     return path
 
 
 def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Path]:
-    """The directories to try where the user named none, best first.
+    """The directories to try if the user named none, best first.
 
-    Offline runs meet elsewhere: no agent that sends takes what they have recorded.
+    Offline runs have directories of their own: no agent that sends may read their journals.
     """
     apart = "-offline" if offline else ""
     own = f"otel_ddp-{os.geteuid()}{apart}"
@@ -159,7 +159,7 @@ def find(
     given_as: str = "OTEL_DDP_DIR",
     offline: bool = False,
 ) -> tuple[list[Place], str]:
-    """The places that can be used, best first, and what to say; ConfigError for a bad named one."""
+    """The usable places, best first, and a remark; ConfigError if the named one is unusable."""
     env = os.environ if env is None else env
     if named:
         path = Path(named).absolute()
@@ -186,7 +186,7 @@ def find(
             f"{problems[0]}: this process is not recorded; name a writable directory in "
             "OTEL_DDP_DIR"
         )
-    # A container may have a plain directory in the place of /dev/shm.
+    # In a container, /dev/shm may be a plain directory.
     found.sort(key=lambda place: not is_in_memory(place.directory))
     where = found[0].directory
     if is_in_memory(where):
@@ -196,10 +196,10 @@ def find(
 
 
 def existing(named: str, env: Mapping[str, str]) -> list[Place]:
-    """The places that are there, for somebody who only looks."""
+    """The places that exist, for commands that only read."""
     here = (candidates(env, offline=offline) for offline in (False, True))
     paths = [Path(named).absolute()] if named else chain.from_iterable(here)
-    # Not path.is_dir(), which raises where we may not look: XDG_RUNTIME_DIR of another, after `su`.
+    # Not path.is_dir(), which raises without permission, as after `su` for XDG_RUNTIME_DIR.
     return [Place(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
 
 
@@ -212,7 +212,7 @@ def _usable(path: Path, problems: list[str]) -> Place | None:
 
 
 def is_in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether a directory lies on a file system that is memory."""
+    """Whether a directory lies on a file system in memory."""
     best, kind = "", ""
     try:
         text = os.fsdecode(mounts.read_bytes())

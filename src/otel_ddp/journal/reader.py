@@ -1,4 +1,4 @@
-"""Reads a journal that another process writes: whatever it holds, nothing here raises or loops."""
+"""Reads a journal that another process writes. Nothing in it makes a reader raise or hang."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 
-# One reading takes at most this many bytes, so that one rank cannot starve the others.
+# One read takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
-# How many readings wait for bytes that are not (yet) what their position says they are.
+# So many reads wait for bytes that do not match their position yet.
 _MOST_STUCK_READS = 20
 # Without the code that lies above it in the same word.
 _VALUE = layout.WORD_VALUE
@@ -38,17 +38,17 @@ class Scalars(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A piece of the story of the steps: words as layout.PHASE_CODE and what follows it say."""
+    """A piece of the stream of the steps' words; see layout.PHASE_CODE and the codes after it."""
 
     offset: int
-    """How many words there were before; a gap to the piece before means that some are lost."""
+    """The number of earlier words; a gap after the piece before means that words are lost."""
     words: bytes
-    """As they lie in the journal: eight bytes each, the code in the last of them."""
+    """Eight bytes for each word, as in the journal; the last byte is the code."""
     position: int
 
 
 class Document(NamedTuple):
-    """A span or an event, as its writer put it down."""
+    """A span, an event or the end, as the writer wrote it."""
 
     kind: int
     content: dict[str, Any]
@@ -59,7 +59,7 @@ Record = Scalars | Document | Steps
 
 
 class ProgressRecord(NamedTuple):
-    """Where the process stands."""
+    """The progress of a process: its state, phase and step."""
 
     step: int | None
     expect_ms: int
@@ -67,13 +67,13 @@ class ProgressRecord(NamedTuple):
     phase_name: int
     state: int
     phase_after_ns: int
-    """When the phase began, counted from the making of the journal."""
+    """When the phase began, counted from the creation of the journal."""
     state_since_ns: int
     step_duration_s: float
 
     @property
     def phase_code(self) -> int:
-        """The phase, whatever it is that is waited for in it."""
+        """The phase, without what a wait in it is for."""
         return self.phase & layout.PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
 
 
@@ -91,7 +91,7 @@ class Unreadable(Exception):
 
 
 class CannotOpen(Unreadable):
-    """The system gave us nothing to judge it by; that may be over at the next attempt."""
+    """The system did not let us open it; the next attempt may work."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"{path}: {error.strerror}")
@@ -99,7 +99,7 @@ class CannotOpen(Unreadable):
 
 
 class JournalReader:
-    """One journal, seen from outside. Raises `Unreadable` on opening, and nothing afterwards."""
+    """One journal of another process. Raises `Unreadable` on opening, and nothing afterwards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,7 +116,7 @@ class JournalReader:
 
     def _open(self) -> None:
         found = os.fstat(self._fd)
-        # Not _pread: what the system keeps from us says nothing about the file.
+        # Not _pread: an error of the system says nothing about the file.
         head = b""
         if stat.S_ISREG(found.st_mode):
             head = os.pread(self._fd, layout.FIXED.size + 4, 0)
@@ -135,7 +135,7 @@ class JournalReader:
         (crc,) = layout.FIXED_CRC.unpack(head[-4:])
         whole = crc == checksum(head[:-4], 0) and head_bytes == layout.HEAD_BYTES
         areas = [(places[i], places[i + 1]) for i in range(0, 8, 2)]
-        # Nobody can be told of what began before 1970: neither way out has a number for it.
+        # A time before 1970 cannot be exported or served.
         if not whole or found.st_size < size or self.created_ns < 0:
             raise Unreadable(f"{self.path} is damaged")
         if any(start < head_bytes or start + room > size for start, room in areas):
@@ -154,7 +154,7 @@ class JournalReader:
         self._definitions_stuck = 0
         self._total_slots: list[dict[str, Any]] = []
         self._stuck = 0
-        # A record, and the padding before it, are written first and published then.
+        # A record, and the padding before it, are written before they are published.
         self._unpublished = 2 * layout.largest_record(self._ring[1])
         self._last_progress: ProgressRecord | None = None
         self._taken_path = self.path.with_suffix(layout.TAKEN_SUFFIX)
@@ -162,7 +162,7 @@ class JournalReader:
         self.read_definitions()
 
     def _pread(self, at: int, size: int) -> bytes:
-        # Not a mapping: whoever truncates the file costs us a short read, not a SIGBUS.
+        # Not a mapping: if the file is truncated we get a short read, not a SIGBUS.
         try:
             return os.pread(self._fd, size, at)
         except OSError:
@@ -175,7 +175,7 @@ class JournalReader:
     # -- definitions
 
     def read_definitions(self) -> None:
-        """Read what was defined since the last time."""
+        """Reads the definitions since the last call."""
         start, room = self._definitions
         end = min(self._word(layout.DEFINITIONS_POSITION), room)
         if end <= self._definitions_position:
@@ -185,7 +185,7 @@ class JournalReader:
         while at + RECORD.size <= len(block):
             parsed = _record(block, at, self._definitions_position + at)
             if parsed is None:
-                # On a weakly ordered machine the position may be seen before the bytes.
+                # On a weakly ordered machine the position may be visible before the bytes.
                 self._definitions_stuck += 1
                 if self._definitions_stuck < _MOST_STUCK_READS:
                     break
@@ -227,14 +227,14 @@ class JournalReader:
     # -- the ring
 
     def read(self) -> list[Record]:
-        """Every whole record since the last reading, in order; what was overwritten is counted."""
+        """Every whole record since the last read, in order; overwritten records are counted."""
         start, ring = self._ring
         end = self._end()
-        # After the position: whatever a record before it refers to was defined before it.
+        # After the position: what the records before it refer to is defined by then.
         self.read_definitions()
         if end - self.position > ring:
             if self._end() < end:
-                return []  # no position ever: it only grows
+                return []  # Damaged: a position only grows.
             self.position = end - ring
         records: list[Record] = []
         read_bytes = 0
@@ -243,7 +243,7 @@ class JournalReader:
             whole = min(end - self.position, ring - offset)
             want = min(whole, _MOST_BYTES)
             block = self._pread(start + offset, want)
-            # What was cut off the file is zeros, which are no record, and is given up in time.
+            # The cut-off end of a file counts as zeros: no record, and given up in time.
             block += bytes(want - len(block))
             read_bytes += want
             taken = self._walk(
@@ -259,24 +259,24 @@ class JournalReader:
         return self._word(layout.RING_POSITION) & ~7
 
     def _walk(self, block: bytes, stop: int, records: list[Record]) -> int:
-        """Read the records that start before *stop*; how far that went."""
+        """Reads the records that start before *stop*; returns how far that went."""
         ring = self._ring[1]
         gone = -self._unpublished
         at = 0
         while at < stop:
             position = self.position + at
             if len(block) - at < RECORD.size:
-                # Only the end of a lap can leave less than a head: nothing is written there.
+                # Only at the end of a lap there is less room than a head, and nothing in it.
                 return len(block)
             parsed = _record(block, at, position)
             if parsed is None:
                 if self._stuck < _MOST_STUCK_READS and position >= gone + self._unpublished:
                     gone = self._end() - ring
                 if position < gone + self._unpublished:
-                    # The writer went on while we read: go on behind what it wrote over.
+                    # The writer overwrote this while we read: go on behind it.
                     at = min(len(block), max(at + 8, gone - self.position))
                 elif self._stuck < _MOST_STUCK_READS:
-                    # Not yet visible, or torn by a death: give it a few readings' time.
+                    # Not visible yet, or incomplete since its writer died: wait for a few reads.
                     self._stuck += 1
                     return at
                 else:
@@ -287,19 +287,19 @@ class JournalReader:
             at += size
             if kind == layout.PAD:
                 continue
-            # Running numbers have 32 bits; a difference that looks negative is an old record.
+            # Running numbers have 32 bits; a negative difference is an old record.
             gap = (number - self._expected) & 0xFFFFFFFF
             if gap < 0x80000000:
                 self.lost += gap
             self._expected = (number + 1) & 0xFFFFFFFF
-            record = self._understand(kind, payload, position)
+            record = self._parse(kind, payload, position)
             if record is None:
                 self.unreadable += 1
             else:
                 records.append(record)
         return at
 
-    def _understand(self, kind: int, payload: bytes, position: int) -> Record | None:
+    def _parse(self, kind: int, payload: bytes, position: int) -> Record | None:
         if kind == layout.SCALARS:
             return _scalars(payload, position)
         if kind == layout.STEPS:
@@ -312,7 +312,7 @@ class JournalReader:
         return None
 
     def commit(self, position: int, expected: int, lost: int) -> None:
-        """Write down that everything before *position* is in safe hands."""
+        """Records that everything before *position* was delivered."""
         content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
         content += checksum(content, 0).to_bytes(4, "little")
         try:
@@ -322,7 +322,7 @@ class JournalReader:
                 0o600,
             )
         except OSError:
-            return  # a full or vanished directory: we would read some records again
+            return  # The directory is full or gone: some records may be read again.
         try:
             os.pwrite(fd, content, 0)
         except OSError:
@@ -331,13 +331,13 @@ class JournalReader:
             os.close(fd)
 
     def bookmark(self) -> tuple[int, int, int]:
-        """What `commit` wants, as of now."""
+        """The arguments of `commit`, as of now."""
         return self.position, self._expected, self.lost
 
     # -- what is overwritten in place
 
     def latest(self) -> list[Scalars]:
-        """The last value of everything ever logged, oldest first."""
+        """The last record of each set of names, oldest first."""
         start, room = self._latest
         end = min(self._word(layout.LATEST_POSITION), room)
         block = self._pread(start, end)
@@ -352,7 +352,7 @@ class JournalReader:
             if size < RECORD.size or size % 8:
                 break
             parsed = _record(block, at, position)
-            # Torn: its writer is in the middle of it, or died there; the ring has it as well.
+            # Incomplete: its writer is writing it, or died there. The ring has it as well.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
                 if record is not None:
@@ -362,7 +362,7 @@ class JournalReader:
         return found
 
     def totals(self) -> list[Total]:
-        """Every total as it stands now."""
+        """The present value of every total."""
         start, room = self._totals
         block = self._pread(start, room)
         found = []
@@ -373,8 +373,8 @@ class JournalReader:
         return found
 
     def progress(self) -> ProgressRecord | None:
-        """Where the process stands, each word as it was written last; None before the first one."""
-        # The state first: where it has been written, so has all the rest.
+        """The progress of the process, each word as last written; None before the first state."""
+        # The state first: it is written after all the rest.
         if self._word(layout.STATE):
             block = self._pread(layout.PHASE, layout.PROGRESS.size)
             if len(block) == layout.PROGRESS.size:
@@ -389,11 +389,11 @@ class JournalReader:
                     (state & _VALUE) * 1000,
                     duration_s,
                 )
-        # Of a file that was cut meanwhile: what it said before.
+        # If the file was cut meanwhile: the progress from before.
         return self._last_progress
 
     def reason(self) -> str:
-        """Why the run ended, if it said so."""
+        """Why the run ended; empty if the run did not say."""
         block = self._pread(layout.REASON, layout.REASON_BYTES)
         if len(block) < layout.REASON_HEAD.size:
             return ""
@@ -411,23 +411,23 @@ class JournalReader:
             return False
 
     def unread_ratio(self) -> float:
-        """Which part of the ring is unread, 0 to 1."""
+        """The unread part of the ring, 0 to 1."""
         unread = max(0, self._end() - self.position)
         return float(min(1.0, unread / self._ring[1]))
 
     def drained(self) -> bool:
-        """Whether nothing is left to read."""
+        """Whether all records are read."""
         return self.position >= self._end()
 
     def close(self) -> None:
-        """Let go of the file; from here on there is nothing to read."""
+        """Closes the file; later reads return nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _record(block: bytes, at: int, position: int) -> tuple[int, int, int, bytes] | None:
-    """Size, type, number and payload of the whole record at this place, if there is one."""
+    """Size, type, number and payload of the record here; None if it is not whole."""
     crc, size, kind, _, number = RECORD.unpack_from(block, at)
     if size < RECORD.size or size % 8 or at + size > len(block):
         return None

@@ -30,12 +30,12 @@ from otel_ddp.journal.ownership import close_ours, file_of
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 _SLOT = LATEST_HEAD.size
-# However many names there are, these find room: each counter and histogram that one process has
-# (48 of 5 kB and 79 places, if all come together), and an identity that has learned its run's name.
+# Room that names must leave: for each counter and histogram of a process (at most 48 with 5 kB and
+# 79 slots), and for a second identity once the run's name is known.
 _TOTALS_BYTES = 6 * 1024
 _TOTALS_SLOTS = 128
 _LEARNED_BYTES = 2 * 1024
-# On the quick way even looking them up in another module is felt.
+# Copied: these are looked up in each step, and a lookup in another module costs time.
 _RING_WORD = layout.RING_POSITION // 8
 _SCALARS = layout.SCALARS
 _CODE_SHIFT = layout.CODE_SHIFT
@@ -46,12 +46,12 @@ _EXPECT_MS_WORD = layout.EXPECT_MS // 8
 _STATE_WORD = layout.STATE // 8
 
 
-# The journals of this process that are open: to ask for the lock of one would be to drop it.
+# The open journals of this process. A query of their locks would drop these locks.
 _open_journals: set[Path] = set()
 
 
 class Shape:
-    """What never changes between two calls of `log` with the same names, worked out once."""
+    """What all calls of `log` with the same names have in common, worked out once."""
 
     __slots__ = ("counts", "head", "ids", "latest", "latest_word", "pack", "parts", "seen", "size")
 
@@ -71,7 +71,7 @@ class Shape:
         self.seen = False
         self.parts: list[Shape] = []
         if count > MOST_VALUES:
-            # Larger than every ring, so that only the rare branch of `scalars` meets it.
+            # Larger than every ring, so that only the rare branch of `scalars` handles it.
             self.size = 2**62
             self.parts = [Shape(ids[at : at + MOST_VALUES]) for at in range(0, count, MOST_VALUES)]
 
@@ -92,13 +92,13 @@ class JournalWriter:
         try:
             self._fd = os.open(hidden, flags, 0o600)
             self._file = file_of(self._fd)
-            # Every block now, or not at all: a hole in a full tmpfs is a SIGBUS later on.
+            # All blocks are allocated now: a hole in a full tmpfs would be a SIGBUS later.
             os.posix_fallocate(self._fd, 0, size)
             self.mapped = mmap.mmap(self._fd, size)
-            # The kernel drops this lock when we die, whatever kills us; no child inherits it.
+            # The kernel drops this lock when this process dies; no child inherits it.
             locks.acquire(self._fd)
             self._start(size, identity)
-            # Read-only from here on for everyone who opens it: nobody truncates it by mistake.
+            # Read-only from now on, so that no program truncates it by mistake.
             os.fchmod(self._fd, 0o400)
             os.rename(hidden, self.path)
             _open_journals.add(self.path)
@@ -142,7 +142,7 @@ class JournalWriter:
         self._names = 0
         self.define(layout.IDENTITY, _json(identity))
         self._left = self._shares()
-        # The last of it is for what is counted of a name.
+        # The last part of it is for the counters of names.
         self._names_reserve = self._areas.definitions[1] // 16
 
     # -- the ring
@@ -202,7 +202,7 @@ class JournalWriter:
         return True
 
     def _pad(self, position: int, room: int) -> int:
-        # Where not even a record's head fits, both sides know to skip to the next lap.
+        # If not even a record's head fits, writer and reader both go on at the next lap.
         if room >= RECORD.size:
             self._put(
                 self.ring_start + position % self.ring_bytes,
@@ -236,14 +236,14 @@ class JournalWriter:
         self._latest_used += need
         self.words[layout.LATEST_POSITION // 8] = self._latest_used
 
-    # -- what is said once
+    # -- definitions
 
     def _shares(self) -> dict[int, int]:
-        """How many bytes each kind may take of which there may be any number."""
+        """How many bytes each kind of definition may take whose number is not limited."""
         room = self._areas.definitions[1]
         config, facts = self._areas.latest[1] // 4, max(4096, room // 16)
         kept = 2 * self._defined + _LEARNED_BYTES + _TOTALS_BYTES
-        # Where an identity fills the area nearly by itself, a run is still worth its first values.
+        # If the identity nearly fills the area, there is still room for the first names.
         names = max(room // 8, room - kept - config - facts)
         return {layout.NAME: names, layout.CONFIG: config, layout.FACTS: facts}
 
@@ -266,7 +266,7 @@ class JournalWriter:
         return True
 
     def name(self, text: str, split: str = "") -> int:
-        """Give a name its number; 0 if there is no room for one more."""
+        """Gives a name its number; 0 if there is no room for one more."""
         name, word = _cut(text, 60_000), _cut(split, 1000)
         number = self._names + 1
         head = layout.NAME_HEAD.pack(number, len(name), len(word))
@@ -277,7 +277,7 @@ class JournalWriter:
         return number
 
     def document(self, kind: int, content: Mapping[str, Any]) -> bool:
-        """Write an IDENTITY, CONFIG or FACTS document; a later one replaces or completes it."""
+        """Writes an IDENTITY, CONFIG or FACTS document; a later one replaces or completes it."""
         payload = _json(content)
         if kind in self._left:
             return self._define_within(kind, kind, payload)
@@ -288,16 +288,16 @@ class JournalWriter:
     def counter(
         self, metric: str, attributes: Mapping[str, str] | None = None, of_name: bool = False
     ) -> int:
-        """The place of a new cumulative total; -1 if there is none left.
+        """The slot of a new cumulative total; -1 if none is left.
 
-        With *of_name* it is one that each name may have, and takes no room from the others.
+        *of_name*: each name may have such a total, so it takes no room from the others.
         """
         return self._claim(layout.COUNTER, metric, attributes or {}, 1, {}, of_name)
 
     def histogram(
         self, metric: str, bounds: Sequence[float], attributes: Mapping[str, str] | None = None
     ) -> int:
-        """The place of a new histogram: its sum, then one total a bucket; -1 if none is left."""
+        """The slot of a new histogram: its sum, then one total a bucket; -1 if none is left."""
         return self._claim(
             layout.HISTOGRAM, metric, attributes or {}, len(bounds) + 2, {"bounds": list(bounds)}
         )
@@ -307,12 +307,12 @@ class JournalWriter:
         kind: int,
         metric: str,
         attributes: Mapping[str, str],
-        places: int,
+        slots: int,
         more: Any,
         of_name: bool = False,
     ) -> int:
         index = self._totals_used
-        if index + places > len(self._totals) - (_TOTALS_SLOTS if of_name else 0):
+        if index + slots > len(self._totals) - (_TOTALS_SLOTS if of_name else 0):
             return -1
         content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
         payload = _json(content)
@@ -323,7 +323,7 @@ class JournalWriter:
         )
         if not defined:
             return -1
-        self._totals_used += places
+        self._totals_used += slots
         return index
 
     def add(self, index: int, amount: float) -> None:
@@ -338,36 +338,36 @@ class JournalWriter:
 
     # -- progress
 
-    # One aligned store each: right at any moment, so neither a lock nor a checksum is needed.
+    # One aligned store each, which is whole at any moment: neither lock nor checksum is needed.
 
     def phase(self, code: int, name: int, since_ns: int) -> None:
-        """Say what the process is busy with, and since when; *name* is 0 where the code says it.
+        """Writes the phase and since when it lasts; *name* is 0 if the code says it all.
 
-        Counted from the making of the journal: on the way of every step, where this is done by
-        who holds the words itself, it is one addition.
+        The time counts from the creation of the journal: hooks, which write the words themselves
+        in every step, get it with one addition.
         """
         words = self.words
         words[_PHASE_NAME_WORD] = name
         words[_PHASE_WORD] = code << _CODE_SHIFT | since_ns
 
     def step(self, number: int) -> None:
-        """Say which step was the last one; -1: none yet."""
+        """Writes the last step; -1 if there is none yet."""
         self.words[_STEP_WORD] = number + 1
 
     def expect_ms(self, milliseconds: int) -> None:
-        """Say how long the phase will last, as far as the user knows; 0: nobody does."""
+        """Writes how long the user expects the phase to last; 0 if unknown."""
         self.words[_EXPECT_MS_WORD] = milliseconds
 
     def state(self, code: int, since_us: int) -> None:
-        """Say how the process is doing. The first time last of all: now there is a progress."""
+        """Writes the state. The first state comes last of all: from then on there is a progress."""
         self.words[_STATE_WORD] = code << _CODE_SHIFT | since_us
 
     def step_duration(self, seconds: float) -> None:
-        """Say how long the last step took."""
+        """Writes how long the last step took."""
         self._step_duration[0] = seconds
 
     def reason(self, text: str) -> None:
-        """Say why the run ended."""
+        """Writes why the run ended."""
         encoded = _cut(text, layout.REASON_BYTES - layout.REASON_HEAD.size)
         head = layout.REASON_HEAD.pack(len(encoded), checksum(encoded, layout.REASON))
         self.mapped[layout.REASON : layout.REASON + len(head) + len(encoded)] = head + encoded
@@ -375,18 +375,18 @@ class JournalWriter:
     # -- the end
 
     def overwrites_unread(self) -> bool:
-        """Whether what is written now takes the place of what no agent has taken."""
+        """Whether new records overwrite records that no agent has read."""
         if self.position <= self.ring_bytes:
             return False
         return self.position - self.agent_position() > self.ring_bytes
 
     def agent_position(self) -> int:
-        """How far the agent has taken it over, 0 if it has not begun."""
-        said = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
-        return 0 if said is None else said[0]
+        """How far the agent has delivered the ring; 0 if it has not begun."""
+        taken = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
+        return 0 if taken is None else taken[0]
 
     def close(self) -> None:
-        """Let go of the file; it stays for the agent. In a forked child it stays the parent's."""
+        """Closes the file, which stays for the agent. A forked child leaves it to the parent."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -394,12 +394,12 @@ class JournalWriter:
         self._step_duration.release()
         words, self.words = self.words, scratch_words()
         words.release()
-        # The map has a descriptor of its own, which only its size tells anything of.
+        # The map has a descriptor of its own, of which only the size can be asked.
         if file_of(fd) == self._file and _still_has_its_file(self.mapped):
             self.mapped.close()
         else:
-            # Somebody has closed what he did not open, and the numbers may be his by now. The
-            # map's end would close its own, so it has none, not even with the interpreter.
+            # Other code has closed our descriptors, and may use their numbers by now. The map's end
+            # would close one, so the map never ends, not even with the interpreter.
             import ctypes
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mapped))
@@ -415,14 +415,14 @@ def _still_has_its_file(mapped: mmap.mmap) -> bool:
 
 
 def scratch_words() -> memoryview[int]:
-    """What takes the place of a journal's words: whoever was on the way to them writes here."""
+    """Takes the place of a closed journal's words: late writes go here."""
     return memoryview(bytearray(layout.HEAD_BYTES)).cast("Q")
 
 
 def open_journal(
     directories: Sequence[Path], size: int, identity: Mapping[str, Any]
 ) -> tuple[JournalWriter | None, str]:
-    """A journal in the first directory with room, smaller if there is little; and what to say."""
+    """A journal in the first directory with room, smaller if need be; and a remark."""
     first_why = why = ""
     for directory in directories:
         for attempt in dict.fromkeys((size, min(size, 512 * 1024), 128 * 1024)):
@@ -449,16 +449,15 @@ def open_journal(
 
 def _has_room(directory: Path, size: int) -> bool:
     room = os.statvfs(directory)
-    # Shared memory belongs to the data loaders and to NCCL first. A tmpfs without a limit says
-    # that it has no blocks at all.
+    # Data loaders and NCCL come first in shared memory. A tmpfs without a limit has 0 blocks.
     return not room.f_blocks or room.f_bavail * room.f_frsize >= 8 * size
 
 
 def _remove_dead_journals(directory: Path, size: int) -> None:
-    """Make room: the journals of dead processes go, those that somebody has read first."""
+    """Makes room: removes journals of dead processes, those that were read first."""
     dead: list[tuple[bool, float, Path]] = []
     for path in directory.glob(f"*{layout.SUFFIX}"):
-        # Our own are not asked: opening and closing a file drops the lock that we have on it.
+        # Not our own: opening and closing a file drops the lock that we have on it.
         if path in _open_journals or lock_holder(path) is not None:
             continue
         with contextlib.suppress(OSError):
@@ -487,13 +486,13 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _cut(text: str, most_bytes: int) -> bytes:
-    # At a character's end: half of one would be read as damage.
+    # At the end of a character: half of one would count as damage.
     encoded = text.encode("utf-8", "replace")
     return encoded[:most_bytes].decode("utf-8", "ignore").encode()
 
 
 def _start_ticks() -> int:
-    # With the pid this names a process for good: a pid alone is used again.
+    # Pid and start time identify a process for good: a pid alone is used again.
     try:
         with open("/proc/self/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
