@@ -292,21 +292,21 @@ def settle(
 
 
 def of_rank(
-    who: Identity, global_rank: object, job_type: object = None, local_rank: object = None
+    process: Identity, global_rank: object, job_type: object = None, local_rank: object = None
 ) -> Identity:
     """The identity of another rank of the run; raises ConfigError for values that cannot be."""
     advice = "pass the one that the values are of"
     rank = _number("global_rank", -1 if global_rank is None else global_rank, {}, advice=advice)
     local = _number("local_rank", local_rank, {}, advice=advice)
     return dataclasses.replace(
-        who,
-        job_type=_text("job_type", job_type, {}) or who.job_type,
+        process,
+        job_type=_text("job_type", job_type, {}) or process.job_type,
         global_rank=rank,
-        local_rank=rank if local is None and who.nodes == 1 else local,
+        local_rank=rank if local is None and process.nodes == 1 else local,
         # This process counted as the only one, and is not.
-        world_size=None if who.world_size == 1 else who.world_size,
+        world_size=None if process.world_size == 1 else process.world_size,
         rank_settled=True,
-        given=who.given | {"global_rank", "local_rank"},
+        given=process.given | {"global_rank", "local_rank"},
     )
 
 

@@ -40,21 +40,21 @@ class Choice:
         if self._share is not None:
             self.text = f"{self._share:g}"
 
-    def exports(self, who: Identity) -> bool | None:
+    def exports(self, process: Identity) -> bool | None:
         """Whether this rank's series leave the node; None if that is not known yet."""
         if self._rule is not None:
-            return bool(self._rule(who))
+            return bool(self._rule(process))
         if self.text == "all":
             return True
         if self.text == "node":
-            if who.local_rank is None:
+            if process.local_rank is None:
                 return None
-            return who.local_rank == 0
-        if who.global_rank is None:
+            return process.local_rank == 0
+        if process.global_rank is None:
             return None
-        if self._share is None or who.global_rank == 0:
-            return who.global_rank == 0
-        digest = blake2s(f"{who.run}/{who.global_rank}".encode(), digest_size=8).digest()
+        if self._share is None or process.global_rank == 0:
+            return process.global_rank == 0
+        digest = blake2s(f"{process.run}/{process.global_rank}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64 < self._share
 
 

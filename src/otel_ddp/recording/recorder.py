@@ -98,7 +98,7 @@ class Recorder(LockedJournal):
         trains = any(self._named[number][1] == "train" for number, _, _ in known)
         if epoch is None:
             clean_epoch = _epoch_among(known)
-        said = clean_step = self._whole(step)
+        logged = clean_step = self._whole(step)
         if step is None and known:
             clean_step = self.next_step(trains)
         ids: list[int] = []
@@ -115,8 +115,8 @@ class Recorder(LockedJournal):
                 continue
             ids.append(number)
         self._write(tuple(ids), numbers, clean_step, clean_epoch, now)
-        if said is not None and trains:
-            self.step = said if said >= self.step else self.step_after_lower(said)
+        if logged is not None and trains:
+            self.step = logged if logged >= self.step else self.step_after_lower(logged)
         self._remember_shape(metrics, pairs, split, ids, trains)
         if now > self.check_due_ns:
             self.check_agent(now)

@@ -34,17 +34,17 @@ def nothing_is_recorded(lacking: str) -> None:
     )
 
 
-def doubts(conf: Settings, who: Identity) -> None:
+def doubts(conf: Settings, process: Identity) -> None:
     """Variables that are incomplete, that cannot work, or that are unknown; once a node."""
-    if who.local_rank:
+    if process.local_rank:
         return
-    if who.launcher == "environment" and who.world_size is None:
+    if process.launcher == "environment" and process.world_size is None:
         warn_once(
             "world size",
             "RANK is set and WORLD_SIZE is not: this process is recorded as rank %s of an "
             "unknown number of ranks. Set WORLD_SIZE as well, as torchrun does, or open the "
             "run after init_process_group. If this process is no rank, unset RANK.",
-            who.label_rank,
+            process.label_rank,
         )
     if conf.starts_agent:
         for doubt in settings.doubts(conf):
@@ -105,24 +105,24 @@ def exports_are_unknown(choice: Choice) -> None:
     )
 
 
-def main_is_elsewhere(choice: Choice, who: Identity) -> None:
+def main_is_elsewhere(choice: Choice, process: Identity) -> None:
     """The strategy is `main`, and this node has no main rank."""
-    if choice.text == "main" and who.local_rank == 0 and who.global_rank:
+    if choice.text == "main" and process.local_rank == 0 and process.global_rank:
         warn_once(
             "main",
             "strategy 'main' exports rank 0 of the whole run: this is rank %d, the first of "
             "its node, and its series stay here. strategy='node' exports the first of each.",
-            who.global_rank,
+            process.global_rank,
         )
 
 
-def rank_differs(who: Identity, facts: GroupFacts) -> None:
+def rank_differs(process: Identity, facts: GroupFacts) -> None:
     """The user and the process group call this process by different ranks."""
     warn_once(
         "rank",
         "This process is rank %s by argument or OTEL_DDP_RANK, and rank %d of its process "
         "group: it is recorded as the former. Leave it out, and the group is asked.",
-        *(who.global_rank, facts.global_rank),
+        *(process.global_rank, facts.global_rank),
     )
 
 
@@ -146,12 +146,12 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
     )
 
 
-def what_the_info_cuts(who: Identity, config: Mapping[str, Any]) -> None:
+def what_the_info_cuts(process: Identity, config: Mapping[str, Any]) -> None:
     """The labels of a run's info are bounded: name what they do not show in full."""
     longest = catalog.LONGEST_LABEL
-    if who.global_rank:
+    if process.global_rank:
         return  # The info is rank 0's.
-    texts = {"description": who.description, "tags": who.tags}
+    texts = {"description": process.description, "tags": process.tags}
     shown = islice(config.items(), catalog.MOST_CONFIG_LABELS)
     cut = [
         name

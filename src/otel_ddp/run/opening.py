@@ -1,4 +1,4 @@
-"""What a run finds when it opens: a place for its journal, its program, and who calls it."""
+"""What a run finds when it opens: a place for its journal, its program, and its caller."""
 
 from __future__ import annotations
 

@@ -106,14 +106,14 @@ class Run:
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
         """A second `init` only adds configuration; other arguments are ignored with a warning."""
-        who = self.identity
+        process = self.identity
         for name, value in arguments.items():
             if value is None or name in ("config", "parallel"):
                 continue
             if name == "strategy":
                 known, asked = self._choice.text, Choice(value).text
             else:
-                known = getattr(who, name)
+                known = getattr(process, name)
                 asked = identity.normal(name, value)
             if asked != known:
                 announcements.comes_too_late(name, known, asked)
@@ -132,19 +132,19 @@ class Run:
         self._choice = Choice(conf.strategy if strategy is None else strategy)
         if self._logs_for is not None:
             self._choice = self._logs_for._choice
-        who = self._identity = self._resolve(asked)
+        process = self._identity = self._resolve(asked)
         if conf.disabled:
             self._settled = True
             return
         if lacking := system.missing():
             self._settled = True
-            if not who.local_rank:
+            if not process.local_rank:
                 announcements.nothing_is_recorded(lacking)
             return
-        who = self._identity = self._ask_group(who)
-        self._exported = self._exports(who)
-        self._settled = who.settled
-        announcements.doubts(conf, who)
+        process = self._identity = self._ask_group(process)
+        self._exported = self._exports(process)
+        self._settled = process.settled
+        announcements.doubts(conf, process)
         size = conf.journal_bytes
         if self._logs_for is not None:
             size = min(size, rank_handles.JOURNAL_BYTES)
@@ -177,9 +177,9 @@ class Run:
             self.config(config)
         announcements.what_the_info_cuts(self.identity, recorder.settings)
 
-    def _exports(self, who: Identity) -> bool | None:
+    def _exports(self, process: Identity) -> bool | None:
         # Values for other ranks are exported where the process's own values are.
-        return self._choice.exports(who) if self._logs_for is None else self._logs_for._exported
+        return self._choice.exports(process) if self._logs_for is None else self._logs_for._exported
 
     def _identity_record(self) -> dict[str, Any]:
         return {
@@ -202,22 +202,22 @@ class Run:
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 
-    def _ask_group(self, who: Identity) -> Identity:
+    def _ask_group(self, process: Identity) -> Identity:
         if self._logs_for is not None:
             # This handle follows the run of its process, which asks by itself.
             self._logs_for._ready()
             found = identity.of_rank(self._logs_for.identity, **self._arguments)
-            return who if found == who else found
+            return process if found == process else found
         if not opening.group_is_up():
-            return who
+            return process
         from otel_ddp.torch import process_group
 
-        facts = process_group.facts(who.proposal, agree=who.wants_agreement)
+        facts = process_group.facts(process.proposal, agree=process.wants_agreement)
         if facts is None:
-            return who
-        if "global_rank" in who.given and who.global_rank != facts.global_rank:
-            announcements.rank_differs(who, facts)
-        return identity.settle(who, facts)
+            return process
+        if "global_rank" in process.given and process.global_rank != facts.global_rank:
+            announcements.rank_differs(process, facts)
+        return identity.settle(process, facts)
 
     @containment.contained(default=True)
     def _settle_by_hooks(self) -> bool:
@@ -234,13 +234,13 @@ class Run:
     def _settle(self, recorder: Recorder) -> None:
         """Asks the process group for this rank and run, if it is up by now."""
         if not self.identity.settled or self.identity.may_have_others:
-            who = self._ask_group(self.identity)
-            if who == self._identity:
+            process = self._ask_group(self.identity)
+            if process == self._identity:
                 return
-            self._identity = who
+            self._identity = process
             self._settled = False
             self._log_by_run()
-            self._exported = self._exports(who)
+            self._exported = self._exports(process)
         written = recorder.identity(self._identity_record())
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
@@ -462,11 +462,11 @@ class Run:
         if not measure.can_measure(model):
             return
         _record_backend(recorder)
-        who = self.identity
+        process = self.identity
         options.update(
             every=self._settings.sample_steps,
-            leads=not who.global_rank,
-            speaks=not who.local_rank,
+            leads=not process.global_rank,
+            speaks=not process.local_rank,
             settle=self._settle_by_hooks,
         )
         measure.start(model, progress, self.describe, **options)
@@ -509,14 +509,14 @@ class Run:
             return self._logs_for._for_rank(global_rank, job_type, local_rank)
         if self.is_closed:
             return None
-        who = self.identity
+        process = self.identity
         try:
-            other = identity.of_rank(who, global_rank, job_type, local_rank)
+            other = identity.of_rank(process, global_rank, job_type, local_rank)
         except ConfigError as error:
             containment.warn_once("for_rank", "Nothing is recorded by for_rank: %s", error)
             return None
         key = other.global_rank, other.job_type
-        if key == (who.global_rank, who.job_type):
+        if key == (process.global_rank, process.job_type):
             return self
 
         def make() -> Run:
@@ -622,8 +622,8 @@ class Run:
         return {**arguments, "run": self.run, "group": self.group}
 
     def __repr__(self) -> str:
-        who = self.identity
-        return f"<otel_ddp.Run {who.run!r} rank {who.label_rank} of {who.world_size}>"
+        process = self.identity
+        return f"<otel_ddp.Run {process.run!r} rank {process.label_rank} of {process.world_size}>"
 
     # -- every few seconds
 
