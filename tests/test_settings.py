@@ -64,7 +64,7 @@ MEANT_FOR_OTHERS = [
 
 
 @pytest.mark.parametrize(("variable", "text", "field", "default", "expected"), MEANT_FOR_OTHERS)
-def test_a_standard_variable_that_means_nothing_to_us_is_said_once_and_the_default_used(
+def test_an_invalid_standard_variable_gives_one_warning_and_the_default_is_used(
     variable: str,
     text: str,
     field: str,
@@ -89,7 +89,7 @@ def test_an_agent_may_leave_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("[::1]", "::1"), ("::1", "::1"), ("0.0.0.0", "0.0.0.0")]
 )
-def test_an_address_may_stand_in_brackets(text: str, expected: str) -> None:
+def test_an_address_may_be_in_brackets(text: str, expected: str) -> None:
     assert expected == settings.read({"OTEL_EXPORTER_PROMETHEUS_HOST": text}).scrape_host
 
 
@@ -176,7 +176,7 @@ def test_an_offline_mode_of_another_tracker_holds_here_where_nothing_of_ours_say
     assert (found.agent, found.disabled) == (expected, False)
 
 
-def test_one_rank_of_a_node_says_whose_mode_keeps_it_from_sending(
+def test_one_rank_of_a_node_names_the_variable_that_keeps_it_from_sending(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("OTEL_DDP_AGENT")
@@ -305,7 +305,7 @@ DOUBTS = [
 
 
 @pytest.mark.parametrize(("env", "expected"), DOUBTS)
-def test_what_cannot_be_sent_with_is_said_by_one_rank_of_a_node_before_the_first_step(
+def test_one_rank_of_a_node_warns_about_unusable_variables_before_the_first_step(
     env: dict[str, str],
     expected: str,
     place: Here,
@@ -334,7 +334,7 @@ def test_the_page_of_settings_is_the_table() -> None:
     assert settings.markdown() == page.read_text()
 
 
-def test_the_page_tells_that_each_signal_can_be_switched_off() -> None:
+def test_the_page_says_that_each_signal_can_be_switched_off() -> None:
     (row,) = (line for line in settings.markdown().splitlines() if "OTEL_LOGS_EXPORTER" in line)
 
     assert row == (
@@ -360,7 +360,7 @@ def test_the_page_names_every_variable_of_ours_that_the_source_reads() -> None:
     assert named - told == {"OTEL_DDP_INHERITED_RUN"}
 
 
-def test_disabled_means_no_journal_no_directory_and_no_word(
+def test_disabled_means_no_journal_no_directory_and_no_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     where = tmp_path / "place"
@@ -377,7 +377,7 @@ def test_disabled_means_no_journal_no_directory_and_no_word(
     assert caplog.records == []
 
 
-def test_a_variable_that_is_none_of_ours_is_said_with_the_one_that_is_meant(
+def test_an_unknown_variable_gives_a_warning_with_the_nearest_one(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_DDP_STRATGY", "main")

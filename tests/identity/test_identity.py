@@ -201,7 +201,7 @@ def test_all_ranks_of_a_rendezvous_that_no_other_machine_can_reach_are_here(
 
 
 @pytest.mark.parametrize("case", PLACES)
-def test_the_launcher_tells_the_place_of_a_process(case: str) -> None:
+def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
     env, expected = PLACES[case]
 
     me = who(env)
@@ -418,7 +418,7 @@ def test_a_shell_between_launcher_and_worker_does_not_tell_ranks_apart(
     assert direct.run == wrapped.run
 
 
-def test_ranks_are_told_their_run_by_mpi_on_several_nodes() -> None:
+def test_mpi_gives_ranks_on_several_nodes_their_run() -> None:
     here = who(OPENMPI)
     there = who(OPENMPI | {"OMPI_COMM_WORLD_RANK": "2"}, host="beta", pid=99)
     again = who(OPENMPI | {"PMIX_NAMESPACE": "prterun-alpha-78@1"})
@@ -637,7 +637,7 @@ def test_a_live_process_group_is_believed_before_the_launcher() -> None:
     assert (me.run, me.settled) == ("agreed-on", True)
 
 
-def test_a_process_group_does_not_overrule_what_the_user_said() -> None:
+def test_a_process_group_does_not_overrule_the_user() -> None:
     facts = GroupFacts(1, 2, "agreed-on")
 
     me = who(
@@ -656,7 +656,7 @@ def test_a_process_group_does_not_rename_what_the_launcher_named() -> None:
     assert (me.run, me.local_rank) == ("slurm-812.3", 1)
 
 
-def test_a_lone_process_that_turns_out_to_be_one_of_many_takes_the_common_run() -> None:
+def test_a_lone_process_that_turns_out_to_be_one_of_many_joins_the_common_run() -> None:
     me = who({})
 
     up = settle(me, GroupFacts(1, 2, "agreed-on", "10.0.0.7"), env={})

@@ -102,7 +102,7 @@ def test_the_argument_wins_over_the_variable_over_all(
     assert expected == place.only().identity["strategy"]
 
 
-def test_a_rank_that_is_not_known_is_said_once_and_not_guessed(
+def test_an_unknown_rank_gives_one_warning_and_is_not_guessed(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A process of several, of which only the local rank is known.

@@ -160,7 +160,7 @@ def test_memory_without_a_limit_has_room(elsewhere: Elsewhere, kind: str) -> Non
     assert (found["remark"], found["bytes"]) == ("", 2048 * 1024)
 
 
-def test_a_directory_without_room_is_passed_over_with_a_word(
+def test_a_directory_without_room_is_skipped_with_a_remark(
     elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     found = elsewhere.ask(OPEN, "tmpfs:size=300k", "tmpfs:size=64m")
@@ -247,7 +247,7 @@ answer(places=[str(each.directory) for each in places], remark=remark)
 """
 
 
-def test_without_shared_memory_the_journal_lies_on_a_disk_and_that_is_said(
+def test_without_shared_memory_the_journal_lies_on_a_disk_with_a_remark(
     elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     own = f"otel_ddp-{os.geteuid()}"

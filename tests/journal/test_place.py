@@ -172,7 +172,7 @@ def test_the_candidates_are_shared_memory_the_session_and_temporary(tmp_path: Pa
     assert len(list(candidates({}))) == 2
 
 
-def test_offline_runs_meet_where_no_other_does_and_who_looks_finds_both(
+def test_offline_runs_have_a_place_of_their_own_and_status_finds_both(
     tmp_path: Path,
 ) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "session"), "TMPDIR": str(tmp_path)}
@@ -205,7 +205,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_the_first_that_is_memory_is_taken_without_a_word(here: list[Path]) -> None:
+def test_the_first_place_in_memory_is_used_without_a_remark(here: list[Path]) -> None:
     for path in here:
         path.parent.mkdir()
 
@@ -226,7 +226,7 @@ def test_memory_goes_before_disk(here: list[Path], monkeypatch: pytest.MonkeyPat
     assert remark == ""
 
 
-def test_a_missing_shared_memory_is_said_in_one_line(here: list[Path]) -> None:
+def test_a_missing_shared_memory_gives_one_remark(here: list[Path]) -> None:
     here[1].parent.mkdir()
 
     places, remark = find("", {})
@@ -260,7 +260,7 @@ def test_a_directory_of_another_user_is_passed_over(here: list[Path], tmp_path: 
     assert f"belongs to user {owner}, not to us" in remark
 
 
-def test_where_nothing_can_be_used_that_is_said_and_nothing_raised(here: list[Path]) -> None:
+def test_without_a_usable_place_a_remark_says_so_and_nothing_is_raised(here: list[Path]) -> None:
     places, remark = find("", {})
 
     assert places == []
@@ -270,7 +270,7 @@ def test_where_nothing_can_be_used_that_is_said_and_nothing_raised(here: list[Pa
     )
 
 
-def test_a_disk_in_place_of_shared_memory_is_said(
+def test_a_disk_in_place_of_shared_memory_gives_a_remark(
     here: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, "is_in_memory", lambda path: False)
@@ -312,13 +312,15 @@ odd
         ("/", False),
     ],
 )
-def test_what_lies_on_memory_is_told_by_the_mounts(tmp_path: Path, path: str, memory: bool) -> None:
+def test_the_mounts_show_which_directories_lie_in_memory(
+    tmp_path: Path, path: str, memory: bool
+) -> None:
     (tmp_path / "mounts").write_text(MOUNTS, encoding="utf-8")
 
     assert memory == is_in_memory(Path(path), tmp_path / "mounts")
 
 
-def test_without_a_list_of_mounts_nothing_is_said_about_disks(tmp_path: Path) -> None:
+def test_without_a_list_of_mounts_there_is_no_remark_about_disks(tmp_path: Path) -> None:
     assert is_in_memory(Path("/"), tmp_path / "nowhere")
 
 
@@ -333,7 +335,7 @@ def test_journals_are_listed_without_what_is_still_being_made(tmp_path: Path) ->
     assert Place(tmp_path / "nowhere").journals() == []
 
 
-def test_the_doorbell_wakes_who_listens_and_disturbs_nobody_else(tmp_path: Path) -> None:
+def test_the_doorbell_wakes_a_listening_agent_and_does_nothing_else(tmp_path: Path) -> None:
     here = Place(tmp_path)
     here.wake_agent()
     assert not here.doorbell.exists()
@@ -410,7 +412,7 @@ def test_asking_for_a_lock_follows_no_link_and_waits_for_no_fifo(tmp_path: Path)
         assert lock_holder(tmp_path / "fifo") is None
 
 
-def test_nobody_is_taken_for_dead_because_no_file_is_left_to_ask_with(tmp_path: Path) -> None:
+def test_no_process_counts_as_dead_because_descriptors_have_run_out(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.touch()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

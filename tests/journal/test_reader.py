@@ -57,7 +57,7 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
         file.write(content)
 
 
-def test_words_of_steps_are_told_as_they_lie_there(
+def test_words_of_steps_are_read_as_they_were_written(
     writer: JournalWriter, reader: JournalReader
 ) -> None:
     words = struct.pack("<2Q", 1 << 56 | 7, layout.STEP_ENDED << 56 | 9)
@@ -131,7 +131,7 @@ def test_a_head_that_contradicts_itself_is_damaged(
     assert f"{writer.path} is damaged" == why_unreadable(writer.path)
 
 
-def test_what_the_system_keeps_from_us_may_be_told_later(writer: JournalWriter) -> None:
+def test_a_journal_that_cannot_be_opened_now_may_be_opened_later(writer: JournalWriter) -> None:
     free = os.dup(0)
     os.close(free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -544,7 +544,7 @@ def test_the_writer_goes_on_when_somebody_deletes_its_file(writer: JournalWriter
     reader.close()
 
 
-def test_whatever_stands_in_place_of_the_taken_file_holds_nobody_up(
+def test_nothing_in_place_of_the_taken_file_blocks_a_process(
     writer: JournalWriter, tmp_path: Path
 ) -> None:
     log(writer, Shape((1,)), 1, 1.0)

@@ -168,7 +168,7 @@ def test_a_name_is_converted_or_refused(
     assert changed == refused(journal, "name_changed")
 
 
-def test_a_megabyte_of_a_name_is_shortened_and_told_apart(run: Run, place: Here) -> None:
+def test_a_name_of_a_megabyte_is_shortened_and_stays_distinct(run: Run, place: Here) -> None:
     for _ in range(2):
         run.log({"n" * 2**20 + "1": 1.0, "n" * 2**20 + "2": 2.0})
 
@@ -211,7 +211,7 @@ def test_a_step_that_is_no_whole_number_costs_only_the_step(
 
 
 @pytest.mark.parametrize("step", [True, 1.0, np.int64(1), np.float32(1), np.array([1])], ids=repr)
-def test_a_step_that_means_a_whole_number_is_taken(step: Any, run: Run, place: Here) -> None:
+def test_a_step_that_means_a_whole_number_is_accepted(step: Any, run: Run, place: Here) -> None:
     for _ in range(2):
         run.log({"loss": 0.5}, step=step)
 
@@ -296,7 +296,7 @@ def test_what_a_mapping_gave_before_it_failed_is_recorded(
     assert refused(journal) == 2
 
 
-def test_a_key_that_fails_when_it_is_looked_for_harms_nothing(run: Run, place: Here) -> None:
+def test_a_key_whose_hash_fails_harms_nothing(run: Run, place: Here) -> None:
     RudeHash.calm = True
     metrics: dict[Any, float] = {"before": 1.0, RudeHash(): 0.5, "after": 2.0}
     RudeHash.calm = False
@@ -307,7 +307,7 @@ def test_a_key_that_fails_when_it_is_looked_for_harms_nothing(run: Run, place: H
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, lambda d: defaultdict(float, d)])
-def test_every_kind_of_mapping_is_taken(kind: Any, run: Run, place: Here) -> None:
+def test_every_kind_of_mapping_is_accepted(kind: Any, run: Run, place: Here) -> None:
     for _ in range(3):
         run.log(kind({"a": 1.0, "b": 2.0}))
 
@@ -588,7 +588,7 @@ def test_a_signal_handler_that_logs_tears_nothing_and_blocks_nothing(
 
 
 @pytest.mark.parametrize("name", ["loss", "new"])
-def test_what_a_handler_said_in_the_middle_is_counted(name: str, place: Here) -> None:
+def test_a_call_of_a_handler_that_interrupts_a_write_is_counted(name: str, place: Here) -> None:
     run = otel_ddp.init()
     run.log({"loss": 1.0})
     recorder = run._recorder
@@ -606,7 +606,7 @@ def test_what_a_handler_said_in_the_middle_is_counted(name: str, place: Here) ->
     assert refused(journal, "reentered") == 1
 
 
-def test_what_a_thread_says_after_the_end_is_left_unsaid(
+def test_a_call_of_a_thread_after_the_end_records_nothing(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = otel_ddp.init()

@@ -180,7 +180,7 @@ def test_every_kind_of_scalar_flies(
     assert [("x", expected)] == place.only().points
 
 
-def test_a_tensor_that_is_nan_is_counted_when_it_lands(
+def test_a_tensor_that_is_nan_is_counted_when_it_arrives(
     recorder: Recorder, device: FakeDevice, place: Here
 ) -> None:
     log(recorder, {"loss": on_device(math.nan)})
@@ -369,7 +369,7 @@ def test_a_tensor_spread_over_ranks_is_recorded_where_it_is_whole_and_else_refus
     assert "'part' was not recorded: its parts are spread over ranks" in said
 
 
-def test_a_device_without_events_is_said_and_costs_nothing_else(
+def test_a_device_without_events_gives_one_warning_and_costs_nothing_else(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     with otel_ddp.init() as run:

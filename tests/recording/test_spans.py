@@ -254,7 +254,9 @@ def test_the_progress_says_the_last_step_and_since_when(place: Here) -> None:
     assert inside.state_since_ns == after.state_since_ns < last.state_since_ns <= time.time_ns()
 
 
-def test_a_phase_left_after_another_thread_closed_the_journal_is_left_unsaid(place: Here) -> None:
+def test_a_phase_that_ends_after_another_thread_closed_the_journal_is_not_recorded(
+    place: Here,
+) -> None:
     writer = JournalWriter(place.directory, 128 * 1024, {})
     recorder = Recorder(writer, settings.read())
     progress = Progress(recorder)

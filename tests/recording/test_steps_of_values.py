@@ -64,7 +64,7 @@ def test_an_evaluation_alone_counts_its_own_values(place: Here, value: Any) -> N
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_what_is_refused_as_a_whole_is_no_step(place: Here, split: str) -> None:
+def test_a_call_without_a_recorded_value_is_no_step(place: Here, split: str) -> None:
     run = otel_ddp.init()
 
     run.log({}, split=split)

@@ -90,7 +90,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("given", GOOD)
-def test_whatever_is_one_number_is_taken_as_a_float(given: str) -> None:
+def test_every_value_that_is_one_number_becomes_a_float(given: str) -> None:
     value, expected = GOOD[given]
 
     found = values.number(value)
@@ -216,7 +216,7 @@ def test_synonyms_of_a_split_are_one_and_other_words_are_kept(split: str, expect
         *(("validation/acc", "val"), ("value/x", "train"), ("testimony", "train")),
     ],
 )
-def test_where_no_split_is_said_the_names_prefix_decides(name: str, expected: str) -> None:
+def test_without_a_split_the_prefix_of_the_name_decides(name: str, expected: str) -> None:
     assert expected == values.split_of(name, None)
 
 

@@ -67,7 +67,7 @@ def test_a_training_process_loads_neither_the_sdk_nor_torch_nor_the_agent(tmp_pa
     assert "otel_ddp.recording.recorder" in new
 
 
-def test_where_there_is_no_torch_a_model_is_not_looked_for_and_values_are_recorded(
+def test_without_torch_no_model_is_searched_and_values_are_recorded(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)

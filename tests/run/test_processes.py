@@ -896,7 +896,7 @@ def _spoil(place: Here, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["start.lock", "agent.log", "removed"])
-def test_a_spoilt_meeting_place_is_said_in_one_sentence_and_training_goes_on(
+def test_a_damaged_directory_gives_one_warning_and_training_goes_on(
     how: str, place: Here, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = otel_ddp.init()

@@ -172,7 +172,7 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
     assert len(caplog.messages) == 1 + handled
 
 
-def test_a_rank_that_found_no_room_is_said_with_what_to_do(
+def test_an_identity_without_room_gives_a_warning_with_advice(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
@@ -222,7 +222,7 @@ def test_names_leave_room_for_where_the_time_goes_and_what_was_refused(
     assert len(caplog.messages) == 2
 
 
-def test_what_is_counted_of_names_is_counted_as_far_as_there_is_room_and_that_is_said(
+def test_counts_of_names_stop_with_a_warning_when_the_room_is_full(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
@@ -240,7 +240,7 @@ def test_what_is_counted_of_names_is_counted_as_far_as_there_is_room_and_that_is
     assert "are NaN or infinite and are recorded, but not counted" in caplog.messages[1]
 
 
-def test_facts_that_always_change_leave_room_and_that_is_said(
+def test_facts_that_always_change_leave_room_and_give_a_warning(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
@@ -285,7 +285,7 @@ CUT = (
         ({"config": {"prompt": "x" * 201}, "global_rank": 1, "world_size": 2}, None),
     ],
 )
-def test_what_the_labels_of_the_runs_info_cut_is_said_once_by_rank_0(
+def test_rank_0_warns_once_about_labels_that_the_runs_info_cuts(
     given: dict[str, Any], said: str | None, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     with otel_ddp.init(**given) as run:
@@ -349,7 +349,7 @@ def test_the_module_is_quiet_without_a_run(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == []
 
 
-def test_the_module_speaks_to_the_open_run(place: Here) -> None:
+def test_the_functions_of_the_module_use_the_open_run(place: Here) -> None:
     otel_ddp.init()
 
     otel_ddp.log({"loss": 0.5}, step=1, epoch=2.0, split="test")
@@ -409,7 +409,7 @@ def test_finish_may_be_called_again_and_everything_afterwards_is_quiet(
         ("external", [], "start `otel-ddp agent` on this node"),
     ],
 )
-def test_what_no_agent_reads_is_said_at_the_start_and_when_it_begins_to_be_lost(
+def test_without_an_agent_the_run_warns_at_its_start_and_when_records_begin_to_be_lost(
     agent: str,
     at_once: list[str],
     later: str,
@@ -553,7 +553,7 @@ def test_with_says_how_the_run_ended_and_lets_the_exception_pass(end: str, place
     assert (state, reason) == (journal.state, journal.reason)
 
 
-def test_our_own_failure_is_said_once_counted_and_goes_no_further(
+def test_our_own_failure_is_logged_once_counted_and_goes_no_further(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     containment.raise_failures = False
@@ -587,7 +587,7 @@ def test_a_run_shows_itself_in_one_line(place: Here) -> None:
         assert os.getpid() == run.identity.pid
 
 
-def test_a_journal_that_finds_no_room_is_smaller_and_that_is_said(
+def test_a_journal_with_little_room_is_smaller_and_gives_a_warning(
     caplog: pytest.LogCaptureFixture, place: Here
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "100000G"
@@ -600,7 +600,7 @@ def test_a_journal_that_finds_no_room_is_smaller_and_that_is_said(
     assert place.only().values == {"loss": 0.5}
 
 
-def test_what_a_second_call_says_differently_is_said_to_come_too_late(
+def test_other_arguments_of_a_second_init_give_a_warning(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = {"tags": ["b", "a"], "description": 300 * "d"}
@@ -622,7 +622,7 @@ def test_what_a_second_call_says_differently_is_said_to_come_too_late(
 
 
 @pytest.mark.parametrize("model", ["not a model", lambda x: x])
-def test_what_is_no_module_is_said_to_be_none(
+def test_a_model_that_is_no_module_gives_a_warning(
     model: Any, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = otel_ddp.instrument(model)
@@ -633,7 +633,7 @@ def test_what_is_no_module_is_said_to_be_none(
     assert place.only().points == [("loss", 1.0)]
 
 
-def test_a_rank_that_the_process_group_gainsays_is_said(
+def test_a_given_rank_that_differs_from_the_process_group_gives_a_warning(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dist = torch.distributed
@@ -654,7 +654,7 @@ def test_a_rank_that_the_process_group_gainsays_is_said(
     assert said.startswith("This process is rank 3 by argument or OTEL_DDP_RANK, and rank 0 of")
 
 
-def test_where_nothing_can_be_written_that_is_said_once_with_what_to_do(
+def test_without_a_writable_directory_one_warning_gives_advice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
@@ -700,7 +700,7 @@ def test_what_a_configuration_says_of_ranks_gives_way_to_the_launcher(
         ({"global_rank": 8, "world_size": 16}, "main", False),
     ],
 )
-def test_that_main_is_no_rank_of_each_node_is_said_by_the_first_of_the_others(
+def test_with_strategy_main_the_first_rank_of_each_other_node_warns(
     who: dict[str, int], strategy: str, said: bool, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     otel_ddp.init(strategy, run="r", **who).finish()
@@ -715,7 +715,7 @@ def test_that_main_is_no_rank_of_each_node_is_said_by_the_first_of_the_others(
     )
 
 
-def test_a_rank_of_an_unknown_number_is_said_until_a_process_group_tells_the_number(
+def test_a_rank_without_a_world_size_gives_a_warning_until_a_process_group_has_it(
     place: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANK", "7")

@@ -75,7 +75,7 @@ def python(*code: str) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
-def test_where_the_system_lacks_what_recording_needs_a_run_is_silent_and_says_so_once(
+def test_on_a_system_that_lacks_something_a_run_records_nothing_and_warns_once(
     code: tuple[str, ...], lacking: str, place: Here
 ) -> None:
     done = python(*code)
