@@ -37,7 +37,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
     scaler = torch.amp.GradScaler(device.type)
 
-    # Last, when the model is what the loop calls.
+    # The last line before the loop, once the model is the one that the loop calls.
     run = otel_ddp.instrument(model, strategy="all", scaler=scaler, group="examples", config=config)
 
     training = dataset(8192)
@@ -50,7 +50,7 @@ def main() -> None:
         total = torch.zeros((), device=device)
         for number, (inputs, labels) in enumerate(loader, start=1):
             last = number % accumulate == 0 or number == len(loader)
-            # The ranks exchange gradients once a step, with its last micro-batch.
+            # The ranks exchange gradients once a step, in its last micro-batch.
             with contextlib.nullcontext() if last else model.no_sync():
                 with torch.autocast(device.type, dtype=torch.float16):
                     outputs = model(inputs.to(device))

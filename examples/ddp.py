@@ -48,7 +48,7 @@ def main() -> None:
             loss = loss_of(model(inputs), labels)
             loss.backward()
             optimizer.step()
-            # The loss is a tensor, and may be one: it is never waited for.
+            # The loss may stay a tensor: otel_ddp never waits for it.
             run.log({"loss": loss, "lr": config["lr"]}, step=step, epoch=epoch)
             step += 1
 

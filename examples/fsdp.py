@@ -102,7 +102,7 @@ def main() -> None:
             model(input_ids=input_ids.to(device)).loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), config["clip"])
             optimizer.step()
-            # Each rank holds a part of the norm; what is logged is the whole.
+            # Each rank holds a part of the norm; the whole norm is logged.
             values = {"grad_norm": norm.full_tensor(), "lr": schedule.get_last_lr()[0]}
             run.log(values, step=step, epoch=epoch)
             schedule.step()

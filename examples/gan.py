@@ -34,7 +34,7 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    # DDP starts all ranks from the weights of rank 0; the noise is to differ.
+    # DDP starts all ranks from the weights of rank 0; only the noise differs.
     torch.manual_seed(dist.get_rank())
 
     config = {"lr": 1e-3, "batch_size": 128, "noise": 8, "steps": 200, "critic_updates": 2}
@@ -45,7 +45,7 @@ def main() -> None:
     critic_optimizer = torch.optim.Adam(critic.parameters(), config["lr"], betas=(0.5, 0.9))
 
     run = otel_ddp.instrument(generator, strategy="all", group="examples", config=config)
-    # The critic is updated several times a step; what ends a step is the generator's update.
+    # The critic is updated several times a step; the generator's update ends the step.
     otel_ddp.instrument(critic, step_optimizer=generator_optimizer)
 
     for step in range(config["steps"]):
@@ -59,7 +59,7 @@ def main() -> None:
             critic_loss.backward()
             critic_optimizer.step()
 
-        # The critic's gradients of this pass are thrown away: they need not be exchanged.
+        # The critic's gradients of this pass are not used, so they need not be exchanged.
         with critic.no_sync():
             fake = generator(torch.randn(batch_size, noise, device=device))
             generator_loss = -critic(fake).mean()

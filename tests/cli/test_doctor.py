@@ -803,11 +803,11 @@ def test_for_a_signal_with_its_own_address_the_advice_names_its_own_variable(
 def test_of_a_name_with_two_addresses_the_one_that_answered_counts() -> None:
     # gRPC reports one of them at random, for each signal anew.
     route = Route("localhost:4317", "grpc", "E", "P")
-    nobody = Outcome("retry", "connection refused by localhost:4317")
+    refused = Outcome("retry", "connection refused by localhost:4317")
     broken = Outcome("retry", "TLS to localhost:4317 failed: certificate verify failed")
 
     failures = checks_of_the_collector._failures(
-        {"metrics": nobody, "traces": broken, "logs": nobody},
+        {"metrics": refused, "traces": broken, "logs": refused},
         dict.fromkeys(("metrics", "traces", "logs"), route),
     )
 

@@ -320,7 +320,7 @@ def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here, tmp_pat
     assert shown_lines.count("  ! local rank 1 of node h records nothing") == 1
     heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
     assert shown_lines[heading + 3] == "  ! local rank 1 of node h records nothing"
-    # Of an agent that is gone nobody knows whether it still holds.
+    # Whether it still holds is unknown once the agent has ended.
     assert survey([place])["notes"] == []
 
 

@@ -368,7 +368,7 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
-    [("sideways:1", "is nothing to inject"), ("hang:7", "There is no rank 7 among 2")],
+    [("sideways:1", "cannot be injected"), ("hang:7", "There is no rank 7 among 2")],
 )
 def test_demo_says_what_cannot_be_injected(asked: str, answer: str) -> None:
     with Node() as node:

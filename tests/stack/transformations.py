@@ -1,7 +1,11 @@
-"""What Grafana 12 makes of tables before a panel draws them: the transformations that we use.
+"""A model of the transformations of Grafana 12 that our panels use, on tables.
 
-Written after its own behaviour, with what a test would otherwise miss: a name that is shown is not
-the name of the field; what no row had is a hole; sorting is stable; of several values for one cell
+It holds what no other test does: that the curves on Compare and Run have the values that were
+logged, against steps, epochs, tokens and time, also for a resumed run. The test with a browser
+sees only that each panel draws something, and needs a Grafana and a Chromium.
+
+The model follows Grafana where a simpler one would pass wrong boards. A shown name is not the name
+of the field. A cell that no row had is a hole. Sorting is stable. Of several values for one cell
 of a matrix the last one stays.
 """
 
@@ -25,7 +29,7 @@ class Field(NamedTuple):
     kind: Literal["time", "number", "string"]
     cells: list[Cell]
     renamed: str = ""
-    """What `organize` shows it as; everything that comes later knows it by that."""
+    """The name that `organize` gives it; all later transformations use that name."""
     labels: Mapping[str, str] = {}
 
     @property
@@ -47,10 +51,10 @@ class Frame(NamedTuple):
 
 
 class Refused(Exception):
-    """What a panel says instead of drawing."""
+    """A panel shows an error instead of a drawing."""
 
 
-# -- what the data source hands over
+# -- the answers of the data source
 
 
 def tables(answers: Mapping[str, Sequence[Series]]) -> list[Frame]:
@@ -84,7 +88,7 @@ def _table(value: str, answer: Sequence[Series]) -> Frame:
 
 
 def transformed(frames: list[Frame], chain: Iterable[Mapping[str, Any]]) -> list[Frame]:
-    """Through a panel's chain; one that is unknown here is an error here."""
+    """The tables after a panel's chain; a transformation that is unknown here is an error."""
     for each in chain:
         frames = _BY_ID[each["id"]](frames, each["options"])
     return frames
@@ -106,11 +110,11 @@ def _merge(frames: list[Frame], _: Options) -> list[Frame]:
         for at in range(table.length):
             row = {each.name: each.cells[at] for each in table.fields}
             there = alike.setdefault(tuple(row[name] for name in common), [])
-            # All that it does not contradict take it in.
-            takers = [each for each in there if _agrees(each, row)]
-            for each in takers:
+            # Every row that it does not contradict takes its cells.
+            matching = [each for each in there if _agrees(each, row)]
+            for each in matching:
                 each.update(row)
-            if not takers:
+            if not matching:
                 there.append(row)
                 rows.append(row)
     return [Frame([fields[name]._replace(cells=[row.get(name) for row in rows]) for name in order])]
@@ -144,8 +148,8 @@ def _filter_by_value(frames: list[Frame], options: Options) -> list[Frame]:
     assert {each["config"]["id"] for each in options["filters"]} == {"isNull"}, options
     made = []
     for frame in frames:
-        looked_at = [frame.field(each["fieldName"]) for each in options["filters"]]
-        holes = [each.cells for each in looked_at if each is not None]
+        filtered = [frame.field(each["fieldName"]) for each in options["filters"]]
+        holes = [each.cells for each in filtered if each is not None]
         kept = [at for at in range(frame.length) if all(cells[at] is not None for cells in holes)]
         made.append(_rows(frame, kept))
     return made
@@ -182,8 +186,8 @@ def _rows(frame: Frame, wanted: Iterable[int]) -> Frame:
 
 
 def _group_by(frames: list[Frame], options: Options) -> list[Frame]:
-    asked: Mapping[str, Options] = options["fields"]
-    keys = {name for name, each in asked.items() if each["operation"] == "groupby"}
+    fields_of: Mapping[str, Options] = options["fields"]
+    keys = {name for name, each in fields_of.items() if each["operation"] == "groupby"}
     made = []
     for frame in frames:
         by = [each for each in frame.fields if {each.name, each.shown} & keys]
@@ -196,7 +200,7 @@ def _group_by(frames: list[Frame], options: Options) -> list[Frame]:
             each._replace(cells=[each.cells[rows[0]] for rows in groups.values()]) for each in by
         ]
         for each in frame.fields:
-            wanted = asked.get(each.shown, {})
+            wanted = fields_of.get(each.shown, {})
             if wanted.get("operation") == "aggregate":
                 fields += [
                     Field(
@@ -226,7 +230,7 @@ def _grouping_to_matrix(frames: list[Frame], options: Options) -> list[Frame]:
     column, row, value = map(frame.field, names)
     if column is None or row is None or value is None:
         return frames
-    # Nothing else is known here: "" would be text in a column of numbers.
+    # Only this is modelled: "" would be text in a column of numbers.
     assert options["emptyValue"] == "null", options
     keys = zip(column.cells, row.cells, strict=True)
     matrix = dict(zip(keys, value.cells, strict=True))
@@ -286,7 +290,7 @@ _BY_ID: dict[str, Callable[[list[Frame], Options], list[Frame]]] = {
 }
 
 
-# -- what is drawn
+# -- the drawing
 
 Curve = list[tuple[float, float]]
 
@@ -299,10 +303,10 @@ def trend(frames: list[Frame]) -> dict[str, Curve]:
     if x is None:
         raise Refused("no number to draw against")
     across = [each for each in x.cells if isinstance(each, float)]
-    # One at the end would pass with Grafana, and leave its axis without an end.
+    # A hole at the end would pass with Grafana, and leave its axis without an end.
     if len(across) < len(x.cells):
         raise Refused(f"points without {x.shown}")
-    # Grafana looks at fifty of them, and draws nonsense where it overlooks one.
+    # Grafana checks fifty points only, and draws a wrong curve if it misses one.
     for one, next_one in pairwise(across):
         if next_one <= one:
             raise Refused(f"{x.shown}: {next_one} after {one}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from otel_ddp import settings
 from otel_ddp.agent.export.delivery_report import human_size
@@ -22,15 +20,13 @@ from otel_ddp.agent.export.replay import (
     Tally,
     find_spools,
 )
+from otel_ddp.cli.progress_bar import ProgressBar
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.layout import SUFFIX
 
 # From this age on a Prometheus with the usual settings refuses values.
 _OLD_S = 3600.0
-_BAR = 30
-_LINE_EVERY_S = 10.0
-_DRAW_EVERY_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -201,48 +197,3 @@ def _age(seconds: float) -> str:
     if seconds < 2 * 86400:
         return f"{seconds / 3600:.0f} h"
     return f"{seconds / 86400:.0f} days"
-
-
-class ProgressBar:
-    """A bar on a terminal; elsewhere a line every ten seconds."""
-
-    def __init__(
-        self,
-        stream: TextIO,
-        requests: int,
-        size_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._stream = stream
-        self._requests = requests
-        self._size_bytes = max(size_bytes, 1)
-        self._clock = clock
-        self._terminal = stream.isatty()
-        self._began = self._shown_at = clock()
-        self._drawn = ""
-
-    def show(self, tally: Tally) -> None:
-        """Show how far it is, if it is time to."""
-        now = self._clock()
-        if now - self._shown_at < (_DRAW_EVERY_S if self._terminal else _LINE_EVERY_S):
-            return
-        self._shown_at = now
-        share = tally.done_bytes / self._size_bytes
-        left_s = (now - self._began) * (1.0 - share) / max(share, 1e-9)
-        text = f"{share:4.0%}  {tally.requests} of {self._requests} requests, {left_s:.0f} s left"
-        if not self._terminal:
-            print(text.strip(), file=self._stream, flush=True)
-            return
-        done = int(share * _BAR)
-        self._draw(f"[{'#' * done}{'.' * (_BAR - done)}] {text}")
-
-    def end(self) -> None:
-        """Remove the bar."""
-        self._draw("")
-
-    def _draw(self, text: str) -> None:
-        if self._terminal and (text or self._drawn):
-            with contextlib.suppress(OSError):
-                print(f"\r{text.ljust(len(self._drawn))}", end="", file=self._stream)
-                print(end="" if text else "\r", file=self._stream, flush=True)
-            self._drawn = text

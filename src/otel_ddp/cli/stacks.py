@@ -13,6 +13,7 @@ from typing import Any
 
 from otel_ddp.agent.verdicts.stack_question import StackQuestion, frames
 from otel_ddp.cli.directory_option import add_directory_option, find_places
+from otel_ddp.cli.text import cell
 from otel_ddp.diagnosis.stall.evidence import Evidence
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -96,8 +97,8 @@ def lines(each: AskedProcess) -> Iterator[str]:
     kernel = each.evidence.kernel
     state = _STATES.get(kernel.state, "") if kernel else ""
     yield (
-        f"rank {'?' if each.rank is None else each.rank}, run {_clean(each.run)}"
-        + (f", group {_clean(each.group)}" if each.group else "")
+        f"rank {'?' if each.rank is None else each.rank}, run {cell(each.run)}"
+        + (f", group {cell(each.group)}" if each.group else "")
         + f", pid {each.pid}"
         + (f": {state}" if state else "")
     )
@@ -123,9 +124,9 @@ def _stacks(threads: list[Any]) -> Iterator[str]:
         if not isinstance(thread, Mapping):
             continue
         trains = thread.get("trains") is True and thread.get("main") is not True
-        yield f"  thread {_clean(thread.get('name')) or '?'}" + ", which trains" * trains
+        yield f"  thread {cell(thread.get('name')) or '?'}" + ", which trains" * trains
         for frame in frames(dict(thread)):
-            yield f"    {_clean(frame.function)} ({_clean(frame.file)}:{frame.line})"
+            yield f"    {cell(frame.function)} ({cell(frame.file)}:{frame.line})"
 
 
 def _from_outside(pid: int) -> Iterator[str]:
@@ -142,12 +143,12 @@ def _from_outside(pid: int) -> Iterator[str]:
             timeout=_PY_SPY_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield f"  py-spy failed: {_clean(error)}"
+        yield f"  py-spy failed: {cell(error)}"
         return
     if done.returncode == 0:
-        yield from (f"  {_clean(line)}" for line in done.stdout.splitlines())
+        yield from (f"  {cell(line)}" for line in done.stdout.splitlines())
         return
-    yield from (f"  py-spy: {_clean(line)}" for line in done.stderr.splitlines()[-3:])
+    yield from (f"  py-spy: {cell(line)}" for line in done.stderr.splitlines()[-3:])
     yield f"  {_permission()}"
 
 
@@ -163,12 +164,3 @@ def _permission() -> str:
             "in a container, add the capability SYS_PTRACE"
         )
     return "run this as the user of the training, or as root; in a container, add SYS_PTRACE"
-
-
-def _clean(value: Any) -> str:
-    """Any value as one printable line."""
-    text = "" if value is None else str(value)
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text[:1000]
-    )

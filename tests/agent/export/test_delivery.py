@@ -90,7 +90,7 @@ def requests(
     return [Request(signal, name.encode(), points, irreplaceable) for name in names]
 
 
-def settle_all(delivery: Delivery) -> None:
+def send_all_due(delivery: Delivery) -> None:
     """Send until nothing is due."""
     while delivery.send_next() == 0.0:
         pass
@@ -142,7 +142,7 @@ def test_order_is_kept_through_an_outage(
     # One is gone and two wait on disk: what comes now goes behind them.
     delivery.submit(requests("d"), lambda: settled.append("d"))
     assert spool.entries == 3
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"a", b"b", b"c", b"d"]
     assert settled == ["ab", "c", "d"]
@@ -157,7 +157,7 @@ def test_a_new_delivery_sends_what_an_old_spool_holds_first(
     delivery = Delivery(transport, Spool(spool.directory, PLENTY), clock)
 
     delivery.submit(requests("4"))
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"1", b"2", b"3", b"4"]
 
@@ -168,9 +168,9 @@ def test_a_signal_whose_backend_is_down_delays_no_other(
     transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
     delivery.submit(requests("span", signal="traces") + requests("a", "b"))
 
-    settle_all(delivery)
+    send_all_due(delivery)
     delivery.submit(requests("c"))
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"a", b"b", b"c"]
     assert spool.entries == 1
@@ -258,7 +258,7 @@ def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(
     transport.answer = lambda signal, body: BAD if body == b"bad" else DELIVERED
     delivery.submit(requests("a", "bad", "c"), lambda: settled.append("all"))
 
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"a", b"c"]
     assert settled == ["all"]
@@ -273,7 +273,7 @@ def test_a_refused_request_from_disk_leaves_the_disk(
     spool.append("metrics", b"bad", 7)
     transport.always(BAD)
 
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert spool.entries == 0
     assert delivery.status().dropped_points == {"refused": 7}
@@ -287,7 +287,7 @@ def test_a_torn_file_is_counted_and_the_next_goes_out(
     assert torn is not None
     torn.path.write_bytes(b"")
 
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"whole"]
     assert delivery.status().dropped_points == {"corrupt": 7}
@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_read_now_is_sent_later(
         due_s = delivery.send_next()
     during = delivery.status()
     clock.now += 100
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert due_s == pytest.approx(1.0)
     assert "cannot be read: Too many open files since" in during.state
@@ -341,7 +341,7 @@ def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
 
     transport.always(DELIVERED)
     clock.now += 100
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"a", b"b", b"c"]
     assert settled == ["ab"]
@@ -367,7 +367,7 @@ def test_when_the_disk_recovers_memory_moves_there(
     assert (spool.entries, delivery.status().memory_bytes) == (3, 0)
     transport.always(DELIVERED)
     clock.now += 100
-    settle_all(delivery)
+    send_all_due(delivery)
     assert transport.arrived == [b"a", b"b", b"c"]
 
 
@@ -393,7 +393,7 @@ def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
     assert "the disk does not take it" in status.state
     transport.always(DELIVERED)
     clock.now += 100
-    settle_all(delivery)
+    send_all_due(delivery)
     assert transport.arrived == [b"c", b"d", b"e"]
 
 
@@ -404,10 +404,10 @@ def test_a_batch_that_neither_network_nor_disk_accepts_delays_no_later_one(
     settled: list[str] = []
     transport.answer = lambda signal, body: DOWN if signal == "traces" else DELIVERED
     delivery.submit(requests("span", signal="traces"), lambda: settled.append("first"))
-    settle_all(delivery)
+    send_all_due(delivery)
 
     delivery.submit(requests("a"), lambda: settled.append("second"))
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert settled == ["second"]
 
@@ -446,7 +446,7 @@ def test_without_a_disk_current_values_are_dropped_before_logged_ones(
     # One export after the other before the first attempt came back: nothing is known to be away.
     for logged, standing in ("aA", "bB", "cC"):
         delivery.submit(requests(logged) + requests(standing, points=3, irreplaceable=False))
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"a", b"b", b"c", b"C"]
     assert delivery.status().dropped_points == {"memory_full": 6}
@@ -468,7 +468,7 @@ def test_without_network_and_disk_only_the_newest_current_values_stay_in_memory(
     during = delivery.status()
     transport.always(DELIVERED)
     clock.now += 100
-    settle_all(delivery)
+    send_all_due(delivery)
 
     # Two exports of two requests each were overtaken; all that was logged is there, in order.
     assert during.dropped_points == {"superseded": 16}
@@ -501,7 +501,7 @@ def test_current_values_that_are_being_sent_are_not_dropped(
 
     transport.answer = answer
     delivery.submit(requests("A", irreplaceable=False))
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert transport.arrived == [b"A"]
     assert delivery.status().dropped_points == {"memory_full": 10}
@@ -545,7 +545,7 @@ def test_an_outage_is_logged_at_its_begin_its_end_and_every_five_minutes(
     lines_during = len(caplog.records)
     transport.always(DELIVERED)
     clock.now += 60
-    settle_all(delivery)
+    send_all_due(delivery)
 
     assert lines_during == 2
     assert caplog.records[0].message == (
@@ -584,7 +584,7 @@ def test_a_collector_that_comes_and_goes_is_not_logged_each_time(
         delivery.send_next()
         transport.always(DELIVERED)
         clock.now += 10
-        settle_all(delivery)
+        send_all_due(delivery)
 
     assert len(caplog.records) == 2
 

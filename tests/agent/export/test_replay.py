@@ -24,7 +24,7 @@ from otel_ddp.agent.export.replay import (
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.export.spool_files import BLOCK_BYTES
 from otel_ddp.cli import main
-from otel_ddp.cli.replay import ProgressBar
+from otel_ddp.cli.progress_bar import ProgressBar
 from otlp_receiver import Receiver
 
 PLENTY = 1024 * BLOCK_BYTES

@@ -155,7 +155,7 @@ def test_every_answer_has_its_outcome(
 
     assert kind == outcome.kind
     assert outcome.rejected == (3 if mode == "partial" else 0)
-    # One attempt each: who tries again, and when, is the delivery's affair.
+    # One attempt each: the delivery decides when to try again.
     assert receiver.attempts == [signal]
 
 
@@ -781,7 +781,7 @@ def test_something_else_on_the_port_is_no_collector(receiver: Receiver, mode: st
     assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) is None
 
 
-def test_a_port_where_nobody_listens_is_no_collector() -> None:
+def test_a_port_without_a_listener_is_no_collector() -> None:
     assert find_on_loopback({}, port=closed_port()) is None
 
 

@@ -174,7 +174,7 @@ def test_an_address_that_is_not_ours_is_tried_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(socket.socket, "bind", counted)
 
-    # TEST-NET-1: nobody's, by RFC 5737.
+    # TEST-NET-1: an address of no host, by RFC 5737.
     with pytest.raises(OSError, match="assign"):
         Endpoint(Ledger(), "192.0.2.1", 9464, dict)
     assert tried == [("192.0.2.1", 9464)]

@@ -48,7 +48,9 @@ def gpus(inputs: DoctorInputs) -> Findings:
     if chosen is not None and nvml["visible"] is not None:
         seen = ", ".join(nvml["visible"])
         sentence = f"CUDA_VISIBLE_DEVICES={chosen} shows {f'GPU {seen}' if seen else 'no GPU'}"
-        yield Finding("ok" if seen else "warn", "gpus", f"{sentence} to what is started from here")
+        yield Finding(
+            "ok" if seen else "warn", "gpus", f"{sentence} to programs that are started from here"
+        )
 
 
 def _count_gpus(devices: Sequence[tuple[str, str]]) -> str:
