@@ -17,7 +17,7 @@ from typing import Any
 
 import leftovers
 from otel_ddp.agent.node_status import survey
-from otel_ddp.agent.scrape.exposition import parse
+from otel_ddp.agent.scrape.parse_exposition import parse
 from otel_ddp.journal.place import Place
 
 PATIENCE_S = 30.0

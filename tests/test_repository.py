@@ -87,7 +87,7 @@ def test_every_path_that_the_recipes_name_is_there() -> None:
         ("observe", "src/otel_ddp/recording/locked_journal.py"),
         ("Measurement", "src/otel_ddp/agent/node/measurement.py"),
         ("KernelFiles", "src/otel_ddp/agent/node/kernel_files.py"),
-        ("Sampler", "src/otel_ddp/agent/node/sampler.py"),
+        ("Sampler", "src/otel_ddp/agent/node/source_thread.py"),
         ("SOURCES", "src/otel_ddp/settings.py"),
         ("PLACES", "tests/identity/test_identity.py"),
         ("_STRANGE", "tests/conftest.py"),

@@ -1,1 +1,1 @@
-"""What runs once on every node: reads the journals, speaks OpenTelemetry."""
+"""The node agent: it reads the journals of its node and exports OpenTelemetry."""

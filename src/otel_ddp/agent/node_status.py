@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.reading import workers
+from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.process_status import OVER, describe, long_texts, state_of
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -167,8 +167,8 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     progress = reader.progress()
     state = state_of(None if progress is None else progress.state, alive)
     if state == catalog.STATES["killed"]:
-        lives = os.path.exists(f"/proc/{workers.parent(reader)}")
-        if workers.ended_by_parent(reader, workers.End(parent_lives=lives)):
+        lives = os.path.exists(f"/proc/{finished_workers.parent(reader)}")
+        if finished_workers.ended_by_parent(reader, finished_workers.End(parent_lives=lives)):
             state = catalog.STATES["finished"]
     seen_ns = time.time_ns() if alive else 0
     return {**describe(reader, state, last_step, seen_ns), **long_texts(reader)}

@@ -20,9 +20,9 @@ from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.agent.verdicts.ended_by_parent import Parents
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.agent.verdicts.parents import Parents
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.errors import ConfigError

@@ -1,4 +1,4 @@
-"""How an agent starts: it finds its place, locks it, and gives up what it inherited."""
+"""Starts an agent: finds its directory, locks it, closes the descriptors that it inherited."""
 
 from __future__ import annotations
 

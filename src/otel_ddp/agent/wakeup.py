@@ -1,4 +1,4 @@
-"""What wakes the agent: its doorbell, the death of a process, or the clock."""
+"""What wakes the agent: a signal from a training process, the death of one, or the clock."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from otel_ddp import __version__
-from otel_ddp.journal import system
+from otel_ddp.journal import system_requirements
 
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
@@ -24,7 +24,7 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] and words[0] in _COMMANDS and (lacking := system.missing()):
+    if words[:1] and words[0] in _COMMANDS and (lacking := system_requirements.missing()):
         # Before the command is imported, which may need one of these.
         print(
             f"otel-ddp {words[0]} needs Linux: this system lacks {lacking}, so nothing is recorded "

@@ -1,4 +1,4 @@
-"""Prints what a command answers, and reads values of unknown shape for it."""
+"""Prints the output of a command, and reads values of unknown type safely."""
 
 from __future__ import annotations
 

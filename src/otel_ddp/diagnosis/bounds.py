@@ -1,4 +1,4 @@
-"""Finds out what bounds a run: input, communication, computation, or something else."""
+"""Finds the bottleneck of a run: data, computation, waiting, or the host."""
 
 from __future__ import annotations
 

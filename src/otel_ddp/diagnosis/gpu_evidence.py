@@ -1,4 +1,4 @@
-"""Adds to a verdict on a late rank what its GPU has to do with it: a slow clock, throttling."""
+"""Adds the evidence of its GPU to a verdict on a late rank: a slow clock, throttling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of a launch: given, the launcher's, inherited, derived from a parent, or made."""
+"""Chooses the name of a run before its ranks agree: given, the launcher's, inherited, or made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory where a node's processes and their agent meet: private, on tmpfs if possible."""
+"""The private directory that the processes of a node share with their agent."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.journal import layout, locks
+from otel_ddp.journal.descriptor_ownership import close_ours, file_of
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
     MOST_VALUES,
@@ -26,7 +27,6 @@ from otel_ddp.journal.layout import (
     padded,
 )
 from otel_ddp.journal.locks import lock_holder
-from otel_ddp.journal.ownership import close_ours, file_of
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
 _SLOT = LATEST_HEAD.size

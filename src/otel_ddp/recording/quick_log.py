@@ -1,4 +1,4 @@
-"""The hot path of `Run.log`: names seen before and plain finite numbers go straight to the ring."""
+"""The hot path of `Run.log`: known names with plain finite numbers go straight to the journal."""
 
 from __future__ import annotations
 

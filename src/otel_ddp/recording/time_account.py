@@ -1,4 +1,4 @@
-"""Where the time of the steps goes: adds the words of the steps up to totals."""
+"""Where the time of the steps goes: adds up what each phase of each step took."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from otel_ddp import containment
-from otel_ddp.identity import launchers, pools
+from otel_ddp.identity import launchers, pool_tasks
 from otel_ddp.identity.git_commit import revision
 from otel_ddp.journal import place, writer
 from otel_ddp.journal.writer import JournalWriter
@@ -27,9 +27,9 @@ def open_journal(conf: Settings, size: int, identity: dict[str, Any]) -> Journal
     return opened
 
 
-def own_task() -> pools.Task | None:
+def own_task() -> pool_tasks.Task | None:
     """The task of a pool that is a run of its own; None if a process group joins the workers."""
-    return None if group_is_up() else pools.current_task()
+    return None if group_is_up() else pool_tasks.current_task()
 
 
 def group_is_up() -> bool:
@@ -58,7 +58,7 @@ def program_facts() -> dict[str, Any]:
     }
     if parent := launchers.multiprocessing_parent():
         found["parent"] = parent
-        found["pool"] = pools.in_worker()
+        found["pool"] = pool_tasks.in_worker()
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", ""))

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from otel_ddp import catalog, containment, settings
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import identity, pools
+from otel_ddp.identity import identity, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
-from otel_ddp.journal import agent_environment, layout, place, system
+from otel_ddp.journal import agent_environment, layout, place, system_requirements
 from otel_ddp.recording import agent_start, values
 from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
@@ -40,7 +40,11 @@ class Run:
     """The part of one process in one launch. `otel_ddp.init` and `instrument` return it."""
 
     def __init__(
-        self, arguments: Mapping[str, Any], *, joins: bool = False, task: pools.Task | None = None
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        joins: bool = False,
+        task: pool_tasks.Task | None = None,
     ) -> None:
         """*joins*: another process has opened this run. *task*: its pool's task."""
         self._arguments = dict(arguments)
@@ -71,7 +75,7 @@ class Run:
         self._identity = None
         return self
 
-    def is_over(self, task: pools.Task | None, arguments: Mapping[str, Any]) -> bool:
+    def is_over(self, task: pool_tasks.Task | None, arguments: Mapping[str, Any]) -> bool:
         """Whether this is the run of a pool's task, and its worker does another task by now."""
         if task is None or self._task is None:
             return False
@@ -136,7 +140,7 @@ class Run:
         if conf.disabled:
             self._settled = True
             return
-        if lacking := system.missing():
+        if lacking := system_requirements.missing():
             self._settled = True
             if not process.local_rank:
                 announcements.nothing_is_recorded(lacking)
@@ -198,7 +202,7 @@ class Run:
 
     def _speaks_for_all(self) -> bool:
         """Whether this process says what holds for all ranks."""
-        if self._logs_for is not None or (pools.in_worker() and identity.parent_has_run()):
+        if self._logs_for is not None or (pool_tasks.in_worker() and identity.parent_has_run()):
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 

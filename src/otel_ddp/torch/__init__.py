@@ -1,1 +1,1 @@
-"""Everything that touches torch."""
+"""Everything that uses PyTorch: hooks, the phases of a step, readings."""

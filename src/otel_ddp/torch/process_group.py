@@ -1,4 +1,4 @@
-"""Asks torch.distributed for ranks and the run, without importing torch, without a collective."""
+"""Reads the ranks from torch.distributed, and lets all ranks agree on one name of the run."""
 
 from __future__ import annotations
 

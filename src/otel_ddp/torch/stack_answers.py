@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from otel_ddp import containment
+from otel_ddp.journal.descriptor_ownership import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
-from otel_ddp.journal.ownership import close_ours, file_of
 from otel_ddp.torch import collectives
 
 # Beside the journal lie a fifo with the questions and a file with the last answer.

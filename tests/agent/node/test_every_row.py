@@ -11,8 +11,8 @@ import pytest
 from agent.node.node_trees import NodeTree
 from nvml_boards import FakeNvml, h100, state
 from otel_ddp import catalog
-from otel_ddp.agent.node.gpu.gpu import Gpus
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.agent.node.host.file_systems import FileSystems
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement

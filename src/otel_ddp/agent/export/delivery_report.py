@@ -1,4 +1,4 @@
-"""Reports how the delivery goes: as counts, as a sentence, and in few lines of the log."""
+"""Reports how the delivery goes: as counts, as a sentence, and in a few log lines."""
 
 from __future__ import annotations
 

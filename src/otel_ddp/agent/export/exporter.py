@@ -1,4 +1,4 @@
-"""The way out by OTLP: found, configured, or the disk for later; then fed from the ledger."""
+"""Exports the ledger by OTLP to a configured or a found collector, or else to disk."""
 
 from __future__ import annotations
 

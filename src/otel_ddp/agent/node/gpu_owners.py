@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device, User
-from otel_ddp.agent.node.gpu.gpu import DeviceSample
+from otel_ddp.agent.node.gpu.polling import DeviceSample
 from otel_ddp.catalog import NODE_LABELS, RUN_LABELS
 
 VisibleDevices = Callable[[Mapping[str, str]], Sequence[str] | None]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.gpu.driver import Driver
-from otel_ddp.agent.node.gpu.gpu import DeviceSample, Gpus, GpuSample, identity
+from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.node.gpu_owners import Ownership, ProcessDevices, owners
 from otel_ddp.agent.node.host.file_systems import FileSystems
 from otel_ddp.agent.node.host.host import Host
@@ -20,7 +20,7 @@ from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process import ProcessReader
 from otel_ddp.agent.node.process.process_stat import read_process_stat
-from otel_ddp.agent.node.sampler import Sampler
+from otel_ddp.agent.node.source_thread import Sampler
 from otel_ddp.agent.reading.rank import Rank
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0

@@ -9,12 +9,12 @@ from typing import Any
 from otel_ddp import containment
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading import process_status
+from otel_ddp.agent.reading.finished_workers import ended_by_parent, is_proxy
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_info import ConfigRecords
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
-from otel_ddp.agent.reading.workers import ended_by_parent, is_proxy
 from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
 from otel_ddp.journal.locks import lock_holder

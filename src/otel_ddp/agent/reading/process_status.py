@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.reading import workers
+from otel_ddp.agent.reading import finished_workers
 from otel_ddp.journal.reader import JournalReader
 
 _STATES = {code: word for word, code in catalog.STATES.items()}
@@ -57,8 +57,8 @@ def describe(
         "local_rank": identity.get("local_rank"),
         "world_size": identity.get("world_size"),
         "node_rank": identity.get("node_rank"),
-        "trains": bool(identity.get("restarts")) or workers.made_steps(reader),
-        "proxy": workers.is_proxy(reader),
+        "trains": bool(identity.get("restarts")) or finished_workers.made_steps(reader),
+        "proxy": finished_workers.is_proxy(reader),
         "launcher": identity.get("launcher"),
         "strategy": identity.get("strategy"),
         "exported": bool(identity.get("exported")),

@@ -1,4 +1,4 @@
-"""A rank of this node, as far as the sources of the node need to know it."""
+"""What the sources of the node need to know of a rank."""
 
 from __future__ import annotations
 

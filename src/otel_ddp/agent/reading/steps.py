@@ -1,4 +1,4 @@
-"""Rebuilds the steps of a process from the words of its journal."""
+"""Rebuilds the steps of a process from the 64-bit words that its journal holds of them."""
 
 from __future__ import annotations
 

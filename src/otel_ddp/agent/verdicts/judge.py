@@ -14,7 +14,7 @@ from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.process_case import ProcessCase
 from otel_ddp.agent.verdicts.reports import VerdictReporter, plain
 from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.agent.verdicts.series import VerdictSeries
+from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.gpu_evidence import Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.reader import Document

@@ -1,4 +1,4 @@
-"""What the judge keeps of one process: its position, its stack question, its logged values."""
+"""What the judge keeps of one process: where it is, its stack question, its logged values."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from otel_ddp.agent.node.host.cgroup import Cgroups, Group
 from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.verdicts.small_files import numbers_by_word, read_text
+from otel_ddp.agent.verdicts.bounded_reads import numbers_by_word, read_text
 
 # A cgroup of version 1 without a limit says so with a number near 2^63.
 _NO_LIMIT = 1 << 60

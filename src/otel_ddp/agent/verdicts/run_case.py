@@ -9,7 +9,7 @@ from otel_ddp import catalog, containment
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.reading.world_size import World, training_world
-from otel_ddp.agent.verdicts.arrivals import Arrivals
+from otel_ddp.agent.verdicts.arrivals_question import Arrivals
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.exits import Exits
 from otel_ddp.agent.verdicts.process_case import ProcessCase, Snapshot, snapshot

@@ -1,4 +1,4 @@
-"""Finds ranks of this node that record nothing, and ranks of a run that differ in strategy."""
+"""Finds ranks of this node that record nothing, and ranks of a run that export differently."""
 
 from __future__ import annotations
 

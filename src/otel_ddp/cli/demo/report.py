@@ -19,7 +19,7 @@ class Sample(NamedTuple):
 
 def samples(url: str) -> list[Sample]:
     """The samples that are served there; none while there is no answer."""
-    from otel_ddp.agent.scrape.exposition import parse
+    from otel_ddp.agent.scrape.parse_exposition import parse
 
     if not url:
         return []

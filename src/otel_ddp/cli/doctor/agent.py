@@ -58,7 +58,7 @@ def endpoint(inputs: DoctorInputs) -> Findings:
 
 
 def _check_scrape(url: str, answer_s: float) -> Finding:
-    from otel_ddp.agent.scrape.exposition import parse
+    from otel_ddp.agent.scrape.parse_exposition import parse
 
     try:
         host = urlsplit(url).hostname or ""

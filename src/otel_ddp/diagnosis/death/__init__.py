@@ -1,1 +1,1 @@
-"""Finds out which process of a run died or failed first, and why."""
+"""Decides which process of a run died or failed first, and words why."""

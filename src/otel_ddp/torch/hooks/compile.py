@@ -1,4 +1,4 @@
-"""Times what torch.compile compiles."""
+"""Times the compilations of torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times the pauses of Python's garbage collector, without a line of Python in them."""
+"""Times the pauses of the garbage collector, without running Python code during them."""
 
 from __future__ import annotations
 

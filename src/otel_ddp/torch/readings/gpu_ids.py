@@ -1,4 +1,4 @@
-"""Tells on which GPUs a model lies, by the UUIDs and variables that the agent finds them by."""
+"""Finds the GPUs that a model is on, by the UUIDs and variables that the agent knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes the resource that all data of this node are sent for."""
+"""The OpenTelemetry resource: what all data of this node is attached to."""
 
 from __future__ import annotations
 

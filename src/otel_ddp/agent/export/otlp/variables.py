@@ -1,4 +1,4 @@
-"""Reads the OTEL_EXPORTER_OTLP_* variables of one signal: its own ones first, then the general."""
+"""Reads the OTEL_EXPORTER_OTLP_* variables: those of one signal first, then the general ones."""
 
 from __future__ import annotations
 

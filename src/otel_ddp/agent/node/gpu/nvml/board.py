@@ -1,4 +1,4 @@
-"""The questions to one NVIDIA board: which NVML call, how often, and in which units."""
+"""The readings of one NVIDIA board: by which NVML call, how often, in which units."""
 
 from __future__ import annotations
 

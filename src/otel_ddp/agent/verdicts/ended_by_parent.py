@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import containment
-from otel_ddp.agent.reading import workers
+from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
@@ -56,7 +56,7 @@ class Parents:
         self._living = []
         for journal in journals:
             reader = journal.reader
-            parent = workers.parent(reader)
+            parent = finished_workers.parent(reader)
             if parent is None:
                 continue
             if journal.ended_at is None:
@@ -91,19 +91,21 @@ class Parents:
     def ended_worker(self, journal: JournalFeed) -> bool | None:
         """Whether its parent ended this dead worker; None: not known yet."""
         reader = journal.reader
-        if workers.is_proxy(reader) or not workers.is_idle(reader):
-            return workers.ended_by_parent(reader)
+        if finished_workers.is_proxy(reader) or not finished_workers.is_idle(reader):
+            return finished_workers.ended_by_parent(reader)
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(journal.pid, reader.start_ticks)
         requested = cause.get("signal") == "SIGTERM"
         settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
-        patience_s = _PARENT_FOLLOWS_S if requested and workers.in_pool(reader) else _PATIENCE_S
+        patience_s = (
+            _PARENT_FOLLOWS_S if requested and finished_workers.in_pool(reader) else _PATIENCE_S
+        )
         if not settled and waited_s < patience_s:
             return None
-        return workers.ended_by_parent(reader, self._end(journal, cause))
+        return finished_workers.ended_by_parent(reader, self._end(journal, cause))
 
-    def _end(self, journal: JournalFeed, cause: Mapping[str, Any]) -> workers.End:
-        parent = workers.parent(journal.reader) or 0
+    def _end(self, journal: JournalFeed, cause: Mapping[str, Any]) -> finished_workers.End:
+        parent = finished_workers.parent(journal.reader) or 0
         now = self._clock()
         handle = self._handles.get(parent)
         status = None if handle is None else exit_status(handle)
@@ -113,7 +115,7 @@ class Parents:
             for path, each in self._ended.items()
             if path != journal.reader.path
         )
-        return workers.End(
+        return finished_workers.End(
             cause=cause,
             parent_lives=None if handle is None else handle >= 0 and not has_ended(handle),
             parent_was_killed=status is not None and os.WIFSIGNALED(status),

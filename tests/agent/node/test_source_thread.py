@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_ddp import containment
-from otel_ddp.agent.node.sampler import Sample, Sampler
+from otel_ddp.agent.node.source_thread import Sample, Sampler
 
 PATIENCE_S = 60.0
 

@@ -1,4 +1,4 @@
-"""Asks each device the questions that are due, and keeps the answers that are plausible."""
+"""Takes the readings of each GPU when they are due, and drops the implausible ones."""
 
 from __future__ import annotations
 

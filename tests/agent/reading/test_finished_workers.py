@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.reading.workers import End, ended_by_parent
+from otel_ddp.agent.reading.finished_workers import End, ended_by_parent
 from otel_ddp.catalog import PHASES, STATES, TRAINING_STEPS
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader

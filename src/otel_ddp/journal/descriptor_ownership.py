@@ -1,4 +1,4 @@
-"""Descriptors that may have another owner by now: some programs close all that they find."""
+"""Checks that a file descriptor is still ours: some programs close all that they find."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from otel_ddp.agent.node.gpu.driver import (
     Question,
     User,
 )
-from otel_ddp.agent.node.gpu.gpu import DeviceSample, Gpus, GpuSample, identity
+from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.agent.node.sampler import Sampler
+from otel_ddp.agent.node.source_thread import Sampler
 
 S = 1_000_000_000
 PATIENCE_S = 60.0

@@ -1,4 +1,4 @@
-"""Distinguishes a worker that its parent ended after its work from a process that died."""
+"""What a journal shows of a worker that ended without a report: had it finished its work?"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.agent.verdicts.arrivals import Arrivals
+from otel_ddp.agent.verdicts.arrivals_question import Arrivals
 from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal import layout
