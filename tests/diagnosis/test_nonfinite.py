@@ -35,7 +35,7 @@ class Log:
         """One a step."""
         for value in values:
             self.step += 1
-            self.writer.scalars(self.shapes[name], NOW + self.step, self.step, 0.0, [value], 1)
+            self.writer.scalars(self.shapes[name], NOW + self.step, self.step, 0.0, [value])
 
     def poll(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
         self.now_ns += int(later_s * S)
