@@ -9,8 +9,10 @@ SITE := build/site
 # A process that measures itself must not share its cores with a pool of math threads.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Every process of the tests would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack test lint types unit bench docs site dist clean
+.PHONY: demo stack test stress lint types unit bench docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -33,8 +35,16 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy --no-error-summary
 
+# The real servers are built once, which takes minutes; without them their tests say so. Tests wait
+# more than they compute: more of them at a time than there are processors.
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	-$(BIN)/python -m tools.stack build
+	$(BIN)/python -m pytest -m 'not stress' -n 6
+
+# What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
+stress: $(STAMP)
+	-$(BIN)/python -m tools.stack build
+	$(BIN)/python -m pytest -m stress
 
 bench: $(STAMP)
 	$(BIN)/python bench/bench.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import leftovers
+import warm
 from otel_ddp import catalog, containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
@@ -29,13 +31,79 @@ _STRANGE = (
 )
 
 
+# The files that take longest start first: what starts last is what all others are waited for.
+_LONGEST = ("test_rules", "test_examples", "test_programs", "test_dashboards", "test_outages")
+_FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
+# They measure how long something takes, or hold that nothing is found where all is even. Where
+# tests run side by side one process runs these, and all others leave the processor to it.
+_MEASURING = tuple(
+    f"tests/{file}.py"
+    for file in (
+        *("e2e/test_verdicts", "e2e/test_agent", "torch/test_ranks", "torch/test_steps"),
+        *("torch/test_evaluation", "torch/test_odd_loops", "torch/test_data"),
+        *("torch/test_readings", "torch/test_steps_of_values", "torch/test_discovery"),
+    )
+)
+_NICER = 10
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config, "workerinput", {}).get("workerid", "gw0") != "gw0":
+        os.nice(_NICER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file at a time for each process, and those that measure for the first one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _suited(self, node: Any) -> list[str]:
+            measuring = [file for file in self.workqueue if file in _MEASURING]
+            if measuring and node is self.nodes[0]:
+                return measuring
+            return [file for file in self.workqueue if file not in _MEASURING]
+
+        def _reschedule(self, node: Any) -> None:
+            if self._suited(node) or node.shutting_down:
+                super()._reschedule(node)
+            else:
+                node.shutdown()
+
+        def _assign_work_unit(self, node: Any) -> None:
+            for file in self._suited(node)[:1]:
+                self.workqueue.move_to_end(file, last=False)
+            super()._assign_work_unit(node)
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files by their folders, and leave the tests of each file in their order."""
+    order = [*_LONGEST, *_FIRST]
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return min(
+            order.index(name) if name in order else len(order) for name in (item.path.stem, folder)
+        )
+
+    items.sort(key=place)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the real servers before the first test: it takes longer than a test may."""
     wanted = any("binaries" in getattr(item, "fixturenames", ()) for item in session.items)
     if wanted and not session.config.option.collectonly:
         from stack import servers
 
-        servers.prepare(session.config.pluginmanager.getplugin("terminalreporter").write_line)
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            # Processes that run tests side by side have no terminal: one of them builds and says
+            # so, and the others wait.
+            servers.prepare(lambda line: sys.stderr.write(f"{line}\n"))
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +121,7 @@ def mark() -> Iterator[str]:
     with leftovers.watched(found):
         os.environ[leftovers.TESTS] = found
         yield found
+        warm.stop()
         del os.environ[leftovers.TESTS]
 
 
@@ -64,6 +133,23 @@ def _nothing_runs_on(mark: str) -> Iterator[None]:
     left = leftovers.wait(leftovers.TESTS, mark)
     leftovers.end(leftovers.TESTS, mark)
     assert not left, f"the tests leave processes behind: {left}"
+
+
+# What an agent holds for as long as it lives, a test holds until it ends: the lock of a spool and
+# of a replay, the kernel's log, and the processes that it watches.
+_FOR_LIFE = ("lock", "kmsg", "anon_inode:[pidfd]")
+
+
+def open_files() -> dict[int, str]:
+    """The files and processes that this process has open; what libraries keep is left out."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        # One of them was the directory itself.
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if path.startswith(("/", "anon_inode:[pidfd]")):
+                found[int(number)] = path
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +164,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(containment, "warned", set())
     monkeypatch.setattr(containment, "count_failure", None)
     threads = set(threading.enumerate())
+    files = open_files()
     yield
     # Only where the test imported it: some tests look at what is imported.
     api = sys.modules.get("otel_ddp.run.api")
@@ -87,6 +174,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(found)
     left = set(threading.enumerate()) - threads
     assert not left, f"the test leaves threads behind: {left}"
+    forgotten = []
+    for number, path in open_files().items() - files.items():
+        if Path(path.removesuffix(" (deleted)")).name in _FOR_LIFE:
+            os.close(number)
+        else:
+            forgotten.append(path)
+    assert not forgotten, f"the test leaves files open: {forgotten}"
 
 
 class Journal:

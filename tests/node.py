@@ -16,11 +16,13 @@ from types import TracebackType
 from typing import Any
 
 import leftovers
+import warm
 from otel_ddp.agent.node_status import survey
 from otel_ddp.agent.scrape.parse_exposition import parse
 from otel_ddp.journal.place import Place
 
-PATIENCE_S = 30.0
+# A test waits this long for what should happen soon: the machine may be many times too busy.
+PATIENCE_S = 180.0
 _TOUCHY = ("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI")
 
 Labels = dict[str, str]
@@ -83,6 +85,16 @@ class Node:
         )
         self._started.append(process)
         return process
+
+    def warm(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start Python with these arguments, in a process in which torch is imported already."""
+        executable, more = warm.python()
+        return self.start(executable, *arguments, env={**more, **(env or {})})
+
+    def torchrun(self, ranks: int, *program: str) -> subprocess.Popen[str]:
+        """Start a torchrun of so many ranks, all with torch imported already."""
+        how = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+        return self.warm(*how, *program)
 
     def python(self, code: str, **env: str) -> subprocess.Popen[str]:
         """Start a Python program on this node."""
@@ -172,7 +184,7 @@ class Node:
             self._folder.cleanup()
 
 
-def finished(process: subprocess.Popen[str], patience_s: float = 60.0) -> str:
+def finished(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
     """Wait for a program that should end well; what it printed."""
     output, _ = process.communicate(timeout=patience_s)
     assert process.returncode == 0, output

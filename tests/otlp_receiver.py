@@ -168,7 +168,7 @@ class Receiver:
 
     # ------------------------------------------------------------------ what came in
 
-    def wait_for(self, predicate: Callable[[Receiver], bool], timeout_s: float = 20.0) -> bool:
+    def wait_for(self, predicate: Callable[[Receiver], bool], timeout_s: float = 180.0) -> bool:
         """Until the predicate holds; it is asked again whenever something came in."""
         with self._changed:
             return self._changed.wait_for(lambda: predicate(self), timeout_s)

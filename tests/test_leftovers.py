@@ -9,33 +9,40 @@ from pathlib import Path
 
 import pytest
 
-import leftovers
 from node import until
 
 # A parent with a child in a session of its own, as torchrun has them; neither ends by itself.
 PROGRAM = """
-import subprocess, sys
+import os, subprocess, sys
 child = [sys.executable, "-c", "import time; time.sleep(600)"]
-subprocess.Popen(child, start_new_session=True)
-print("there", flush=True)
+other = subprocess.Popen(child, start_new_session=True)
+print(os.getpid(), other.pid, flush=True)
 sys.stdin.read()
 """
+# The second is a fork of a process that has imported torch.
+STARTS = {
+    "as users do": "node.start(sys.executable, str(HERE / 'program.py'))",
+    "warm": "node.warm(str(HERE / 'program.py'))",
+}
 
 FILE = """
 import os, sys, time
 from pathlib import Path
 import pytest
+import warm
 from node import Node
 
 HERE = Path(__file__).parent
+# Before a timeout counts: importing torch takes longer than that.
+{first}
 
 
 @pytest.fixture(scope="module")
 def launch():
     with Node() as node:
-        process = node.start(sys.executable, str(HERE / "program.py"))
-        assert process.stdout.readline() == "there\\n"
-        (HERE / "mark").write_text(os.environ["STARTED_BY_TESTS"])
+        process = {start}
+        (HERE / "pids.new").write_text(process.stdout.readline())
+        (HERE / "pids.new").rename(HERE / "pids")
         {then}
         yield
 
@@ -45,10 +52,14 @@ def test_that_needs_it(launch):
 """
 
 
-def pytest_whose_set_up(then: str, folder: Path) -> subprocess.Popen[str]:
-    """pytest with one test, whose set-up starts the program and goes on like this."""
+def pytest_whose_set_up(start: str, then: str, folder: Path) -> subprocess.Popen[str]:
+    """pytest with one test, whose set-up starts the program like this and goes on like that."""
     (folder / "program.py").write_text(PROGRAM)
-    (folder / "test_it.py").write_text(FILE.replace("{then}", then))
+    (folder / "test_it.py").write_text(
+        FILE.replace("{first}", "warm.python()" if start == "warm" else "")
+        .replace("{start}", STARTS[start])
+        .replace("{then}", then)
+    )
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"),
@@ -62,24 +73,35 @@ def pytest_whose_set_up(then: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def left(folder: Path) -> dict[int, str]:
-    return leftovers.living(leftovers.TESTS, (folder / "mark").read_text())
+def left(folder: Path) -> list[str]:
+    """Those of the program and its child that are still there."""
+    return [pid for pid in (folder / "pids").read_text().split() if runs(pid)]
 
 
+def runs(pid: str) -> bool:
+    # One that has ended is there until its parent, or the system, takes note of it.
+    try:
+        return "\nState:\tZ" not in Path("/proc", pid, "status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("then", ["raise RuntimeError", "time.sleep(600)"])
-def test_a_set_up_that_fails_leaves_nothing_behind(then: str, tmp_path: Path) -> None:
-    with pytest_whose_set_up(then, tmp_path) as tests:
+def test_a_set_up_that_fails_leaves_nothing_behind(start: str, then: str, tmp_path: Path) -> None:
+    with pytest_whose_set_up(start, then, tmp_path) as tests:
         output, _ = tests.communicate()
 
     assert "1 error" in output
     assert "processes behind" not in output
-    assert left(tmp_path) == {}
+    assert left(tmp_path) == []
 
 
-def test_tests_that_are_killed_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest_whose_set_up("time.sleep(600)", tmp_path) as tests:
-        until((tmp_path / "mark").exists, "the program")
-        until(lambda: len(left(tmp_path)) == 2, "the program and its child")
+@pytest.mark.parametrize("start", STARTS)
+def test_tests_that_are_killed_leave_nothing_behind(start: str, tmp_path: Path) -> None:
+    with pytest_whose_set_up(start, "time.sleep(600)", tmp_path) as tests:
+        until((tmp_path / "pids").exists, "the program and its child")
+        assert len(left(tmp_path)) == 2
         tests.kill()
 
-    until(lambda: left(tmp_path) == {}, "the end of both")
+    until(lambda: left(tmp_path) == [], "the end of both")

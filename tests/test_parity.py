@@ -75,7 +75,10 @@ FIRST = f"| 000-1 | what it is | {HELD} |\n"
 
 
 def test_a_page_that_keeps_the_rules_passes() -> None:
-    inside = "`tests/agent/reading/test_journal_feed.py::TestNodeNames::test_a_name_that_the_user_gave_wins`"
+    inside = (
+        "`tests/agent/reading/test_journal_feed.py::TestNodeNames"
+        "::test_a_name_that_the_user_gave_wins`"
+    )
 
     assert list(faults(WHOLE)) == []
     for held in (f"{HELD}, {inside}", "Comes later: logs", f"{HELD}. Comes later: logs"):

@@ -25,14 +25,24 @@ def begin(node: Node, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+STRESS = pytest.mark.stress
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=STRESS),
+        pytest.param(signal.SIGHUP, marks=STRESS),
+    ],
+)
 def test_a_demo_that_is_ended_leaves_nothing_and_prints_no_error(how: signal.Signals) -> None:
     with Node() as node:
         demo = begin(node, "--seconds", "60")
         assert demo.stdout is not None
         place = next(line for line in demo.stdout if "--dir " in line).partition("--dir ")[2]
         demo.send_signal(how)
-        _, errors = demo.communicate(timeout=60)
+        _, errors = demo.communicate(timeout=300)
 
     assert demo.returncode == 128 + how
     assert errors.strip() == ""
@@ -44,7 +54,7 @@ def test_a_demo_does_not_use_the_variables_of_real_trainings() -> None:
         node.env.update(
             OTEL_DDP_AGENT="external", OTEL_DDP_LINGER_S="0", OTEL_DDP_RUN="mine", OTEL_DDP_RANK="7"
         )
-        output, errors = begin(node, "--seconds", "6").communicate(timeout=90)
+        output, errors = begin(node, "--seconds", "6").communicate(timeout=300)
 
     assert "rank 0 on" in output, errors
     assert "rank 1 on" in output
@@ -55,7 +65,7 @@ def test_a_demo_does_not_use_the_variables_of_real_trainings() -> None:
 def test_a_demo_with_impossible_options_is_refused_in_a_line(wrong: tuple[str, str]) -> None:
     with Node() as node:
         demo = begin(node, *wrong)
-        _, errors = demo.communicate(timeout=60)
+        _, errors = demo.communicate(timeout=300)
 
     assert demo.returncode == 2
     assert errors.splitlines()[-1].endswith(f"got {wrong[1]!r}")

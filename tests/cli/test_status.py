@@ -399,7 +399,7 @@ def status(how: str) -> subprocess.CompletedProcess[str]:
         ["/bin/bash", "-o", "pipefail", "-c", command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=os.environ,
         check=False,
     )

@@ -76,7 +76,7 @@ def as_another_user(*arguments: str, **env: str) -> subprocess.CompletedProcess[
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

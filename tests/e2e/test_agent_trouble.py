@@ -78,7 +78,7 @@ def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -
         assert node.value("training_scalar", name="loss") == 499.0
         # The collector comes back, and the values were kept in memory.
         receiver.start_http(port)
-        assert receiver.wait_for(lambda r: len(_losses(r)) == 500, 60.0)
+        assert receiver.wait_for(lambda r: len(_losses(r)) == 500)
 
 
 def test_ended_processes_give_their_memory_back_and_are_still_told_of() -> None:
@@ -128,7 +128,7 @@ def test_a_process_with_other_settings_gets_an_agent_of_its_own_terms() -> None:
         node.export_to(receiver.start_http())
         process = node.python(WORK)
 
-        assert receiver.wait_for(lambda r: len(_losses(r)) > 10, 30.0)
+        assert receiver.wait_for(lambda r: len(_losses(r)) > 10)
         assert node.agent()["pid"] != first
         process.kill()
 
@@ -192,10 +192,10 @@ def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
 
         until(lambda: list(here.glob("spool/spool-*/*.z")), "what could not be delivered")
         receiver.set_mode("ok")
-        assert receiver.wait_for(lambda r: len(_losses(r)) > 10, 30.0)
+        assert receiver.wait_for(lambda r: len(_losses(r)) > 10)
         killed = node.kill_agent()
         arrived = len(_losses(receiver))
-        assert receiver.wait_for(lambda r: len(_losses(r)) > arrived, 30.0)
+        assert receiver.wait_for(lambda r: len(_losses(r)) > arrived)
         assert node.place.agent_pid() != killed
         assert node.agent()["remark"] == ""
         process.kill()

@@ -215,11 +215,11 @@ def torchrun(node: Ward, ending: str) -> None:
         str(script),
         env={"CUDA_VISIBLE_DEVICES": "", "GO": str(go)},
     )
-    until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks", patience_s=60)
+    until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks")
     # A letter for each of them, kept until both have come for it.
     with go.open("r+b", buffering=0) as written:
         written.write(b"go")
-        assert launcher.wait(timeout=60) == 1
+        assert launcher.wait(timeout=300) == 1
 
 
 def told_by_status(node: Ward) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +14,6 @@ pytest.importorskip("torch.distributed.fsdp", reason="FSDP2 came with PyTorch 2.
 LATE_RANK = "1"
 # A short ring is soon written down, so ranks may be asked every few seconds.
 RING = "200"
-PATIENCE_S = 180.0
 
 TRAIN = """
 import os, sys, time
@@ -99,11 +97,8 @@ class Launch:
             node.export_to(receiver.start_http())
             script = node.root / "train.py"
             script.write_text(TRAIN)
-            process = node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", "2", str(script), str(node.root)),
-            )
-            until(node.place.agent_file.exists, "torch to be imported", PATIENCE_S)
+            process = node.torchrun(2, str(script), str(node.root))
+            until(node.place.agent_file.exists, "torch to be imported")
             self.balanced = self._see(node, "balanced")
             self.late = self._see(node, "late")
             finished(process)
@@ -118,11 +113,10 @@ class Launch:
             return node.insufficient(run)
 
         # Without a word on what is missing there is something to say: a name, or that all is well.
-        first = until(insufficient, f"{run} to begin", PATIENCE_S)
+        first = until(insufficient, f"{run} to begin")
         until(
             lambda: not insufficient() and node.series("training_straggler", run=run, phase=""),
             f"enough samples of {run}",
-            PATIENCE_S,
         )
         seen = Seen(
             [each for each in node.agent()["verdicts"] if each["who"]["run"] == run],

@@ -19,8 +19,6 @@ from nvml_boards import standin_library
 from stack.browser import Browser, browser
 from stack.scenario import BASE, DEBUG, HUNG_RANK, LATE_RANK, LOW, Scenario, scenario
 
-pytestmark = pytest.mark.timeout(600)
-
 # Where the tests run there may be no such thing; and no traces are stored.
 MAY_BE_EMPTY = {"Swap", "InfiniBand and RoCE", "Standing still for want of", "Sampled steps"}
 # The run that has most to show on each board.

@@ -69,7 +69,7 @@ def test_a_thousand_values_arrive_with_their_own_times_though_the_collector_was_
             return {**scalars(first, metric), **scalars(second, metric)}
 
         try:
-            until(lambda: len(arrived("training.scalar")) >= 1000, "all values", 60.0)
+            until(lambda: len(arrived("training.scalar")) >= 1000, "all values")
         finally:
             second.close()
         values, steps = arrived("training.scalar"), arrived("training.scalar.step")
@@ -207,7 +207,7 @@ run.finish()
         _go_on(process)
         finished(process)
 
-        assert receiver.wait_for(lambda r: len(scalars(r, "training.scalar")) >= 1200, 30.0)
+        assert receiver.wait_for(lambda r: len(scalars(r, "training.scalar")) >= 1200)
         values = scalars(receiver, "training.scalar")
         assert [values[at] for at in sorted(values)] == [float(step) for step in range(1200)]
 
@@ -241,7 +241,7 @@ run.finish()
             return len(_steps(receiver.points(), run)) == 500
 
         for run in ("first", "second", "third"):
-            until(lambda run=run: complete(run), f"all values of {run}", 60.0)
+            until(lambda run=run: complete(run), f"all values of {run}")
 
 
 def _steps(points: list[Point], run: str) -> set[float]:

@@ -64,8 +64,8 @@ elif __name__ == "__main__":
     fit(int(os.environ["LOCAL_RANK"]))
 """
 WAYS = ("itself", "spawn")
-# Far below the minute for which processes are waited for that do not know their rank.
-SOON_S = 25.0
+# Less than the minute for which the agent waits for processes that do not know their rank.
+SOON_S = 55.0
 
 
 class Seen(NamedTuple):
@@ -83,7 +83,7 @@ def launches() -> Iterator[Seen]:
         for way in WAYS:
             node.start(sys.executable, str(script), way)
         seen: dict[str, dict[str, Any]] = {}
-        until(lambda: both_seen(node, seen), "verdicts on both runs", 120.0)
+        until(lambda: both_seen(node, seen), "verdicts on both runs")
         yield Seen(node.processes(), seen)
 
 

@@ -79,7 +79,7 @@ def test_a_node_without_a_run_or_with_several_is_only_itself(node: Node) -> None
     ((labels, _),) = node.series("system_memory_limit_bytes")
     assert labels == {"node": "here"}
 
-    first.communicate(input="", timeout=30)
+    first.communicate(input="", timeout=300)
     until(lambda: node.series("system_memory_limit_bytes", run="another"), "the one that is left")
 
 

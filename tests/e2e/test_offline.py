@@ -73,7 +73,7 @@ def replay(directory: Path, endpoint: str, *options: str, **env: str) -> tuple[i
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     return done.returncode, done.stdout
 
@@ -192,7 +192,7 @@ def test_an_interrupted_replay_goes_on_where_it_stopped(kept: Kept) -> None:
         assert receiver.wait_for(lambda r: r.hanging > 0)
         taken = len(receiver.requests)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=300)
         assert process.returncode == 130
         assert f"stopped: sent {taken} requests" in said
         receiver.set_mode("ok")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from tools.stack.server import free_port
 
+import warm
 from node import Labels, Node, finished, until
 from otlp_receiver import Receiver
 
@@ -49,7 +50,9 @@ class Launch:
     """Commands that together are one program, run to their end; and what came of them."""
 
     def __init__(self, *commands: Sequence[str], **env: str) -> None:
-        with Node(CUDA_VISIBLE_DEVICES="", MASTER_PORT=str(free_port()), **env) as node:
+        # The ranks of a torchrun have torch imported already.
+        env |= {**warm.python().env, "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port())}
+        with Node(**env) as node:
             with Receiver() as receiver:
                 node.export_to(receiver.start_http())
                 started = [node.start(*command) for command in commands]
@@ -157,11 +160,11 @@ def python(program: str) -> list[str]:
 
 def torchrun(program: str, *arguments: str, nodes: tuple[str, ...] = ()) -> list[str]:
     """Two ranks of one node; or with *nodes*, what this node is told of its place among them."""
+    # Nodes on one machine are told apart by the processes that start their ranks.
+    start = ("env", "-u", "PYTHON_EXEC", sys.executable) if nodes else (warm.python().executable,)
     where = nodes or ("--standalone", "--nproc-per-node", "2")
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", *where),
-        *(str(EXAMPLES / program), *arguments),
-    ]
+    how = ("-m", "torch.distributed.run", *where)
+    return [*start, *how, str(EXAMPLES / program), *arguments]
 
 
 def job(program: str) -> list[list[str]]:
@@ -195,8 +198,8 @@ def before() -> dict[str, list[str]]:
         CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", PORTS=ports
     ) as node:
         started = [
-            node.start(
-                *(sys.executable, "-c", BEFORE, *paths),
+            node.warm(
+                *("-c", BEFORE, *paths),
                 env={"RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(2)
@@ -308,7 +311,7 @@ def test_a_launcher_that_passes_the_local_rank_is_understood(
     port = ("--master-port", str(free_port()))
     program = str(EXAMPLES / "from_wandb_guide/train.py")
 
-    launch = Launch([sys.executable, *launcher, *port, program])
+    launch = Launch([warm.python().executable, *launcher, *port, program])
 
     assert results(launch.printed) == before["from_wandb_guide"]
     assert launch.ranks(exported=True) == ["0", "1"]

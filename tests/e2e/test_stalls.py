@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,8 +94,8 @@ class Ward:
         self.world = world
         # Without a launcher: its workers would outlive it, and these cannot end by themselves.
         for rank in map(str, range(world)):
-            node.start(
-                *(sys.executable, str(script), ",".join(names), f"file://{node.root}/store"),
+            node.warm(
+                *(str(script), ",".join(names), f"file://{node.root}/store"),
                 env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world)},
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -116,12 +115,7 @@ def spans() -> Spans:
         node.export_to(receiver.start_http())
         script = node.root / "train.py"
         script.write_text(TRAIN)
-        finished(
-            node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", "2", str(script)),
-            )
-        )
+        finished(node.torchrun(2, str(script)))
         # The last step is sampled on both ranks, and all before it have been sent before it.
         last = {(STEPS, 0), (STEPS, 1)}
         assert receiver.wait_for(lambda r: last <= Spans(r).steps.keys())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,11 +21,11 @@ LATE = {"data": "data", "forward": "forward", "backward": "backward", "other": "
 BUFFERS = "batchnorm"
 # What is seen where the steps end, as there is never a verdict to wait for.
 SILENT = ("balanced", "together", "checkpoint")
-# Without end each, until the test has seen enough of them.
-SCENARIOS = {
-    2: [*LATE, BUFFERS, "checkpoint", "balanced", "together"],
-    4: [*LATE, BUFFERS, "balanced", "slower", "together", "unequal"],
-}
+# Without end each, until the test has seen enough of them: on two ranks, on four, and what four
+# ranks show as two do.
+OF_TWO = (*LATE, BUFFERS, "checkpoint", "balanced", "together")
+OF_FOUR = ("data", "balanced", "slower", "unequal")
+REST_OF_FOUR = ("forward", "backward", "other", BUFFERS, "together")
 BALANCED_STEPS = {2: 2000, 4: 500}
 SLOW_FROM, SLOW_STEPS = 140, 130
 SPEED = ("straggler", "imbalance", "regression", "stall")
@@ -141,7 +141,7 @@ class Seen(NamedTuple):
 class Launch:
     """All scenarios on all ranks, one after the other; the agent is the one that they started."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, names: Sequence[str]) -> None:
         self.world = world
         self.chosen = str(world // 2)
         self.seen: dict[str, Seen] = {}
@@ -149,12 +149,8 @@ class Launch:
             node.export_to(receiver.start_http())
             script = node.root / "train.py"
             script.write_text(TRAIN)
-            process = node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(world), str(script)),
-                *(str(node.root), ",".join(SCENARIOS[world])),
-            )
-            for name in SCENARIOS[world]:
+            process = node.torchrun(*(world, str(script), str(node.root), ",".join(names)))
+            for name in names:
                 until(lambda name=name: self._enough(node, name), f"{name} to be seen")
                 self.seen[name] = self._look(node, name)
                 (node.root / f"{name}.enough").touch()
@@ -204,17 +200,39 @@ def _verdicts(node: Node) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def of_two() -> Launch:
-    return Launch(2)
+    return Launch(2, OF_TWO)
 
 
 @pytest.fixture(scope="module")
 def of_four() -> Launch:
-    return Launch(4)
+    return Launch(4, OF_FOUR)
 
 
-@pytest.fixture(params=["of_two", "of_four"])
-def launch(request: pytest.FixtureRequest) -> Launch:
-    found: Launch = request.getfixturevalue(request.param)
+@pytest.fixture(scope="module")
+def rest_of_four() -> Launch:
+    return Launch(4, REST_OF_FOUR)
+
+
+def on_two_and_on_four(*names: str) -> pytest.MarkDecorator:
+    """For each of these scenarios, with two ranks and with four."""
+    return pytest.mark.parametrize(
+        ("where", "world"),
+        [
+            pytest.param(
+                *(name, world),
+                id=f"{name} on {world} ranks",
+                marks=[pytest.mark.stress] if world == 4 and name in REST_OF_FOUR else [],
+            )
+            for world in (2, 4)
+            for name in names
+        ],
+    )
+
+
+@pytest.fixture
+def launch(where: str, world: int, request: pytest.FixtureRequest) -> Launch:
+    name = "of_two" if world == 2 else "of_four" if where in OF_FOUR else "rest_of_four"
+    found: Launch = request.getfixturevalue(name)
     return found
 
 
@@ -234,10 +252,11 @@ def assert_named(launch: Launch, name: str, phase: str) -> None:
     assert said["phase"] == phase
 
 
-@pytest.mark.parametrize(("where", "phase"), LATE.items())
+@on_two_and_on_four(*LATE)
 def test_a_rank_that_is_late_is_named_with_the_phase_it_is_late_in(
-    launch: Launch, where: str, phase: str
+    launch: Launch, where: str
 ) -> None:
+    phase = LATE[where]
     assert_named(launch, where, phase)
 
     excess = {
@@ -252,14 +271,17 @@ def test_a_rank_that_computes_a_fifth_slower_is_named_for_computing(of_four: Lau
     assert_named(of_four, "slower", "compute")
 
 
+@on_two_and_on_four("balanced")
 def test_of_balanced_ranks_nobody_is_named(launch: Launch) -> None:
     assert_silent(launch, "balanced")
 
 
+@on_two_and_on_four("together")
 def test_of_ranks_that_are_slow_together_nobody_is_named(launch: Launch) -> None:
     assert_silent(launch, "together")
 
 
+@on_two_and_on_four(BUFFERS)
 def test_waiting_for_buffers_does_not_hide_who_is_late(launch: Launch) -> None:
     assert_named(launch, BUFFERS, "data")
 

@@ -96,7 +96,7 @@ def launched(scripts: Path, *commands: Sequence[str | Path]) -> Iterator[None]:
     ]
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=300)
             assert process.returncode == 0, output
         yield
     finally:
@@ -105,7 +105,7 @@ def launched(scripts: Path, *commands: Sequence[str | Path]) -> Iterator[None]:
                 # Asked first: torchrun's workers have sessions of their own, it alone ends them.
                 process.terminate()
                 try:
-                    process.communicate(timeout=40)
+                    process.communicate(timeout=300)
                 except subprocess.TimeoutExpired:
                     process.kill()
             process.communicate()

@@ -96,7 +96,7 @@ class Elsewhere:
         lines += [also, 'exec "$@"']
         command = [*self._namespace, "sh", "-c", "\n".join(lines), "sh"]
         command += [sys.executable, "-c", PREAMBLE + code, str(self._root), *points]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     def ask(self, code: str, *mounts: str, also: str = "true") -> Any:
         done = self.run(code, *mounts, also=also)
@@ -341,7 +341,7 @@ def test_the_dead_make_room_for_the_living(code: str) -> None:
         ["unshare", "-rm", "sh", "-c", script, sys.executable, code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -18,7 +18,7 @@ from node import until
 from otel_ddp.agent.node_status import survey
 from otel_ddp.recording import agent_start
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 # From Python 3.13 on multiprocessing has handled the exception before anybody is told of the end.
 NO_MORE_DATA = "ValueError: no more data" if sys.version_info < (3, 13) else "exit code 1"

@@ -61,7 +61,7 @@ SAID = (
 
 def python(*code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "\n".join(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(

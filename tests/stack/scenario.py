@@ -48,7 +48,7 @@ LATE_RANK, KILLED_RANK, HUNG_RANK, FAILING_RANK = 5, 3, 2, 6
 TALKERS = {"lr-low": 1, "debug": 6}
 EXPORT_EVERY_S = 1.0
 STALL_TIMEOUT_S = 4.0
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 # Asked of a Prometheus that works on the same two cores.
 LOOK_EVERY_S = 0.25
 

@@ -210,7 +210,7 @@ def validated(built: Binaries, *configs: Path, **env: str) -> tuple[int, str]:
         env={**environment(), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -97,7 +97,7 @@ def test_a_late_rank_fires_its_alert_and_a_clean_end_fires_none(
     well.end()
 
     late.train(late_rank=LATE_RANK, late_s=0.03)
-    alert = until(lambda: here.firing().get("TrainingStraggler"), "the alert", 80.0)
+    alert = until(lambda: here.firing().get("TrainingStraggler"), "the alert")
     late.end()
 
     labels = late.labels[LATE_RANK]
@@ -119,7 +119,7 @@ def test_a_rank_that_is_stopped_in_the_collective_fires_the_stall_and_nothing_el
     # As far as the journals tell it waits like all the others.
     pid = stopped_in(here.nodes[name], HUNG_RANK, "comm_wait")
     try:
-        alert = until(lambda: here.firing().get("TrainingStalled"), "the alert", 80.0)
+        alert = until(lambda: here.firing().get("TrainingStalled"), "the alert")
     finally:
         os.kill(pid, signal.SIGCONT)
     training.end()

@@ -25,9 +25,6 @@ from stack.scenario import (
     scenario,
 )
 
-# The scenario itself takes its time, and the first test waits for it.
-pytestmark = pytest.mark.timeout(200)
-
 BOARDS = {board.title: board for board in boards()}
 # Of a list of values, so many are chosen by themselves.
 MOST_VALUES = 4

@@ -70,12 +70,12 @@ class Launch:
         # Some series are told only while a rank lives: a scrape has to find it alive.
         ranks = sum(len(each.labels) for each in self.trainings)
         until(lambda: len(self.scraped.query("training_stalled")) == ranks, "a scrape of all ranks")
-        until(self._named, "the verdict on the late rank", 60.0)
+        until(self._named, "the verdict on the late rank")
         self.train.goes_on(2 * SAMPLE_STEPS)
         # Series come and go: a run that begins changes the labels of its nodes' own. What never is
         # the same on both ways is for the test to say.
         with suppress(AssertionError):
-            until(self._both_tell_the_same, "both ways to tell the same", 20.0)
+            until(self._both_tell_the_same, "both ways to tell the same")
         for each in self.trainings:
             each.end()
         # And so is what never arrives.

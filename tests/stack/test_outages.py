@@ -15,7 +15,6 @@ from stack.trainings import Training, assert_all_there, wait_for
 
 OUTAGE_S = 20.0
 # An agent that has tried in vain for so long tries again within 24 s.
-PATIENCE_S = 40.0
 # What an agent tells of a process and its workers counts from its own first look on.
 OF_ONE_AGENT = (
     "process_disk_io_bytes_total",
@@ -58,7 +57,6 @@ class Launch:
             until(
                 lambda node=node: node.agent()["export"].startswith("delivering"),
                 f"{name} to deliver again",
-                PATIENCE_S,
             )
         self.training.goes_on(10)
         self.training.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,9 +18,6 @@ from node import Node, finished, until
 from stack.asked import Page, answer, opened, options
 from stack.faster import deployed
 from stack.servers import CONFIGURATIONS, Collector, Prometheus, Series
-
-# All five are played before the first test, and each imports torch on each of its ranks.
-pytestmark = pytest.mark.timeout(300)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -69,7 +65,7 @@ class Played:
             launcher = ("-m", *program.launcher) if program.launcher else ()
             path = str(EXAMPLES / name / "train.py")
             port = {"MASTER_PORT": str(free_port()), "OTEL_DDP_RUN": name}
-            finished(node.start(sys.executable, *launcher, path, *program.arguments, env=port))
+            finished(node.warm(*launcher, path, *program.arguments, env=port))
         until(self._have_ended, "the end of all programs")
         self.page = Page(self.prometheus, start_s, time.time(), 1.0)
 

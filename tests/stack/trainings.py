@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -139,18 +139,20 @@ class Training:
         self, *, step_s: float = 0.02, late_rank: int = -1, late_s: float = 0.0, **env: str
     ) -> None:
         """Real ranks, until `end`; one of them is late in each step."""
-        self._start(_TRAIN, str(step_s), str(late_rank), str(late_s), **env)
+        self._start(_TRAIN, Node.warm, str(step_s), str(late_rank), str(late_s), **env)
 
     def log(self, steps: int, **env: str) -> None:
         """Processes that only log, so many steps; then they wait for `end`."""
-        self._start(_LOG, str(steps), **env)
+        self._start(_LOG, _cold, str(steps), **env)
 
-    def _start(self, code: str, *arguments: str, **env: str) -> None:
+    def _start(
+        self, code: str, start: Callable[..., Popen[str]], *arguments: str, **env: str
+    ) -> None:
         script = self._folder / "train.py"
         script.write_text(code)
         for rank, labels in self.labels.items():
-            process = self._nodes[labels["node"]].start(
-                *(sys.executable, str(script), str(self._folder), *arguments),
+            process = start(
+                *(self._nodes[labels["node"]], str(script), str(self._folder), *arguments),
                 env={
                     "RANK": str(rank),
                     "LOCAL_RANK": labels["local_rank"],
@@ -200,7 +202,7 @@ class Training:
     def goes_on_for(self, seconds: float) -> None:
         """Wait until what all ranks log reaches so far beyond what they have logged by now."""
         wanted_ns = self._logged_until_ns() + seconds * 1e9
-        until(lambda: self._logged_until_ns() >= wanted_ns, "the training to go on", seconds + 30)
+        until(lambda: self._logged_until_ns() >= wanted_ns, "the training to go on")
 
     def _logged_until_ns(self) -> int:
         return min(self._last(rank).after_ns for rank in self.labels)
@@ -216,6 +218,11 @@ class Training:
             known = self.known(rank)
             for name in dict.fromkeys(each.name for each in known):
                 yield {**labels, "name": name}, [each for each in known if each.name == name]
+
+
+def _cold(node: Node, *arguments: str, env: Mapping[str, str]) -> Popen[str]:
+    """What does not import torch is started as it is."""
+    return node.start(sys.executable, *arguments, env=env)
 
 
 def selector(metric: str, labels: Mapping[str, str]) -> str:

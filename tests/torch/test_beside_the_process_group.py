@@ -59,7 +59,10 @@ def told() -> tuple[list[Any], list[dict[str, Any]]]:
     """What each rank counted, and what is known of the processes that had a run."""
     with Node(OTEL_DDP_AGENT="off", OTEL_DDP_SAMPLE_STEPS="1") as node:
         ranks = [
-            node.python(TRAIN, FOLDER=str(node.root), RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
+            node.warm(
+                *("-c", TRAIN),
+                env={"FOLDER": str(node.root), "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
+            )
             for rank in ("0", "1")
         ]
         for each in ranks:

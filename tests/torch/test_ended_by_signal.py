@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 import otel_ddp
-from conftest import Here, Journal
+from conftest import Here, Journal, open_files
 from otel_ddp import Run, catalog, containment
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
@@ -104,6 +104,16 @@ class Job:
             self.run._progress.flush()
 
 
+@pytest.fixture(autouse=True)
+def _left(place: Here) -> Iterator[None]:
+    """A program that is left takes along what it has open; this one stays."""
+    yield
+    otel_ddp.finish()
+    for number, path in open_files().items():
+        if path.startswith(str(place.directory)):
+            os.close(number)
+
+
 def _forget(place: Here) -> None:
     for path in place.journals():
         path.unlink()
@@ -150,6 +160,10 @@ def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
 
 
 LEAVES = pytest.mark.parametrize("leaves", [False, True], ids=["and goes on", "and leaves"])
+# The distance from one moment to the next: no divisor of how often anything is done in a round.
+EVERY = pytest.mark.parametrize(
+    "every", [pytest.param(1, marks=pytest.mark.stress), 7], ids="every {}".format
+)
 
 
 def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
@@ -160,11 +174,12 @@ def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
     return handler
 
 
+@EVERY
 @LEAVES
 def test_a_handler_ends_the_run_at_any_moment(
-    leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
+    leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for moment in itertools.count(1):
+    for moment in itertools.count(1, every):
         job = Job(leaves)
         caplog.clear()
         handler = interrupted(job, job.round, moment)
@@ -232,14 +247,15 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
 
 # A file of Python's own, between the opening and the `with`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@EVERY
 def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_end(
-    place: Here, caplog: pytest.LogCaptureFixture
+    every: int, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     def leave() -> None:
         raise SystemExit(3)
 
     told = 0
-    for moment in itertools.count(1):
+    for moment in itertools.count(1, every):
         handler = Handler(leave, moment)
         with contextlib.suppress(SystemExit), interrupted_by(handler):
             otel_ddp.init()
@@ -256,7 +272,7 @@ def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_e
         _forget(place)
         assert not list(place.directory.iterdir()), handler.during
     otel_ddp.finish()
-    assert told > 30
+    assert told > 30 / every
 
 
 def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
@@ -298,8 +314,14 @@ class Preempted(Exception):
     """What users raise in their handlers."""
 
 
-@pytest.mark.parametrize("kind", ["function", "method", "object", "partial", "once"])
-def test_what_a_handler_raises_reaches_the_loop(kind: str, place: Here) -> None:
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [
+        pytest.param("function", 1, marks=pytest.mark.stress),
+        *((kind, 50) for kind in ("function", "method", "object", "partial", "once")),
+    ],
+)
+def test_what_a_handler_raises_reaches_the_loop(kind: str, every: int, place: Here) -> None:
     # As users have it: nothing of ours is raised.
     containment.raise_failures = False
 
@@ -322,7 +344,7 @@ def test_what_a_handler_raises_reaches_the_loop(kind: str, place: Here) -> None:
     }[kind]
     before = signal.getsignal(signal.SIGUSR1)
     try:
-        for moment in itertools.count(1, 1 if kind == "function" else 50):
+        for moment in itertools.count(1, every):
             signal.signal(signal.SIGUSR1, handler)
             job = Job(leaves=False)
             found = Handler(lambda: signal.raise_signal(signal.SIGUSR1), moment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -151,19 +150,17 @@ class Launch(NamedTuple):
         return [self.ranks[scenario, rank] for rank in range(self.world) if rank != late]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
+@pytest.fixture(
+    scope="module",
+    params=[2, pytest.param(4, marks=pytest.mark.stress)],
+    ids="{} ranks".format,
+)
 def launch(request: pytest.FixtureRequest) -> Launch:
     """One launch shows all scenarios, one after the other."""
     with Node(OTEL_DDP_AGENT="off") as node:
         script = node.root / "train.py"
         script.write_text(TRAIN)
-        finished(
-            node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(request.param), str(script)),
-            ),
-            110.0,
-        )
+        finished(node.torchrun(request.param, str(script)))
         ranks = {}
         for path in node.place.journals():
             journal = Journal(path)
@@ -300,8 +297,9 @@ def test_the_totals_of_the_phases_add_up_to_the_steps(launch: Launch) -> None:
     for rank in launch.ranks.values():
         steps_s = sum(step.took_ns for step in rank.steps) / 1e9
         # The time from the last step to the end is in the totals of the phases, and in no step.
-        # A millisecond for a system clock that is being set right.
-        after_s = (rank.ended_ns - rank.steps[-1].ended_ns) / 1e9 + 0.001
+        # Something for a system clock that is being set right, and for a processor that is taken
+        # away between the two.
+        after_s = (rank.ended_ns - rank.steps[-1].ended_ns) / 1e9 + 0.05
 
         phases_s = 0.0
         for word, code in PHASES.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -942,13 +941,7 @@ def on_ranks() -> dict[tuple[str, int], Journal]:
         OTEL_DDP_SAMPLE_STEPS="2",
         PYTHONPATH=str(Path(__file__).parents[1]),
     ) as node:
-        finished(
-            node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", "2", __file__),
-            ),
-            80.0,
-        )
+        finished(node.torchrun(2, __file__))
         journals = [Journal(path) for path in node.place.journals()]
         return {(each.identity["group"], each.identity["global_rank"]): each for each in journals}
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,8 @@ def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) ->
 def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
     sent(transport, directory)
-    memory = SentLog(directory, "metrics at home").path
+    with closing(SentLog(directory, "metrics at home")) as log:
+        memory = log.path
     # The end of its last line is missing, and it is that of "c".
     memory.write_bytes(memory.read_bytes()[:-1])
 
@@ -176,7 +178,8 @@ def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
 
 def test_nothing_is_sent_where_it_cannot_be_remembered(tmp_path: Path) -> None:
     directory, transport = three(tmp_path), FakeTransport()
-    memory = SentLog(directory, "traces at home").path
+    with closing(SentLog(directory, "traces at home")) as log:
+        memory = log.path
     memory.unlink()
     memory.mkdir()
 

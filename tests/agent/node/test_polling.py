@@ -25,7 +25,7 @@ from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.source_thread import Sampler
 
 S = 1_000_000_000
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 H100 = Device("GPU-aaaa", "0", "NVIDIA H100")
 T4 = Device("GPU-bbbb", "1", "Tesla T4")

@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -42,18 +42,23 @@ MS_NS = 10**6
 class Bench:
     """The writer of a journal, and its feed into a ledger."""
 
+    made: ClassVar[list[Bench]] = []
+
     def __init__(self, folder: Path, identity: dict[str, Any] = IDENTITY) -> None:
+        self.made.append(self)
         self.writer = JournalWriter(folder, SMALL, identity)
         self.ledger = Ledger()
         self.ledger.keep_history = True
         self.names = NodeNames(folder / "nodes.json", "")
+        self.readers: list[JournalReader] = []
         self.journal = self.another()
         self.ids: dict[str, int] = {}
         self.shapes: dict[tuple[str, ...], Shape] = {}
         self.words_written = self.steps_written = 0
 
     def another(self) -> JournalFeed:
-        return JournalFeed(JournalReader(self.writer.path), self.ledger, self.names.name)
+        self.readers.append(JournalReader(self.writer.path))
+        return JournalFeed(self.readers[-1], self.ledger, self.names.name)
 
     def log(self, values: dict[str, float], step: int, at_ns: int | None = None) -> None:
         for name in values.keys() - self.ids:
@@ -119,15 +124,22 @@ class Bench:
         return found
 
     def close(self) -> None:
-        self.journal.reader.close()
+        for each in self.readers:
+            each.close()
         self.writer.close()
 
 
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    for each in Bench.made:
+        each.close()
+    Bench.made.clear()
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.close()
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 def test_a_process_that_waits_for_its_group_is_not_exported_under_a_provisional_name(

@@ -233,6 +233,8 @@ def hang(parent: tuple[Node, subprocess.Popen[str]]) -> Iterator[Callable[[str],
     for job in jobs:
         for pid in job.pids.values():
             os.kill(pid, signal.SIGKILL)
+        for each in job.ranks:
+            each.reader.close()
 
 
 def _row(verdict: Verdict, rank: int) -> dict[str, Any]:
