@@ -91,9 +91,13 @@ def played(
         _configure(prometheus, folder, judging)
         # Made of what other groups of rules record: so all of these have been asked before.
         evaluated = 'count_over_time(rank:training_excess:ratio2m{rank="0"}[10m])'
+        excess = "count(rank:training_excess:ratio2m)"
         until(
-            lambda: any(each.value >= EVALUATIONS for each in prometheus.query(evaluated)),
-            "the rules",
+            lambda: (
+                any(each.value >= EVALUATIONS for each in prometheus.query(evaluated))
+                and [each.value for each in prometheus.query(excess)] == [nodes * RANKS]
+            ),
+            "the rules, of every rank",
         )
         end_s = time.time()
         # Nobody but who asks: rules of a thousand ranks take seconds of both cores.
