@@ -57,7 +57,7 @@ def inherited() -> ProcessRun | None:
 
 
 def attach(make: Callable[[], R]) -> ProcessRun:
-    """The run of an unpickled one. It opens at its first use: workers of data loaders have none."""
+    """Returns the run that an unpickled run becomes here; it opens at its first use."""
     global _inherited
     with _opening:
         if _current is not None:

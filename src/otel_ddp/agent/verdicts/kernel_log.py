@@ -37,7 +37,7 @@ class Xid(NamedTuple):
 
 
 class KernelLog:
-    """What the log has said since it was opened. Process ids are those of the first namespace."""
+    """The lines of the log since it was opened. Process ids are those of the first namespace."""
 
     def __init__(self, path: Path) -> None:
         self.kills: dict[int, OutOfMemoryKill] = {}

@@ -9,7 +9,7 @@ from otel_ddp.diagnosis.stall import wording
 from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Position
 from otel_ddp.diagnosis.verdict import Labels
 
-# A witness thread that has not answered for so long cannot run: something holds the GIL.
+# A thread for stack questions that is silent for so long cannot run: something holds the GIL.
 _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 # These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
