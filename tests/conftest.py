@@ -34,49 +34,6 @@ _STRANGE = (
 # The files that take longest start first: what starts last is what all others are waited for.
 _LONGEST = ("test_rules", "test_examples", "test_programs", "test_dashboards", "test_outages")
 _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
-# They measure how long something takes, or hold that nothing is found where all is even. Where
-# tests run side by side one process runs these, and all others leave the processor to it.
-_MEASURING = tuple(
-    f"tests/{file}.py"
-    for file in (
-        *("e2e/test_verdicts", "e2e/test_agent", "torch/test_ranks", "torch/test_steps"),
-        *("torch/test_evaluation", "torch/test_odd_loops", "torch/test_data"),
-        *("torch/test_readings", "torch/test_steps_of_values", "torch/test_discovery"),
-    )
-)
-_NICER = 10
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config, "workerinput", {}).get("workerid", "gw0") != "gw0":
-        os.nice(_NICER)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file at a time for each process, and those that measure for the first one."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Files(LoadFileScheduling):
-        def _suited(self, node: Any) -> list[str]:
-            measuring = [file for file in self.workqueue if file in _MEASURING]
-            if measuring and node is self.nodes[0]:
-                return measuring
-            return [file for file in self.workqueue if file not in _MEASURING]
-
-        def _reschedule(self, node: Any) -> None:
-            if self._suited(node) or node.shutting_down:
-                super()._reschedule(node)
-            else:
-                node.shutdown()
-
-        def _assign_work_unit(self, node: Any) -> None:
-            for file in self._suited(node)[:1]:
-                self.workqueue.move_to_end(file, last=False)
-            super()._assign_work_unit(node)
-
-    config.option.loadscopereorder = False
-    return Files(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,8 @@ from node import Labels, Node, finished, until
 from otel_ddp.agent.node_status import survey
 from otlp_receiver import Receiver
 
+pytestmark = pytest.mark.alone
+
 LATE_S = 0.03
 WORK = {"data", "forward", "backward", "optimizer", "other"}
 LABELS = {"group", "run", "job_type", "node", "rank", "local_rank"}

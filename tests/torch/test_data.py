@@ -20,6 +20,8 @@ import otel_ddp
 from conftest import Here
 from otel_ddp import catalog
 
+pytestmark = pytest.mark.alone
+
 PAUSE_S = 0.02
 INPUT = torch.ones(8, 4)
 

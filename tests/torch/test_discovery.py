@@ -31,6 +31,8 @@ from loops import phase, totals
 from node import Node, finished
 from otel_ddp.torch.readings import flops
 
+pytestmark = pytest.mark.alone
+
 INPUT = torch.ones(8, 4)
 STEPS = 14
 

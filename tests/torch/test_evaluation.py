@@ -20,6 +20,8 @@ from conftest import Here
 from loops import INPUT, PAUSE_S, Slow, phase, totals, train
 from otel_ddp.torch.hooks import model as model_hooks
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def alone() -> Iterator[None]:

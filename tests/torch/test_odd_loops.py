@@ -21,6 +21,8 @@ from conftest import Here, Journal
 from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train
 from otel_ddp.journal.place import Place
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def run(place: Place) -> Iterator[otel_ddp.Run]:

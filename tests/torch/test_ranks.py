@@ -16,6 +16,8 @@ from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import END, OF_BUFFERS
 from otel_ddp.journal.reader import Document, JournalReader, Steps
 
+pytestmark = pytest.mark.alone
+
 STEPS = 24
 LATE_S = 0.03
 LATE_RANK = 1

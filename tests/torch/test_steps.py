@@ -35,6 +35,8 @@ from otel_ddp.journal.reader import JournalReader, Steps
 from otel_ddp.torch import versions
 from otel_ddp.torch.hooks import model as model_hooks
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def run(place: Place) -> Iterator[otel_ddp.Run]:

@@ -15,6 +15,8 @@ import otel_ddp
 from conftest import Here, Journal
 from loops import INPUT
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def run(place: Here) -> Iterator[otel_ddp.Run]:
