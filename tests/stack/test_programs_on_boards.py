@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -67,7 +68,8 @@ class Played:
             port = {"MASTER_PORT": str(free_port()), "OTEL_DDP_RUN": name}
             finished(node.warm(*launcher, path, *program.arguments, env=port))
         until(self._have_ended, "the end of all programs")
-        self.page = Page(self.prometheus, start_s, time.time(), 1.0)
+        # Points are asked for at whole seconds: to the end of the one that has the last values.
+        self.page = Page(self.prometheus, start_s, math.ceil(time.time()), 1.0)
 
     def _have_ended(self) -> bool:
         ended = self.prometheus.query("run:training_state:max == 2")
