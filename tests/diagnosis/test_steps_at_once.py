@@ -19,7 +19,7 @@ OTHER, DATA, FORWARD = PHASES["other"], PHASES["data"], PHASES["forward"]
 
 
 def record(offset: int, words: list[int]) -> Steps:
-    return Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0)
+    return Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0, False)
 
 
 def story(chance: random.Random, disorder: bool) -> list[int]:

@@ -64,7 +64,7 @@ def test_words_of_steps_are_read_as_they_were_written(
     writer.append(layout.STEPS, struct.pack("<Q", 300) + words)
     writer.append(layout.STEPS, struct.pack("<Q", 302))
 
-    assert reader.read() == [Steps(300, words, 0)]
+    assert reader.read() == [Steps(300, words, 0, False)]
     # A piece of nothing is none.
     assert reader.unreadable == 1
 

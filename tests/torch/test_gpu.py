@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -452,25 +452,38 @@ print("after", held >= 64 << 20, found.retries, found.ooms)
     assert f"after True {number} {number}" in said
 
 
+class Times:
+    """What the clock writes down."""
+
+    def __init__(self) -> None:
+        self.charges: list[float] = []
+        self.words: list[int] = []
+
+    def add_device_time(self, code: int, seconds: float) -> None:
+        self.charges.append(seconds)
+
+    def add_device_words(self, words: Sequence[int]) -> None:
+        self.words += words
+
+
 def test_a_mark_costs_little_and_the_pool_stays_small() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    charges: list[float] = []
-    clock = DeviceClock(
-        device, module=torch.cuda, charge=lambda code, seconds: charges.append(seconds)
-    )
+    times = Times()
+    clock = DeviceClock(device, module=torch.cuda, times=times)
     work = inputs()
     took = 0.0
-    for _ in range(2000):
+    for number in range(2000):
         work.mul_(1.0)
         began = time.perf_counter()
         for code in range(10):
-            clock.mark(code % 9)
-        clock.step_finished()
+            clock.mark(code % 9 << 56 | time.monotonic_ns())
+        clock.step_finished(number, time.monotonic_ns())
         took += time.perf_counter() - began
     sys.stderr.write(f"a step of 10 marks: {took / 2000 * 1e6:.1f} us, dropped {clock.dropped}\n")
 
     assert not clock.failed
-    assert charges
+    assert times.charges
+    assert times.words
     assert len(clock._pool) <= 65 * 10
     # The measured figure belongs into docs/gpu.md; this only tells a mistake from a cost.
     assert took / 2000 < 0.001

@@ -46,7 +46,7 @@ REASON_BYTES = 2048
 
 # checksum, whole size (a multiple of 8), type, flags, running number
 RECORD = Struct("<IIHHI")
-PAD, SCALARS, SPAN, EVENT, END, STEPS = 0, 16, 17, 18, 19, 20
+PAD, SCALARS, SPAN, EVENT, END, STEPS, DEVICE_STEPS = 0, 16, 17, 18, 19, 20, 21
 IDENTITY, NAME, COUNTER, HISTOGRAM, CONFIG, FACTS = 1, 2, 3, 4, 5, 6
 
 # after the record's head: how many values, time, step, epoch; then the ids, then the values
@@ -58,8 +58,9 @@ LATEST_HEAD = Struct("<IIQ")
 # The reader's own file: position, running number of the next record, records lost so far.
 TAKEN = Struct("<QQQI")
 
-# The words of a STEPS record: a code above, a time or a number below. The code of a phase, as in
-# PHASE, says that it begins at this time. A wait for buffers differs from one for gradients.
+# The words of STEPS and DEVICE_STEPS records: a code above, a time or a number below. The code of a
+# phase, as in PHASE, says that it begins at this time. A wait for buffers differs from one for
+# gradients.
 PHASE_CODE = 0x3F
 OF_BUFFERS = 0x40
 # Steps begin at this time; a step ended at this time.
@@ -73,6 +74,10 @@ STEP_RETRIES = 0x85
 STEP_WORK = 0x86
 # Of the step that ends next: under which number the user logs it, where that is another one.
 STEP_LOGGED = 0x87
+# Of the device's step that ends next: a phase, from this bit on, and for how many nanoseconds of it
+# the device kept up with the host; and how long after the host it reached this end.
+STEP_PACED, PACED_SHIFT = 0x88, 48
+STEP_LAG = 0x89
 
 # A small file needs as much room for definitions as a large one.
 _LEAST_DEFINITIONS = 32 * 1024

@@ -38,13 +38,15 @@ class Scalars(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A piece of the stream of the steps' words; see layout.PHASE_CODE and the codes after it."""
+    """A piece of a stream of the steps' words; see layout.PHASE_CODE and the codes after it."""
 
     offset: int
     """The number of earlier words; a gap after the piece before means that words are lost."""
     words: bytes
     """Eight bytes for each word, as in the journal; the last byte is the code."""
     position: int
+    on_device: bool
+    """Whether the times are those of the device."""
 
 
 class Document(NamedTuple):
@@ -302,10 +304,11 @@ class JournalReader:
     def _parse(self, kind: int, payload: bytes, position: int) -> Record | None:
         if kind == layout.SCALARS:
             return _scalars(payload, position)
-        if kind == layout.STEPS:
+        if kind in (layout.STEPS, layout.DEVICE_STEPS):
             if len(payload) < 16:
                 return None
-            return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position)
+            on_device = kind == layout.DEVICE_STEPS
+            return Steps(int.from_bytes(payload[:8], "little"), payload[8:], position, on_device)
         if kind in (layout.SPAN, layout.EVENT, layout.END):
             content = _document(payload)
             return None if content is None else Document(kind, content, position)

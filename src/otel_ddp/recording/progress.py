@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns as _clock
 from typing import Protocol
 
@@ -36,8 +36,8 @@ _MOST_WORDS = 20_000
 class DeviceClock(Protocol):
     """Gets each phase when it begins, and says later how long the device took for it."""
 
-    def mark(self, code: int) -> None: ...
-    def step_finished(self) -> None: ...
+    def mark(self, word: int) -> None: ...
+    def step_finished(self, number: int, now_ns: int) -> None: ...
 
 
 class Phase:
@@ -103,6 +103,8 @@ class Progress:
         # The device's clock, if there is one, gets each change on the training thread.
         self.device_clock: DeviceClock | None = None
         self._on_device: dict[int, float] = {}
+        self._device_words: list[int] = []
+        self._flushed_device_words = 0
         # The phase first: it is not read before there is a state.
         writer.phase(_OTHER, 0, _clock() - self._origin)
         self._set_state("starting")
@@ -194,9 +196,10 @@ class Progress:
         code, word, expect_ms = innermost.code, innermost.word, innermost.expect_ms
         if not self.recorder.phase(code, word, after_ns, expect_ms):
             return
-        self._pending.append(innermost.base + since)
+        changed = innermost.base + since
+        self._pending.append(changed)
         if self.device_clock is not None and threading.get_ident() == self.training_thread:
-            self.device_clock.mark(innermost.code)
+            self.device_clock.mark(changed)
         self.flush()
 
     # -- hooks: training feels every call here, so they are few and short
@@ -211,7 +214,7 @@ class Progress:
         self._words[PHASE_WORD] = word = phase.base + _clock()
         self._pending.append(word)
         if self.device_clock is not None:
-            self.device_clock.mark(phase.code)
+            self.device_clock.mark(word)
 
     def leave(self, phase: Phase) -> None:
         """Leaves a phase and all that is open inside it; does nothing if the phase is not open."""
@@ -228,7 +231,7 @@ class Progress:
         self._words[PHASE_WORD] = word = around.base + _clock()
         self._pending.append(word)
         if self.device_clock is not None:
-            self.device_clock.mark(around.code)
+            self.device_clock.mark(word)
 
     def begin_step(self) -> None:
         """Hooks have seen work: from here on, time outside of any phase belongs to a step."""
@@ -285,8 +288,6 @@ class Progress:
             opened[:] = [each for each in opened if not each.of_hooks]
         if phase is not None:
             pending.append(opened[-1].base + now)
-            if self.device_clock is not None:
-                self.device_clock.mark(opened[-1].code)
         logged = self.recorder.step
         number = self.logged_number + 1 if logged == self._logged else self.next_logged_number()
         self.logged_number, self._logged = number, logged
@@ -314,12 +315,17 @@ class Progress:
         self._words[_STEP_WORD] = number + 1
         self.in_step = self.model_called = False
         if self.device_clock is not None:
-            self.device_clock.step_finished()
+            self.device_clock.mark(word)
+            self.device_clock.step_finished(self.step_count, now - self._origin)
         return now >= self._flush_due_ns or len(pending) > _MOST_WORDS
 
     def add_device_time(self, code: int, seconds: float) -> None:
         """Adds time that the device has spent in a phase; flushed with the rest."""
         self._on_device[code] = self._on_device.get(code, 0.0) + seconds
+
+    def add_device_words(self, words: Sequence[int]) -> None:
+        """Adds the words of a step that the device has finished; flushed with the rest."""
+        self._device_words += words
 
     # -- flushing
 
@@ -368,3 +374,10 @@ class Progress:
         if self.steps_began and words:
             recorder.append_words(layout.STEPS, self._flushed_words, words)
             self._flushed_words += len(words)
+        # Hooks may go on here, too.
+        on_device_words = self._device_words[:]
+        if on_device_words:
+            del self._device_words[: len(on_device_words)]
+            before = self._flushed_device_words
+            recorder.append_words(layout.DEVICE_STEPS, before, on_device_words)
+            self._flushed_device_words += len(on_device_words)

@@ -4,58 +4,92 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from otel_ddp import containment
+from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
 
-_STEPS_TO_WAIT = 2
 _MOST_STEPS = 64
 _MOST_MARKS = 4096
 # A step of many micro-batches is resolved in parts of this many marks, as if each were a step.
 _LONG_STEP = _MOST_MARKS // _MOST_STEPS
+# The device keeps up with the host if it reaches a mark this soon after it was recorded, or within
+# this part of the phase that ends there: a launch takes some microseconds.
+_SOON_NS = 100_000
+_SOON_PART = 16
+# Clocks of hosts and devices differ by less than one part in this many.
+_DRIFT = 20_000
+
+_SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
+_BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
+_NUMBER, _LAG = layout.STEP_NUMBER << _SHIFT, layout.STEP_LAG << _SHIFT
+_PACED = layout.STEP_PACED << _SHIFT
+
+
+class DeviceTimes(Protocol):
+    """Where the clock writes down what it has learnt."""
+
+    def add_device_time(self, code: int, seconds: float) -> None: ...
+    def add_device_words(self, words: Sequence[int]) -> None: ...
 
 
 class _Mark:
-    """From this event on, the device works on the phase with this code."""
+    """From this event on, the device works on the phase of this word of the journal."""
 
-    __slots__ = ("code", "event")
+    __slots__ = ("event", "not_before_ns", "word")
 
     def __init__(self, event: Any) -> None:
         self.event = event
-        self.code = 0
+        self.word = 0
+        # A time at which the device had not reached it, since the making of the journal.
+        self.not_before_ns = 0
+
+
+class _Marks(list[_Mark]):
+    """Marks of one step; the last one is its end if it has a number."""
+
+    __slots__ = ("number", "passed")
+
+    def __init__(self) -> None:
+        self.number = 0
+        # How many of them the device has passed.
+        self.passed = 0
 
 
 class DeviceClock:
     """Never waits for the device: it only asks which events it has passed."""
 
-    def __init__(
-        self, device: torch.device, *, module: Any, charge: Callable[[int, float], None]
-    ) -> None:
+    def __init__(self, device: torch.device, *, module: Any, times: DeviceTimes) -> None:
         self.dropped = 0
         """Steps, or parts of very long ones, that are not charged to any phase."""
         self.failed = False
         self._index = device.index
         self._module = module
-        self._charge = charge
+        self._times = times
         self._thread = threading.get_ident()
         self._stopped = False
         self._spoilt = False
         self._pool: list[_Mark] = []
         # Marks of the present step. Those of backward come from autograd's own thread, and an
         # append needs no lock.
-        self._open: list[_Mark] = []
+        self._open = _Marks()
         # Steps that are over, oldest first; one that was spoilt is empty.
-        self._closed: deque[list[_Mark]] = deque()
+        self._closed: deque[_Marks] = deque()
         self._held = 0
         # The last mark that was resolved: what it began ends with the next one.
         self._since: _Mark | None = None
+        # When the device reached it, and the least by which its clock is behind the host's there.
+        self._reached_ns = self._behind_ns = 0
+        # The words of the step that is being resolved; None until the end of one is known.
+        self._words: list[int] | None = None
+        self._paced: dict[int, int] = {}
 
-    def mark(self, code: int) -> None:
-        """From here on the device works on the phase with this code."""
+    def mark(self, word: int) -> None:
+        """From here on the device works on a phase: the journal's word for it, with the time."""
         if self._stopped or self._spoilt:
             return
         try:
@@ -69,24 +103,27 @@ class DeviceClock:
                 mark = self._pool.pop()
             except IndexError:
                 mark = _Mark(module.Event(enable_timing=True))
-            mark.code = code
+            mark.word = word
             # By its index: the current device of this thread, or of autograd's, may be another.
             mark.event.record(module.current_stream(self._index))
             self._open.append(mark)
             if len(self._open) >= _LONG_STEP:
-                self._long_step()
+                self._long_step(word & _VALUE)
         except RuntimeError:
             containment.reraise_foreign()
             self._fail()
 
-    def step_finished(self) -> None:
-        """The step is over; charge for the steps before it that the device is done with."""
+    def step_finished(self, number: int, now_ns: int) -> None:
+        """The step with this number is over, at the last mark; charge for what is known by now.
+
+        *now_ns*: since the making of the journal.
+        """
         if self._stopped:
             return
         self._thread = threading.get_ident()
         try:
-            self._close_step()
-            self._resolve()
+            self._close_step(number)
+            self._resolve(now_ns)
         except RuntimeError:
             containment.reraise_foreign()
             self._fail()
@@ -96,14 +133,14 @@ class DeviceClock:
         try:
             if not self._stopped:
                 self._stopped = True
-                self._close_step()
-                self._resolve(steps_to_wait=0)
+                self._close_step(0)
+                self._resolve(0)
         except RuntimeError:
             containment.reraise_foreign()
             self.failed = True
         finally:
             self._pool = []
-            self._open = []
+            self._open = _Marks()
             self._closed.clear()
             self._held = 0
             self._since = None
@@ -113,22 +150,24 @@ class DeviceClock:
         self.failed = self._stopped = True
         self.close()
 
-    def _long_step(self) -> None:
+    def _long_step(self, now_ns: int) -> None:
         if threading.get_ident() == self._thread:
-            self._close_step()
-            self._resolve()
+            self._close_step(0)
+            self._resolve(now_ns)
         elif len(self._open) >= _MOST_MARKS:
             self._spoilt = True
 
-    def _close_step(self) -> None:
-        marks, self._open = self._open, []
+    def _close_step(self, number: int) -> None:
+        """*number*: 0 for a part of a step."""
+        marks, self._open = self._open, _Marks()
         if self._spoilt:
             self._spoilt = False
             self.dropped += 1
             self._pool += marks
-            marks = []
+            marks = _Marks()
         elif not marks:
             return
+        marks.number = number
         self._closed.append(marks)
         self._held += len(marks)
         while len(self._closed) > _MOST_STEPS or self._held > _MOST_MARKS:
@@ -144,44 +183,91 @@ class DeviceClock:
 
     def _begin_anew(self) -> None:
         """There is a gap, in which it is unknown what the device did."""
+        self._words = None
+        self._paced = {}
         if self._since is not None:
             self._pool.append(self._since)
             self._since = None
 
-    def _resolve(self, steps_to_wait: int = _STEPS_TO_WAIT) -> None:
+    def _resolve(self, now_ns: int) -> None:
         # Asking for an event would spoil a graph that is being captured.
-        while len(self._closed) > steps_to_wait and not self._module.is_current_stream_capturing():
+        while self._closed and not self._module.is_current_stream_capturing():
             marks = self._closed[0]
-            # The last one first, for it mostly decides; but where a step used several streams, it
-            # may be done before the others.
-            if not all(mark.event.query() for mark in reversed(marks)):
-                return
+            # Each is asked for until it is passed. In a step that used several streams, a later one
+            # may be passed before an earlier one.
+            for mark in marks[marks.passed :]:
+                if not mark.event.query():
+                    mark.not_before_ns = now_ns
+                    return
+                marks.passed += 1
             self._closed.popleft()
             self._held -= len(marks)
             if not marks:
                 self._begin_anew()
-            for mark in marks:
-                self._passed(mark)
+            try:
+                for mark in marks:
+                    self._passed(mark)
+            except BaseException:
+                # A signal's handler has raised here: the rest of these marks is lost.
+                self._begin_anew()
+                raise
+            if marks.number and marks:
+                self._step_passed(marks.number, marks[-1].word & _VALUE)
 
     def _passed(self, mark: _Mark) -> None:
-        since = self._since
+        since, word = self._since, mark.word
+        recorded_ns = word & _VALUE
+        not_before_ns, mark.not_before_ns = max(recorded_ns, mark.not_before_ns), 0
         if since is None:
+            # Its own clock begins where the host is.
             self._since = mark
+            self._reached_ns, self._behind_ns = recorded_ns, not_before_ns - recorded_ns
             return
         seconds = since.event.elapsed_time(mark.event) / 1000
+        took_ns = round(seconds * 1e9)
         if seconds > 0:
-            self._charge(since.code, seconds)
+            reached_ns = self._reached_ns = self._reached_ns + took_ns
+            # No device reaches a mark before the host has recorded it, nor one that was asked for
+            # and not reached before that.
+            known_ns = self._behind_ns - took_ns // _DRIFT
+            self._behind_ns = behind_ns = max(known_ns, not_before_ns - reached_ns)
+            if reached_ns + behind_ns - recorded_ns <= _SOON_NS + took_ns // _SOON_PART:
+                code = since.word >> _SHIFT
+                self._paced[code] = self._paced.get(code, 0) + took_ns
+            self._times.add_device_time(since.word >> _SHIFT, seconds)
             self._since = mark
             self._pool.append(since)
         else:
             # This stream was ahead of the other one: its phase is the newer one all the same.
-            since.code = mark.code
+            since.word = word
             self._pool.append(mark)
+        if self._words is not None:
+            self._words.append(word - recorded_ns + self._reached_ns)
+
+    def _step_passed(self, number: int, recorded_ns: int) -> None:
+        """The device has reached the end of a step: write down what is known of it."""
+        reached_ns, paced = self._reached_ns, self._paced
+        words, self._words = self._words, []
+        self._paced = {}
+        if words is None:
+            words = [_BEGAN + reached_ns]
+            if self._since is not None:
+                words.append(self._since.word & ~_VALUE | reached_ns)
+        else:
+            # The next phase begins with the next step.
+            following = words.pop()
+            words.append(_NUMBER | number)
+            words.append(_LAG | max(reached_ns + self._behind_ns - recorded_ns, 0))
+            for code, took_ns in paced.items():
+                phase = code & layout.PHASE_CODE
+                words.append(_PACED | phase << layout.PACED_SHIFT | took_ns)
+            words += (_ENDED + reached_ns, following)
+        self._times.add_device_words(words)
 
 
 def clock_for(
     device: torch.device,
-    charge: Callable[[int, float], None],
+    times: DeviceTimes,
     *,
     module: Callable[[torch.device], Any] = module_of,
 ) -> DeviceClock | None:
@@ -192,4 +278,4 @@ def clock_for(
         return None
     if not hasattr(getattr(found, "Event", None), "elapsed_time"):
         return None
-    return DeviceClock(device, module=found, charge=charge)
+    return DeviceClock(device, module=found, times=times)

@@ -32,7 +32,7 @@ def told(*pairs: tuple[int, int]) -> list[int]:
 
 
 def feed(stream: StepStream, words: list[int], offset: int = 0) -> list[Step]:
-    return stream.feed(Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0))
+    return stream.feed(Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0, False))
 
 
 def whole(words: list[int]) -> list[Step]:

@@ -64,6 +64,8 @@ class JournalFeed:
         self._stream = StepStream(reader.created_ns)
         self._step_spans = StepSpans()
         self._steps: list[Step] = []
+        self._device_stream = StepStream(reader.created_ns)
+        self._device_steps: list[Step] = []
 
     # -- its identity
 
@@ -152,6 +154,9 @@ class JournalFeed:
 
     @containment.contained()
     def _feed_steps(self, record: Steps) -> None:
+        if record.on_device:
+            self._device_steps += self._device_stream.feed(record)
+            return
         steps = self._stream.feed(record)
         self._steps += steps
         if not self._sent:
@@ -164,6 +169,11 @@ class JournalFeed:
     def flush_steps(self) -> list[Step]:
         """The steps that were read since the last call."""
         steps, self._steps = self._steps, []
+        return steps
+
+    def flush_device_steps(self) -> list[Step]:
+        """The same on the device's clock, which lags behind the host's."""
+        steps, self._device_steps = self._device_steps, []
         return steps
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:

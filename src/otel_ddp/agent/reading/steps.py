@@ -1,4 +1,7 @@
-"""Rebuilds the steps of a process from the 64-bit words that its journal holds of them."""
+"""Rebuilds the steps of a process from the 64-bit words that its journal holds of them.
+
+The host's steps and the device's have the same words, and a stream for each.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,11 @@ class Step(NamedTuple):
     """Tokens; or samples if it has no tokens; 0 if neither is known."""
     logged: int | None = None
     """The number under which the user logs it, if it differs."""
+    paced: tuple[int, ...] = ()
+    """On the device's clock, for some phases: the phase, and for how long the device kept up with
+    the host, in one number as in the journal."""
+    lag_ns: int | None = None
+    """On the device's clock: how long after the host it reached the end, at least."""
 
     @property
     def took_ns(self) -> int:
@@ -123,6 +131,8 @@ class _Kind(NamedTuple):
     gc: _Values | None
     retries: _Values | None
     skipped: bool
+    paced: _Values | None
+    lag: int | None
 
 
 @lru_cache(_KINDS_KNOWN)
@@ -152,6 +162,8 @@ def _kind(code: int, words: bytes) -> _Kind | None:
         _values(others.get(layout.STEP_GC)),
         _values(others.get(layout.STEP_RETRIES)),
         layout.STEP_SKIPPED in others,
+        _values(others.get(layout.STEP_PACED)),
+        others.get(layout.STEP_LAG, [None])[-1],
     )
 
 
@@ -191,6 +203,8 @@ class StepStream:
         self._retries = 0
         self._work = 0
         self._logged: int | None = None
+        self._paced: list[int] = []
+        self._lag_ns: int | None = None
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this record."""
@@ -246,6 +260,8 @@ class StepStream:
             sum(kind.retries(values)) if kind.retries else 0,
             sum(kind.work(values)) if kind.work else 0,
             None if kind.logged is None else values[kind.logged],
+            kind.paced(values) if kind.paced else (),
+            None if kind.lag is None else values[kind.lag],
         )
 
     def _walk(self, words: bytes, values: tuple[int, ...], steps: list[Step]) -> None:
@@ -273,6 +289,10 @@ class StepStream:
                 self._logged = value
             elif code == layout.STEP_SKIPPED:
                 self._skipped = True
+            elif code == layout.STEP_PACED:
+                self._paced.append(value)
+            elif code == layout.STEP_LAG:
+                self._lag_ns = value
             elif code == layout.STEP_RETRIES:
                 self._retries += value
             elif code == layout.STEPS_BEGAN:
@@ -313,4 +333,6 @@ class StepStream:
             self._retries,
             self._work,
             self._logged,
+            tuple(self._paced),
+            self._lag_ns,
         )

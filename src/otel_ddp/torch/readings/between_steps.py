@@ -102,8 +102,10 @@ class Readings(StepListener):
             return
         self._device = self._flops.device = device
         self._memory = MemoryReadings(device, self._progress) if device.type == "cuda" else None
-        self._clock = clock_for(device, self._progress.add_device_time)
+        self._clock = clock_for(device, self._progress)
         self._progress.device_clock = self._clock
+        # At once: the first steps are compared by this clock or by none.
+        self._progress.recorder.facts({"capability": self._clock_capability()})
 
     # -- in a step
 
@@ -174,7 +176,12 @@ class Readings(StepListener):
         if self._memory is not None:
             self._memory.poll()
         stepper.wants_loss = True
-        watching = stepper.steps <= _STEPS_TO_WATCH or not self._warned
+        clock_failed = self._clock is not None and self._clock.failed
+        watching = (
+            stepper.steps <= _STEPS_TO_WATCH
+            or not self._warned
+            or (clock_failed and not self._known.get("device_clock"))
+        )
         # The first collective may come late: local SGD, averaging by hand.
         if (stepper.steps >= _STEPS_TO_KNOW and watching) or (
             self._waits_for_collective and not none_so_far()
@@ -222,10 +229,7 @@ class Readings(StepListener):
         self._report_work(found)
         if self._loss.asked:
             found["loss"] = self._loss.missing
-        if self._device is not None:
-            failed = self._clock is not None and self._clock.failed
-            word = "device_unknown" if self._clock is None else "device_failed" if failed else ""
-            found["device_clock"] = word
+        found.update(self._clock_capability())
         self._waits_for_collective = bool(found["comm_wait"]) and none_so_far()
         if found != self._known:
             self._known = found
@@ -235,6 +239,13 @@ class Readings(StepListener):
             missing = "; ".join(capabilities.sentences(found))
             if missing and self._options.speaks:
                 containment.log.warning("Not measured in this run: %s.", missing)
+
+    def _clock_capability(self) -> dict[str, str]:
+        if self._device is None:
+            return {}
+        if self._clock is None:
+            return {"device_clock": "device_unknown"}
+        return {"device_clock": "device_failed" if self._clock.failed else ""}
 
     def _report_work(self, found: dict[str, str]) -> None:
         progress = self._progress

@@ -207,7 +207,7 @@ class Stepper:
         self._words[PHASE_WORD] = word = phase.base + _clock()
         self._write(word)
         if progress.device_clock is not None:
-            progress.device_clock.mark(phase.code)
+            progress.device_clock.mark(word)
         if watched.syncs_buffers and module.will_sync_module_buffers():
             progress.enter(self._buffers)
         self._count_batch(watched, module, args, kwargs)
@@ -279,7 +279,7 @@ class Stepper:
                 self._words[PHASE_WORD] = word = around.base + _clock()
                 self._write(word)
                 if progress.device_clock is not None:
-                    progress.device_clock.mark(around.code)
+                    progress.device_clock.mark(word)
             else:
                 progress.leave(self._forward)
             self.forwards += 1
@@ -327,7 +327,7 @@ class Stepper:
             self._words[PHASE_WORD] = word = phase.base + _clock()
             self._write(word)
             if (device := self.progress.device_clock) is not None:
-                device.mark(phase.code)
+                device.mark(word)
             # Runs when the local gradients are done, and before DDP's own finaliser, which is
             # queued later; what that callback queues in turn runs after the finaliser.
             self._queue_callback(self._on_gradients_done)
@@ -346,7 +346,7 @@ class Stepper:
             self._words[PHASE_WORD] = word = phase.base + _clock()
             self._write(word)
             if (device := self.progress.device_clock) is not None:
-                device.mark(phase.code)
+                device.mark(word)
             self._queue_callback(self._on_backward_ended)
         except containment.ANY_ERROR:
             self.failed("gradients done")
@@ -405,7 +405,7 @@ class Stepper:
             self._words[PHASE_WORD] = word = phase.base + _clock()
             self._write(word)
             if (device := self.progress.device_clock) is not None:
-                device.mark(phase.code)
+                device.mark(word)
         if self.step_end.begun_by(optimizer) and self.sampled.sampling and not closure:
             self.sampled.notify("optimizer_steps", optimizer)
 
