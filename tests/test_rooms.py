@@ -49,6 +49,7 @@ KNOWS = {
         "verdict": "",
         "waits": "medians",
         "alignment": "medians step_facts verdict",
+        "device_steps": "step_facts",
         "death": "verdict",
         "gpu_evidence": "verdict",
         "wording": "verdict",

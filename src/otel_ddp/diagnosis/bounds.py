@@ -25,7 +25,9 @@ _LIMITS = {
     "saving": 0.20,
     "other": 0.30,
     "compile": 0.20,
+    "launch": 0.40,
 }
+_COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 # A verdict stays until its share is below this part of the limit.
 _STAYS = 0.8
 
@@ -42,6 +44,9 @@ _SENTENCES = {
     "other": "{share} of the step lies between the phases: moving batches, losses, logging{own}",
     "compile": "{share} of the time goes to repeated compilation by torch.compile. Look for shapes "
     "that change.",
+    "launch": "launch-bound: in {share} of the step, in forward, backward and the optimizer, the "
+    "device has no more to do than the host launches at the moment. Larger batches, torch.compile "
+    "or CUDA graphs would help.",
     "compute": "compute-bound: {share} of the step is forward, backward and the optimizer.",
 }
 _DEVICE = ". On a GPU a loop also waits for the device here: .item(), .cpu(), printing a tensor."
@@ -59,7 +64,7 @@ class _Rank:
 
     def shares(self) -> dict[str, float]:
         """The share of its time that each use took."""
-        _, _, took_ns, _, phases_ns, unusual_ns, _, _ = zip(*self.steps, strict=True)
+        _, _, took_ns, _, phases_ns, unusual_ns, _, _, paced_ns = zip(*self.steps, strict=True)
         columns = zip(*phases_ns, strict=True)
         spent_ns = dict(zip(WORK_PHASES, map(sum, columns), strict=True))
         unusual_ns = tuple(filter(None, unusual_ns))
@@ -69,6 +74,7 @@ class _Rank:
             "compute": sum(spent_ns[word] for word in COMPUTE_PHASES),
             "saving": spent_ns["checkpoint"] + spent_ns["eval"],
             **{word: spent_ns[word] for word in ("data", "other", "compile")},
+            "launch": sum([sum(map(each.__getitem__, _COMPUTE)) for each in paced_ns if each]),
         }
         step_ns = sum(took_ns)
         return {word: each_ns / step_ns for word, each_ns in total_ns.items()}

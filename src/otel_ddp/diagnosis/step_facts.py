@@ -34,7 +34,7 @@ class _Parts(Protocol):
     def spans_ns(self) -> Sequence[int]: ...
 
 
-class _Step(Protocol):
+class TimedStep(Protocol):
     """One step, as the agent has put it together from the journal."""
 
     @property
@@ -74,6 +74,9 @@ class StepFacts(NamedTuple):
     """It compiled, saved, evaluated, was skipped, or collected much garbage."""
     work: int
     """Tokens, or samples where tokens are not known; 0 where neither is."""
+    paced_ns: tuple[int, ...] | None = None
+    """On the device's clock: for how long the device kept up with the host in each of WORK_PHASES.
+    It was idle, or had no more to do than was launched at the moment. None on the host's clock."""
 
     @property
     def work_ns(self) -> int:
@@ -88,7 +91,7 @@ class StepBatch(NamedTuple):
     """The phase code of each part, then of each rest."""
     spans_ns: Sequence[Sequence[int]]
     """For each part, then for each rest: the time that every step spent in it."""
-    steps: Sequence[_Step]
+    steps: Sequence[TimedStep]
 
     def longest_ns(self) -> dict[int, int]:
         """The longest stretch of each phase, by phase code."""
@@ -105,7 +108,7 @@ class StepBatch(NamedTuple):
 # The agent runs this for every step of every rank, so it works in columns, which is cheaper.
 
 
-def batches_of(steps: Sequence[_Step]) -> list[StepBatch]:
+def batches_of(steps: Sequence[TimedStep]) -> list[StepBatch]:
     """The steps in batches: nearly all steps of one training have the same parts."""
     parts = [step.parts for step in steps]
     kinds = [each.codes for each in parts]

@@ -96,15 +96,18 @@ class Judge:
         labels = process.labels
         case = self._case(labels)
         case.drop_ended_before(journal.reader.created_ns)
-        steps = journal.flush_steps()
+        steps, device_steps = journal.flush_steps(), journal.flush_device_steps()
         if process.is_at_work:
             case.update_world(labels, journal, trains=bool(steps) or journal.restarted)
         if not case.is_beside(journal.world_size):
             case.stragglers.add_rank(labels)
             case.update_waits_known(labels, journal)
             case.update_own_collectives(labels, journal)
+            case.update_clock(labels, journal)
             if steps:
                 case.feed_steps(labels, journal, steps, self._now_ns())
+            if device_steps:
+                case.feed_device_steps(labels, device_steps)
         ended = not process.is_at_work and not process.end_is_known
         if ended:
             # The last values that it logged may be why.

@@ -16,6 +16,7 @@ from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.process_case import snapshot
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
+from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
@@ -55,7 +56,7 @@ class VerdictReporter:
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
             case.gpus.pop(verdict.key, None)
         if verdict.kind == "straggler":
-            case.named.add((verdict.labels, verdict.phase))
+            case.named.add((verdict.labels, verdict.phase, side_of(verdict)))
         # One record per incident, and another one if its phase or cause changes.
         if (
             not change.opened

@@ -15,6 +15,7 @@ from otel_ddp.agent.verdicts.exits import Exits
 from otel_ddp.agent.verdicts.process_case import ProcessCase, Snapshot, snapshot
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.death.detector import Deaths
+from otel_ddp.diagnosis.device_steps import DeviceSteps
 from otel_ddp.diagnosis.gpu_evidence import Gpu
 from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.nonfinite import Nonfinite
@@ -50,8 +51,8 @@ class RunCase:
         self.nonfinite = Nonfinite()
         self.exits = Exits(causes)
         self.verdicts: dict[tuple[str, Labels], Verdict] = {}
-        # Phases that a rank was ever named for: their series go on, at 0.
-        self.named: set[tuple[Labels, str]] = set()
+        # Phases that a rank was ever named for, and the side: their series go on, at 0.
+        self.named: set[tuple[Labels, str, str]] = set()
         # What post-mortems show of ended processes, whose journals may have been deleted.
         self.last_snapshots: dict[Labels, Snapshot] = {}
         # Where ended processes were, and when they ended: others may wait for them.
@@ -66,6 +67,8 @@ class RunCase:
         # What each process says of its waits and of the user's collectives, once it does.
         self._waits_known: dict[Labels, bool] = {}
         self.own_collectives: dict[Labels, tuple[str, ...]] = {}
+        # The ranks that a device works for; None where its clock is not known.
+        self._device_steps: dict[Labels, DeviceSteps | None] = {}
         # How the ranks compare, as last worked out, and whether there were steps since.
         self.report: Report | None = None
         self.report_is_old = True
@@ -130,18 +133,42 @@ class RunCase:
             self.stragglers.set_own_collectives(labels, phases)
             self.bounds.set_own_collectives(labels, phases)
 
+    def update_clock(self, labels: Labels, journal: JournalFeed) -> None:
+        """By which clock the steps of this process are compared: its device's if it has one."""
+        capability = journal.reader.facts.get("capability")
+        if not isinstance(capability, dict) or "device_clock" not in capability:
+            return
+        known = not capability["device_clock"]
+        if labels in self._device_steps and known == (self._device_steps[labels] is not None):
+            return
+        self._device_steps[labels] = DeviceSteps() if known else None
+        self.report_is_old = True
+        self.stragglers.set_clock_known(labels, known)
+
     def feed_steps(
         self, labels: Labels, journal: JournalFeed, steps: Sequence[Step], now_ns: int
     ) -> None:
-        """New steps of a rank, for the detectors of speed and of stalls."""
-        self.report_is_old = True
+        """New steps of a rank on its host's clock, for the detectors of speed and of stalls."""
         self.drop_ended_before(steps[-1].began_ns)
         _feed_arrivals(self.arrivals, labels, journal, steps)
         batches = batches_of(steps)
         learn(self.stalls, now_ns, labels, batches)
         facts = [each for batch in batches for each in facts_of(batch)]
-        _feed(self.stragglers, labels, facts)
-        _feed(self.bounds, labels, facts)
+        if labels not in self._device_steps:
+            self._compare(labels, facts)
+        elif on_device := self._device_steps[labels]:
+            on_device.feed_host(facts)
+
+    def feed_device_steps(self, labels: Labels, steps: Sequence[Step]) -> None:
+        """New steps of a rank on its device's clock."""
+        if on_device := self._device_steps.get(labels):
+            self._compare(labels, on_device.feed(steps))
+
+    def _compare(self, labels: Labels, facts: Sequence[StepFacts]) -> None:
+        self.report_is_old = True
+        if facts:
+            _feed(self.stragglers, labels, facts)
+            _feed(self.bounds, labels, facts)
 
     def drop_ended_before(self, since_ns: int) -> None:
         """A process or a step began at this time, without the processes that had ended by then."""
@@ -158,6 +185,7 @@ class RunCase:
         # The next process with these labels may be of another kind, and reports these again.
         self._waits_known.pop(labels, None)
         self.own_collectives.pop(labels, None)
+        self._device_steps.pop(labels, None)
         for detector in (self.stragglers, self.arrivals, self.bounds):
             _forget(detector.forget, labels)
 

@@ -34,11 +34,13 @@ class VerdictSeries:
         report = case.report
         for rank in report.ranks:
             self._put(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.labels, rank.lost_s, now_ns)
-            late = rank.phase if rank.kind == "straggler" else None
-            for phase in {phase for labels, phase in case.named if labels == rank.labels}:
-                where = ("phase", phase)
-                value = float(phase == late)
-                self._put(catalog.TRAINING_STRAGGLER, rank.labels, value, now_ns, where)
+            late = (rank.phase, rank.side) if rank.kind == "straggler" else None
+            for labels, phase, side in case.named:
+                if labels != rank.labels:
+                    continue
+                more = [("phase", phase), *([("side", side)] if side else [])]
+                value = float((phase, side) == late)
+                self._put(catalog.TRAINING_STRAGGLER, rank.labels, value, now_ns, *more)
             if report.insufficient:
                 continue
             # 0 with an empty phase: the rank was compared and is not late.

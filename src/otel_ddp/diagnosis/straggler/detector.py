@@ -16,7 +16,7 @@ from otel_ddp.diagnosis.regression import Regression
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.straggler import rule
 from otel_ddp.diagnosis.straggler.excess_history import MOST_STEPS, STRIDE, ExcessHistory
-from otel_ddp.diagnosis.straggler.finding import Finding
+from otel_ddp.diagnosis.straggler.finding import Finding, side_of
 from otel_ddp.diagnosis.straggler.lost_time import LostTime, latest_s, part, share_s
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.report import RankReport, Report
@@ -55,6 +55,9 @@ class Stragglers:
         self._hint = hint
         self._alignment = Alignment()
         self._waits_unknown: set[Labels] = set()
+        # The ranks that a device works for, whose clock is known, and those where it is not.
+        self._on_device: set[Labels] = set()
+        self._clock_unknown: set[Labels] = set()
         self._own_collectives: dict[Labels, Collection[str]] = {}
         # Indices into WORK_PHASES: in these phases a wait for others looks like work.
         self._not_compared: tuple[int, ...] = ()
@@ -86,6 +89,18 @@ class Stragglers:
             # What looked like work may have been a wait.
             self._close_all()
 
+    def set_clock_known(self, labels: Labels, known: bool) -> None:
+        """Whether the clock of the device that works for this rank is known."""
+        # Steps by the one clock cannot be compared with steps by the other.
+        self._start_again()
+        if known:
+            self._on_device.add(labels)
+            self._clock_unknown.discard(labels)
+        else:
+            self._on_device.discard(labels)
+            self._clock_unknown.add(labels)
+            self._close_all()
+
     def set_own_collectives(self, labels: Labels, phases: Collection[str]) -> None:
         """The phases in which the user calls collectives: if one rank does, all do."""
         self._own_collectives[labels] = phases
@@ -105,6 +120,8 @@ class Stragglers:
         self._present.discard(labels)
         self._alignment.remove(labels)
         self._waits_unknown.discard(labels)
+        self._on_device.discard(labels)
+        self._clock_unknown.discard(labels)
         self._close(labels)
         self._start_again()
         self._own_collectives.pop(labels, None)
@@ -251,6 +268,7 @@ class Stragglers:
             lost_per_s=share_s(i, self._excesses_s(late, length)) / step_s * others,
             others=others,
             not_compared=[WORK_PHASES[at] for at in self._not_compared],
+            side=table.side(i, phase),
         )
         advice, more = self._hint(labels, phase) if self._hint else ("", {})
         rows = self._last_rows(length)
@@ -294,9 +312,10 @@ class Stragglers:
                 excess = rounded({word: each / step_s for word, each in parts.items()})
             case = self._cases.get(labels)
             kind, phase = (case.verdict.kind, case.verdict.phase) if case else (None, "")
-            found.append(RankReport(labels, kind, phase, excess, lost_s.get(labels, 0.0)))
+            side = side_of(case.verdict) if case else ""
+            found.append(RankReport(labels, kind, phase, side, excess, lost_s.get(labels, 0.0)))
         found += [
-            RankReport(labels, None, "", {}, each_s)
+            RankReport(labels, None, "", "", {}, each_s)
             for labels, each_s in lost_s.items()
             if labels not in ranks
         ]
@@ -308,13 +327,12 @@ class Stragglers:
         )
 
     def _insufficient(self, table: PhaseTable | None, step_s: float) -> str:
-        why = self._ranks_without_steps() or self._alignment.why_not_comparable()
+        why = self._clock_is_unknown() or self._ranks_without_steps()
+        why = why or self._alignment.why_not_comparable()
         if not why and self._world_size == 1:
             why = "each of these processes trains alone, so none waits for another"
         if not why and self._waits_unknown:
-            named = ", ".join(
-                dict(labels).get("rank", "?") for labels in sorted(self._waits_unknown)
-            )
+            named = _ranks(self._waits_unknown)
             why = f"waiting for other ranks cannot be told from work on rank {named}"
         if not why and self._unusual_share > 0.5:
             why = "most steps compile, save, evaluate, are skipped, or collect garbage"
@@ -331,10 +349,24 @@ class Stragglers:
             why = f"collectives of your own in {words}: a rank that is late there cannot be named"
         return why and f"insufficient data: {why}"
 
+    def _clock_is_unknown(self) -> str:
+        if not self._clock_unknown or self._world_size == 1:
+            return ""
+        return (
+            f"the waits are on the device, whose clock is not known on rank "
+            f"{_ranks(self._clock_unknown)}"
+        )
+
     def _ranks_without_steps(self) -> str:
         """Why a rank is compared with no other, though others are beside it."""
         ranks = self._alignment.ranks
-        others = sorted(dict(labels).get("rank", "?") for labels in self._present.difference(ranks))
-        if len(ranks) != 1 or not others:
+        others = self._present.difference(ranks)
+        if len(ranks) > 1 or len(self._present.union(ranks)) < 2:
             return ""
-        return f"no step yet of rank {', '.join(others)}"
+        if untimed := self._on_device.difference(ranks):
+            return f"no step yet that the device's clock has timed of rank {_ranks(untimed)}"
+        return f"no step yet of rank {_ranks(others)}" if ranks and others else ""
+
+
+def _ranks(all_labels: Collection[Labels]) -> str:
+    return ", ".join(sorted(dict(labels).get("rank", "?") for labels in all_labels))

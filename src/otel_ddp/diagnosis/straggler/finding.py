@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES
-from otel_ddp.diagnosis.verdict import Kind, Labels
+from otel_ddp.diagnosis.verdict import Kind, Labels, Verdict
 from otel_ddp.diagnosis.wording import duration, percent, rank_name, rounded
 
 _ADVICE = {
@@ -18,11 +18,33 @@ _ADVICE = {
     "mixed": "Look at what else runs on this rank's cores and device.",
     "imbalance": "Look at how batches are divided among the ranks.",
 }
+# Where its device is idle meanwhile, or has no more to do than was launched at the moment.
+_ADVICE_ON_HOST = {
+    **dict.fromkeys(
+        ("forward", "backward", "optimizer", "compute", "mixed"),
+        "Its device waits for launches: look at this rank's cores, at what else runs on them, and "
+        "at its garbage collection.",
+    ),
+    "other": "Its device is idle meanwhile: look at what this rank's host does between the phases.",
+}
+_ADVICE_ON_DEVICE = {
+    **dict.fromkeys(
+        ("forward", "backward", "optimizer", "compute", "mixed"),
+        "The device itself is slower: look at its clocks, heat, power, and other users of it.",
+    ),
+    "other": "The device is busy between the phases: look at what this rank alone computes there.",
+    "data": "The device is busy while this rank waits for data: look at copies to the device.",
+}
 _PHASE_NAMES = {
     "data": "waiting for data",
     "other": "the time between the phases",
     "optimizer": "the optimizer",
 }
+
+
+def side_of(verdict: Verdict) -> str:
+    """Which side of a late rank is late, as its verdict says."""
+    return str(verdict.evidence.get("side", ""))
 
 
 class Finding(NamedTuple):
@@ -45,6 +67,8 @@ class Finding(NamedTuple):
     """Seconds that all others together lose in each second."""
     others: int
     not_compared: list[str]
+    side: str
+    """`device` or `host`, whichever is late; empty where only the host's clock is known."""
 
     def evidence(self) -> dict[str, Any]:
         """The numbers as they are exported."""
@@ -59,7 +83,10 @@ class Finding(NamedTuple):
             "steps": self.steps,
             "steps_above_others": round(self.share_above, 3),
             "lost_per_s": round(self.lost_per_s, 4),
+            "clock": "device" if self.side else "host",
         }
+        if self.side:
+            evidence["side"] = self.side
         if self.not_compared:
             evidence["not_compared"] = self.not_compared
         if self.kind == "imbalance":
@@ -70,8 +97,14 @@ class Finding(NamedTuple):
         """For people. *advice* replaces the usual one."""
         what = self._unequal_work() if self.kind == "imbalance" else self._lateness()
         others = "the other ranks together lose" if self.others > 1 else "the other rank loses"
-        advice = advice or _ADVICE[self.phase if self.kind == "straggler" else self.kind]
+        advice = advice or self._advice()
         return f"{what}; {others} {self.lost_per_s:.2g} s each second. {advice}"
+
+    def _advice(self) -> str:
+        if self.kind == "imbalance":
+            return _ADVICE[self.kind]
+        by_side = {"host": _ADVICE_ON_HOST, "device": _ADVICE_ON_DEVICE}.get(self.side, {})
+        return by_side.get(self.phase, _ADVICE[self.phase])
 
     @property
     def _size(self) -> str:

@@ -21,6 +21,8 @@ class PhaseTable:
         """*left_out*: indices into WORK_PHASES, of the phases that cannot be compared."""
         by_rank = list(zip(*[row.facts for row in rows], strict=True))
         self.work_s: list[float] = []
+        # Of each rank whose device's clock is known: how long it kept up with the host.
+        self._paced_s: list[dict[str, float] | None] = []
         self.left_out_s = 0.0
         """Time in the phases that are left out, of the rank that has the most there."""
         self._phases_s: dict[str, list[float]] = {word: [] for word in WORK_PHASES}
@@ -34,6 +36,15 @@ class PhaseTable:
                 self.left_out_s = max(self.left_out_s, median(left_out_ns) / 1e9)
                 work_ns = list(map(sub, work_ns, left_out_ns))
             self.work_s.append(median(work_ns) / 1e9)
+            paced_ns = [each.paced_ns for each in steps if each.paced_ns is not None]
+            self._paced_s.append(
+                {
+                    word: median(column) / 1e9
+                    for word, column in zip(WORK_PHASES, zip(*paced_ns, strict=True), strict=True)
+                }
+                if paced_ns
+                else None
+            )
         for at in left_out:
             del self._phases_s[WORK_PHASES[at]]
         self._excesses_s = {word: excesses(each) for word, each in self._phases_s.items()}
@@ -48,6 +59,24 @@ class PhaseTable:
         """How many more tokens or samples rank *i* has, as a share of what the others have."""
         others = median(without(self._amount, i))
         return self._amount[i] / others - 1 if others > 0 else 0.0
+
+    def side(self, i: int, phase: str) -> str:
+        """Whether rank *i* is late in this phase on its `device`, or since its `host` is.
+
+        In most of the phase, a device that waits for its host has nothing to do. Empty where the
+        device's clock is not known.
+        """
+        paced_s = self._paced_s[i]
+        if paced_s is None:
+            return ""
+        compared = self._phases_s.keys()
+        words = compared if phase == "mixed" else COMPUTE_PHASES if phase == "compute" else {phase}
+        took_s = sum(self._phases_s[word][i] for word in compared & set(words))
+        return (
+            "host"
+            if sum(paced_s[word] for word in compared & set(words)) > took_s / 2
+            else "device"
+        )
 
     def kind_and_phase(self, i: int, excess_s: float) -> tuple[Kind, str]:
         """What the lateness of rank *i* is, and the phase that holds most of it."""
