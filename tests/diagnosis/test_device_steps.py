@@ -1,0 +1,188 @@
+"""Ranks that are compared by the clocks of their devices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.device_steps import DeviceSteps
+from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.journal.layout import PACED_SHIFT
+
+MS = 1_000_000
+NOW = 1_700_000_000_000 * MS
+# A step of 100 ms: what the device needs for each phase, and what the host needs to launch it.
+ON_DEVICE = {"data": 0.1, "forward": 25.0, "backward": 50.0, "optimizer": 10.0}
+ON_HOST = {"data": 1.0, "forward": 8.0, "backward": 12.0, "comm_wait": 0.1, "optimizer": 2.0}
+STEP_MS = 100.0
+
+
+def labels_of(rank: int) -> Labels:
+    return (
+        *(("group", "g"), ("run", "r"), ("job_type", "train"), ("node", "n1")),
+        *(("rank", str(rank)), ("local_rank", str(rank))),
+    )
+
+
+def step_of(
+    number: int, phases_ms: Mapping[str, float], paced_ms: Mapping[str, float] | None = None
+) -> Step:
+    """A step that took all of its 100 ms, or as long as its phases."""
+    spans_ns = [round(ms * MS) for ms in phases_ms.values()]
+    codes = bytes(PHASES[word] for word in phases_ms)
+    began_ns = NOW + number * 100 * MS
+    paced = tuple(
+        PHASES[word] << PACED_SHIFT | round(ms * MS) for word, ms in (paced_ms or {}).items()
+    )
+    return Step(
+        *(number, began_ns, began_ns + sum(spans_ns), Parts(began_ns, codes, spans_ns), ()),
+        *(0.0, False, 0),
+        paced=paced,
+        lag_ns=None if paced_ms is None else 30 * MS,
+    )
+
+
+def facts(step: Step) -> list[StepFacts]:
+    return [each for batch in batches_of([step]) for each in facts_of(batch)]
+
+
+class Ranks:
+    """Four ranks, each with a device, for each of which another rank waits in `comm_wait`."""
+
+    def __init__(self, ranks: int = 4) -> None:
+        self.detector, self.bounds = Stragglers(), Bounds()
+        self.joined = [DeviceSteps() for _ in range(ranks)]
+        self.number = 0
+        self.chance = random.Random(1)
+        for rank in range(ranks):
+            self.detector.set_clock_known(labels_of(rank), True)
+
+    def steps(
+        self,
+        steps: int,
+        more_ms: Mapping[int, Mapping[str, float]] | None = None,
+        paced: Mapping[int, tuple[str, ...]] | None = None,
+    ) -> None:
+        """*paced*: in which phases the device of a rank keeps up with its host."""
+        more_ms, paced = more_ms or {}, paced or {}
+        late_ms = max([sum(more.values()) for more in more_ms.values()] or [0.0])
+        for _ in range(steps):
+            self.number += 1
+            for rank, joined in enumerate(self.joined):
+                more = more_ms.get(rank, {})
+                phases_ms = {
+                    word: (ms + more.get(word, 0.0)) * self.chance.uniform(0.98, 1.02)
+                    for word, ms in ON_DEVICE.items()
+                }
+                phases_ms["comm_wait"] = STEP_MS + late_ms - sum(phases_ms.values())
+                paced_ms = {word: phases_ms[word] for word in paced.get(rank, ())}
+                joined.feed_host(facts(step_of(self.number, ON_HOST)))
+                found = joined.feed([step_of(self.number, phases_ms, paced_ms)])
+                self.detector.feed(labels_of(rank), found)
+                self.bounds.feed(labels_of(rank), found)
+
+    def verdict(self) -> Verdict:
+        (change,) = self.detector.poll()
+        assert change.opened
+        return change.verdict
+
+
+def test_what_a_step_was_the_host_says_and_how_long_it_took_the_device() -> None:
+    joined = DeviceSteps()
+    host = facts(step_of(7, ON_HOST))[0]._replace(unusual=True, work=512)
+    joined.feed_host([host])
+
+    (found,) = joined.feed([step_of(7, {**ON_DEVICE, "comm_wait": 15.0}, {"data": 0.1})])
+
+    assert (found.number, found.work, found.unusual) == (7, 512, True)
+    assert found.took_ns == pytest.approx(100.1 * MS)
+    assert found.wait_ns == 15 * MS
+    assert found.phases_ns == (100_000, 25 * MS, 50 * MS, 10 * MS, 0)
+    assert found.paced_ns == (100_000, 0, 0, 0, 0)
+    assert found.ended_ns == host.ended_ns + 30 * MS
+
+
+def test_a_step_that_the_device_never_finished_is_not_waited_for() -> None:
+    joined = DeviceSteps()
+    for number in range(1, 5000):
+        joined.feed_host(facts(step_of(number, ON_HOST)))
+
+    assert joined.feed([step_of(10, ON_DEVICE, {})]) == []
+    assert len(joined.feed([step_of(4999, ON_DEVICE, {})])) == 1
+
+
+@pytest.mark.parametrize(
+    ("more_ms", "paced", "phase", "side"),
+    [
+        ({"forward": 10.0, "backward": 20.0}, (), "compute", "device"),
+        ({"backward": 30.0}, (), "backward", "device"),
+        ({"data": 30.0}, ("data",), "data", "host"),
+        ({"forward": 30.0}, ("data", "forward"), "forward", "host"),
+        ({"forward": 10.0, "backward": 20.0}, ("forward", "backward"), "compute", "host"),
+    ],
+)
+def test_a_late_rank_is_named_with_its_phase_and_side(
+    more_ms: dict[str, float], paced: tuple[str, ...], phase: str, side: str
+) -> None:
+    ranks = Ranks()
+    ranks.steps(130, {2: more_ms}, {2: paced})
+
+    verdict = ranks.verdict()
+    assert (verdict.labels, verdict.phase) == (labels_of(2), phase)
+    assert (verdict.evidence["clock"], verdict.evidence["side"]) == ("device", side)
+    (late,) = (each for each in ranks.detector.report().ranks if each.kind)
+    assert late.side == side
+
+
+def test_nothing_is_said_where_the_clock_of_a_device_is_not_known() -> None:
+    ranks = Ranks()
+    ranks.steps(60, {2: {"backward": 30.0}})
+    ranks.detector.set_clock_known(labels_of(1), False)
+    ranks.joined[1] = DeviceSteps()
+    ranks.steps(130, {2: {"backward": 30.0}})
+
+    assert ranks.detector.report().insufficient == (
+        "insufficient data: the waits are on the device, whose clock is not known on rank 1"
+    )
+
+
+def test_a_verdict_ends_when_the_clock_fails() -> None:
+    ranks = Ranks()
+    ranks.steps(130, {2: {"backward": 30.0}})
+    assert ranks.verdict().labels == labels_of(2)
+
+    ranks.detector.set_clock_known(labels_of(0), False)
+
+    (change,) = ranks.detector.poll()
+    assert not change.opened
+
+
+def test_ranks_of_which_no_step_was_timed_are_named() -> None:
+    detector = Stragglers()
+    for rank in (0, 1):
+        detector.add_rank(labels_of(rank))
+        detector.set_clock_known(labels_of(rank), True)
+
+    assert detector.report().insufficient == (
+        "insufficient data: no step yet that the device's clock has timed of rank 0, 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("paced", "bound"),
+    [((), "compute"), (("forward", "backward"), "launch"), (("data",), "compute")],
+)
+def test_devices_that_wait_for_launches_bound_the_run(paced: tuple[str, ...], bound: str) -> None:
+    ranks = Ranks(2)
+    ranks.steps(500, paced=dict.fromkeys(range(2), paced))
+
+    (change,) = ranks.bounds.poll()
+    assert change.verdict.phase == bound
+    assert change.verdict.sentence.startswith(f"{bound}-bound: ")
