@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tools.dashboards.names import metric, recorded
+from tools.dashboards.panels import NAME_ALONE, Panel, Text, now, stat
 from tools.dashboards.roles import training_alone
-from tools.dashboards.selectors import RANK_0, RUN, WHOLE_RUN
+from tools.dashboards.selectors import BY_RANK, RANK_0, RUN, WHOLE_RUN
 
-_HOST = 'clock="host"'
+_HOST, _DEVICE = 'clock="host"', 'clock="device"'
 _WORK = 'phase=~"data|forward|backward|optimizer|other"'
 _RATE = "[$__rate_interval]"
 
@@ -14,11 +15,38 @@ _RATE = "[$__rate_interval]"
 def seconds_per_step() -> str:
     """By phase: over all ranks where that is recorded, of rank 0 where it is not."""
     all_ranks = recorded("run_phase:training_phase_time:avg2m", WHOLE_RUN)
-    time = f"rate({metric('training.phase.time', RUN, RANK_0, _HOST)}{_RATE})"
+    time = _rate_by_clock(RUN, RANK_0)
     count = f"rate({metric('training.steps', RUN, RANK_0)}{_RATE})"
     steps = f"(sum({training_alone(count, WHOLE_RUN)}) > 0)"
     of_rank_0 = f"sum by (phase) ({training_alone(time, WHOLE_RUN)}) / on () group_left () {steps}"
     return f"max by (phase) ({all_ranks}) or {of_rank_0}"
+
+
+def _rate_by_clock(*selectors: str) -> str:
+    """Of the phases, by the clock of the rank's device where that is known."""
+    host, device = (
+        f"rate({metric('training.phase.time', *selectors, clock)}{_RATE})"
+        for clock in (_HOST, _DEVICE)
+    )
+    return f"({device} or ({host} unless on ({BY_RANK}) ({device} > 0)))"
+
+
+def clock() -> Panel:
+    """Which clock the times of the phases are by."""
+    host, device = (
+        f"max by (clock) (last_over_time({metric('training.phase.time', RUN, each)}[$__range]))"
+        for each in (_HOST, _DEVICE)
+    )
+    return stat(
+        Text(
+            "Clock",
+            "By which clock work and phases are: the device's where it is known, else the host's.",
+            "host, though there are GPUs: Pipeline says why, under what is not measured.",
+        ),
+        now(f"({device} > 0) or ({host} unless on () ({device} > 0))", "{{clock}}"),
+        named=NAME_ALONE,
+        size=(2, 8),
+    )
 
 
 def step_time() -> str:
@@ -35,10 +63,10 @@ def step_time() -> str:
 def per_step(selector: str, *, waiting: bool) -> str:
     """Work or waiting of each rank, from the counters themselves."""
     phases = 'phase="comm_wait"' if waiting else _WORK
-    time = metric("training.phase.time", selector, _HOST, phases)
+    time = _rate_by_clock(selector, phases)
     count = metric("training.steps", selector)
     return (
-        f"sum by (node, rank) (rate({time}{_RATE}))"
+        f"sum by (node, rank) ({time})"
         f" / on (node, rank) (sum by (node, rank) (rate({count}{_RATE})) > 0)"
     )
 

@@ -34,7 +34,7 @@ from tools.dashboards.panels import (
     stat,
     states,
 )
-from tools.dashboards.phases import late_rank, seconds_per_step
+from tools.dashboards.phases import clock, late_rank, seconds_per_step
 from tools.dashboards.roles import training_alone
 from tools.dashboards.selectors import (
     ALIVE_S,
@@ -97,7 +97,7 @@ def _now() -> list[Panel]:
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,
-            nothing="nobody now",
+            nothing="nobody",
             link=of_series("GPUs & nodes", "node", "rank"),
             size=(5, 4),
         ),
@@ -435,9 +435,10 @@ def _spread() -> list[Panel]:
             stacked=True,
             by_phase=True,
             minimum=0,
-            size=(8, 8),
+            size=(6, 8),
             legend=("mean",),
         ),
+        clock(),
     ]
 
 

@@ -33,7 +33,7 @@ from tools.dashboards.panels import (
     states,
     traces,
 )
-from tools.dashboards.phases import late_rank, per_step, seconds_per_step, step_time
+from tools.dashboards.phases import clock, late_rank, per_step, seconds_per_step, step_time
 from tools.dashboards.roles import training_alone
 from tools.dashboards.selectors import BY_RANK, LOGGED, RANK_0, RANKS_OF_RUN, RUN, WHOLE_RUN
 
@@ -143,7 +143,7 @@ def _now() -> list[Panel]:
             unit="percentunit",
             levels=steps((0.05, WARN), (0.2, BAD)),
             named=WITH_NAME,
-            nothing="nobody now",
+            nothing="nobody",
             link=of_series("Ranks", "rank"),
         ),
         stat(
@@ -285,8 +285,10 @@ def _speed() -> list[Panel]:
             stacked=True,
             by_phase=True,
             minimum=0,
+            size=(10, 8),
             legend=("mean", "lastNotNull"),
         ),
+        clock(),
         lines(
             Text(
                 "Step and work",
