@@ -591,6 +591,25 @@ def test_one_incident_is_reported_again_when_its_cause_changes_and_when_it_ends(
     assert job.run(20) == []
 
 
+def test_an_open_verdict_says_how_long_it_is_by_now() -> None:
+    job = Job(floor_s=8.0)
+    _, opened = job.stalls_after()
+
+    assert job.run(31.0) == []
+    (present,) = job.stalls.present()
+    assert "no rank has moved for 8 s (limit 8 s)" in opened.sentence
+    assert "no rank has moved for 39 s (limit 8 s)" in present.sentence
+    assert present.evidence["ranks"][0]["still_s"] == pytest.approx(39.0, abs=1.0)
+    assert present.since_ns == opened.since_ns
+    # It is written anew more and more rarely: each time its post-mortem is, too.
+    job.run(4000.0)
+    written = set()
+    for _ in range(200):
+        job.tick()
+        written |= {each.sentence for each in job.stalls.present()}
+    assert len(written) <= 2
+
+
 def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     job = Job()
     job.put(0, "comm_wait")

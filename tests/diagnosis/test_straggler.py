@@ -373,6 +373,23 @@ def test_a_late_rank_is_reported_once() -> None:
 # --- An end of it ---------------------------------------------------------------------------------
 
 
+def test_an_open_verdict_has_the_present_figures_and_is_not_reported_again() -> None:
+    node = Node()
+    ((opened, _),) = node.steps(150, {1: {"data": 0.007}})
+
+    assert node.steps(150, {1: {"data": 0.02}}) == []
+    (present,) = node.detector.present()
+    assert opened.evidence["excess"] == pytest.approx(0.07 / 1.07, rel=0.1)
+    assert present.evidence["excess"] == pytest.approx(0.2 / 1.2, rel=0.1)
+    assert "in total it is late by 17 % of a step of 120 ms" in present.sentence
+    assert (present.since_ns, present.step) == (opened.since_ns, opened.step)
+
+    # What is too little to be named for is said too, for as long as the verdict is open.
+    assert node.steps(150, {1: {"data": 0.004}}) == []
+    (present,) = node.detector.present()
+    assert "late by 4 % of" in present.sentence
+
+
 def test_it_is_cleared_after_three_clean_windows_and_not_before() -> None:
     node = Node()
     opened = node.steps(200, {1: {"backward": 0.03}})
@@ -381,7 +398,10 @@ def test_it_is_cleared_after_three_clean_windows_and_not_before() -> None:
     closed = node.steps(35)
 
     assert summary(closed) == [("straggler", "1", "backward", False)]
-    assert closed[0].verdict == opened[0].verdict
+    # What is over is told with the figures of when it was not.
+    over, began = closed[0].verdict, opened[0].verdict
+    assert "in total it is late by 23 % of a step" in over.sentence
+    assert (over.key, over.since_ns, over.step) == (began.key, began.since_ns, began.step)
     assert node.steps(500) == []
 
 

@@ -209,6 +209,24 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
 
 
+def test_figures_that_move_are_shown_and_are_no_record(bench: Bench) -> None:
+    bench.join(0, 1)
+    of_rank = {"labels": {}, "throttled": ["power"], "sm_clock_hz": 1980e6}
+    bench.gpus.append({"index": "7", **of_rank})
+    bench.train(150, late_ms=4)
+    bench.gpus[0]["labels"] = dict(bench.ranks[1].journal.labels)
+    (first,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
+    bench.train(150, late_ms=12)
+    (last,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
+
+    # 4 ms more of a step of 36 ms or so; then 12 ms.
+    assert first["evidence"]["excess"] == pytest.approx(4 / 40, rel=0.1)
+    assert last["evidence"]["excess"] == pytest.approx(12 / 48, rel=0.1)
+    assert last["sentence"].endswith("Its GPU 7 is held back (power).")
+    assert last["since_ns"] == first["since_ns"]
+    assert of("straggler", bench.reported()) == [("opened", "WARN")]
+
+
 @pytest.mark.parametrize("own", [[], ["backward"], ["no phase", 7], "backward"])
 def test_facts_about_own_collectives_reach_the_detectors(own: object, bench: Bench) -> None:
     bench.join(0, 1)
@@ -445,6 +463,22 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     assert fields["verdict"]["kind"] == "stall"
     assert of("stall", bench.reported()) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
+
+
+def test_a_stall_that_goes_on_is_shown_and_written_down_at_its_length(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch)
+    began_ns = bench.now_ns
+    for _ in range(20):
+        bench.poll(later_s=5)
+
+    (shown,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
+    still_s = float(shown["sentence"].split()[5])
+    assert still_s > (bench.now_ns - began_ns) / 1e9 > 99
+    ((_, fields),) = bench.incidents().items()
+    assert fields["verdict"]["sentence"] == shown["sentence"]
+    assert of("stall", bench.reported()) == [("opened", "WARN")]
 
 
 @pytest.mark.parametrize(("cause", "verb"), [("dead", "died"), ("finished", "finished")])

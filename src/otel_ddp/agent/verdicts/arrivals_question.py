@@ -19,7 +19,7 @@ from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
-from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
 # The process itself limits how much of the time its answers may stop the training.
 _SHORTEST_PAUSE_NS = 5_000_000_000
@@ -121,6 +121,10 @@ class Arrivals:
             self._start_again()
         changes = self._stragglers.poll()
         return [each for each in changes if each.verdict.kind in _SPEED]
+
+    def present(self) -> list[Verdict]:
+        """The open verdicts with the figures of the last comparison."""
+        return self._stragglers.present()
 
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = now_ns

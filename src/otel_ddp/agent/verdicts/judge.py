@@ -143,6 +143,8 @@ class Judge:
         # All detectors are polled before the first report: post-mortems list the other findings.
         for change in case.poll(processes, now_ns):
             self._reporter.report(case, change, journals, now_ns)
+        for verdict in case.present():
+            self._reporter.update(case, verdict, journals)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that have not been exported yet."""

@@ -45,12 +45,15 @@ class VerdictReporter:
         self, case: RunCase, change: Change, journals: Sequence[JournalFeed], now_ns: int
     ) -> None:
         """A verdict of this run was opened, has changed, or is over."""
-        if change.opened and change.verdict.kind == "straggler":
-            change = change._replace(verdict=with_gpu(change.verdict, self._gpus()))
-        verdict = change.verdict
-        before = case.verdicts.pop(verdict.key, None)
+        key = change.verdict.key
+        case.as_found.pop(key, None)
         if change.opened:
-            case.verdicts[verdict.key] = verdict
+            case.as_found[key] = change.verdict
+            change = change._replace(verdict=self._with_device(change.verdict))
+        verdict = change.verdict
+        before = case.verdicts.pop(key, None)
+        if change.opened:
+            case.verdicts[key] = verdict
         else:
             # A verdict of this kind that opens in the same poll continues the incident.
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
@@ -72,6 +75,19 @@ class VerdictReporter:
             self._record(change, body, journals, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
             self._write_postmortem(case, verdict, journals)
+
+    @containment.contained()
+    def update(self, case: RunCase, verdict: Verdict, journals: Sequence[JournalFeed]) -> None:
+        """An open verdict may have other figures now: they are shown, and no record is made."""
+        if case.as_found.get(verdict.key, verdict) is verdict:
+            return
+        case.as_found[verdict.key] = verdict
+        case.verdicts[verdict.key] = self._with_device(verdict)
+        if verdict.kind == "stall":
+            self._write_postmortem(case, verdict, journals)
+
+    def _with_device(self, verdict: Verdict) -> Verdict:
+        return with_gpu(verdict, self._gpus()) if verdict.kind == "straggler" else verdict
 
     def _record(
         self, change: Change, body: str, journals: Sequence[JournalFeed], now_ns: int

@@ -51,6 +51,8 @@ class RunCase:
         self.nonfinite = Nonfinite()
         self.exits = Exits(causes)
         self.verdicts: dict[tuple[str, Labels], Verdict] = {}
+        # The same verdicts as the detectors have made them, without what the reporter adds.
+        self.as_found: dict[tuple[str, Labels], Verdict] = {}
         # Phases that a rank was ever named for, and the side: their series go on, at 0.
         self.named: set[tuple[Labels, str, str]] = set()
         # What post-mortems show of ended processes, whose journals may have been deleted.
@@ -204,6 +206,14 @@ class RunCase:
             lambda: self.nonfinite.poll(now_ns),
         )
         return [change for poll in polls for change in _contained(poll)]
+
+    def present(self) -> list[Verdict]:
+        """The open verdicts whose figures move, as they are now."""
+        return [
+            *self.stalls.present(),
+            *self.stragglers.present(),
+            *self.arrivals.present(),
+        ]
 
     def _poll_stalls(self, processes: Sequence[ProcessCase], now_ns: int) -> list[Change]:
         # Ended processes come first: a living one may have the labels of one of them, and replaces

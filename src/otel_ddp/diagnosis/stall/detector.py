@@ -19,6 +19,9 @@ _ASK_AGAIN = 1.0
 _ASK_WHERE_AGAIN = 1 / 8
 # If the agent was paused this long, the ranks may have been paused too.
 _PAUSE_S = 5.0
+# An open verdict is written anew, and its post-mortem with it, when the stall has become longer by
+# this many seconds and by this share.
+_SAY_AGAIN_S, _SAY_AGAIN = 1.0, 0.02
 # Causes of a stall that was just a long phase. Its length is learnt.
 _JUST_LONG = ("not_reached", "long_phase")
 
@@ -40,6 +43,8 @@ class Stalls:
         self._patience_s = 0.0
         self._open: Verdict | None = None
         self._cause = ""
+        # How long the ranks had stood still when the sentence was written.
+        self._said_s = 0.0
         self.limits: dict[Labels, float] = {}
         """How many seconds each rank may stand still, as in force now."""
         self.stalled: dict[Labels, bool] = {}
@@ -140,6 +145,10 @@ class Stalls:
         spent_ns = now_ns - (self._polled_ns or now_ns)
         return spent_ns > max(_PAUSE_S, self._floor_s / 4) * 1e9
 
+    def present(self) -> list[Verdict]:
+        """The open verdict, with the present figures."""
+        return [] if self._open is None else [self._open]
+
     @property
     def suspects(self) -> frozenset[Labels]:
         """The ranks that were asked, and have not moved since."""
@@ -212,13 +221,18 @@ class Stalls:
         found: Mapping[Labels, Position],
         evidence: Mapping[Labels, Evidence],
     ) -> list[Change]:
-        """Open the verdict, or open it again where the cause or the culprits are others now."""
-        findings = find_culprits(living, found, evidence, self._floor_s)
-        before = self._open
-        if before is not None and _is_same(before, findings):
-            return []
+        """Open the verdict, or open it again where the cause or the culprits are others now.
+
+        Where they are the same, it gets the present figures.
+        """
         since_ns = max(rank.moved_ns for rank in living.values())
         still_s = (now_ns - since_ns) / 1e9
+        findings = find_culprits(living, found, evidence, self._floor_s)
+        before = self._open
+        is_same = before is not None and _is_same(before, findings)
+        if is_same and still_s < self._said_s + max(_SAY_AGAIN_S, _SAY_AGAIN * self._said_s):
+            return []
+        self._said_s = still_s
         limit_s = max(*self.limits.values(), self._patience_s)
         verdict = Verdict(
             "stall",
@@ -239,7 +253,7 @@ class Stalls:
             since_ns,
         )
         self._open, self._cause = verdict, findings.cause
-        return [Change(verdict, opened=True)]
+        return [] if is_same else [Change(verdict, opened=True)]
 
     def _close(self) -> list[Change]:
         """A rank moves, or none is left."""

@@ -39,7 +39,9 @@ class _Case:
     """An open verdict on one rank."""
 
     def __init__(self, verdict: Verdict, length: int) -> None:
-        self.verdict = verdict
+        # With the figures of the last check that found the rank late enough to be named; and with
+        # the present ones. What is over is told by the former.
+        self.verdict = self.present = verdict
         self.length = length
         # Another kind and phase, and how many checks in a row have found them.
         self.other_reading: tuple[Kind, str] | None = None
@@ -173,6 +175,10 @@ class Stragglers:
         changes, self._changes = self._changes, []
         return changes
 
+    def present(self) -> list[Verdict]:
+        """The open verdicts with the figures of the last check."""
+        return [case.present for case in self._cases.values()]
+
     # -- verdicts
 
     def _judge(self) -> None:
@@ -227,23 +233,28 @@ class Stragglers:
             return
         case.steps_since_check = 0
         excess_s = self._history.excess_s(i, case.length)
-        if excess_s < rule.EXCESS * self._history.step_s(case.length):
-            # The verdict is about to end: what is left of the excess says nothing of the phase.
+        if excess_s <= 0:
             return
-        phases = table(case.length)
-        reading = phases.kind_and_phase(i, excess_s)
-        if reading == (case.verdict.kind, case.verdict.phase):
+        before, phases = case.verdict, table(case.length)
+        present = before.kind, before.phase
+        is_late = excess_s >= rule.EXCESS * self._history.step_s(case.length)
+        # Of less, when the verdict is about to end, what is left says nothing of the phase.
+        reading = phases.kind_and_phase(i, excess_s) if is_late else present
+        if reading == present:
             case.other_reading, case.checks = None, 0
+            verdict = self._verdict(i, case.length, late, phases, present)
+            case.present = verdict._replace(since_ns=before.since_ns, step=before.step)
+            if is_late:
+                case.verdict = case.present
             return
         case.checks = case.checks + 1 if reading == case.other_reading else 1
         case.other_reading = reading
         if case.checks < _CHECKS:
             return
-        since_ns = case.verdict.since_ns
-        if reading[0] != case.verdict.kind:
-            self._changes.append(Change(case.verdict, False))
+        if reading[0] != before.kind:
+            self._changes.append(Change(before, False))
         verdict = self._verdict(i, case.length, late, phases, reading)
-        case.verdict = verdict._replace(since_ns=since_ns)
+        case.verdict = case.present = verdict._replace(since_ns=before.since_ns)
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 

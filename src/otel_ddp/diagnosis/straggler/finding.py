@@ -122,13 +122,13 @@ class Finding(NamedTuple):
             longer = duration(self.excess_s)
             where = f"its work takes {longer} longer than on the others, in several phases"
         elif self.phase == "compute":
-            longer = duration(sum(by_phase.get(word, 0.0) for word in COMPUTE_PHASES))
+            longer = duration(max(sum(by_phase.get(word, 0.0) for word in COMPUTE_PHASES), 0.0))
             where = (
                 f"forward, backward and the optimizer together take {longer} longer than on the "
                 "others"
             )
         else:
-            longer = duration(by_phase.get(self.phase, self.excess_s))
+            longer = duration(max(by_phase.get(self.phase, self.excess_s), 0.0))
             name = _PHASE_NAMES.get(self.phase, self.phase)
             where = f"{name} takes {longer} longer than on the others"
         return (
