@@ -57,6 +57,7 @@ KNOWS = {
         "bounds": "alignment medians step_facts verdict wording",
         "memory_creep": "medians verdict wording",
         "nonfinite": "verdict wording",
+        "past": "verdict wording",
         "regression": "medians step_facts verdict wording",
         "stall": "verdict wording",
         "straggler": "alignment medians regression step_facts verdict wording",

@@ -57,6 +57,28 @@ def shown(*processes: Any, agents: Any = (), unreadable: Any = ()) -> list[str]:
     return list(lines(found, NOW_NS))
 
 
+def test_a_verdict_that_is_over_is_shown_from_when_to_when(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    hour_ns = 3600 * 10**9
+    past = [
+        {"who": {"run": "one", "group": ""}, "since_ns": 1, "until_ns": 2 * hour_ns, "sentence": s}
+        for s in ("first", "second")
+    ]
+    found = {
+        "processes": [process()],
+        "past": [*past, {"who": {"run": "two"}, "since_ns": 1, "until_ns": 2}, {"who": 3}, 4],
+    }
+
+    today = [line for line in lines(found, 3 * hour_ns) if line.startswith("  - ")]
+    tomorrow = [line for line in lines(found, 30 * hour_ns) if line.startswith("  - ")]
+
+    assert today == ["  - 00:00:00 to 02:00:00: first", "  - 00:00:00 to 02:00:00: second"]
+    assert tomorrow[0] == "  - 1970-01-01 00:00:00 to 1970-01-01 02:00:00: first"
+
+
 def ranks_by_run(shown_lines: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in shown_lines:

@@ -444,6 +444,30 @@ def test_the_lost_time_is_the_excess_times_the_ranks_that_wait() -> None:
     assert "the other ranks together lose 1.6 s each second" in changes[0].verdict.sentence
 
 
+def test_a_verdict_has_what_was_lost_since_it_began_and_ends_when_it_was_over() -> None:
+    node = Node(ranks=4)
+    ((opened, _),) = node.steps(110, {1: {"data": 0.03}})
+    node.steps(90, {1: {"data": 0.03}})
+    recovered_ns = node.now_ns
+    ((first, _),) = node.steps(200)
+    node.steps(130, {1: {"data": 0.03}})
+    ((second, _),) = node.steps(200)
+
+    # Three others wait 30 ms in each step.
+    assert opened.evidence["lost_s"] == pytest.approx(90 * 0.03 * 3, rel=0.15)
+    # Medians follow some 45 steps later.
+    assert 180 < first.evidence["lost_s"] / (0.03 * 3) < 230
+    assert 130 < second.evidence["lost_s"] / (0.03 * 3) < 190
+    total_s = node.report().ranks[1].lost_s
+    assert first.evidence["lost_s"] + second.evidence["lost_s"] == pytest.approx(total_s, abs=0.01)
+    assert abs(first.until_ns - recovered_ns) < 2 * S
+    # A rank that ends is late until its end.
+    node.steps(130, {1: {"data": 0.03}})
+    node.detector.forget(labels_of(1))
+    ((last, _),) = node.detector.poll()
+    assert last.until_ns == 0
+
+
 def test_two_late_ranks_share_one_waiting() -> None:
     node = Node(4)
     changes = node.steps(130, {1: {"data": 0.03}, 2: {"backward": 0.02}})

@@ -28,6 +28,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
     processes: list[dict[str, Any]] = []
     unreadable: list[str] = []
     verdicts: list[dict[str, Any]] = []
+    past: list[dict[str, Any]] = []
     notes: list[dict[str, Any]] = []
     unserved: list[dict[str, Any]] = []
     doubled: list[dict[str, Any]] = []
@@ -35,6 +36,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         agent = _agent(place)
         alive = agent["alive"]
         verdicts += agent.pop("verdicts")
+        past += agent.pop("past")
         notes += agent.pop("notes")
         if alive or agent.get("pid"):
             agents.append(agent)
@@ -61,6 +63,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         "agents": agents,
         "processes": processes,
         "verdicts": verdicts,
+        "past": past,
         "notes": notes,
         "unreadable": unreadable,
         "unserved": unserved,
@@ -147,6 +150,7 @@ def _agent(place: Place) -> dict[str, Any]:
         "directory": str(place.directory),
         "nodes": nodes if isinstance(nodes, dict) else {},
         "ended": [each for each in dicts("ended") if _is_description(each)],
+        "past": dicts("past"),
         # Without an agent it is unknown whether these are still true.
         "insufficient": dicts("insufficient") if alive else [],
         "verdicts": dicts("verdicts") if alive else [],

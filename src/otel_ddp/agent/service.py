@@ -298,6 +298,7 @@ class Agent:
             "nodes": self.journals.node_names(),
             "ended": self.journals.describe_ended(),
             "verdicts": self.judge.verdicts(),
+            "past": self.judge.past(),
             "told": self.judge.findings(),
             "insufficient": self.judge.insufficient(),
             "notes": self.silent_ranks.notes(),

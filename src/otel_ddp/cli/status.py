@@ -88,6 +88,7 @@ def lines(
             labels = verdict.get("who")
             if isinstance(labels, Mapping) and _run(labels) == run:
                 yield f"  ! {cell(verdict.get('sentence'), '?')}"
+        yield from (f"  - {sentence}" for sentence in _past(found, run, now_ns))
         for each in alive:
             yield from _not_judged(each, run)
     for each in alive:
@@ -178,6 +179,23 @@ def _run_notes(found: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:
     for each in mappings(found.get("notes")):
         if _run(each) == run:
             yield cell(each.get("sentence"), "?")
+
+
+def _past(found: Mapping[str, Any], run: tuple[str, str], now_ns: int) -> Iterable[str]:
+    """What was found of this run and is over: from when to when, and what it has cost."""
+    for each in mappings(found.get("past")):
+        labels = each.get("who")
+        since_ns, until_ns = integer(each.get("since_ns")), integer(each.get("until_ns"))
+        if isinstance(labels, Mapping) and _run(labels) == run and since_ns and until_ns:
+            between = f"{_at(since_ns, now_ns)} to {_at(until_ns, now_ns)}"
+            yield f"{between}: {cell(each.get('sentence'), '?')}"
+
+
+def _at(time_ns: int, now_ns: int) -> str:
+    """The time of day here, with the date where that is another one."""
+    at, now = time.localtime(time_ns / 1e9), time.localtime(now_ns / 1e9)
+    same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", at)
 
 
 def _not_judged(agent: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:

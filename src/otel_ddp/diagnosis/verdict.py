@@ -38,6 +38,8 @@ class Verdict(NamedTuple):
     step: int | None = None
     since_ns: int = 0
     """When it began, as far as that is known; since 1970."""
+    until_ns: int = 0
+    """Of what is over: when it ended, if that is known to be before it was noticed."""
 
     @property
     def key(self) -> tuple[str, Labels]:

@@ -277,6 +277,54 @@ def test_a_verdict_that_ends_with_its_rank_is_not_reported_as_solved(
     assert body in caplog.messages
 
 
+def test_verdicts_that_are_over_are_kept_with_what_they_cost(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(150, late_ms=30)
+    assert bench.judge.past() == []
+    for rank in bench.ranks:
+        rank.writer.state(STATES["finished"], 1)
+    bench.poll()
+
+    (past,) = bench.judge.past()
+    lost_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
+    assert (past["kind"], past["who"]["rank"], past["phase"]) == ("straggler", "1", "backward")
+    assert past["evidence"]["lost_s"] == pytest.approx(lost_s, abs=0.001)
+    assert 0 < past["since_ns"] < past["until_ns"]
+    assert past["ended_with"] == "the run"
+    assert past["sentence"].startswith(
+        "rank 1 (node-1) kept the others waiting: it was late in backward, by 45 % of a step of "
+    )
+    assert past["sentence"].endswith(f", which cost the others {lost_s:.3g} s in total")
+
+
+def test_the_table_of_a_stall_that_is_over_is_not_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch)
+    for rank in bench.ranks:
+        rank.enter("forward")
+    bench.poll()
+
+    (past,) = bench.judge.past()
+    assert (past["kind"], past["evidence"]["cause"]) == ("stall", "not_reached")
+    assert "ranks" not in past["evidence"]
+
+
+def test_of_the_verdicts_of_a_run_that_are_over_the_last_ones_are_kept(bench: Bench) -> None:
+    for attempt in range(22):
+        bench.join(0, 1, restarts=attempt)
+        bench.train(125, late_ms=30)
+        for rank in bench.ranks:
+            rank.writer.state(STATES["finished"], 1)
+        bench.poll()
+        bench.ranks.clear()
+        bench.poll()
+
+    past = bench.judge.past()
+    assert len(past) == 20
+    assert past[-1]["until_ns"] > past[0]["until_ns"]
+
+
 def test_the_series_show_which_rank_is_late_and_by_how_much(bench: Bench) -> None:
     bench.join(0, 1)
     bench.train(200, late_ms=30)
@@ -654,6 +702,7 @@ def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
         len(judge.findings()),
         len(judge._causes._watched),
         len(judge.verdicts()),
+        len(judge.past()),
     )
 
 
@@ -670,8 +719,8 @@ def test_nothing_is_kept_of_runs_that_ended(bench: Bench) -> None:
         bench.poll()
         bench.judge.retire(set())
 
-        assert ended == (1, 2, 2, 1, 1)
-        assert kept() == (0, 0, 0, 0, 0)
+        assert ended == (1, 2, 2, 1, 1, 1)
+        assert kept() == (0, 0, 0, 0, 0, 0)
         assert bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME) == {}
         assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
 

@@ -73,9 +73,6 @@ class Arrivals:
         self._next_ns: int | None = None
         self._compared_ns: int | None = None
         self._doublings = 0
-        # The time that was lost in the compared steps, and that with the steps in between.
-        self._compared_lost_s: dict[Labels, float] = {}
-        self._lost_s: dict[Labels, float] = {}
         self._report: Report | None = None
 
     @property
@@ -156,25 +153,19 @@ class Arrivals:
         facts, self._why = compare(samples, steps)
         if not facts:
             return
-        for labels, each in facts.items():
-            self._stragglers.feed(labels, each)
         spans_s = [sum(step.took_ns for step in each) / 1e9 for each in facts.values()]
         since_s = 0.0 if self._compared_ns is None else (now_ns - self._compared_ns) / 1e9
         self._compared_ns = now_ns
-        self._add_lost_time(max(since_s / min(spans_s), 1.0))
+        # Time is lost in the steps between two samples as well.
+        self._stragglers.set_steps_each(max(since_s / min(spans_s), 1.0))
+        for labels, each in facts.items():
+            self._stragglers.feed(labels, each)
+        self._report = self._stragglers.report()
         self._doublings = (
             min(self._doublings + 1, _MOST_DOUBLINGS)
-            if self._report and not self._report.insufficient and _balanced(facts)
+            if not self._report.insufficient and _balanced(facts)
             else 0
         )
-
-    def _add_lost_time(self, share: float) -> None:
-        """*share*: how many times as long has gone by as the compared steps took."""
-        self._report = self._stragglers.report()
-        for rank in self._report.ranks:
-            more_s = rank.lost_s - self._compared_lost_s.get(rank.labels, 0.0)
-            self._compared_lost_s[rank.labels] = rank.lost_s
-            self._lost_s[rank.labels] = self._lost_s.get(rank.labels, 0.0) + share * more_s
 
     def _start_again(self) -> None:
         """Forget the comparison: it is out of date."""
@@ -190,9 +181,6 @@ class Arrivals:
     def report(self) -> Report:
         """The present state, by the last comparison."""
         report = self._report or self._stragglers.report()
-        ranks = tuple(
-            each._replace(lost_s=self._lost_s.get(each.labels, 0.0)) for each in report.ranks
-        )
         why = report.insufficient
         if why:
             named = ", ".join(
@@ -203,7 +191,7 @@ class Arrivals:
                 f"insufficient data: waiting for other ranks cannot be told from work on rank "
                 f"{named}; {more}"
             )
-        return report._replace(ranks=ranks, insufficient=why)
+        return report._replace(insufficient=why)
 
 
 def _hint(labels: Labels, phase: str) -> tuple[str, Mapping[str, Any]]:

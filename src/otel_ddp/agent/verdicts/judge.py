@@ -173,6 +173,11 @@ class Judge:
         open_ones = [plain(each) for case in cases for each in list(case.verdicts.values())]
         return open_ones[-_MOST_SHOWN:]
 
+    def past(self) -> list[dict[str, Any]]:
+        """The verdicts that are over, as long as their runs are shown."""
+        past = [each for case in list(self._cases.values()) for each in list(case.past)]
+        return past[-_MOST_SHOWN:]
+
     def findings(self) -> list[str]:
         """The sentences of all verdicts, of those that are over too."""
         return self._reporter.findings()[-_MOST_SHOWN:]

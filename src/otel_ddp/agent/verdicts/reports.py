@@ -16,6 +16,7 @@ from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.process_case import snapshot
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
+from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.journal.layout import EVENT, SPAN
@@ -52,9 +53,12 @@ class VerdictReporter:
             change = change._replace(verdict=self._with_device(change.verdict))
         verdict = change.verdict
         before = case.verdicts.pop(key, None)
+        ended_with = _ended_with(case, change, journals)
         if change.opened:
             case.verdicts[key] = verdict
         else:
+            if verdict.kind not in _HARMLESS:
+                case.past.append(_past(verdict, ended_with, now_ns))
             # A verdict of this kind that opens in the same poll continues the incident.
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
             case.gpus.pop(verdict.key, None)
@@ -70,7 +74,7 @@ class VerdictReporter:
                 # Of deaths only the last sentence is kept, whichever rank it is about.
                 about = "" if verdict.kind == "death" else str(verdict.labels)
                 self._findings[case.run, verdict.kind, about] = verdict.sentence
-            body = _sentence(change, _ended_with(case, change, journals))
+            body = _sentence(change, ended_with)
             log.log(logging.WARNING if _warns(change) else logging.INFO, "%s", body)
             self._record(change, body, journals, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
@@ -178,6 +182,19 @@ def plain(verdict: Verdict) -> dict[str, Any]:
         "evidence": dict(verdict.evidence),
         "step": verdict.step,
         "since_ns": verdict.since_ns,
+    }
+
+
+def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
+    """A verdict that is over, as JSON: with its numbers and words, without its long tables."""
+    return {
+        **plain(verdict),
+        "sentence": past_sentence(verdict),
+        "evidence": {
+            name: value for name, value in verdict.evidence.items() if not isinstance(value, list)
+        },
+        "until_ns": verdict.until_ns or now_ns,
+        "ended_with": ended_with,
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from otel_ddp import catalog, containment
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -26,6 +28,8 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 
+# So many verdicts that are over are kept of a run.
+_MOST_PAST = 20
 _PHASES = {code: word for word, code in catalog.PHASES.items()}
 
 
@@ -53,6 +57,8 @@ class RunCase:
         self.verdicts: dict[tuple[str, Labels], Verdict] = {}
         # The same verdicts as the detectors have made them, without what the reporter adds.
         self.as_found: dict[tuple[str, Labels], Verdict] = {}
+        # The last verdicts that are over, as JSON.
+        self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Phases that a rank was ever named for, and the side: their series go on, at 0.
         self.named: set[tuple[Labels, str, str]] = set()
         # What post-mortems show of ended processes, whose journals may have been deleted.

@@ -38,11 +38,13 @@ _Tables = Callable[[int], PhaseTable]
 class _Case:
     """An open verdict on one rank."""
 
-    def __init__(self, verdict: Verdict, length: int) -> None:
+    def __init__(self, verdict: Verdict, length: int, lost_before_s: float) -> None:
         # With the figures of the last check that found the rank late enough to be named; and with
         # the present ones. What is over is told by the former.
         self.verdict = self.present = verdict
         self.length = length
+        # What the rank had cost before, in verdicts that are over.
+        self.lost_before_s = lost_before_s
         # Another kind and phase, and how many checks in a row have found them.
         self.other_reading: tuple[Kind, str] | None = None
         self.checks = 0
@@ -77,6 +79,10 @@ class Stragglers:
     def set_world_size(self, ranks: int) -> None:
         """How many ranks the whole job has, on all its nodes."""
         self._world_size = ranks
+
+    def set_steps_each(self, steps: float) -> None:
+        """How many steps of the training each step that is fed from now on stands for."""
+        self._lost_time.steps_each = steps
 
     def add_rank(self, labels: Labels) -> None:
         """A rank of this run is on this node, even if it has not made a step."""
@@ -197,7 +203,8 @@ class Stragglers:
                 if (length := rule.late_over(self._history, i, table)) is not None:
                     opening[i] = length
             elif rule.is_over(self._history, i, case.length):
-                self._close(labels)
+                # It was late no more when the steps began that show it.
+                self._close(labels, max(each.ended_ns for each in self._rows[-case.length].facts))
         # The cost of each rank depends on the other late ranks: from here on all are known.
         named = [i for i, labels in enumerate(ranks) if labels in self._cases]
         late = [*named, *opening]
@@ -209,10 +216,7 @@ class Stragglers:
     def _open(self, i: int, length: int, late: list[int], named: list[int], table: _Tables) -> None:
         """*named*: the late ranks that have a verdict already, and have been charged."""
         labels = self._alignment.ranks[i]
-        reading = table(length).kind_and_phase(i, self._history.excess_s(i, length))
-        verdict = self._verdict(i, length, late, table(length), reading)
-        self._cases[labels] = _Case(verdict, length)
-        self._changes.append(Change(verdict, True))
+        lost_before_s = self._lost_time.lost_s.get(labels, 0.0)
         late_s = self._excesses_s(late, length)
         charged_s = max([late_s[j] for j in named], default=0.0)
         left_s = max(latest_s(late_s.values()) - max(charged_s, 0.0), 0.0)
@@ -220,6 +224,10 @@ class Stragglers:
         others = self._ranks_of_job() - 1
         self._lost_time.charge(labels, part(i, opening_s) * left_s, length - STRIDE, others)
         self._lost_time.charge(labels, share_s(i, late_s), STRIDE, others)
+        reading = table(length).kind_and_phase(i, self._history.excess_s(i, length))
+        verdict = self._verdict(i, length, late, table(length), reading)
+        self._cases[labels] = _Case(self._with_cost(verdict, lost_before_s), length, lost_before_s)
+        self._changes.append(Change(self._cases[labels].verdict, True))
 
     def _continue(self, i: int, late: list[int], table: _Tables) -> None:
         """Charge a late rank for the last stride, and check its phase now and then."""
@@ -243,7 +251,8 @@ class Stragglers:
         if reading == present:
             case.other_reading, case.checks = None, 0
             verdict = self._verdict(i, case.length, late, phases, present)
-            case.present = verdict._replace(since_ns=before.since_ns, step=before.step)
+            verdict = verdict._replace(since_ns=before.since_ns, step=before.step)
+            case.present = self._with_cost(verdict, case.lost_before_s)
             if is_late:
                 case.verdict = case.present
             return
@@ -252,9 +261,12 @@ class Stragglers:
         if case.checks < _CHECKS:
             return
         if reading[0] != before.kind:
-            self._changes.append(Change(before, False))
+            over = self._with_cost(before, case.lost_before_s)
+            self._changes.append(Change(over, False))
+            case.lost_before_s = self._lost_time.lost_s.get(labels, 0.0)
         verdict = self._verdict(i, case.length, late, phases, reading)
-        case.verdict = case.present = verdict._replace(since_ns=before.since_ns)
+        verdict = verdict._replace(since_ns=before.since_ns)
+        case.verdict = case.present = self._with_cost(verdict, case.lost_before_s)
         case.other_reading, case.checks = None, 0
         self._changes.append(Change(case.verdict, True))
 
@@ -289,10 +301,16 @@ class Stragglers:
             kind, labels, phase, finding.sentence(advice), evidence, rows[-1].number, since_ns
         )
 
-    def _close(self, labels: Labels) -> None:
+    def _with_cost(self, verdict: Verdict, lost_before_s: float) -> Verdict:
+        """With what the others have lost to the rank since this verdict began."""
+        lost_s = self._lost_time.lost_s.get(verdict.labels, 0.0) - lost_before_s
+        return verdict._replace(evidence={**verdict.evidence, "lost_s": round(lost_s, 3)})
+
+    def _close(self, labels: Labels, until_ns: int = 0) -> None:
         case = self._cases.pop(labels, None)
         if case:
-            self._changes.append(Change(case.verdict, False))
+            verdict = self._with_cost(case.verdict, case.lost_before_s)
+            self._changes.append(Change(verdict._replace(until_ns=until_ns), False))
 
     def _close_all(self) -> None:
         for labels in list(self._cases):

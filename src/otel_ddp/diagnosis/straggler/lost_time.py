@@ -12,10 +12,12 @@ class LostTime:
 
     def __init__(self) -> None:
         self.lost_s: dict[Labels, float] = {}
+        self.steps_each = 1.0
+        """How many steps each step stands for, where only some of them are compared."""
 
     def charge(self, labels: Labels, wait_s: float, steps: int, others: int) -> None:
         """So many *others* have waited *wait_s* for this rank, in each of so many steps."""
-        more_s = wait_s * steps * others
+        more_s = wait_s * steps * self.steps_each * others
         self.lost_s[labels] = self.lost_s.get(labels, 0.0) + more_s
 
 

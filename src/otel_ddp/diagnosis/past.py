@@ -1,0 +1,26 @@
+"""Puts a verdict that is over into words: what was, and what it has cost."""
+
+from __future__ import annotations
+
+from otel_ddp.diagnosis.verdict import Verdict
+from otel_ddp.diagnosis.wording import duration, percent, rank_name
+
+_PLACES = {
+    "compute": "forward, backward and the optimizer",
+    "mixed": "several phases",
+    "other": "the time between the phases",
+}
+
+
+def past_sentence(verdict: Verdict) -> str:
+    """For people who come after it; from when to when is said beside it."""
+    evidence = verdict.evidence
+    if verdict.kind not in ("straggler", "imbalance"):
+        return verdict.sentence
+    share, step = percent(evidence["excess"]), duration(evidence["step_s"])
+    unequal = ", for its larger batches" if verdict.kind == "imbalance" else ""
+    return (
+        f"{rank_name(verdict.labels)} kept the others waiting{unequal}: it was late in "
+        f"{_PLACES.get(verdict.phase, verdict.phase)}, by {share} of a step of {step}, which cost "
+        f"the others {duration(evidence['lost_s'])} in total"
+    )
