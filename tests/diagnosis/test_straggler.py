@@ -356,6 +356,48 @@ def test_late_in_three_of_five_steps_and_as_fast_as_the_others_in_two_is_chance(
     assert node.detector.poll() == []
 
 
+@pytest.mark.parametrize("every", [3, 5, 10])
+def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggler(
+    every: int,
+) -> None:
+    # Rank 0 launches quickly, and in each so many steps waits for all of it. Rank 1 is held back
+    # evenly. Both take equally long, and wait for no other rank as far as the host knows.
+    node = Node(ranks=2)
+    for _ in range(400):
+        node.number += 1
+        node.now_ns += 10 * MS
+        last = node.number % every == 0
+        for rank, took_ms in ((0, 10 * every - (every - 1) if last else 1), (1, 10)):
+            phases_ns = (0, 0, 0, 0, took_ms * MS)
+            facts = StepFacts(node.number, node.now_ns, took_ms * MS, 0, phases_ns, {}, False, 0)
+            node.detector.feed(labels_of(rank), [facts])
+    assert node.detector.poll() == []
+
+
+def test_a_rank_that_is_late_in_four_of_five_steps_and_makes_up_for_it_is_not_named() -> None:
+    node = Node(ranks=2)
+    changes = [
+        change
+        for number in range(400)
+        for change in node.steps(
+            1, {int(number % 5 > 0): {"data": 0.04 if number % 5 == 0 else 0.01}}
+        )
+    ]
+    assert changes == []
+
+
+def test_long_pauses_of_another_rank_do_not_hide_a_late_one() -> None:
+    node = Node(ranks=2)
+    changes = [
+        change
+        for number in range(200)
+        for change in node.steps(
+            1, {0: {"other": 2.0}} if number % 60 == 0 else {1: {"data": 0.02}}
+        )
+    ]
+    assert summary(changes) == [("straggler", "1", "data", True)]
+
+
 def test_pauses_are_no_straggler() -> None:
     node = Node()
     changes: list[Change] = []

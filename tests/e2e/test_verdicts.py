@@ -22,10 +22,10 @@ LATE = {"data": "data", "forward": "forward", "backward": "backward", "other": "
 # With buffers that DDP sends before each forward: what waits for them is no work either.
 BUFFERS = "batchnorm"
 # What is seen where the steps end, as there is never a verdict to wait for.
-SILENT = ("balanced", "together", "checkpoint")
+SILENT = ("balanced", "together", "checkpoint", "evens_out")
 # Without end each, until the test has seen enough of them: on two ranks, on four, and what four
 # ranks show as two do.
-OF_TWO = (*LATE, BUFFERS, "checkpoint", "balanced", "together")
+OF_TWO = (*LATE, BUFFERS, "checkpoint", "balanced", "together", "evens_out")
 OF_FOUR = ("data", "balanced", "slower", "unequal")
 REST_OF_FOUR = ("forward", "backward", "other", BUFFERS, "together")
 BALANCED_STEPS = {2: 2000, 4: 500}
@@ -104,6 +104,9 @@ def batches(name, net):
             net.backward_s += LATE_S
         if chosen and name in ("data", "batchnorm"):
             time.sleep(LATE_S)
+        if name == "evens_out" and chosen != (step % 5 == 0):
+            # Late in four of five steps, and then the other one is, by as much as all four.
+            time.sleep(0.005 if chosen else 0.02)
         yield torch.randn(size, 8)
         step += 1
 
@@ -281,6 +284,10 @@ def test_of_balanced_ranks_nobody_is_named(launch: Launch) -> None:
 @on_two_and_on_four("together")
 def test_of_ranks_that_are_slow_together_nobody_is_named(launch: Launch) -> None:
     assert_silent(launch, "together")
+
+
+def test_of_a_rank_that_makes_up_for_its_late_steps_nobody_is_named(of_two: Launch) -> None:
+    assert_silent(of_two, "evens_out")
 
 
 @on_two_and_on_four(BUFFERS)

@@ -173,7 +173,8 @@ class Stragglers:
         for at in self._not_compared:
             work_ns = [ns - each.phases_ns[at] for ns, each in zip(work_ns, facts, strict=True)]
         self._rows.append(row)
-        if self._history.append(excesses(work_ns), step_ns):
+        waits_ns = [each.wait_ns for each in facts]
+        if self._history.append(excesses(work_ns), step_ns, waits_ns):
             self._judge()
 
     def poll(self) -> list[Change]:

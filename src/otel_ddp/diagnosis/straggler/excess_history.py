@@ -19,6 +19,7 @@ class ExcessHistory:
     def __init__(self) -> None:
         self._excesses_ns: deque[list[float]] = deque(maxlen=MOST_STEPS)
         self._steps_ns: deque[float] = deque(maxlen=MOST_STEPS)
+        self._waits_ns: deque[list[int]] = deque(maxlen=MOST_STEPS)
         # The same excesses by rank, made when they are first asked for.
         self._by_rank: list[tuple[float, ...]] = []
         # The steps since the last full stride.
@@ -29,9 +30,10 @@ class ExcessHistory:
     def __len__(self) -> int:
         return len(self._excesses_ns)
 
-    def append(self, excesses_ns: list[float], step_ns: float) -> bool:
+    def append(self, excesses_ns: list[float], step_ns: float, waits_ns: list[int]) -> bool:
         """Add one step of all ranks; True when it completes a stride."""
         self._excesses_ns.append(excesses_ns)
+        self._waits_ns.append(waits_ns)
         self._steps_ns.append(step_ns)
         self._by_rank.clear()
         self._fresh.append(excesses_ns)
@@ -48,6 +50,7 @@ class ExcessHistory:
         """Forget all steps: the ranks or the compared phases are others now."""
         self._excesses_ns.clear()
         self._steps_ns.clear()
+        self._waits_ns.clear()
         self._by_rank.clear()
         self._fresh.clear()
         self._above.clear()
@@ -61,6 +64,11 @@ class ExcessHistory:
         if not self._by_rank:
             self._by_rank = list(zip(*self._excesses_ns, strict=True))
         return self._by_rank[i][-length:]
+
+    def waits_ns(self, i: int, length: int) -> list[int]:
+        """How long rank *i* waited for others in each of the last steps."""
+        first = max(len(self._waits_ns) - length, 0)
+        return [waits_ns[i] for waits_ns in islice(self._waits_ns, first, None)]
 
     def steps_ns(self, length: int) -> list[float]:
         """The last step times."""

@@ -20,6 +20,8 @@ _EXCESS_PER_WINDOW = 0.025
 _EXCESS_OVER = 0.025
 # The smallest window's excess, as a share of the largest window's.
 _ALIKE = 0.4
+# Pauses of other ranks are rare: at most this share of the steps.
+_PAUSES = 0.05
 # Clocks, hooks and the kernel's scheduling make differences below this.
 _EXCESS_NS = 500_000
 # The share of steps in which the rank is above the others must lie this far above one half.
@@ -71,10 +73,24 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
     step_ns = median(history.steps_ns(length))
     if median(excess_ns) <= least_excess_ns(step_ns):
         return False
+    least_mean_ns = max(_EXCESS_PER_WINDOW * step_ns, _ALIKE * median(excess_ns))
+    if _mean_without_pauses(excess_ns, history.waits_ns(i, length)) <= least_mean_ns:
+        return False
     each_ns = _window_medians(excess_ns)
     # Where one window is far below another, it began within these steps: its phase would be
     # blurred.
     return min(each_ns) > max(_EXCESS_PER_WINDOW * step_ns, _ALIKE * max(each_ns))
+
+
+def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
+    """The mean excess: a rank that makes up in some steps for what it needs in others is not late.
+
+    A pause of another rank makes up for nothing: this rank waits for it. Such steps are few.
+    """
+    pauses = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
+    few = pauses[: int(_PAUSES * len(excess_ns))]
+    waited_ns = sum(max(min(waits_ns[at], -excess_ns[at]), 0.0) for at in few)
+    return (sum(excess_ns) + waited_ns) / len(excess_ns)
 
 
 def _window_medians(excess_ns: Sequence[float]) -> list[float]:
