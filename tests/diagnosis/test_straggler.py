@@ -464,6 +464,37 @@ def test_another_phase_is_the_same_incident_reported_again() -> None:
     assert changes[0].verdict.since_ns == opened[0].verdict.since_ns
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("ways", "phases"),
+    [
+        # Of 30 ms: 20 and 24 in forward.
+        (({"forward": 0.020, "backward": 0.010}, {"forward": 0.024, "backward": 0.006}),
+         ("compute", "forward")),
+        (({"data": 0.020, "other": 0.010}, {"data": 0.024, "other": 0.006}), ("mixed", "data")),
+        # Backward slower by 22 %, forward by 8 or 14 %.
+        (({"backward": 0.011, "forward": 0.0020}, {"backward": 0.011, "forward": 0.0035}),
+         ("backward", "compute")),
+    ],
+)  # fmt: skip
+def test_the_phase_of_a_verdict_does_not_flap(
+    ways: tuple[dict[str, float], dict[str, float]], phases: tuple[str, str], first: int
+) -> None:
+    node = Node()
+    ((opened, _),) = node.steps(150, {1: ways[first]})
+    changes = [
+        change for at in range(6) for change in node.steps(200, {1: ways[(first + at + 1) % 2]})
+    ]
+
+    # Either answer would do; the one that was given stays.
+    assert opened.phase == phases[first]
+    assert changes == []
+    # What is really another phase is told.
+    assert summary(node.steps(400, {1: {"optimizer": 0.03}})) == [
+        ("straggler", "1", "optimizer", True)
+    ]
+
+
 def test_a_process_that_has_ended_has_no_verdict() -> None:
     node = Node(4)
     node.steps(200, {1: {"backward": 0.03}})

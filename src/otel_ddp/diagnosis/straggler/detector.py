@@ -248,7 +248,7 @@ class Stragglers:
         present = before.kind, before.phase
         is_late = excess_s >= rule.EXCESS * self._history.step_s(case.length)
         # Of less, when the verdict is about to end, what is left says nothing of the phase.
-        reading = phases.kind_and_phase(i, excess_s) if is_late else present
+        reading = phases.kind_and_phase(i, excess_s, present) if is_late else present
         if reading == present:
             case.other_reading, case.checks = None, 0
             verdict = self._verdict(i, case.length, late, phases, present)

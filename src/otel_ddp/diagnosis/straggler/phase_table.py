@@ -10,8 +10,12 @@ from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES
 from otel_ddp.diagnosis.verdict import Kind
 
-# A phase, or unequal work, explains an excess when it holds this share of it.
+# A phase, or unequal work, explains an excess when it holds this share of it. For another answer
+# than the one that was given, it takes so much more of it; for the same answer, so much less.
 _MOST_OF = 0.7
+_MARGIN = 0.15
+# Forward and backward are slow alike where one is slower by at least this share of the other.
+_ALIKE = 0.5
 
 
 class PhaseTable:
@@ -78,29 +82,45 @@ class PhaseTable:
             else "device"
         )
 
-    def kind_and_phase(self, i: int, excess_s: float) -> tuple[Kind, str]:
-        """What the lateness of rank *i* is, and the phase that holds most of it."""
+    def kind_and_phase(
+        self, i: int, excess_s: float, before: tuple[Kind, str] | None = None
+    ) -> tuple[Kind, str]:
+        """What the lateness of rank *i* is, and the phase that holds most of it.
+
+        *before*: the answer that stands. It takes more to change it, so it does not flap.
+        """
         others_s = {word: median(without(needed, i)) for word, needed in self._phases_s.items()}
-        phase = self._phase(i, excess_s, others_s)
+        phase = self._phase(i, excess_s, others_s, before[1] if before else "")
         compute_s = sum(others_s.get(word, 0.0) for word in ("forward", "backward"))
         if phase in ("forward", "backward", "compute"):
             explained_s = self.more_to_do(i) * compute_s
-            if explained_s >= _MOST_OF * excess_s:
+            least = _MOST_OF + _against(before and before[0], "imbalance")
+            if explained_s >= least * excess_s:
                 return "imbalance", phase
         return "straggler", phase
 
-    def _phase(self, i: int, excess_s: float, others_s: dict[str, float]) -> str:
+    def _phase(self, i: int, excess_s: float, others_s: dict[str, float], before: str) -> str:
         excess = self.excess_by_phase(i)
         phase = max(excess, key=lambda word: excess[word])
-        if excess[phase] < _MOST_OF * excess_s:
+        if before in excess and excess[before] >= (_MOST_OF - _MARGIN) * excess_s:
+            phase = before
+        if excess[phase] < (_MOST_OF + _against(before, phase)) * excess_s:
             together_s = sum(excess.get(word, 0.0) for word in COMPUTE_PHASES)
-            return "compute" if together_s >= _MOST_OF * excess_s else "mixed"
+            least = _MOST_OF + _against(before, "compute")
+            return "compute" if together_s >= least * excess_s else "mixed"
         if phase not in ("forward", "backward"):
             return phase
         # A slow device is slow in both, and backward is most of it.
         other = "backward" if phase == "forward" else "forward"
         if others_s[phase] and others_s.get(other):
             slower, other_slower = excess[phase] / others_s[phase], excess[other] / others_s[other]
-            if other_slower >= slower / 2:
+            if other_slower >= (_ALIKE + _against(before, "compute")) * slower:
                 return "compute"
         return phase
+
+
+def _against(before: str | None, answer: str) -> float:
+    """How much more it takes for an answer where another one stands, or less where it does."""
+    if not before:
+        return 0.0
+    return -_MARGIN if before == answer else _MARGIN
