@@ -779,3 +779,31 @@ def test_the_same_rank_may_die_again_in_the_next_attempt() -> None:
     assert change.opened
     assert change.verdict.since_ns == T + 10 * S
     assert len(change.verdict.evidence["ended"]) == 1
+
+
+# -- a watchdog that ends what stands still
+
+HANGS = "rank 1 is in data after step 7 at train.py:31 (load)"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_gave_up_where_nothing_moved_were_most_likely_ended_by_a_watchdog(
+    ranks: int,
+) -> None:
+    deaths = Deaths()
+    gave_up = [killed(rank, signal="SIGABRT") for rank in range(ranks)]
+    # The signal comes to be known a moment after the death, and the stall is over by then.
+    deaths.feed([killed(rank) for rank in range(ranks)], stall=HANGS)
+    (*_, change) = deaths.feed(gave_up)
+
+    assert change.verdict.sentence.endswith(
+        f"Most likely the watchdog of NCCL, which ends ranks whose collectives do not end: {HANGS}."
+    )
+
+
+@pytest.mark.parametrize(("stall", "signal"), [("", "SIGABRT"), (HANGS, "SIGKILL")])
+def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str) -> None:
+    deaths = Deaths()
+    (change,) = deaths.feed([killed(0, signal=signal)], stall=stall)
+
+    assert "watchdog" not in change.verdict.sentence

@@ -295,6 +295,14 @@ def numbers(*enqueued: int) -> dict[str, Any]:
     return {"groups": tuple(Group(str(n), 2, each) for n, each in enumerate(enqueued))}
 
 
+def on_device(state: str, number: int = 9, phase: str = "", **more: int) -> dict[str, Any]:
+    """A rank under nccl that has put nine collectives in line."""
+    one = Collective("0", number, "nccl:all_reduce", "[[1000]]", state)
+    group = Group("0", 2, 9, more.get("completed", 8), "nccl")
+    under_way = (one,) if state else ()
+    return {"groups": (group,), "collectives": under_way, "device_phase": phase}
+
+
 def entered(number: int, op: str, sizes: str = "[[4]]") -> dict[str, Any]:
     one = Collective("0", number, f"gloo:{op}", sizes)
     return {"collectives": (Collective("0", number - 1, "gloo:all_reduce", "[[4]]"), one)}
@@ -623,3 +631,90 @@ def test_an_answer_from_before_the_rank_moved_is_no_evidence() -> None:
     _, verdict = job.stalls_after()
 
     assert verdict.evidence["culprits"] == ["0"]
+
+
+# -- under nccl, where the devices wait
+
+
+def test_a_device_that_has_not_come_to_what_the_others_are_in_is_named() -> None:
+    job = Job(3)
+    for rank, answer in enumerate(
+        (on_device("started"), on_device("scheduled", phase="backward"), on_device("started"))
+    ):
+        job.answers[rank] = answer
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
+    assert (
+        "the device of rank 1 after step 7 has not come to all_reduce [[1000]], collective number "
+        "9, which the host has put in line, it is in backward; ranks 0, 2 wait for it"
+    ) in verdict.sentence
+
+
+def test_a_device_that_waits_in_another_group_is_not_the_one() -> None:
+    job = Job(3)
+    # Rank 1 has not come to the first group's, as it waits for rank 2 in the second one's.
+    elsewhere = Collective("1", 4, "nccl:all_gather", "[[8]]", "started")
+    waits = on_device("scheduled")
+    job.answers[0] = on_device("started")
+    job.answers[1] = {**waits, "collectives": (*waits["collectives"], elsewhere)}
+    job.answers[2] = {
+        "groups": (Group("1", 2, 4, 3, "nccl"),),
+        "collectives": (elsewhere._replace(state="scheduled"),),
+    }
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["2"])
+
+
+def test_where_torch_times_no_collectives_no_device_is_blamed() -> None:
+    job = Job()
+    for rank in (0, 1):
+        job.answers[rank] = on_device("scheduled")
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
+
+
+def test_a_collective_that_all_devices_are_in_is_the_networks() -> None:
+    job = Job()
+    for rank in (0, 1):
+        job.answers[rank] = on_device("started")
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
+    assert "all devices are in it (all_reduce [[1000]], collective number 9)" in verdict.sentence
+
+
+def test_a_collective_that_has_ended_on_some_ranks_names_the_others() -> None:
+    job = Job(3)
+    job.answers = {
+        0: on_device("", completed=9),
+        1: on_device("started"),
+        2: on_device("", completed=9),
+    }
+    for rank in (0, 2):
+        job.put(rank, "comm_wait")
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", ["1"])
+    assert (
+        "all_reduce [[1000]], collective number 9, has ended on ranks 0, 2 and goes on on rank 1"
+    ) in verdict.sentence
+
+
+def test_a_host_that_is_behind_is_named_with_where_its_device_is() -> None:
+    job = Job()
+    job.put(1, "other")
+    job.answers[0] = on_device("started")
+    job.answers[1] = {
+        "groups": (Group("0", 2, 8, 7, "nccl"),),
+        "stack": DATA,
+        "device_phase": "forward",
+    }
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
+    assert "rank 1 is in other after step 7 at train.py:31 (load), its device in forward" in (
+        verdict.sentence
+    )

@@ -609,6 +609,23 @@ def test_a_host_that_is_always_ahead_by_the_same_is_known_to_be() -> None:
     assert all(set(paced_ms(step)) <= {"data"} for step in trained.steps()[5:])
 
 
+def test_the_phase_that_the_device_is_in_is_known_while_the_host_stands_still() -> None:
+    device = AheadDevice()
+    trained = Trained(device)
+    trained.step(Phases(), 20)
+    device.synchronize()
+    trained.step(Phases())
+    # Forward takes it 10 ms and backward 20 ms.
+    device.host_ms = device.busy_until_ms - 3 - 5 - 1
+    assert trained.clock.phase_now() == BACKWARD
+
+    device.synchronize()
+    assert trained.clock.phase_now() == OTHER
+
+    trained.clock.close()
+    assert trained.clock.phase_now() is None
+
+
 def test_a_step_of_which_something_is_not_known_is_left_out() -> None:
     device = AheadDevice()
     trained = Trained(device)

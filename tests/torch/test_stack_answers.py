@@ -25,14 +25,14 @@ import torch
 from extras import newer_torch
 from node import until
 from otel_ddp import containment
-from otel_ddp.torch import stack_answers
+from otel_ddp.torch import collectives, stack_answers
 from otel_ddp.torch.collectives import Arrivals
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "1-00000000.journal"
-    stack_answers.start(path, int)
+    stack_answers.start(path, int, lambda: None)
     yield path
     stack_answers.stop()
 
@@ -86,7 +86,7 @@ def test_an_answer_names_the_training_thread_and_those_that_an_exit_waits_for(
     tmp_path: Path,
 ) -> None:
     journal, training = tmp_path / "1-00000000.journal", 0
-    stack_answers.start(journal, lambda: training)
+    stack_answers.start(journal, lambda: training, lambda: None)
     held = threading.Event()
     helpers = {
         name: threading.Thread(target=held.wait, name=name, daemon=name == "daemon")
@@ -251,7 +251,7 @@ def test_a_forked_child_leaves_a_descriptor_that_is_the_users_alone(taken: int) 
 
 
 def test_a_descriptor_that_the_program_has_closed_is_no_failure(tmp_path: Path) -> None:
-    stack_answers.start(tmp_path / "1-00000000.journal", int)
+    stack_answers.start(tmp_path / "1-00000000.journal", int, lambda: None)
     waiting = stack_answers._current
     assert waiting is not None
     os.close(waiting._fd)
@@ -285,7 +285,7 @@ def test_a_time_limit_of_a_signal_handler_reaches_the_program(
 
 
 def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
-    stack_answers.start(tmp_path / "missing" / "1-0.journal", int)
+    stack_answers.start(tmp_path / "missing" / "1-0.journal", int, lambda: None)
 
     assert stack_answers._current is None
     assert containment.failures == {}
@@ -294,8 +294,8 @@ def test_where_no_fifo_can_be_made_training_goes_on(tmp_path: Path) -> None:
 def test_a_second_start_beside_another_journal_leaves_the_first(
     journal: Path, tmp_path: Path
 ) -> None:
-    stack_answers.start(journal, int)
-    stack_answers.start(tmp_path / "2-00000000.journal", int)
+    stack_answers.start(journal, int, lambda: None)
+    stack_answers.start(tmp_path / "2-00000000.journal", int, lambda: None)
 
     assert [each.name for each in tmp_path.iterdir()] == ["2-00000000.ask"]
 
@@ -315,6 +315,45 @@ def test_a_torch_without_the_private_names_answers_with_stacks(
     said = answer(journal, 1)
     assert (said["groups"], said["collectives"]) == ([], [])
     assert said["threads"]
+
+
+NCCL_TRACE = {
+    "entries": [
+        {
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": 7,
+            "is_p2p": False,
+            "profiling_name": "nccl:all_reduce",
+            "input_sizes": [[1000]],
+            "state": state,
+        }
+        for state in ("scheduled", "started")
+    ]
+}
+
+
+def test_what_is_under_way_on_a_device_is_told_with_its_state_and_the_devices_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "world", object)
+    monkeypatch.setattr(
+        *(torch._C._distributed_c10d, "_dump_nccl_trace_json"),
+        *(lambda **_: json.dumps(NCCL_TRACE).encode(),),
+        raising=False,
+    )
+    path = tmp_path / "1-00000000.journal"
+    stack_answers.start(path, int, lambda: 3)
+    try:
+        ask(path, "1 what\n")
+        said = answer(path, 1)
+    finally:
+        stack_answers.stop()
+
+    assert [(each["number"], each["state"]) for each in said["collectives"]] == [
+        (7, "scheduled"),
+        (7, "started"),
+    ]
+    assert said["device_phase"] == 3
 
 
 # -- when it arrived at its collectives
@@ -429,7 +468,7 @@ BEGIN = """
 import atexit, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 journal = Path(sys.argv[1])
-stack_answers.start(journal, int)
+stack_answers.start(journal, int, lambda: None)
 """
 
 
@@ -519,7 +558,7 @@ if os.fork() == 0:
     sys.exit(0)
 print(os.read(tells[0], 1000).decode())
 stack_answers.stop()
-stack_answers.start(journal, int)
+stack_answers.start(journal, int, lambda: None)
 os.write(ends[1], b"!")
 os.wait()
 print(journal.with_suffix(".ask").exists())
@@ -562,7 +601,7 @@ def test_code_that_joins_all_threads_does_not_wait_for_ours(journal: Path) -> No
 
 def test_what_is_blocked_in_the_main_thread_is_as_before(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    stack_answers.start(tmp_path / "1-00000000.journal", int)
+    stack_answers.start(tmp_path / "1-00000000.journal", int, lambda: None)
     try:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
     finally:

@@ -38,6 +38,7 @@ class DeviceClock(Protocol):
 
     def mark(self, word: int) -> None: ...
     def step_finished(self, number: int, now_ns: int) -> None: ...
+    def phase_now(self) -> int | None: ...
 
 
 class Phase:
@@ -326,6 +327,11 @@ class Progress:
     def add_device_words(self, words: Sequence[int]) -> None:
         """Adds the words of a step that the device has finished; flushed with the rest."""
         self._device_words += words
+
+    def device_phase(self) -> int | None:
+        """The phase that the device is in, where that is known. Any thread may ask."""
+        clock = self.device_clock
+        return None if clock is None else clock.phase_now()
 
     # -- flushing
 

@@ -63,7 +63,9 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
         garbage.attach(stepper)
-    stack_answers.start(progress.recorder.writer.path, lambda: progress.training_thread)
+    stack_answers.start(
+        progress.recorder.writer.path, lambda: progress.training_thread, progress.device_phase
+    )
     readings.update_options(StepOptions(**options))
     optimizer_hooks.forget(options["optimizer"])
     # Now, not at the first step: an evaluation may compile as well.

@@ -107,6 +107,7 @@ def latest() -> list[dict[str, Any]]:
                     "number": entry.get("collective_seq_id"),
                     "op": str(entry.get("profiling_name"))[:_LONGEST_TEXT],
                     "sizes": str(entry.get("input_sizes"))[:_LONGEST_TEXT],
+                    "state": str(entry.get("state"))[:_LONGEST_TEXT],
                 }
             )
             del mine[:-_MOST_COLLECTIVES]

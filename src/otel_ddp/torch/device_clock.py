@@ -128,6 +128,17 @@ class DeviceClock:
             containment.reraise_foreign()
             self._fail()
 
+    def phase_now(self) -> int | None:
+        """The phase that the device is in: for another thread, while the training stands still."""
+        if self._stopped or self._spoilt:
+            return None
+        reached = self._since
+        for mark in [mark for marks in [*self._closed, self._open] for mark in [*marks]]:
+            if not mark.event.query():
+                break
+            reached = mark
+        return None if reached is None else reached.word >> _SHIFT & layout.PHASE_CODE
+
     def close(self) -> None:
         """Charge for what the device is done with, measure nothing more, and keep no event."""
         try:

@@ -36,10 +36,14 @@ _FAULTS = {
 class _StackAnswers:
     """One fifo, and one thread that waits in a read of it."""
 
-    def __init__(self, journal: Path, training: Callable[[], int]) -> None:
-        """*training*: gives the thread that trains, 0 while none has."""
+    def __init__(
+        self, journal: Path, training: Callable[[], int], device_phase: Callable[[], int | None]
+    ) -> None:
+        """*training*: gives the thread that trains, 0 while none has; *device_phase*: the code of
+        the phase that the device is in, None where it is not known."""
         self.journal = journal
         self._training = training
+        self._device_phase = device_phase
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._stopped = False
@@ -131,6 +135,7 @@ class _StackAnswers:
         }
         if everything:
             answer["collectives"] = collectives.latest()
+            answer["device_phase"] = containment.attempt(self._device_phase, None)
         if b"when" in words:
             answer["arrivals"] = self._arrivals.read()
         answer["time_ns"], answer["monotonic_ns"] = time.time_ns(), time.monotonic_ns()
@@ -157,14 +162,16 @@ _current: _StackAnswers | None = None
 
 
 @containment.contained()
-def start(journal_path: Path, training: Callable[[], int]) -> None:
+def start(
+    journal_path: Path, training: Callable[[], int], device_phase: Callable[[], int | None]
+) -> None:
     """Answer questions beside this journal, and no other."""
     global _current
     if _current is not None and _current.journal != journal_path:
         stop()
     if _current is None:
         try:
-            _current = _StackAnswers(journal_path, training)
+            _current = _StackAnswers(journal_path, training, device_phase)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
             containment.reraise_foreign()
             containment.log.info("The agent cannot ask this process where it hangs: %s", error)

@@ -276,7 +276,9 @@ class RunCase:
         if not found:
             return changes
         beside = {each.labels for each in processes if self.is_beside(each.journal.world_size)}
-        return changes + self.deaths.feed(found, at_work - beside)
+        under_nccl = any("nccl" in str(e.journal.reader.facts.get("backend")) for e in processes)
+        stall = self.stalls.why if under_nccl else ""
+        return changes + self.deaths.feed(found, at_work - beside, stall)
 
 
 # A detector that breaks takes nothing from the others, nor from other runs.

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
     Evidence,
@@ -25,6 +26,7 @@ _MOST_FRAMES = 64
 # than the second time apart.
 _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PHASES = {code: word for word, code in PHASES.items()}
 
 
 class StackQuestion:
@@ -104,6 +106,7 @@ class StackQuestion:
                 for each in threads
                 if each.get("daemon") is False and each is not trains and each is not main
             ),
+            device_phase=_phase(content.get("device_phase")),
             package=str(content.get("package") or ""),
         )
 
@@ -203,10 +206,21 @@ def _groups(content: dict[str, Any]) -> list[Group]:
 
 def _collectives(content: dict[str, Any]) -> list[Collective]:
     return [
-        Collective(str(each.get("group")), number, str(each.get("op")), str(each.get("sizes")))
+        Collective(
+            str(each.get("group")),
+            number,
+            str(each.get("op")),
+            str(each.get("sizes")),
+            str(each.get("state") or ""),
+        )
         for each in _members(content, "collectives")
         if (number := _whole(each.get("number"))) is not None
     ]
+
+
+def _phase(code: Any) -> str:
+    number = _whole(code)
+    return "" if number is None else _PHASES.get(number, "")
 
 
 def _first(threads: list[dict[str, Any]], mark: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class _Incident:
     def __init__(self) -> None:
         self.members: dict[Labels, EndedProcess] = {}
         self.verdict: Verdict | None = None
+        # Why no rank had moved before, under nccl.
+        self.stall = ""
 
     def includes(self, process: EndedProcess) -> bool:
         """Whether this end belongs to the incident."""
@@ -41,6 +43,7 @@ class _Incident:
     def update(self, around: Surroundings) -> list[Change]:
         """Judge the incident again; what has changed by that."""
         members = list(self.members.values())
+        around = around._replace(stall=self.stall)
         before = self.verdict
         if before is None and not _is_ready(members, around):
             return []
@@ -65,10 +68,14 @@ class Deaths:
         self._finished: dict[Labels, EndedProcess] = {}
 
     def feed(
-        self, ended: Sequence[EndedProcess], at_work: Collection[Labels] | None = None
+        self,
+        ended: Sequence[EndedProcess],
+        at_work: Collection[Labels] | None = None,
+        stall: str = "",
     ) -> list[Change]:
         """All ends that were seen at once; *at_work*: the ranks of the run that are left.
 
+        *stall*: why no rank had moved before, in a run whose backend is nccl.
         The same end may come again, with the same `ended_ns` and more in `cause`: what the kernel
         knows may come a moment after the death. The incident is then judged again.
         """
@@ -81,6 +88,7 @@ class Deaths:
             incident = next((known for known in self._incidents if known.includes(each)), None)
             if incident is None:
                 incident = _Incident()
+                incident.stall = stall
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
             incident.members[each.labels] = each
             if incident not in touched:

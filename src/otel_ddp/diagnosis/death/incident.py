@@ -32,6 +32,8 @@ class Surroundings(NamedTuple):
     finished: Sequence[EndedProcess]
     at_work: Collection[Labels] | None
     """The ranks that still train together; None: not known."""
+    stall: str = ""
+    """Why no rank had moved before, under nccl: its watchdog ends such ranks after a while."""
 
 
 def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | None:
@@ -48,13 +50,14 @@ def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | N
         # Some lost a peer and a launcher ended the others: the cause is not among them.
         return _lost_peers(members, around)
     if order == "unknown":
-        return _together(first, members)
+        return _together(first, members, around)
     (origin,) = first
     others = [each for each in members if each is not origin]
     why = f"{wording.short_cause(origin)}{wording.hints(origin)}"
     sentence = f"{wording.name_and_node(origin.labels)} {wording.how_it_ended(origin)}: {why}"
     if others:
         sentence += f". {wording.what_followed(origin, others)}"
+    sentence += _by_watchdog(first, around)
     return Verdict(
         "death",
         origin.labels,
@@ -66,7 +69,16 @@ def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | N
     )
 
 
-def _together(first: list[EndedProcess], members: list[EndedProcess]) -> Verdict:
+def _by_watchdog(first: list[EndedProcess], around: Surroundings) -> str:
+    """That a watchdog has ended them, where all shows that: they stood still, and gave up."""
+    if not around.stall or {each.cause.get("signal") for each in first} != {"SIGABRT"}:
+        return ""
+    return f". {wording.WATCHDOG}: {around.stall}"
+
+
+def _together(
+    first: list[EndedProcess], members: list[EndedProcess], around: Surroundings
+) -> Verdict:
     """It is not known which process was first, so the verdict is about the run."""
     reported = all(each.state != "killed" for each in first)
     when = (
@@ -88,6 +100,7 @@ def _together(first: list[EndedProcess], members: list[EndedProcess]) -> Verdict
     rest = [each for each in members if each not in first]
     if rest:
         sentence += f". {wording.what_followed(first[0], rest)}"
+    sentence += _by_watchdog(first, around)
     words = {cause_word(each) for each in first}
     cause = words.pop() if reported and len(words) == 1 else "unknown"
     return _about_the_run(f"{sentence}.", first, members, cause)

@@ -14,6 +14,9 @@ _SILENT_S, _SHORTEST_SILENCE_S = 5.0, 0.5
 # These need the same sizes on all ranks. Where one rank's differ, the calls do not match.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast")
 
+# What torch's recorder for nccl says of a collective that its device has not come to, and is in.
+_SCHEDULED, _STARTED = "scheduled", "started"
+
 _Positions = Mapping[Labels, Position]
 _Known = Mapping[Labels, Evidence]
 
@@ -42,8 +45,9 @@ def find_culprits(
         _disabled(positions, known, floor_s)
         or _different_collectives(positions, known)
         or _behind(positions, known)
+        or _not_begun(positions, known)
         or _not_waiting(positions, known)
-        or _all_wait(positions, found)
+        or _all_wait(positions, known, found)
     )
 
 
@@ -87,11 +91,7 @@ def _disabled(positions: _Positions, known: _Known, floor_s: float) -> Findings 
 
 def _different_collectives(positions: _Positions, known: _Known) -> Findings | None:
     """Ranks that entered another collective than the others, under the same number."""
-    entered: dict[tuple[str, int], dict[Labels, Collective]] = {}
-    for labels, each in known.items():
-        for one in each.collectives:
-            entered.setdefault((one.group, one.number), {})[labels] = one
-    for (_, number), by_rank in sorted(entered.items(), key=lambda each: each[0][1]):
+    for (_, number), by_rank in _entered(known):
         votes: dict[str, list[Labels]] = {}
         for labels, one in by_rank.items():
             votes.setdefault(_signature(one), []).append(labels)
@@ -116,6 +116,15 @@ def _different_collectives(positions: _Positions, known: _Known) -> Findings | N
         )
         return _findings("different_collectives", culprits, positions, why, advice)
     return None
+
+
+def _entered(known: _Known) -> list[tuple[tuple[str, int], dict[Labels, Collective]]]:
+    """Who has entered each collective, by group and number, those of the least number first."""
+    found: dict[tuple[str, int], dict[Labels, Collective]] = {}
+    for labels, each in known.items():
+        for one in each.collectives:
+            found.setdefault((one.group, one.number), {})[labels] = one
+    return sorted(found.items(), key=lambda each: each[0][1])
 
 
 def _signature(one: Collective) -> str:
@@ -163,6 +172,32 @@ def _behind(positions: _Positions, known: _Known) -> Findings | None:
     return _findings(cause, culprits, positions, why, advice)
 
 
+def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
+    """Ranks whose devices have not come to a collective that the devices of others are in."""
+    inside = {
+        labels
+        for labels, each in known.items()
+        if any(one.state == _STARTED for one in each.collectives)
+    }
+    for (_, number), by_rank in _entered(known):
+        states = {one.state for one in by_rank.values()}
+        if not states >= {_SCHEDULED, _STARTED}:
+            continue
+        # A device that is in another collective waits there.
+        culprits = [
+            labels
+            for labels, one in by_rank.items()
+            if one.state == _SCHEDULED and labels not in inside
+        ]
+        if not culprits:
+            continue
+        what = f"{by_rank[culprits[0]]}, collective number {number}"
+        why = [wording.device(positions[labels], known[labels], what) for labels in culprits]
+        why += wording.waiting_ranks(positions, culprits)
+        return _findings("device", culprits, positions, why, wording.DEVICE_ADVICE)
+    return None
+
+
 def _not_waiting(positions: _Positions, known: _Known) -> Findings | None:
     """Ranks that do not wait for others."""
     culprits = [labels for labels in positions if not _is_waiting(positions[labels], known[labels])]
@@ -175,7 +210,7 @@ def _not_waiting(positions: _Positions, known: _Known) -> Findings | None:
     return _findings(cause, culprits, positions, why, advice)
 
 
-def _all_wait(positions: _Positions, found: _Positions) -> Findings:
+def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findings:
     """All living ranks wait, and all have come equally far."""
     ended = [labels for labels in found if labels not in positions]
     dead = [labels for labels in ended if found[labels].state != "finished"]
@@ -193,7 +228,29 @@ def _all_wait(positions: _Positions, found: _Positions) -> Findings:
         advice = "Look at the verdicts of the other nodes, and at the network between them."
         return _findings("elsewhere", (), positions, why, advice)
     advice = "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors."
-    return _findings("backend", (), positions, [waiting, "it does not end"], advice)
+    return _findings("backend", *_where_it_does_not_end(positions, known, waiting), advice)
+
+
+def _where_it_does_not_end(
+    positions: _Positions, known: _Known, waiting: str
+) -> tuple[list[Labels], _Positions, list[str]]:
+    """The ranks on which a collective goes on that has ended on others, and what to say of it."""
+    for (group, number), by_rank in _entered(known):
+        inside = [labels for labels, one in by_rank.items() if one.state == _STARTED]
+        done = [
+            labels
+            for labels, each in known.items()
+            if any(g.name == group and (g.completed or 0) >= number for g in each.groups)
+        ]
+        if not inside:
+            continue
+        what = f"{by_rank[inside[0]]}, collective number {number}"
+        if done:
+            names = wording.ranks(positions, done), wording.ranks(positions, inside)
+            return inside, positions, [f"{what}, has ended on {names[0]} and goes on on {names[1]}"]
+        if len(inside) == len(positions):
+            return [], positions, [waiting, f"all devices are in it ({what})", "it does not end"]
+    return [], positions, [waiting, "it does not end"]
 
 
 def _is_waiting(position: Position, known: Evidence) -> bool:

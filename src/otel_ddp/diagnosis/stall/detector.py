@@ -42,7 +42,7 @@ class Stalls:
         # How long a verdict waits where that is longer than all limits.
         self._patience_s = 0.0
         self._open: Verdict | None = None
-        self._cause = ""
+        self._cause = self._why = ""
         # How long the ranks had stood still when the sentence was written.
         self._said_s = 0.0
         self.limits: dict[Labels, float] = {}
@@ -150,6 +150,11 @@ class Stalls:
         return [] if self._open is None else [self._open]
 
     @property
+    def why(self) -> str:
+        """Why no rank moves, as the open verdict has it; empty where there is none."""
+        return "" if self._open is None else self._why
+
+    @property
     def suspects(self) -> frozenset[Labels]:
         """The ranks that were asked, and have not moved since."""
         return frozenset(self._asked)
@@ -252,7 +257,7 @@ class Stalls:
             findings.step,
             since_ns,
         )
-        self._open, self._cause = verdict, findings.cause
+        self._open, self._cause, self._why = verdict, findings.cause, findings.why
         return [] if is_same else [Change(verdict, opened=True)]
 
     def _close(self) -> list[Change]:

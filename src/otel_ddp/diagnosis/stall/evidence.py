@@ -51,6 +51,8 @@ class Collective(NamedTuple):
     number: int
     op: str
     sizes: str
+    state: str = ""
+    """On nccl: `scheduled`, then `started` by the device, where torch was told to time them."""
 
     def __str__(self) -> str:
         return f"{self.op.rpartition(':')[2]} {self.sizes}".strip()
@@ -89,6 +91,8 @@ class Evidence(NamedTuple):
     """Of the thread that trains, where that is known, else of the main one."""
     other_threads: tuple[Thread, ...] = ()
     """Other threads that the end of the program waits for."""
+    device_phase: str = ""
+    """The phase that the device of the rank is in; empty where that is not known."""
     package: str = ""
     """The folder of our own package, as the process sees it."""
     kernel: Kernel | None = None

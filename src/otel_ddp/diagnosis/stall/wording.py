@@ -18,6 +18,10 @@ DISABLED_ADVICE = {
     "uninterruptible": "Look at the disk, the network file system, the driver.",
     "gil": "Look at its native stack: `py-spy dump --native`.",
 }
+DEVICE_ADVICE = (
+    "What was launched before it does not end: look at this GPU's errors (Xid), and at the kernels "
+    "of that phase."
+)
 _ADVICE = {
     "data": "Look at its data loader and at what that reads from.",
     "checkpoint": 'Look at where it writes to; say phase("checkpoint", expect_s=...) '
@@ -41,6 +45,15 @@ def disabled(position: Position, known: Evidence, cause: str) -> str:
     return f"rank {position.rank}, {_at(position)}, {what}"
 
 
+def device(position: Position, known: Evidence, what: str) -> str:
+    """That the device of a rank has not come to a collective that its host has put in line."""
+    where = f", it is in {known.device_phase}" if known.device_phase else ""
+    return (
+        f"the device of rank {position.rank}{_after(position)} has not come to {what}, which the "
+        f"host has put in line{where}"
+    )
+
+
 def activity(position: Position, known: Evidence) -> str:
     """Where a rank is and what it does there."""
     if known.has_left:
@@ -53,6 +66,8 @@ def activity(position: Position, known: Evidence) -> str:
         text += f" at {frame}"
     if doing := _doing(known.kernel):
         text += f" and {doing}"
+    if known.device_phase not in ("", position.phase):
+        text += f", its device in {known.device_phase}"
     return text
 
 
