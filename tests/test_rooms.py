@@ -50,6 +50,7 @@ KNOWS = {
         "waits": "medians",
         "alignment": "medians step_facts verdict",
         "device_steps": "step_facts",
+        "device_waits": "arrivals step_facts verdict waits",
         "death": "verdict",
         "gpu_evidence": "verdict",
         "wording": "verdict",

@@ -84,9 +84,23 @@ def test_arrivals_are_not_reported_before_the_first_collective(
     assert said_after(1) == "no_recorder"
 
 
-def test_hosts_that_go_on_while_their_devices_wait_are_not_compared(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("timing", "known", "word"),
+    [
+        (None, b'{"pg_status": {"0": {}}}', "not_timed"),
+        ("0", b'{"pg_status": {"0": {}}}', "not_timed"),
+        ("1", b'{"pg_status": {"0": {}}}', ""),
+        ("TRUE", b'{"pg_status": {"0": {}}}', ""),
+        ("1", b"{}", "no_recorder"),
+    ],
+)
+def test_where_devices_wait_collectives_have_to_be_timed_and_recorded(
+    monkeypatch: pytest.MonkeyPatch, timing: str | None, known: bytes, word: str
 ) -> None:
     monkeypatch.setattr(capabilities, "backend", lambda: "nccl")
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda **_: known, raising=False)
+    if timing is not None:
+        monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", timing)
 
-    assert capabilities._arrivals() == "host_ahead"
+    assert capabilities._arrivals() == word

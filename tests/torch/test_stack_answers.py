@@ -25,7 +25,7 @@ import torch
 from extras import newer_torch
 from node import until
 from otel_ddp import containment
-from otel_ddp.torch import collectives, stack_answers
+from otel_ddp.torch import collectives, process_group, stack_answers
 from otel_ddp.torch.collectives import Arrivals
 
 
@@ -336,6 +336,7 @@ def test_what_is_under_way_on_a_device_is_told_with_its_state_and_the_devices_ph
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collectives, "world", object)
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json", raising=False)
     monkeypatch.setattr(
         *(torch._C._distributed_c10d, "_dump_nccl_trace_json"),
         *(lambda **_: json.dumps(NCCL_TRACE).encode(),),
@@ -399,6 +400,21 @@ def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_th
     assert arrivals.read() == {"in_s": pytest.approx(5.0)}
     cost.now_s += 5
     assert "packed" in arrivals.read()
+
+
+def test_under_nccl_its_own_recorder_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(collectives, "world", object)
+    monkeypatch.setattr(process_group, "backend", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(c10d, "_dump_nccl_trace", lambda **_: b"devices", raising=False)
+    cost = Cost()
+    arrivals = cost.arrivals()
+
+    cost.now_s += 60
+    found = arrivals.read()
+
+    assert found["recorder"] == "nccl"
+    assert zlib.decompress(base64.b64decode(found["packed"])) == b"devices"
 
 
 @pytest.fixture

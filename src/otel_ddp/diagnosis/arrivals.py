@@ -13,7 +13,7 @@ from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
 
 # The most steps of one sample: a verdict takes several samples.
-_MOST_STEPS = 30
+MOST_STEPS = 30
 # More of the same interval says nothing new.
 _MOST_PER_INTERVAL = 400
 # A collective that is put in line ahead of time comes right after another one. So a delay is taken
@@ -33,6 +33,8 @@ class Arrival(NamedTuple):
     op: str
     at_ns: int
     """On a clock that all ranks of the node share, like all times here."""
+    took_ns: int | None = None
+    """How long it took the device, waits included, where torch times that."""
 
 
 class Sample(NamedTuple):
@@ -42,6 +44,8 @@ class Sample(NamedTuple):
     """In the order in which the rank put them in line."""
     sizes: Mapping[str, int]
     """By process group: how many ranks it has, on all nodes."""
+    on_device: bool = False
+    """Whether devices wait in these collectives, and hosts go on."""
 
 
 class TimedStep(NamedTuple):
@@ -79,7 +83,7 @@ def compare(
     ]
     counts = Counter(len(each.collectives) for found in covered for each in found)
     usual = counts.most_common(1)[0][0] if counts else 0
-    last = -max(_MOST_PER_INTERVAL // len(ranks), _MOST_STEPS)
+    last = -max(_MOST_PER_INTERVAL // len(ranks), MOST_STEPS)
     usuals = [
         [each for each in found if len(each.collectives) == usual][last:] for found in covered
     ]
@@ -89,7 +93,7 @@ def compare(
     waits, unclear = find_waits(_intervals(trails, usuals))
     if unclear:
         return Comparison({}, f"it is not clear whether ranks wait in {unclear}")
-    wanted = sorted(common)[-_MOST_STEPS:]
+    wanted = sorted(common)[-MOST_STEPS:]
     facts = {}
     for labels, trail, found in zip(ranks, trails, usuals, strict=True):
         by_number = {each.step.facts.number: each for each in found}

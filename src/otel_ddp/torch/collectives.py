@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from otel_ddp import containment
+from otel_ddp.torch import process_group
 from otel_ddp.torch.process_group import is_up
 
 _MOST_GROUPS = 256
@@ -130,14 +131,16 @@ class Arrivals:
         self._read_s = clock()
 
     def read(self) -> dict[str, Any]:
-        """The content of torch's recorder for gloo, as torch packs it, or when it may be read."""
+        """The content of torch's recorder, as torch packs it, or when it may be read."""
         now_s = self._clock()
         pause_s = self._takes_s / _MOST_STOPPED
         if (left_s := self._read_s + pause_s - now_s) > 0:
             return {"in_s": left_s}
         began_s = self._work_clock()
-        # On nccl the host arrives and the device waits: there is nothing to compare.
-        dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace", None)
+        # Under nccl that is its own one: the host goes on there, and the device waits.
+        recorder = "nccl" if "nccl" in process_group.backend() else "gloo"
+        name = "_dump_nccl_trace" if recorder == "nccl" else "_dump_fr_trace"
+        dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
         content = b""
         if dump is not None and world() is not None:
             # Stacks would take seconds. As JSON, the same would take twice as long.
@@ -146,7 +149,8 @@ class Arrivals:
         self._takes_s = self._work_clock() - began_s
         self._read_s = self._clock()
         packed = base64.b64encode(zlib.compress(content, 1)).decode()
-        return {"takes_s": self._takes_s, "in_s": self._takes_s / _MOST_STOPPED, "packed": packed}
+        in_s = self._takes_s / _MOST_STOPPED
+        return {"takes_s": self._takes_s, "in_s": in_s, "packed": packed, "recorder": recorder}
 
 
 def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -59,13 +59,12 @@ def parse_answer(content: Mapping[str, Any]) -> ArrivalsAnswer:
                 int(each["collective_seq_id"]),
                 str(each["profiling_name"]),
                 int(each["time_created_ns"]) + shift_ns,
+                None if (took_ms := each.get("duration_ms")) is None else round(took_ms * 1e6),
             )
             for each in trace["entries"]
         ]
-        # With nccl the devices wait: when their hosts arrived says nothing.
-        if any("nccl" in str(each.get("backend")) for each in content["groups"]):
-            arrivals = []
+        on_device = part.get("recorder") == "nccl"
         sizes = {str(each["name"]): int(each["size"]) for each in content["groups"]}
     except _BROKEN:
         return ArrivalsAnswer(pause_s, Sample((), {}))
-    return ArrivalsAnswer(pause_s, Sample(arrivals, sizes))
+    return ArrivalsAnswer(pause_s, Sample(arrivals, sizes, on_device))

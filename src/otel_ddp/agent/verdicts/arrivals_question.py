@@ -15,6 +15,7 @@ from otel_ddp.agent.verdicts.arrivals_answer import (
 )
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.arrivals import Sample, TimedStep, compare
+from otel_ddp.diagnosis.device_waits import compare_on_device
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -45,6 +46,8 @@ class _Rank:
         # From the journal's clock to the monotonic clock, which all processes of a host share.
         self.shift_ns = reader.created_monotonic_ns - reader.created_ns
         self.steps: deque[Step] = deque(maxlen=_STEPS_KEPT)
+        # The same by the clock of its device.
+        self.on_device: deque[StepFacts] = deque(maxlen=_STEPS_KEPT)
         self.answer: ArrivalsAnswer | None = None
 
     def timed_steps(self) -> list[TimedStep]:
@@ -94,6 +97,10 @@ class Arrivals:
         if rank is None or rank.journal is not journal:
             rank = self._ranks[labels] = _Rank(journal)
         rank.steps.extend(steps)
+
+    def feed_device(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
+        """More steps of a rank that was fed, by the clock of its device."""
+        self._ranks[labels].on_device.extend(steps)
 
     def forget(self, labels: Labels) -> None:
         """The process has ended."""
@@ -150,7 +157,11 @@ class Arrivals:
 
     def _compare(self, samples: Mapping[Labels, Sample], now_ns: int) -> None:
         steps = {labels: rank.timed_steps() for labels, rank in self._ranks.items()}
-        facts, self._why = compare(samples, steps)
+        if any(sample.on_device for sample in samples.values()):
+            timed = {labels: rank.on_device for labels, rank in self._ranks.items()}
+            facts, self._why = compare_on_device(samples, steps, timed)
+        else:
+            facts, self._why = compare(samples, steps)
         if not facts:
             return
         spans_s = [sum(step.took_ns for step in each) / 1e9 for each in facts.values()]

@@ -170,7 +170,9 @@ class RunCase:
     def feed_device_steps(self, labels: Labels, steps: Sequence[Step]) -> None:
         """New steps of a rank on its device's clock."""
         if on_device := self._device_steps.get(labels):
-            self._compare(labels, on_device.feed(steps))
+            facts = on_device.feed(steps)
+            _feed_arrivals_on_device(self.arrivals, labels, facts)
+            self._compare(labels, facts)
 
     def _compare(self, labels: Labels, facts: Sequence[StepFacts]) -> None:
         self.report_is_old = True
@@ -307,6 +309,13 @@ def _feed_arrivals(
     arrivals: Arrivals, labels: Labels, journal: JournalFeed, steps: Sequence[Step]
 ) -> None:
     arrivals.feed(labels, journal, steps)
+
+
+@containment.contained()
+def _feed_arrivals_on_device(
+    arrivals: Arrivals, labels: Labels, facts: Sequence[StepFacts]
+) -> None:
+    arrivals.feed_device(labels, facts)
 
 
 @containment.contained()

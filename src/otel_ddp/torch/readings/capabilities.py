@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,6 +24,8 @@ _NOT_WARNED = frozenset({"no_loss"})
 # The name of a node of the graph that is reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
 _MOST_NODES = 20_000
+# As torch reads it.
+_TIMING, _TRUE = "TORCH_NCCL_ENABLE_TIMING", ("1", "y", "yes", "t", "true")
 
 # The word of a reason -> the sentence for people.
 REASONS: Mapping[str, str] = {
@@ -44,7 +47,8 @@ REASONS: Mapping[str, str] = {
     "tensor_parallel": "tensor parallelism waits inside forward and backward",
     "reentrant_checkpoint": "reentrant checkpointing makes DDP wait inside backward",
     "no_ddp": "several ranks and no DistributedDataParallel: waits are inside other phases",
-    "host_ahead": "the host arrives at collectives, and the device waits: no straggler is named",
+    "not_timed": "torch does not time collectives: set TORCH_NCCL_ENABLE_TIMING=1 before the "
+    "process group is made",
     "no_recorder": "torch's flight recorder is empty: PyTorch 2.13 or newer fills it unless "
     "TORCH_FR_BUFFER_SIZE=0",
     "no_loss": "the model returns no loss that we find: log it",
@@ -129,10 +133,12 @@ def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str
 
 
 def _arrivals() -> str:
-    if "nccl" in backend():
-        return "host_ahead"
+    on_device = "nccl" in backend()
+    if on_device and os.environ.get(_TIMING, "").lower() not in _TRUE:
+        return "not_timed"
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    summary = getattr(c10d, "_dump_fr_trace_json", lambda **_: b"{}")
+    name = "_dump_nccl_trace_json" if on_device else "_dump_fr_trace_json"
+    summary = getattr(c10d, name, lambda **_: b"{}")
     text = containment.attempt(lambda: summary(includeCollectives=False), None)
     return "" if json.loads(text or "{}").get("pg_status") else "no_recorder"
 

@@ -1,0 +1,137 @@
+"""Waits inside phases, by how long collectives took the devices of all ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from otel_ddp.catalog import PHASES
+from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep
+from otel_ddp.diagnosis.device_waits import NOT_TIMED, compare_on_device
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.verdict import Labels
+
+MS = 1_000_000
+LAYERS = 4
+HOST = {"forward": 4, "backward": 6, "optimizer": 1}
+FORWARD, BACKWARD = WORK_PHASES.index("forward"), WORK_PHASES.index("backward")
+
+
+def labels_of(rank: int) -> Labels:
+    return (("run", "r"), ("rank", str(rank)))
+
+
+class Training:
+    """Ranks that gather each layer in forward and in backward, and wait there for each other."""
+
+    def __init__(self, ranks: int = 3, layer_ms: float = 5.0, hidden: bool = False) -> None:
+        """*hidden*: layers are gathered so early that nobody waits for them."""
+        self.ranks = range(ranks)
+        self.layer_ms, self.hidden = layer_ms, hidden
+        self.chance = random.Random(1)
+        self.number = 0
+        self.arrivals: list[list[Arrival]] = [[] for _ in self.ranks]
+        self.steps: list[list[TimedStep]] = [[] for _ in self.ranks]
+        self.on_device: list[list[StepFacts]] = [[] for _ in self.ranks]
+
+    def step(
+        self, more_ms: Mapping[int, Mapping[str, float]] | None = None, steps: int = 1
+    ) -> None:
+        for _ in range(steps):
+            self.number += 1
+            self._step(more_ms or {})
+
+    def _step(self, more_ms: Mapping[int, Mapping[str, float]]) -> None:
+        phases_ms = [dict.fromkeys(WORK_PHASES, 0.0) for _ in self.ranks]
+        began_ns = self.number * 1000 * MS
+        for at, phase in enumerate(("forward", "backward")):
+            for layer in range(LAYERS):
+                work_ms = [
+                    self.layer_ms * self.chance.uniform(0.95, 1.05)
+                    + more_ms.get(rank, {}).get(phase, 0.0) / LAYERS
+                    for rank in self.ranks
+                ]
+                for rank in self.ranks:
+                    wait_ms = max(work_ms) - work_ms[rank]
+                    # Each is launched 1 ms after the one before; its transfer takes 2 ms.
+                    launched_ns = began_ns + (4 * at + layer) * MS
+                    number = len(self.arrivals[rank])
+                    took_ns = round((2 + wait_ms) * MS)
+                    self.arrivals[rank].append(
+                        Arrival("0", number, "nccl:all_gather", launched_ns, took_ns)
+                    )
+                    phases_ms[rank][phase] += work_ms[rank] + (0 if self.hidden else wait_ms)
+        codes = bytes(PHASES[phase] for phase in HOST)
+        spans_ns = [ms * MS for ms in HOST.values()]
+        took_ns = round(max(sum(each.values()) for each in phases_ms) * MS)
+        for rank in self.ranks:
+            host = StepFacts(self.number, 0, sum(spans_ns), 0, (0,) * 5, {}, False, 0)
+            self.steps[rank].append(TimedStep(host, began_ns, codes, spans_ns))
+            found_ns = tuple(round(ms * MS) for ms in phases_ms[rank].values())
+            self.on_device[rank].append(
+                StepFacts(self.number, 0, took_ns, took_ns - sum(found_ns), found_ns, {}, False, 0)
+            )
+
+    def compared(self) -> Comparison:
+        return compare_on_device(
+            {
+                labels_of(r): Sample(self.arrivals[r], {"0": len(self.ranks)}, True)
+                for r in self.ranks
+            },
+            {labels_of(rank): self.steps[rank] for rank in self.ranks},
+            {labels_of(rank): self.on_device[rank] for rank in self.ranks},
+        )
+
+    def work_ms(self, rank: int, phase: int) -> float:
+        facts = self.compared().facts[labels_of(rank)]
+        return sum(each.phases_ns[phase] for each in facts) / len(facts) / MS
+
+
+def test_waits_are_taken_out_of_the_phases_that_they_are_in() -> None:
+    training = Training()
+    training.step({1: {"backward": 8.0}}, 40)
+
+    assert training.compared().why == ""
+    for rank in (0, 2):
+        assert 19.5 <= training.work_ms(rank, FORWARD) <= 20.5
+        assert 19.5 <= training.work_ms(rank, BACKWARD) <= 20.5
+    assert 27.5 <= training.work_ms(1, BACKWARD) <= 28.5
+
+
+def test_waits_that_are_hidden_behind_work_are_not_taken_out() -> None:
+    training = Training(hidden=True)
+    training.step({1: {"backward": 8.0}}, 40)
+
+    compared = training.compared()
+    assert compared.why or 19.5 <= training.work_ms(0, BACKWARD) <= 20.5
+
+
+def test_steps_of_which_a_collective_is_not_known_everywhere_are_left_out() -> None:
+    training = Training(2)
+    training.step({1: {"backward": 8.0}}, 40)
+    # The last step is under way on one of the devices.
+    training.arrivals[1][-1] = training.arrivals[1][-1]._replace(took_ns=None)
+    # The recorder of the other has forgotten the beginning.
+    del training.arrivals[0][: 2 * LAYERS * 12 + 3]
+
+    numbers = [each.number for each in training.compared().facts[labels_of(0)]]
+    assert numbers == list(range(14, 40))
+
+
+def test_the_word_is_what_to_set_where_torch_times_nothing() -> None:
+    training = Training(2)
+    training.step(steps=40)
+    training.arrivals = [[e._replace(took_ns=None) for e in each] for each in training.arrivals]
+
+    assert training.compared() == Comparison({}, NOT_TIMED)
+
+
+def test_waits_for_ranks_of_other_nodes_make_no_difference_here() -> None:
+    training = Training(2)
+    training.step({1: {"backward": 8.0}}, 40)
+    # All wait for somebody else for 10 ms more, in each collective.
+    for each in training.arrivals:
+        each[:] = [e._replace(took_ns=(e.took_ns or 0) + 10 * MS) for e in each]
+
+    assert 27.5 <= training.work_ms(1, BACKWARD) <= 28.5
+    assert 19.5 <= training.work_ms(0, BACKWARD) <= 20.5
