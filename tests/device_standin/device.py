@@ -1,0 +1,252 @@
+"""A device for tests: it carries out, in order and in its own time, what the host has queued.
+
+Tensors stay on the CPU, and arithmetic is done at once; what is queued is how long it would take.
+The device's moments are worked out from what it was given and when, as soon as they can be known,
+and not taken from when the machine wakes a thread: its durations are exact on a busy machine, too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+
+NAME = "standin"
+# As many kernels as CUDA lets a host launch ahead, about.
+LAUNCH_QUEUE = 1024
+
+_Act = Callable[[float], float | None]
+"""Gets the moment at which it begins on its stream, and returns the one at which it is done.
+
+None: that cannot be known yet. Then it is called again, with the same moment.
+"""
+
+
+class Event:
+    """What `torch.cuda.Event` offers to those that never wait for the device."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._at_s: float | None = None
+
+    def record(self, stream: Stream) -> None:
+        """Let the stream pass this event once it has done all that it was given before."""
+        self._at_s = None
+        stream.queue(self._pass)
+
+    def _pass(self, now_s: float) -> float:
+        self._at_s = now_s
+        return now_s
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        return self._at_s is not None and self._at_s <= time.monotonic()
+
+    def elapsed_time(self, end: Event) -> float:
+        """The milliseconds of the device between two events."""
+        if not (self.query() and end.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        assert self._at_s is not None
+        assert end._at_s is not None
+        return (end._at_s - self._at_s) * 1000
+
+    def synchronize(self) -> None:
+        """Not for those that watch: this would wait for the device."""
+        raise AssertionError("this would have waited for the device")
+
+    def then(self, now_s: float) -> float | None:
+        """When a stream goes on that waits for this event from this moment on."""
+        return None if self._at_s is None else max(now_s, self._at_s)
+
+
+class _Launched(NamedTuple):
+    """Kernels that are launched, and when the device works on them."""
+
+    last: int
+    """The number of the last one, counted since the first launch on this stream."""
+    kernels: int
+    began_s: float
+    ended_s: float
+
+    def done_s(self, number: int) -> float:
+        """When the device is done with the kernel of this number: each takes as long."""
+        share = 1 - (self.last - number) / self.kernels
+        return self.began_s + share * (self.ended_s - self.began_s)
+
+
+class Stream:
+    """One queue of work."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._changed = device.changed
+        # What cannot be timed yet: when it was launched, what it is, and how many kernels.
+        self._untimed: deque[tuple[float, _Act, int]] = deque()
+        self._timed: deque[_Launched] = deque()
+        self._now_s = 0.0  # when all is done that is timed
+        self._kernels = self._kernels_timed = 0
+
+    def queue(self, act: _Act, kernels: int = 1) -> None:
+        """Launch it; while the launch queue is full, the host waits."""
+        with self._changed:
+            self._untimed.append((time.monotonic(), act, kernels))
+            self._kernels += kernels
+            self._device.advance()
+        self._wait(self._kernels - LAUNCH_QUEUE)
+
+    def launch(self, seconds: float, kernels: int = 1) -> None:
+        """Launch kernels that take so long together."""
+        self.queue(lambda began_s: began_s + seconds, kernels)
+
+    def wait_event(self, event: Event) -> None:
+        """Do what is queued after this only once the event is passed. The host goes on."""
+        self.queue(event.then)
+
+    def synchronize(self) -> None:
+        """Wait, as the host, until all is done that was queued."""
+        self._wait(self._kernels)
+
+    def advance(self) -> bool:
+        """Time what can be timed; whether there was any."""
+        any_timed = False
+        while self._untimed:
+            launched_s, act, kernels = self._untimed[0]
+            began_s = max(self._now_s, launched_s)
+            ended_s = act(began_s)
+            if ended_s is None:
+                break
+            any_timed = True
+            self._untimed.popleft()
+            self._now_s = ended_s
+            self._kernels_timed += kernels
+            self._timed.append(_Launched(self._kernels_timed, kernels, began_s, ended_s))
+        return any_timed
+
+    def _wait(self, number: int) -> None:
+        """Wait until the device is done with the kernel of this number."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._kernels_timed >= number)
+            while self._timed and self._timed[0].last < number:
+                self._timed.popleft()
+            done_s = self._timed[0].done_s(number) if self._timed else 0.0
+        while (left_s := done_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+
+
+class Device:
+    """What `torch.cuda` offers: one stream that computes, and one beside it for the network."""
+
+    Event = Event
+
+    def __init__(self) -> None:
+        self.transfer_s = 0.0
+        """How long an all-reduce takes once the last rank has come to it."""
+        self.changed = threading.Condition()
+        self.compute, self._network = Stream(self), Stream(self)
+        self._to_meet: SimpleQueue[_AllReduce] = SimpleQueue()
+
+    def current_stream(self, index: int | None = None) -> Stream:
+        """The one that computes."""
+        return self.compute
+
+    def is_current_stream_capturing(self) -> bool:
+        """There are no graphs."""
+        return False
+
+    def join(self, store: dist.Store, global_rank: int, world_size: int) -> None:
+        """Meet the devices of the other ranks, in a process group that torch's table lacks.
+
+        What is queued there is no collective of the host's.
+        """
+        group = dist.ProcessGroupGloo(dist.PrefixStore(NAME, store), global_rank, world_size)
+        threading.Thread(target=self._meet, args=(group,), daemon=True).start()
+
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Queue the all-reduce of a bucket, as DDP does under NCCL: the host does not wait for it.
+
+        What the ranks tell each other is when they have come, and no gradients.
+        """
+        ready, done = Event(), Event()
+        ready.record(self.compute)
+        self._network.wait_event(ready)
+        self._network.queue(_AllReduce(self._to_meet, self.transfer_s))
+        done.record(self._network)
+        if bucket.is_last():
+            # DDP queues its finaliser right after this. There it makes the stream that computes
+            # wait for the one of the network.
+            wait = partial(self.compute.wait_event, done)
+            Variable._execution_engine.queue_callback(wait)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def advance(self) -> None:
+        """Time what can be timed: one stream may wait for the other."""
+        while self._network.advance() | self.compute.advance():
+            self.changed.notify_all()
+
+    def _meet(self, group: Any) -> None:
+        while True:
+            all_reduce = self._to_meet.get()
+            last_s = torch.tensor([all_reduce.came_s], dtype=torch.float64)
+            group.allreduce([last_s], dist.ReduceOp.MAX).wait()
+            with self.changed:
+                all_reduce.met(float(last_s))
+                self.advance()
+
+
+class _AllReduce:
+    """Takes some time once the last rank has come to it."""
+
+    def __init__(self, to_meet: SimpleQueue[_AllReduce], transfer_s: float) -> None:
+        self.came_s: float | None = None
+        self._to_meet, self._transfer_s = to_meet, transfer_s
+        self._done_s: float | None = None
+
+    def __call__(self, came_s: float) -> float | None:
+        """See _Act."""
+        if self.came_s is None:
+            self.came_s = came_s
+            self._to_meet.put(self)
+        return self._done_s
+
+    def met(self, last_s: float) -> None:
+        """All ranks have said when they came."""
+        # No moment of a device is over before it is known: a host may have asked for it.
+        self._done_s = max(last_s + self._transfer_s, time.monotonic())
+
+
+class _OnDevice(nn.Parameter):
+    """A parameter of the CPU that says it is on the device."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(NAME, 0)
+
+
+def install() -> Device:
+    """Let torch know a device of this name, once a process: `torch.standin` is its module."""
+    device = Device()
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, device)
+    return device
+
+
+def move(model: nn.Module) -> None:
+    """Put the parameters of a model on the device."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, _OnDevice(parameter.data))
+
+
+def exchange(device: Device, bucket):  # type: ignore[no-untyped-def]
+    """Hook of DDP for `register_comm_hook(device, ...)`, which reads no annotations."""
+    return device.exchange(bucket)

@@ -1,0 +1,165 @@
+"""Trains on the stand-in for a device, one scenario after the other: train.py FOLDER SCENARIOS.
+
+Scenarios are a list in JSON. Each has a "name", and settings for "all" ranks, for the "first" one,
+and for the "chosen" one in the middle: see `Settings`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from device import LAUNCH_QUEUE, NAME, Device, exchange, install, move
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import otel_ddp
+
+_LAYERS, _FIRST_LOADS = 2, 5
+
+
+class Settings(NamedTuple):
+    """What a rank does in each step."""
+
+    forward_s: float = 0.004
+    """Of the device, as the next two."""
+    backward_s: float = 0.008
+    optimizer_s: float = 0.002
+    transfer_s: float = 0.0005
+    """Of each all-reduce; there is one for each of two layers."""
+    kernels: int = 100
+    """How many a step launches: the launch queue holds 1,024, so this is a lead of ten steps."""
+    load_s: float = 0.0
+    """Of the host, for each batch."""
+    first_load_s: float = 0.0
+    """The same, for each of the first five: until the agent has seen a step of each rank."""
+    launch_s: float = 0.0
+    """Of the host, for all of forward."""
+    asks_every: int = 0
+    """Every so many steps the host waits for its loss; 0: never."""
+    has_clock: bool = True
+    """Whether this device has events that can be asked."""
+    steps: int = 0
+    """After so many steps it ends; 0: once the test has seen enough."""
+
+
+class Kernels(torch.autograd.Function):
+    """Queues what a layer takes on the device; the host does not wait for it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, layer: Layer) -> torch.Tensor:
+        ctx.layer = layer
+        settings = layer.settings
+        pieces = 4 if settings.launch_s else 1
+        for _ in range(pieces):
+            time.sleep(settings.launch_s / _LAYERS / pieces)
+            layer.launch(settings.forward_s / pieces, settings.kernels // 4 // pieces)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.layer.launch(ctx.layer.settings.backward_s, ctx.layer.settings.kernels // 2)
+        return gradient, None
+
+
+class Layer(nn.Module):
+    """One of two: it takes half of the model's time."""
+
+    def __init__(self, device: Device, settings: Settings) -> None:
+        super().__init__()
+        self.device, self.settings = device, settings
+        self.weights = nn.Linear(8, 8, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return Kernels.apply(self.weights(inputs), self)
+
+    def launch(self, seconds: float, kernels: int) -> None:
+        self.device.compute.launch(seconds / _LAYERS, max(1, kernels // _LAYERS))
+
+
+class Optimizer(torch.optim.SGD):
+    """Queues its step."""
+
+    device: Device
+    settings: Settings
+
+    def step(self, closure: None = None) -> None:
+        self.device.compute.launch(self.settings.optimizer_s, self.settings.kernels // 4)
+        super().step(closure)
+
+
+class Stop:
+    """Lets all ranks end after the same step, once the test has seen enough."""
+
+    def __init__(self, folder: Path, name: str, settings: Settings) -> None:
+        self._enough, self._at = folder / f"{name}.enough", folder / f"{name}.stops_at"
+        self._steps = settings.steps
+        # No host is further ahead of its device, and devices are at most a step apart.
+        self._ahead = LAUNCH_QUEUE // settings.kernels + 3
+
+    def after(self, step: int, leads: bool) -> bool:
+        """Whether this step was the last one."""
+        if self._steps:
+            return step == self._steps
+        if leads and not self._at.exists() and self._enough.exists():
+            new = self._at.with_suffix(".new")
+            new.write_text(str(step + self._ahead))
+            new.rename(self._at)
+        try:
+            return step >= int(self._at.read_text())
+        except FileNotFoundError:
+            return False
+
+
+def train(device: Device, name: str, settings: Settings, stop: Stop) -> None:
+    """One scenario, from its first step to its last."""
+    setattr(torch, NAME, device if settings.has_clock else SimpleNamespace())
+    device.transfer_s = settings.transfer_s
+    net = nn.Sequential(*(Layer(device, settings) for _ in range(_LAYERS)))
+    move(net)
+    # One bucket for each layer: the first is on its way while backward goes on.
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-5)
+    model.register_comm_hook(device, exchange)
+    optimizer = Optimizer(model.parameters(), lr=1e-6)
+    optimizer.device, optimizer.settings = device, settings
+    run = otel_ddp.instrument(model, group="g", run=name)
+    for step, batch in enumerate(otel_ddp.data(_batches(settings)), 1):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if settings.asks_every and not step % settings.asks_every:
+            device.compute.synchronize()
+        if stop.after(step, dist.get_rank() == 0):
+            break
+    device.compute.synchronize()
+    run.finish()
+
+
+def _batches(settings: Settings) -> Iterator[torch.Tensor]:
+    for number in count():
+        time.sleep(settings.first_load_s if number < _FIRST_LOADS else settings.load_s)
+        yield torch.ones(4, 8)
+
+
+def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = install()
+    device.join(dist.distributed_c10d._get_default_store(), rank, world_size)
+    for each in scenarios:
+        alone = {0: "first", world_size // 2: "chosen"}.get(rank, "")
+        settings = Settings(**{**each.get("all", {}), **each.get(alone, {})})
+        train(device, each["name"], settings, Stop(folder, each["name"], settings))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
