@@ -126,6 +126,8 @@ def test_a_step_that_the_device_never_finished_is_not_waited_for() -> None:
         ({"data": 30.0}, ("data",), "data", "host"),
         ({"forward": 30.0}, ("data", "forward"), "forward", "host"),
         ({"forward": 10.0, "backward": 20.0}, ("forward", "backward"), "compute", "host"),
+        # Most of the step is not late, and the device is busy there.
+        ({"data": 15.0, "optimizer": 15.0}, ("data", "optimizer"), "mixed", "host"),
     ],
 )
 def test_a_late_rank_is_named_with_its_phase_and_side(
@@ -139,6 +141,14 @@ def test_a_late_rank_is_named_with_its_phase_and_side(
     assert (verdict.evidence["clock"], verdict.evidence["side"]) == ("device", side)
     (late,) = (each for each in ranks.detector.report().ranks if each.kind)
     assert late.side == side
+
+
+def test_a_device_is_slow_where_those_of_the_others_wait_for_launches() -> None:
+    ranks = Ranks()
+    launched = ("forward", "backward")
+    ranks.steps(130, {2: {"forward": 30.0}}, {0: launched, 1: launched, 2: ("backward",)})
+
+    assert ranks.verdict().evidence["side"] == "device"
 
 
 def test_nothing_is_said_where_the_clock_of_a_device_is_not_known() -> None:

@@ -67,20 +67,20 @@ class PhaseTable:
     def side(self, i: int, phase: str) -> str:
         """Whether rank *i* is late in this phase on its `device`, or since its `host` is.
 
-        In most of the phase, a device that waits for its host has nothing to do. Empty where the
-        device's clock is not known.
+        A device that waits for its host keeps up with it for longer than those of the others, by
+        most of the excess. Empty where the device's clock is not known.
         """
         paced_s = self._paced_s[i]
         if paced_s is None:
             return ""
         compared = self._phases_s.keys()
         words = compared if phase == "mixed" else COMPUTE_PHASES if phase == "compute" else {phase}
-        took_s = sum(self._phases_s[word][i] for word in compared & set(words))
-        return (
-            "host"
-            if sum(paced_s[word] for word in compared & set(words)) > took_s / 2
-            else "device"
-        )
+        others = [each for at, each in enumerate(self._paced_s) if at != i and each is not None]
+        late_s = waits_s = 0.0
+        for word in compared & set(words):
+            late_s += self._excesses_s[word][i]
+            waits_s += paced_s[word] - (median([each[word] for each in others]) if others else 0.0)
+        return "host" if waits_s > late_s / 2 else "device"
 
     def kind_and_phase(
         self, i: int, excess_s: float, before: tuple[Kind, str] | None = None
