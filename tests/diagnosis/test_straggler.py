@@ -386,6 +386,15 @@ def test_a_rank_that_is_late_in_four_of_five_steps_and_makes_up_for_it_is_not_na
     assert changes == []
 
 
+def test_its_own_pauses_do_not_make_such_a_rank_late() -> None:
+    node = Node(ranks=2)
+    changes = []
+    for number in range(400):
+        late = {int(number % 5 > 0): {"data": 0.04 if number % 5 == 0 else 0.01}}
+        changes += node.steps(1, {1: {"other": 1.0}} if number % 31 == 0 else late)
+    assert changes == []
+
+
 def test_long_pauses_of_another_rank_do_not_hide_a_late_one() -> None:
     node = Node(ranks=2)
     changes = [

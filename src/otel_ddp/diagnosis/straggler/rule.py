@@ -20,7 +20,7 @@ _EXCESS_PER_WINDOW = 0.025
 _EXCESS_OVER = 0.025
 # The smallest window's excess, as a share of the largest window's.
 _ALIKE = 0.4
-# Pauses of other ranks are rare: at most this share of the steps.
+# Pauses of a rank are rare: at most in this share of the steps.
 _PAUSES = 0.05
 # Clocks, hooks and the kernel's scheduling make differences below this.
 _EXCESS_NS = 500_000
@@ -85,12 +85,15 @@ def _stands_out(history: ExcessHistory, i: int, length: int) -> bool:
 def _mean_without_pauses(excess_ns: Sequence[float], waits_ns: Sequence[float]) -> float:
     """The mean excess: a rank that makes up in some steps for what it needs in others is not late.
 
-    A pause of another rank makes up for nothing: this rank waits for it. Such steps are few.
+    Its own pauses make no rank late. A pause of another rank makes up for nothing: this rank waits
+    for it. Either kind is rare.
     """
-    pauses = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
-    few = pauses[: int(_PAUSES * len(excess_ns))]
-    waited_ns = sum(max(min(waits_ns[at], -excess_ns[at]), 0.0) for at in few)
-    return (sum(excess_ns) + waited_ns) / len(excess_ns)
+    order = sorted(range(len(excess_ns)), key=excess_ns.__getitem__)
+    few = int(_PAUSES * len(order))
+    highest = excess_ns[order[-few - 1]]
+    own_ns = sum(excess_ns[at] - highest for at in order[len(order) - few :])
+    waited_ns = sum(max(min(waits_ns[at], -excess_ns[at]), 0.0) for at in order[:few])
+    return (sum(excess_ns) - own_ns + waited_ns) / len(order)
 
 
 def _window_medians(excess_ns: Sequence[float]) -> list[float]:
