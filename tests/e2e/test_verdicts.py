@@ -22,10 +22,10 @@ LATE = {"data": "data", "forward": "forward", "backward": "backward", "other": "
 # With buffers that DDP sends before each forward: what waits for them is no work either.
 BUFFERS = "batchnorm"
 # What is seen where the steps end, as there is never a verdict to wait for.
-SILENT = ("balanced", "together", "checkpoint", "evens_out")
+SILENT = ("balanced", "together", "checkpoint", "evens_out", "own_layer")
 # Without end each, until the test has seen enough of them: on two ranks, on four, and what four
 # ranks show as two do.
-OF_TWO = (*LATE, BUFFERS, "checkpoint", "balanced", "together", "evens_out")
+OF_TWO = (*LATE, BUFFERS, "checkpoint", "balanced", "together", "evens_out", "own_layer")
 OF_FOUR = ("data", "balanced", "slower", "unequal")
 REST_OF_FOUR = ("forward", "backward", "other", BUFFERS, "together")
 BALANCED_STEPS = {2: 2000, 4: 500}
@@ -61,6 +61,21 @@ class Pause(torch.autograd.Function):
         return gradient, None, None
 
 
+class Average(torch.autograd.Function):
+    # What detectron2's synchronised batch norm does: it waits in forward and in backward.
+    @staticmethod
+    def forward(ctx, value):
+        value = value.clone()
+        dist.all_reduce(value)
+        return value
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -69,7 +84,8 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         inputs = self.norm(inputs)
-        return Pause.apply(self.only(inputs), self.forward_s, self.backward_s)
+        output = Pause.apply(self.only(inputs), self.forward_s, self.backward_s)
+        return Average.apply(output) if name == "own_layer" else output
 
 
 def stops_at(name):
@@ -98,15 +114,15 @@ def batches(name, net):
         if name == "together" and step >= SLOW_FROM:
             factor = 3.0
         net.forward_s = net.backward_s = work_s * factor
-        if chosen and name == "forward":
+        if chosen and name in ("forward", "own_layer"):
             net.forward_s += LATE_S
         if chosen and name == "backward":
             net.backward_s += LATE_S
         if chosen and name in ("data", "batchnorm"):
             time.sleep(LATE_S)
         if name == "evens_out" and chosen != (step % 5 == 0):
-            # Late in four of five steps, and then the other one is, by as much as all four.
-            time.sleep(0.005 if chosen else 0.02)
+            # Late in four of five steps, and then the other one is, by as much as in all four.
+            time.sleep(0.005 if chosen else 0.024)
         yield torch.randn(size, 8)
         step += 1
 
@@ -306,6 +322,18 @@ def test_of_a_rank_that_saves_in_each_step_nobody_is_named_and_it_is_said_why(
     )
     assert seen.verdicts == []
     assert of_two.opened("checkpoint", SPEED) == []
+
+
+def test_a_layer_that_waits_in_forward_and_backward_names_no_other_rank(of_two: Launch) -> None:
+    # The one that is late in forward is the one that waits least there, and in backward as much.
+    seen = of_two.seen["own_layer"]
+
+    assert seen.insufficient == (
+        "insufficient data: collectives of your own in `forward`, `backward`: a rank that is late "
+        "there cannot be named"
+    )
+    assert seen.verdicts == []
+    assert of_two.opened("own_layer", SPEED) == []
 
 
 def assert_silent(launch: Launch, name: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp.torch.readings import own_collectives
 from otel_ddp.torch.readings.own_collectives import OwnCollectives
@@ -37,3 +41,62 @@ def test_one_step_of_many_is_not_the_rule(monkeypatch: pytest.MonkeyPatch) -> No
         counted += busy
         found.phase_ended("data")
         assert found.end() == []
+
+
+class Ddp(DistributedDataParallel):
+    """As much of it as is asked for, without a process group."""
+
+    def __init__(self, group: object, known: Any) -> None:
+        nn.Module.__init__(self)
+        self.process_group, self._known = group, known
+
+    def _get_ddp_logging_data(self) -> Any:
+        if self._known is None:
+            raise RuntimeError("another version of torch")
+        return self._known
+
+
+TWO_BUCKETS = {"bucket_sizes": "8", "rebuilt_bucket_sizes": "4, 4", "find_unused_parameters": 0}
+
+
+@pytest.mark.parametrize(
+    ("known", "counted", "own"),
+    [
+        (TWO_BUCKETS, {"forward": 3, "backward": 5}, ["backward", "forward"]),
+        (TWO_BUCKETS, {"forward": 3, "backward": 2}, ["forward"]),
+        # A contrastive loss that gathers: its gradients are gathered too.
+        (TWO_BUCKETS, {"other": 1, "backward": 3}, ["backward", "other"]),
+        # An average of the loss.
+        (TWO_BUCKETS, {"other": 1, "backward": 2}, ["other"]),
+        # Two passes through one model, and DDP's buffers.
+        (TWO_BUCKETS, {"comm_wait": 2, "backward": 4}, []),
+        ({**TWO_BUCKETS, "find_unused_parameters": 1}, {"other": 1, "backward": 3}, ["other"]),
+        ({"bucket_sizes": "8"}, {"other": 1, "backward": 1}, ["other"]),
+        (None, {"forward": 1, "backward": 1}, ["backward", "forward"]),
+        (None, {"backward": 1}, []),
+    ],
+)
+def test_where_ddps_group_has_other_collectives_backward_is_not_excused(
+    known: Any, counted: dict[str, int], own: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, total = object(), 0
+    monkeypatch.setattr(own_collectives, "_counts", lambda: {id(group): total})
+    found = OwnCollectives()
+    found.begin([Ddp(group, known)])
+    for phase, count in counted.items():
+        total += count
+        found.phase_ended(phase)
+
+    assert found.end() == own
+
+
+def test_ddps_on_one_group_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, total = object(), 0
+    monkeypatch.setattr(own_collectives, "_counts", lambda: {id(group): total})
+    found = OwnCollectives()
+    found.begin([Ddp(group, TWO_BUCKETS), Ddp(group, TWO_BUCKETS)])
+    for phase, count in {"other": 1, "backward": 4}.items():
+        total += count
+        found.phase_ended(phase)
+
+    assert found.end() == ["other"]
