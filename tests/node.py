@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ PATIENCE_S = 180.0
 _TOUCHY = ("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI")
 
 Labels = dict[str, str]
+
+
+def without_figures(sentence: str) -> str:
+    """The same sentence for any durations and shares: those of an open verdict move."""
+    return re.sub(r"\d[\d.]* (us|ms|s|%)", "#", sentence)
 
 
 def until(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

@@ -55,6 +55,8 @@ PROMETHEUS_NAMES = {
     # Diagnosis
     "training.straggler": "training_straggler",
     "training.straggler.excess": "training_straggler_excess_ratio",
+    "training.imbalance": "training_imbalance",
+    "training.recurring_stall": "training_recurring_stall",
     "training.straggler.lost_time": "training_straggler_lost_time_seconds_total",
     "training.node.work.max": "training_node_work_max_seconds",
     "training.node.work.median": "training_node_work_median_seconds",

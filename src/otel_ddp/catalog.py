@@ -451,6 +451,22 @@ TRAINING_STRAGGLER_EXCESS = _diagnosis.metric(
     "How much more work time than the others this rank needs, as a share of the median step.",
     "phase",
 )
+TRAINING_IMBALANCE = _diagnosis.metric(
+    "training.imbalance",
+    _G,
+    "",
+    "1 while this rank keeps the others waiting because it has more tokens or samples than they "
+    "have, with the phase in which that takes longer; shown from the first time on.",
+    "phase",
+)
+TRAINING_RECURRING_STALL = _diagnosis.metric(
+    "training.recurring_stall",
+    _G,
+    "",
+    "1 while this rank stalls again and again, each so many steps, with the phase that it stalls "
+    "in; shown from the first time on.",
+    "phase",
+)
 TRAINING_STRAGGLER_LOST_TIME = _diagnosis.metric(
     "training.straggler.lost_time",
     _C,

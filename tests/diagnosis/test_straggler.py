@@ -392,7 +392,7 @@ def test_its_own_pauses_do_not_make_such_a_rank_late() -> None:
     for number in range(400):
         late = {int(number % 5 > 0): {"data": 0.04 if number % 5 == 0 else 0.01}}
         changes += node.steps(1, {1: {"other": 1.0}} if number % 31 == 0 else late)
-    assert changes == []
+    assert "straggler" not in [each.kind for each, _ in changes]
 
 
 def test_long_pauses_of_another_rank_do_not_hide_a_late_one() -> None:
@@ -414,7 +414,7 @@ def test_pauses_are_no_straggler() -> None:
         changes += node.steps(1, {1: {"other": 0.5}})
         changes += node.steps(3)
 
-    assert changes == []
+    assert "straggler" not in [each.kind for each, _ in changes]
 
 
 def test_a_late_rank_is_reported_once() -> None:

@@ -183,10 +183,15 @@ def _late() -> list[Panel]:
     named = metric("training.straggler", RANKS_OF_RUN, 'phase!=""')
     cost = metric("training.straggler.lost_time", RUN)
     to_hardware = of_series("GPUs & nodes", "rank")
-    verdicts = (
-        f"max by (rank, phase) ({named}) and on (rank, phase)"
-        f" topk($topn, max by (rank, phase) (max_over_time({named}[$__range] @ end())))"
-    )
+    unequal = metric("training.imbalance", RANKS_OF_RUN)
+    recurring = metric("training.recurring_stall", RANKS_OF_RUN)
+
+    def verdicts(found: str) -> str:
+        return (
+            f"max by (rank, phase) ({found}) and on (rank, phase)"
+            f" topk($topn, max by (rank, phase) (max_over_time({found}[$__range] @ end())))"
+        )
+
     return [
         rank_heatmap(
             Text(
@@ -227,12 +232,18 @@ def _late() -> list[Panel]:
         states(
             Text(
                 "Verdicts",
-                "When an agent found which rank late, and in which phase.",
-                "The beginning of a band is when to look for what changed.",
+                "When an agent found which rank late, and in which phase: in most steps, for its "
+                "larger batches, or in each so many steps.",
+                "The beginning of a band is when to look for what changed. Larger batches: how "
+                "they are divided.",
             ),
-            over_time(verdicts, "rank {{rank}} · {{phase}}"),
+            over_time(verdicts(named), "rank {{rank}} · {{phase}}"),
+            over_time(verdicts(unequal), "rank {{rank}} · {{phase}}, larger batches"),
+            over_time(verdicts(recurring), "rank {{rank}} · {{phase}}, again and again"),
             # Without a single band the picture would complain.
-            over_time(f"absent(max({named} == 1)) - 1", "nobody"),
+            over_time(
+                f"absent(max({named} == 1 or {unequal} == 1 or {recurring} == 1)) - 1", "nobody"
+            ),
             words=LATE_WORDS,
             size=(12, 7),
         ),

@@ -14,6 +14,7 @@ Labels = tuple[tuple[str, str], ...]
 Kind = Literal[
     "straggler",  # one rank keeps the others waiting
     "imbalance",  # one rank has more to do than the others
+    "recurring",  # one rank stalls again and again, each so many steps
     "regression",  # all ranks are slower than they were
     "bound",  # what most of the step goes to
     "creep",  # memory that grows without end

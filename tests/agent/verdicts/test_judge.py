@@ -209,6 +209,30 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
 
 
+def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:
+    bench.join(0, 1)
+    for number in range(1, 401):
+        for rank in bench.ranks:
+            mine = rank.number == 1
+            stall = 300.0 if number % 50 == 0 else 0.0
+            jitter = (number * 7 + rank.number * 3) % 5 / 10
+            own, waits = (stall, 1.0) if mine else (0.0, 1.0 + stall)
+            rank.step(data=5.0 + own + jitter, forward=20.0, comm_wait=waits + 0.5 - jitter)
+        if number % 25 == 0:
+            bench.poll()
+
+    assert bench.series(catalog.TRAINING_RECURRING_STALL) == {("1", "data"): 1.0}
+    assert bench.series(catalog.TRAINING_STRAGGLER)["1", ""] == 0.0
+    assert of("recurring", bench.reported()) == [("opened", "WARN")]
+    lost_s = bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME)["1",]
+    assert lost_s == pytest.approx(7.5 * 0.3, rel=0.1)
+
+    bench.train(200)
+    assert bench.series(catalog.TRAINING_RECURRING_STALL) == {("1", "data"): 0.0}
+    (past,) = bench.judge.past()
+    assert past["sentence"].startswith("rank 1 (node-1) stalled in data about every 50 steps, for ")
+
+
 def test_figures_that_move_are_shown_and_are_no_record(bench: Bench) -> None:
     bench.join(0, 1)
     of_rank = {"labels": {}, "throttled": ["power"], "sm_clock_hz": 1980e6}

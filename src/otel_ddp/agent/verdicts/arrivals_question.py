@@ -68,7 +68,7 @@ class Arrivals:
     """The ranks of one run on this node, where journals do not tell waits from work."""
 
     def __init__(self) -> None:
-        self._stragglers = Stragglers(hint=_hint)
+        self._stragglers = Stragglers(hint=_hint, every_step=False)
         self._ranks: dict[Labels, _Rank] = {}
         self._waits_unknown: set[Labels] = set()
         self._why = _NOT_YET

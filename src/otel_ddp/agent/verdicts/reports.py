@@ -26,6 +26,8 @@ log = logging.getLogger("otel_ddp.agent")
 
 # Findings that are no trouble, and not worth a warning.
 _HARMLESS: frozenset[Kind] = frozenset({"bound"})
+# Findings about one rank and a phase, which have a series.
+_NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 
 
 class VerdictReporter:
@@ -62,8 +64,9 @@ class VerdictReporter:
             # A verdict of this kind that opens in the same poll continues the incident.
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
             case.gpus.pop(verdict.key, None)
-        if verdict.kind == "straggler":
-            case.named.add((verdict.labels, verdict.phase, side_of(verdict)))
+        if verdict.kind in _NAMING:
+            side = side_of(verdict) if verdict.kind == "straggler" else ""
+            case.named.add((verdict.kind, verdict.labels, verdict.phase, side))
         # One record per incident, and another one if its phase or cause changes.
         if (
             not change.opened

@@ -60,7 +60,7 @@ class RunCase:
         # The last verdicts that are over, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Phases that a rank was ever named for, and the side: their series go on, at 0.
-        self.named: set[tuple[Labels, str, str]] = set()
+        self.named: set[tuple[Kind, Labels, str, str]] = set()
         # What post-mortems show of ended processes, whose journals may have been deleted.
         self.last_snapshots: dict[Labels, Snapshot] = {}
         # Where ended processes were, and when they ended: others may wait for them.

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.verdicts.run_case import RunCase
+from otel_ddp.diagnosis.straggler.finding import side_of
+from otel_ddp.diagnosis.verdict import Kind
+
+# The series of verdicts that name a rank and a phase.
+_OF_RANKS: Mapping[Kind, catalog.Metric] = {
+    "straggler": catalog.TRAINING_STRAGGLER,
+    "imbalance": catalog.TRAINING_IMBALANCE,
+    "recurring": catalog.TRAINING_RECURRING_STALL,
+}
 
 
 class VerdictSeries:
@@ -19,11 +30,20 @@ class VerdictSeries:
         """Write what is true of this run now, and remove what no longer is."""
         case.showing = set()
         self._update_speed(case, now_ns)
+        self._update_named(case, now_ns)
         self._update_own_collectives(case, now_ns)
         self._update_stalls(case, now_ns)
         for metric, labels in case.shown - case.showing:
             self._ledger.forget(self._ledger.series(metric, labels))
         case.shown = case.showing
+
+    @containment.contained()
+    def _update_named(self, case: RunCase, now_ns: int) -> None:
+        for kind, labels, phase, side in case.named:
+            verdict = case.verdicts.get((kind, labels))
+            now = None if verdict is None else (verdict.phase, side and side_of(verdict))
+            more = [("phase", phase), *([("side", side)] if side else [])]
+            self._put(_OF_RANKS[kind], labels, float(now == (phase, side)), now_ns, *more)
 
     @containment.contained()
     def _update_speed(self, case: RunCase, now_ns: int) -> None:
@@ -34,13 +54,6 @@ class VerdictSeries:
         report = case.report
         for rank in report.ranks:
             self._put(catalog.TRAINING_STRAGGLER_LOST_TIME, rank.labels, rank.lost_s, now_ns)
-            late = (rank.phase, rank.side) if rank.kind == "straggler" else None
-            for labels, phase, side in case.named:
-                if labels != rank.labels:
-                    continue
-                more = [("phase", phase), *([("side", side)] if side else [])]
-                value = float((phase, side) == late)
-                self._put(catalog.TRAINING_STRAGGLER, rank.labels, value, now_ns, *more)
             if report.insufficient:
                 continue
             # 0 with an empty phase: the rank was compared and is not late.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -16,9 +16,10 @@ from otel_ddp.diagnosis.regression import Regression
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.straggler import rule
 from otel_ddp.diagnosis.straggler.excess_history import MOST_STEPS, STRIDE, ExcessHistory
-from otel_ddp.diagnosis.straggler.finding import Finding, side_of
+from otel_ddp.diagnosis.straggler.finding import Finding
 from otel_ddp.diagnosis.straggler.lost_time import LostTime, latest_s, part, share_s
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.straggler.report import RankReport, Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict, run_labels
 from otel_ddp.diagnosis.wording import rounded
@@ -54,7 +55,11 @@ class _Case:
 class Stragglers:
     """The ranks of one run on this node."""
 
-    def __init__(self, world_size: int = 0, hint: Hint | None = None) -> None:
+    def __init__(
+        self, world_size: int = 0, hint: Hint | None = None, *, every_step: bool = True
+    ) -> None:
+        """*every_step*: all steps are fed, and not samples of them."""
+        self._recurring = RecurringStalls() if every_step else None
         self._world_size = world_size
         self._hint = hint
         self._alignment = Alignment()
@@ -95,6 +100,7 @@ class Stragglers:
         else:
             self._waits_unknown.add(labels)
             # What looked like work may have been a wait.
+            self._start_again()
             self._close_all()
 
     def set_clock_known(self, labels: Labels, known: bool) -> None:
@@ -143,6 +149,8 @@ class Stragglers:
     def _start_again(self) -> None:
         self._rows.clear()
         self._history.clear()
+        if self._recurring is not None:
+            self._recurring.start_again(self._alignment.ranks)
 
     def _ranks_of_job(self) -> int:
         return max(self._world_size, len(self._alignment.ranks))
@@ -173,18 +181,22 @@ class Stragglers:
         for at in self._not_compared:
             work_ns = [ns - each.phases_ns[at] for ns, each in zip(work_ns, facts, strict=True)]
         self._rows.append(row)
-        waits_ns = [each.wait_ns for each in facts]
-        if self._history.append(excesses(work_ns), step_ns, waits_ns):
+        excesses_ns, waits_ns = excesses(work_ns), [each.wait_ns for each in facts]
+        if self._recurring is not None:
+            others = self._ranks_of_job() - 1
+            self._recurring.feed(row.number, facts, excesses_ns, self._not_compared, others)
+        if self._history.append(excesses_ns, step_ns, waits_ns):
             self._judge()
 
     def poll(self) -> list[Change]:
         """What has changed since the last poll."""
         changes, self._changes = self._changes, []
-        return changes
+        return changes + (self._recurring.poll() if self._recurring is not None else [])
 
     def present(self) -> list[Verdict]:
         """The open verdicts with the figures of the last check."""
-        return [case.present for case in self._cases.values()]
+        recurring = self._recurring.present() if self._recurring is not None else []
+        return [*(case.present for case in self._cases.values()), *recurring]
 
     # -- verdicts
 
@@ -332,7 +344,9 @@ class Stragglers:
         rows = self._last_rows(_SHORTEST)[::3]
         table = PhaseTable(rows, self._not_compared) if rows else None
         step_s = self._history.step_s(_SHORTEST) if rows else 0.0
-        lost_s = self._lost_time.lost_s
+        lost_s = Counter(self._lost_time.lost_s)
+        if self._recurring is not None:
+            lost_s.update(self._recurring.lost_s)
         found = []
         for i, labels in enumerate(ranks):
             excess: dict[str, float] = {}
@@ -342,10 +356,9 @@ class Stragglers:
                 excess = rounded({word: each / step_s for word, each in parts.items()})
             case = self._cases.get(labels)
             kind, phase = (case.verdict.kind, case.verdict.phase) if case else (None, "")
-            side = side_of(case.verdict) if case else ""
-            found.append(RankReport(labels, kind, phase, side, excess, lost_s.get(labels, 0.0)))
+            found.append(RankReport(labels, kind, phase, excess, lost_s.get(labels, 0.0)))
         found += [
-            RankReport(labels, None, "", "", {}, each_s)
+            RankReport(labels, None, "", {}, each_s)
             for labels, each_s in lost_s.items()
             if labels not in ranks
         ]

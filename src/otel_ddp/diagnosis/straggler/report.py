@@ -15,8 +15,6 @@ class RankReport(NamedTuple):
     kind: Kind | None
     """`straggler` or `imbalance` while there is a verdict on it."""
     phase: str
-    side: str
-    """`device` or `host`, whichever is late; empty where only the host's clock is known."""
     excess: Mapping[str, float]
     """More time than the others need, as shares of the median step, by phase, and `all`.
 
