@@ -69,9 +69,11 @@ class Ranks:
         steps: int,
         more_ms: Mapping[int, Mapping[str, float]] | None = None,
         paced: Mapping[int, tuple[str, ...]] | None = None,
+        all_hosts_ms: Mapping[str, float] | None = None,
     ) -> None:
-        """*paced*: in which phases the device of a rank keeps up with its host."""
-        more_ms, paced = more_ms or {}, paced or {}
+        """*paced*: in which phases the device of a rank keeps up with its host, which is as late;
+        *all_hosts_ms*: what each host needs more."""
+        more_ms, paced, all_hosts_ms = more_ms or {}, paced or {}, all_hosts_ms or {}
         late_ms = max([sum(more.values()) for more in more_ms.values()] or [0.0])
         for _ in range(steps):
             self.number += 1
@@ -83,7 +85,13 @@ class Ranks:
                 }
                 phases_ms["comm_wait"] = STEP_MS + late_ms - sum(phases_ms.values())
                 paced_ms = {word: phases_ms[word] for word in paced.get(rank, ())}
-                joined.feed_host(facts(step_of(self.number, ON_HOST)))
+                host_late = {} if all_hosts_ms else {word: more.get(word, 0.0) for word in paced_ms}
+                host_ms = {
+                    word: (ms + host_late.get(word, 0.0) + all_hosts_ms.get(word, 0.0))
+                    * self.chance.uniform(0.9, 1.1)
+                    for word, ms in ON_HOST.items()
+                }
+                joined.feed_host(facts(step_of(self.number, host_ms)))
                 found = joined.feed([step_of(self.number, phases_ms, paced_ms)])
                 self.detector.feed(labels_of(rank), found)
                 self.bounds.feed(labels_of(rank), found)
@@ -147,6 +155,42 @@ def test_a_device_is_slow_where_those_of_the_others_wait_for_launches() -> None:
     ranks.steps(130, {2: {"forward": 30.0}}, {0: launched, 1: launched, 2: ("backward",)})
 
     assert ranks.verdict().evidence["side"] == "device"
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ("data", ""),
+        (
+            "forward",
+            "insufficient data: a device waits for its host while other hosts are ahead of theirs: "
+            "whether these launch faster is not known",
+        ),
+    ],
+)
+def test_a_rank_is_not_late_at_a_pace_that_all_hosts_have(phase: str, said: str) -> None:
+    ranks = Ranks(2)
+    # The host of rank 0 happens to be ahead, so that its device does not run dry.
+    ranks.steps(500, {1: {phase: 50.0}}, {1: (phase,)}, all_hosts_ms={phase: 110.0})
+
+    assert ranks.detector.poll() == []
+    assert ranks.detector.report().insufficient == said
+
+
+def test_loaders_that_are_slow_on_all_hosts_bound_the_run() -> None:
+    ranks = Ranks(2)
+    ranks.steps(500, {1: {"data": 50.0}}, {1: ("data",)}, all_hosts_ms={"data": 110.0})
+
+    (change,) = ranks.bounds.poll()
+    assert change.verdict.phase == "data"
+
+
+def test_a_loader_that_is_slow_on_all_hosts_and_keeps_no_device_waiting_bounds_nothing() -> None:
+    ranks = Ranks(2)
+    ranks.steps(500, all_hosts_ms={"data": 60.0})
+
+    (change,) = ranks.bounds.poll()
+    assert change.verdict.phase == "compute"
 
 
 def test_nothing_is_said_where_the_clock_of_a_device_is_not_known() -> None:

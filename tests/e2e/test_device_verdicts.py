@@ -68,6 +68,8 @@ SCENARIOS = {
     "slow launches": scenario(Named("forward", "host"), chosen={"launch_s": 0.02}),
     # The host needs 6 of the 11 ms that its device needs for a step.
     "late data, host ahead": scenario(chosen={"load_s": 0.006}),
+    # One host happens to be ahead of the other, and its device waits for the other's.
+    "all load slowly": scenario(every={"load_s": 0.02}),
     "asks alone, 3 ahead": asks_alone(3),
     "asks alone, 5 ahead": asks_alone(5),
     "asks alone, 10 ahead": asks_alone(10),
@@ -200,7 +202,9 @@ def test_a_late_rank_is_named_within_120_steps_with_its_phase_and_the_side_that_
 
 
 @on_two_and_on_four(
-    "late data, host ahead", *(each for each in SCENARIOS if each.startswith("asks alone"))
+    "late data, host ahead",
+    "all load slowly",
+    *(each for each in SCENARIOS if each.startswith("asks alone")),
 )
 def test_of_hosts_that_only_differ_in_how_far_they_are_ahead_none_is_named(
     launch: Launch, name: str

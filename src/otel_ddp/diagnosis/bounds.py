@@ -27,6 +27,7 @@ _LIMITS = {
     "compile": 0.20,
     "launch": 0.40,
 }
+_DATA = WORK_PHASES.index("data")
 _COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 # A verdict stays until its share is below this part of the limit.
 _STAYS = 0.8
@@ -64,7 +65,7 @@ class _Rank:
 
     def shares(self) -> dict[str, float]:
         """The share of its time that each use took."""
-        _, _, took_ns, _, phases_ns, unusual_ns, _, _, paced_ns = zip(*self.steps, strict=True)
+        _, _, took_ns, _, phases_ns, unusual_ns, _, _, paced_ns, _ = zip(*self.steps, strict=True)
         columns = zip(*phases_ns, strict=True)
         spent_ns = dict(zip(WORK_PHASES, map(sum, columns), strict=True))
         unusual_ns = tuple(filter(None, unusual_ns))
@@ -78,6 +79,11 @@ class _Rank:
         }
         step_ns = sum(took_ns)
         return {word: each_ns / step_ns for word, each_ns in total_ns.items()}
+
+    def data_on_host(self) -> float:
+        """The share of its time that the host of a rank with a device waits for batches."""
+        spent_ns = [each.host_ns[_DATA] for each in self.steps if each.host_ns]
+        return sum(spent_ns) / sum([each.took_ns for each in self.steps])
 
 
 class Bounds:
@@ -160,6 +166,9 @@ class Bounds:
         by_rank = [rank.shares() for rank in ranks]
         # Of two ranks the lower one: a single rank that waits for data is a straggler, not a bound.
         shares = {word: lower_median([each[word] for each in by_rank]) for word in by_rank[0]}
+        # Where all loaders are slow, a device whose host happens to be ahead does not run dry.
+        by_host = lower_median([rank.data_on_host() for rank in ranks])
+        shares["data"] = max(shares["data"], min(by_host, max(each["data"] for each in by_rank)))
         for word in self._own_phases() & shares.keys():
             # A late rank waits least there, and the others wait for it.
             shares[word] = min([each[word] for each in by_rank])

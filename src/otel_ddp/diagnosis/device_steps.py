@@ -64,6 +64,7 @@ class DeviceSteps:
                     unusual=host.unusual or facts.unusual,
                     work=host.work,
                     paced_ns=tuple(paced_ns.values()),
+                    host_ns=host.phases_ns,
                 )
             )
         return found

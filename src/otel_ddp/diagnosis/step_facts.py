@@ -77,6 +77,8 @@ class StepFacts(NamedTuple):
     paced_ns: tuple[int, ...] | None = None
     """On the device's clock: for how long the device kept up with the host in each of WORK_PHASES.
     It was idle, or had no more to do than was launched at the moment. None on the host's clock."""
+    host_ns: tuple[int, ...] | None = None
+    """On the device's clock: the same phases by the host's."""
 
     @property
     def work_ns(self) -> int:

@@ -17,6 +17,7 @@ from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.straggler import rule
 from otel_ddp.diagnosis.straggler.excess_history import MOST_STEPS, STRIDE, ExcessHistory
 from otel_ddp.diagnosis.straggler.finding import Finding
+from otel_ddp.diagnosis.straggler.host_pace import HostPace
 from otel_ddp.diagnosis.straggler.lost_time import LostTime, latest_s, part, share_s
 from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
 from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
@@ -72,6 +73,7 @@ class Stragglers:
         self._not_compared: tuple[int, ...] = ()
         self._rows: deque[Row] = deque(maxlen=MOST_STEPS)
         self._history = ExcessHistory()
+        self._pace = HostPace()
         self._unusual_share = 0.0
         self._cases: dict[Labels, _Case] = {}
         self._lost_time = LostTime()
@@ -149,6 +151,7 @@ class Stragglers:
     def _start_again(self) -> None:
         self._rows.clear()
         self._history.clear()
+        self._pace.clear()
         if self._recurring is not None:
             self._recurring.start_again(self._alignment.ranks)
 
@@ -177,6 +180,8 @@ class Stragglers:
         # Of processes that are each a world of one, none waits for another.
         if len(facts) < 2 or self._waits_unknown or self._world_size == 1:
             return
+        row = self._pace.adjusted(row)
+        facts = row.facts
         work_ns = [each.took_ns - each.wait_ns for each in facts]
         for at in self._not_compared:
             work_ns = [ns - each.phases_ns[at] for ns, each in zip(work_ns, facts, strict=True)]
@@ -390,6 +395,11 @@ class Stragglers:
         ):
             words = ", ".join(f"`{WORK_PHASES[at]}`" for at in self._not_compared)
             why = f"collectives of your own in {words}: a rank that is late there cannot be named"
+        if not why and not self._cases and self._pace.unclear > rule.EXCESS:
+            why = (
+                "a device waits for its host while other hosts are ahead of theirs: whether these "
+                "launch faster is not known"
+            )
         return why and f"insufficient data: {why}"
 
     def _clock_is_unknown(self) -> str:

@@ -1,0 +1,90 @@
+"""Does not blame a rank for a pace at which all hosts go.
+
+Where all hosts are slow alike, by their loaders or by launching, one happens to be ahead of its
+device. That device never runs dry, and waits for the others. These run dry all the time, and the
+time that they idle would look like lateness. What a rank can really be late by is what its own host
+needs more than the others' hosts.
+"""
+
+from __future__ import annotations
+
+from operator import sub
+
+from otel_ddp.diagnosis.alignment import Row
+from otel_ddp.diagnosis.medians import excesses
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+
+# A host's usual time in a phase follows it this fast, and no pause moves it by more than this.
+_FOLLOWS = 0.05
+_FAR = 3.0
+# How fast the share of the step that is not told as lateness is forgotten.
+_FORGETS = 0.02
+_DATA = WORK_PHASES.index("data")
+
+_PhasesNs = list[float]
+
+
+class HostPace:
+    """The hosts of the ranks of one run on this node."""
+
+    def __init__(self) -> None:
+        self._usual_ns: list[_PhasesNs] = []
+        self.unclear = 0.0
+        """The share of a step that some rank's device waits for launches beyond what its host is
+        known to need more than the others, who may or may not launch faster."""
+
+    def clear(self) -> None:
+        """Forget all: the ranks are others now."""
+        self._usual_ns = []
+        self.unclear = 0.0
+
+    def adjusted(self, row: Row) -> Row:
+        """The step with what is no lateness counted as waiting."""
+        facts = row.facts
+        if any(each.host_ns is None for each in facts):
+            return row
+        self._follow(facts)
+        late_ns = _by_rank([excesses([each.phases_ns[at] for each in facts]) for at in _PHASES])
+        host_ns = _by_rank([excesses([each[at] for each in self._usual_ns]) for at in _PHASES])
+        pairs = [_adjusted(*each) for each in zip(facts, late_ns, host_ns, strict=True)]
+        most = max(cut_ns / each.took_ns for each, cut_ns in pairs)
+        self.unclear += _FORGETS * (most - self.unclear)
+        return Row(row.number, tuple([each for each, _ in pairs]))
+
+    def _follow(self, facts: tuple[StepFacts, ...]) -> None:
+        if len(self._usual_ns) != len(facts):
+            self._usual_ns = [[float(ns) for ns in each.host_ns or ()] for each in facts]
+        for usual_ns, each in zip(self._usual_ns, facts, strict=True):
+            for at, ns in enumerate(each.host_ns or ()):
+                usual_ns[at] += _FOLLOWS * (min(ns, _FAR * usual_ns[at] + 1) - usual_ns[at])
+
+
+_PHASES = range(len(WORK_PHASES))
+
+
+def _by_rank(by_phase: list[list[float]]) -> list[tuple[float, ...]]:
+    return list(zip(*by_phase, strict=True))
+
+
+def _adjusted(
+    facts: StepFacts, late_ns: tuple[float, ...], host_late_ns: tuple[float, ...]
+) -> tuple[StepFacts, float]:
+    """The step of one rank; and of what was cut, the part that is in other phases than data.
+
+    *late_ns*: what its device needed more than the others in each phase; *host_late_ns*: what its
+    host usually needs more.
+    """
+    paced_ns = facts.paced_ns or (0,) * len(_PHASES)
+    idle_ns = [
+        late if late > 0 and 2 * paced > took else 0.0
+        for late, paced, took in zip(late_ns, paced_ns, facts.phases_ns, strict=True)
+    ]
+    known_ns = sum([each for each in host_late_ns if each > 0])
+    cut = 1 - known_ns / all_ns if (all_ns := sum(idle_ns)) > known_ns else 0.0
+    if not cut:
+        return facts, 0.0
+    cut_ns = [round(cut * each) for each in idle_ns]
+    found = facts._replace(
+        phases_ns=tuple(map(sub, facts.phases_ns, cut_ns)), wait_ns=facts.wait_ns + sum(cut_ns)
+    )
+    return found, float(sum(cut_ns) - cut_ns[_DATA])
