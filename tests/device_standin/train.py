@@ -150,6 +150,8 @@ def _batches(settings: Settings) -> Iterator[torch.Tensor]:
 
 
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
+    # The thread that meets other devices is no part of this host: it gives way soon.
+    sys.setswitchinterval(0.0001)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = install()

@@ -69,7 +69,7 @@ SCENARIOS = {
     # The host needs 6 of the 11 ms that its device needs for a step.
     "late data, host ahead": scenario(chosen={"load_s": 0.006}),
     # One host happens to be ahead of the other, and its device waits for the other's.
-    "all load slowly": scenario(every={"load_s": 0.02}),
+    "all load slowly": scenario(every={"load_s": 0.03}),
     "asks alone, 3 ahead": asks_alone(3),
     "asks alone, 5 ahead": asks_alone(5),
     "asks alone, 10 ahead": asks_alone(10),

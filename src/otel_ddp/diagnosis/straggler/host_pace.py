@@ -8,7 +8,7 @@ needs more than the others' hosts.
 
 from __future__ import annotations
 
-from operator import sub
+from operator import add
 
 from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses
@@ -19,6 +19,8 @@ _FOLLOWS = 0.05
 _FAR = 3.0
 # How fast the share of the step that is not told as lateness is forgotten.
 _FORGETS = 0.02
+# What a host needs more in a phase is none where it is less than one part of the step in so many.
+_SMALL = 64
 _DATA = WORK_PHASES.index("data")
 
 _PhasesNs = list[float]
@@ -69,22 +71,28 @@ def _by_rank(by_phase: list[list[float]]) -> list[tuple[float, ...]]:
 def _adjusted(
     facts: StepFacts, late_ns: tuple[float, ...], host_late_ns: tuple[float, ...]
 ) -> tuple[StepFacts, float]:
-    """The step of one rank; and of what was cut, the part that is in other phases than data.
+    """The step of one rank, its idle time in the phases in which its host is late; and what was
+    cut of it, in other phases than data.
 
     *late_ns*: what its device needed more than the others in each phase; *host_late_ns*: what its
     host usually needs more.
     """
     paced_ns = facts.paced_ns or (0,) * len(_PHASES)
     idle_ns = [
-        late if late > 0 and 2 * paced > took else 0.0
+        round(late) if late > 0 and 2 * paced > took else 0
         for late, paced, took in zip(late_ns, paced_ns, facts.phases_ns, strict=True)
     ]
-    known_ns = sum([each for each in host_late_ns if each > 0])
-    cut = 1 - known_ns / all_ns if (all_ns := sum(idle_ns)) > known_ns else 0.0
-    if not cut:
+    all_ns = sum(idle_ns)
+    if not all_ns:
         return facts, 0.0
-    cut_ns = [round(cut * each) for each in idle_ns]
+    least_ns = facts.took_ns / _SMALL
+    known_ns = [each if each > least_ns else 0.0 for each in host_late_ns]
+    kept = min(all_ns / sum(known_ns), 1.0) if any(known_ns) else 0.0
+    # A host that was late in one phase lets its device run dry in a later one.
+    more_ns = [round(kept * each) - idle for each, idle in zip(known_ns, idle_ns, strict=True)]
     found = facts._replace(
-        phases_ns=tuple(map(sub, facts.phases_ns, cut_ns)), wait_ns=facts.wait_ns + sum(cut_ns)
+        phases_ns=tuple(map(add, facts.phases_ns, more_ns)),
+        paced_ns=tuple(map(add, paced_ns, more_ns)),
+        wait_ns=facts.wait_ns - sum(more_ns),
     )
-    return found, float(sum(cut_ns) - cut_ns[_DATA])
+    return found, float(max(-sum(more_ns) - idle_ns[_DATA], 0))
