@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack test stress lint types unit bench docs site dist clean
+.PHONY: demo stack test stress lint types unit gpu bench docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -48,6 +48,13 @@ stress: $(STAMP)
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 
+# What only a GPU can show, as a table in build/gpu.md: ten minutes. Torch is the machine's own.
+# WHEELS names a folder of wheels for a machine without an index; docs/gpu.md says how to fill it.
+gpu:
+	test -x .venv-gpu/bin/python || $(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS)) --editable '.[gpu]'
+	.venv-gpu/bin/python tools/gpu_table.py
+
 bench: $(STAMP)
 	$(BIN)/python bench/bench.py
 
@@ -66,4 +73,4 @@ site: $(SITE_STAMP)
 	@echo "The site is in $(SITE): open $(SITE)/index.html"
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv .venv-gpu dist build
