@@ -211,18 +211,22 @@ class Job:
     def steps(self) -> dict[Labels, list[TimedStep]]:
         return {labels_of(index): rank.steps[-300:] for index, rank in enumerate(self.ranks)}
 
-    def compared(self) -> Comparison:
-        return compare(self.samples(), self.steps())
+    def compared(self, after: int = -1) -> Comparison:
+        return compare(self.samples(), self.steps(), after)
 
 
 def judged(job: Job, samples: int, steps_between: int = 100) -> list[Change]:
     """All changes in a training that is sampled so often."""
-    stragglers = Stragglers(len(job.ranks))
+    stragglers = Stragglers(len(job.ranks), every_step=False)
     reported = []
+    for rank in range(len(job.ranks)):
+        stragglers.feed(labels_of(rank), [])
+    last = -1
     for _ in range(samples):
         job.train(steps_between)
-        for rank, facts in job.compared().facts.items():
+        for rank, facts in job.compared(last).facts.items():
             stragglers.feed(rank, facts)
+            last = facts[-1].number
         reported += stragglers.poll()
     return reported
 
@@ -266,8 +270,22 @@ def test_a_tenth_of_a_step_is_seen_among_eight() -> None:
 def test_it_takes_several_samples_to_name_a_rank() -> None:
     job = Job(2, late=Late(1, "forward", 0.5))
 
-    assert judged(job, 3) == []
-    assert len(named(judged(job, 4))) == 1
+    assert judged(job, 1, steps_between=300) == []
+    assert len(named(judged(job, 2))) == 1
+
+
+def test_steps_that_were_compared_before_are_not_compared_again() -> None:
+    job = Job(2)
+    job.train(50)
+    first = [each.number for each in job.compared().facts[labels_of(0)]]
+    again = job.compared(first[-1])
+    job.train(7)
+    more = [each.number for each in job.compared(first[-1]).facts[labels_of(0)]]
+
+    assert again == ({}, "no step is new since the ranks were last asked")
+    assert more == [first[-1] + each for each in range(1, 8)]
+    # A training that counts anew has lower numbers.
+    assert job.compared(1_000_000).facts[labels_of(0)]
 
 
 def test_no_rank_is_named_in_100_000_balanced_collectives() -> None:
@@ -287,14 +305,14 @@ def test_ranks_that_do_not_wait_in_collectives_are_not_compared_by_them() -> Non
 
 def test_waits_for_other_ranks_are_taken_out_of_the_phase_that_they_were_in() -> None:
     job = Job(2, jitter=0.01, late=Late(1, "forward", 0.2))
-    job.train(60)
+    job.train(100)
 
     facts, why = job.compared()
 
     assert why == ""
     early, latest = facts[labels_of(0)], facts[labels_of(1)]
     assert [each.number for each in early] == [each.number for each in latest]
-    assert len(early) == 30
+    assert len(early) == 60
     # 20 ms of the 100 are in forward, and rank 0 waits for them there: in data it is level.
     waited = [each.wait_ns / MS for each in early]
     assert sum(waited) / len(waited) == pytest.approx(20, rel=0.15)
@@ -386,7 +404,7 @@ def test_a_rank_that_is_ahead_or_remembers_less_is_compared_in_what_all_know(tra
     assert numbers[0] == numbers[1]
     # The last step is not whole on rank 0.
     assert numbers[0][-1] == 58
-    assert len(numbers[0]) == 30
+    assert len(numbers[0]) == 50
 
 
 def test_steps_with_other_collectives_than_usual_are_left_out(trained: Job) -> None:

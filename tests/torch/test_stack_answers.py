@@ -26,7 +26,7 @@ from extras import newer_torch
 from node import until
 from otel_ddp import containment
 from otel_ddp.torch import collectives, process_group, stack_answers
-from otel_ddp.torch.collectives import Arrivals
+from otel_ddp.torch.collectives import Arrivals, _age_s
 
 
 @pytest.fixture
@@ -365,13 +365,16 @@ class Cost:
 
     def __init__(self) -> None:
         self.now_s, self.worked_s, self.takes_s = 100.0, 0.0, 0.02
+        self.count, self.age_s = 0, 0.0
 
     def work_clock(self) -> float:
         self.worked_s += self.takes_s
         return self.worked_s
 
     def arrivals(self, **env: str) -> Arrivals:
-        return Arrivals(env, lambda: self.now_s, self.work_clock)
+        return Arrivals(
+            env, lambda: self.now_s, self.work_clock, lambda: self.count, age_s=self.age_s
+        )
 
 
 @pytest.mark.parametrize(
@@ -387,6 +390,7 @@ def test_arrivals_are_read_only_where_that_stops_training_for_a_thousandth_of_th
     env: dict[str, str], first_s: float
 ) -> None:
     cost = Cost()
+    cost.count = 5000
     arrivals = cost.arrivals(**env)
 
     # Before the first reading, its cost is expected from the size of the ring.
@@ -415,6 +419,47 @@ def test_under_nccl_its_own_recorder_is_read(monkeypatch: pytest.MonkeyPatch) ->
 
     assert found["recorder"] == "nccl"
     assert zlib.decompress(base64.b64decode(found["packed"])) == b"devices"
+
+
+def test_a_ring_that_is_not_full_is_read_sooner_and_says_what_an_entry_costs() -> None:
+    cost = Cost()
+    cost.count, cost.takes_s = 50, 0.0005
+    arrivals = cost.arrivals()
+
+    # 50 entries of 30 us at most.
+    assert arrivals.read() == {"in_s": pytest.approx(60.0, abs=0.01)}
+    cost.now_s += 1.6
+    assert arrivals.read()["takes_s"] == pytest.approx(0.0005)
+    # It took 10 us an entry: with 600 more, 6.5 ms.
+    cost.now_s += 4.0
+    cost.count += 600
+    assert "packed" not in arrivals.read()
+    cost.now_s += 3.0
+    assert "packed" in arrivals.read()
+
+
+def test_a_rank_says_when_it_may_be_asked_as_its_ring_fills() -> None:
+    cost = Cost()
+    cost.count, cost.takes_s, cost.age_s = 200, 0.002, 10.0
+    arrivals = cost.arrivals()
+
+    # 10 us an entry, and 20 entries more a second: after 2.5 s there are 250, which take 2.5 ms.
+    in_s = arrivals.read()["in_s"]
+    assert in_s == pytest.approx(2.5)
+    cost.now_s += in_s + 0.01
+    cost.count += 50
+    assert "packed" in arrivals.read()
+
+
+def test_a_process_that_has_run_for_long_may_be_asked_at_once() -> None:
+    cost = Cost()
+    cost.count, cost.age_s = 300, 9.0
+
+    assert "packed" in cost.arrivals().read()
+
+
+def test_how_long_this_process_has_run_is_known() -> None:
+    assert 0 < _age_s() < 24 * 3600
 
 
 @pytest.fixture

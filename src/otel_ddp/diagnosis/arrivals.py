@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from otel_ddp.catalog import PHASES
@@ -12,13 +12,14 @@ from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
 
-# The most steps of one sample: a verdict takes several samples.
-MOST_STEPS = 30
+# The most steps of one sample: a verdict takes two samples at least.
+_MOST_STEPS = 60
 # More of the same interval says nothing new.
 _MOST_PER_INTERVAL = 400
 # A collective that is put in line ahead of time comes right after another one. So a delay is taken
 # over this many collectives: the time of several together does vary.
 _BEFORE = 2
+NOTHING_NEW = "no step is new since the ranks were last asked"
 # Between two ranks, one number does not say which rank waits for which.
 _PAIRS = ("send", "recv")
 _PHASE_CODE = 0x3F
@@ -71,9 +72,12 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    samples: Mapping[Labels, Sample], steps: Mapping[Labels, Sequence[TimedStep]]
+    samples: Mapping[Labels, Sample], steps: Mapping[Labels, Sequence[TimedStep]], after: int = -1
 ) -> Comparison:
-    """The work of each rank, in the steps that all recorders still remember."""
+    """The work of each rank, in the steps that all recorders still remember.
+
+    Of those, the ones after step number *after*: recorders remember what was compared before.
+    """
     if why := _why_not_comparable(samples):
         return Comparison({}, why)
     ranks = sorted(samples)
@@ -83,7 +87,7 @@ def compare(
     ]
     counts = Counter(len(each.collectives) for found in covered for each in found)
     usual = counts.most_common(1)[0][0] if counts else 0
-    last = -max(_MOST_PER_INTERVAL // len(ranks), MOST_STEPS)
+    last = -max(_MOST_PER_INTERVAL // len(ranks), _MOST_STEPS)
     usuals = [
         [each for each in found if len(each.collectives) == usual][last:] for found in covered
     ]
@@ -93,12 +97,21 @@ def compare(
     waits, unclear = find_waits(_intervals(trails, usuals))
     if unclear:
         return Comparison({}, f"it is not clear whether ranks wait in {unclear}")
-    wanted = sorted(common)[-MOST_STEPS:]
+    wanted = newest(common, after)
+    if not wanted:
+        return Comparison({}, NOTHING_NEW)
     facts = {}
     for labels, trail, found in zip(ranks, trails, usuals, strict=True):
         by_number = {each.step.facts.number: each for each in found}
         facts[labels] = [_without_waits(trail, by_number[number], waits) for number in wanted]
     return Comparison(facts)
+
+
+def newest(numbers: Collection[int], after: int) -> list[int]:
+    """The last of these steps that came after this one; of those that count anew, all."""
+    if max(numbers) < after:
+        after = -1
+    return sorted(number for number in numbers if number > after)[-_MOST_STEPS:]
 
 
 def _why_not_comparable(samples: Mapping[Labels, Sample]) -> str:

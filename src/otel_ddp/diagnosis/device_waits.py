@@ -11,7 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.arrivals import MOST_STEPS, Arrival, Comparison, Sample, TimedStep
+from otel_ddp.diagnosis.arrivals import (
+    NOTHING_NEW,
+    Arrival,
+    Comparison,
+    Sample,
+    TimedStep,
+    newest,
+)
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
@@ -32,10 +39,12 @@ def compare_on_device(
     samples: Mapping[Labels, Sample],
     steps: Mapping[Labels, Sequence[TimedStep]],
     on_device: Mapping[Labels, Sequence[StepFacts]],
+    after: int = -1,
 ) -> Comparison:
     """The work of each rank by its device's clock, in steps whose collectives are all known.
 
-    *steps*: on the host's clock, which says in which phase a collective was launched.
+    *steps*: on the host's clock, which says in which phase a collective was launched; *after*:
+    the last step that was compared before.
     """
     if not all(any(each.took_ns is not None for each in s.arrivals) for s in samples.values()):
         return Comparison({}, NOT_TIMED)
@@ -57,10 +66,12 @@ def compare_on_device(
     if unclear:
         return Comparison({}, f"it is not clear whether ranks wait in {unclear}")
     taken_out = [at for at, waits in zip(phases, exposed, strict=True) if waits]
-    last = numbers[-MOST_STEPS:]
+    wanted = newest(common, after)
+    if not wanted:
+        return Comparison({}, NOTHING_NEW)
     return Comparison(
         {
-            labels: [_without_waits(by_number[n], waits[n], taken_out) for n in last]
+            labels: [_without_waits(by_number[n], waits[n], taken_out) for n in wanted]
             for labels, by_number, waits in zip(ranks, timed, waited, strict=True)
         }
     )

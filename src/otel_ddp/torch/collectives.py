@@ -13,6 +13,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ _MOST_COLLECTIVES = 20
 _LONGEST_TEXT = 300
 # Arrivals at collectives are read only where that stops training for less than this share of the
 # time: torch writes down the whole ring of its recorder, and holds the interpreter's lock. Before
-# the first reading this much is expected for each entry, of as many as torch remembers.
+# the first reading this much is expected for each entry. A reading of so many says what it is.
 _MOST_STOPPED = 0.001
 _ENTRY_S = 30e-6
+_TELLING = 20
 _RING = 2000
 _RING_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -123,19 +125,33 @@ class Arrivals:
         env: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
+        collectives: Callable[[], int | None] | None = None,
+        age_s: float | None = None,
     ) -> None:
-        """*work_clock*: of this thread's own work, which other threads do not prolong."""
+        """*work_clock*: of this thread's own work, which other threads do not prolong.
+
+        *collectives*: how many there were so far. *age_s*: how long this process has run.
+        """
         rings = [env[name] for name in _RING_VARIABLES if env.get(name, "").isdigit()]
-        self._takes_s = (int(rings[0]) if rings else _RING) * _ENTRY_S
+        self._ring = int(rings[0]) if rings else _RING
+        self._entry_s, self._took_s = _ENTRY_S, 0.0
         self._clock, self._work_clock = clock, work_clock
-        self._read_s = clock()
+        self._collectives = collectives or _started_in_all
+        # When the last reading was, and how many collectives there had been; first, when and with
+        # how many the process began.
+        self._read_s, self._count = clock() - (_age_s() if age_s is None else age_s), 0
 
     def read(self) -> dict[str, Any]:
         """The content of torch's recorder, as torch packs it, or when it may be read."""
-        now_s = self._clock()
-        pause_s = self._takes_s / _MOST_STOPPED
-        if (left_s := self._read_s + pause_s - now_s) > 0:
-            return {"in_s": left_s}
+        now_s, known = self._clock(), self._collectives()
+        since_s = max(now_s - self._read_s, 1e-3)
+        count = self._count + self._ring if known is None else known
+        rate = max(count - self._count, 0) / since_s
+        # A ring that is not full yet is soon written down, and says what an entry costs.
+        entries = min(count, self._ring)
+        pause_s = max(self._took_s, entries * self._entry_s) / _MOST_STOPPED
+        if self._read_s + pause_s > now_s:
+            return {"in_s": max(self._next_s(self._count, rate) - since_s, 0.1)}
         began_s = self._work_clock()
         # Under nccl that is its own one: the host goes on there, and the device waits.
         recorder = "nccl" if "nccl" in process_group.backend() else "gloo"
@@ -146,11 +162,40 @@ class Arrivals:
             # Stacks would take seconds. As JSON, the same would take twice as long.
             wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": False}
             content = containment.attempt(lambda: dump(**wanted), None) or b""
-        self._takes_s = self._work_clock() - began_s
-        self._read_s = self._clock()
+        self._took_s = self._work_clock() - began_s
+        self._read_s, self._count = self._clock(), count
+        if entries >= _TELLING:
+            self._entry_s = self._took_s / entries
         packed = base64.b64encode(zlib.compress(content, 1)).decode()
-        in_s = self._takes_s / _MOST_STOPPED
-        return {"takes_s": self._takes_s, "in_s": in_s, "packed": packed, "recorder": recorder}
+        in_s = self._next_s(count, rate)
+        return {"takes_s": self._took_s, "in_s": in_s, "packed": packed, "recorder": recorder}
+
+    def _next_s(self, count: int, rate: float) -> float:
+        """How long after a reading the next one may be, with so many more collectives a second.
+
+        The ring fills meanwhile. Where it does so faster than time allows, it will be full.
+        """
+        full_s = self._ring * self._entry_s / _MOST_STOPPED
+        left = 1.0 - rate * self._entry_s / _MOST_STOPPED
+        grown_s = count * self._entry_s / _MOST_STOPPED / left if left > 0 else full_s
+        return max(min(grown_s, full_s), self._took_s / _MOST_STOPPED)
+
+
+def _started_in_all() -> int | None:
+    """How many collectives this rank has put in line; None where a group does not say."""
+    counts = [started(group) for group in list(getattr(world(), "pg_names", ()))]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _age_s() -> float:
+    """How long this process has run."""
+    try:
+        text = Path("/proc/self/stat").read_text()
+        began_s = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began_s, 0.0)
 
 
 def _flight_recorders(**wanted: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -25,6 +25,10 @@ from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 # The process itself limits how much of the time its answers may stop the training.
 _SHORTEST_PAUSE_NS = 5_000_000_000
 _MARGIN = 1.1
+# Ranks are asked when there are as many new steps as one sample has, or as a ring holds where that
+# is fewer; and after this long.
+_NEW_STEPS = 60
+_LONGEST_WAIT_NS = 30_000_000_000
 _ANSWER_NS = 10_000_000_000
 # While all arrive together, the pause doubles each time, up to so often.
 _MOST_DOUBLINGS = 3
@@ -48,7 +52,21 @@ class _Rank:
         self.steps: deque[Step] = deque(maxlen=_STEPS_KEPT)
         # The same by the clock of its device.
         self.on_device: deque[StepFacts] = deque(maxlen=_STEPS_KEPT)
+        # How many steps it has made since it was last asked.
+        self.new_steps = 0
+        # How many new steps are worth a question.
+        self.wanted_steps = _NEW_STEPS
         self.answer: ArrivalsAnswer | None = None
+
+    def take(self, answer: ArrivalsAnswer) -> None:
+        """What it has answered."""
+        self.answer = answer
+        arrivals = answer.sample.arrivals if answer.sample else ()
+        if arrivals:
+            since_ns = arrivals[0].at_ns - self.shift_ns
+            held = sum(step.began_ns >= since_ns for step in self.steps)
+            # Where all steps are remembered, the ring is not full yet.
+            self.wanted_steps = min(held, _NEW_STEPS) if held < len(self.steps) - 1 else _NEW_STEPS
 
     def timed_steps(self) -> list[TimedStep]:
         """The last steps whose parts are all known."""
@@ -73,8 +91,10 @@ class Arrivals:
         self._waits_unknown: set[Labels] = set()
         self._why = _NOT_YET
         self._asked_ns: int | None = None
-        self._next_ns: int | None = None
+        self._last_ask_ns: int | None = None
+        self._next_ns = 0
         self._compared_ns: int | None = None
+        self._last_step = -1
         self._doublings = 0
         self._report: Report | None = None
 
@@ -97,6 +117,7 @@ class Arrivals:
         if rank is None or rank.journal is not journal:
             rank = self._ranks[labels] = _Rank(journal)
         rank.steps.extend(steps)
+        rank.new_steps += len(steps)
 
     def feed_device(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         """More steps of a rank that was fed, by the clock of its device."""
@@ -108,6 +129,8 @@ class Arrivals:
         self._waits_unknown.discard(labels)
         self._stragglers.forget(labels)
         self._report = None
+        # The next process with these labels may count its steps anew.
+        self._last_step = -1
 
     # -- asking
 
@@ -117,9 +140,9 @@ class Arrivals:
             self._start_again()
         elif self._asked_ns is not None:
             self._read_answers(now_ns)
-        elif self._next_ns is None:
-            self._next_ns = now_ns + _SHORTEST_PAUSE_NS
-        elif quiet and now_ns >= self._next_ns:
+        # At once: the sooner they are asked, the less there is to write down, and the sooner it is
+        # known what an answer costs.
+        elif quiet and now_ns >= self._next_ns and self._has_enough(now_ns):
             self._ask(now_ns)
         if self._compared_ns is not None and now_ns - self._compared_ns > _STALE_NS:
             self._start_again()
@@ -130,8 +153,16 @@ class Arrivals:
         """The open verdicts with the figures of the last comparison."""
         return self._stragglers.present()
 
+    def _has_enough(self, now_ns: int) -> bool:
+        """Whether the next answers are worth what they cost."""
+        if self._last_ask_ns is None or now_ns - self._last_ask_ns >= _LONGEST_WAIT_NS:
+            return True
+        return all(each.new_steps >= each.wanted_steps for each in self._ranks.values())
+
     def _ask(self, now_ns: int) -> None:
-        self._asked_ns = now_ns
+        self._asked_ns = self._last_ask_ns = now_ns
+        for rank in self._ranks.values():
+            rank.new_steps = 0
         for rank in self._ranks.values():
             rank.answer = None
             # All at one moment: then training stops once, and not once for each rank.
@@ -143,7 +174,7 @@ class Arrivals:
         assert self._asked_ns is not None
         for rank in self._ranks.values():
             if rank.answer is None and rank.question.poll(now_ns).silent_s is None:
-                rank.answer = parse_answer(rank.question.answer)
+                rank.take(parse_answer(rank.question.answer))
         answers = {labels: rank.answer for labels, rank in self._ranks.items() if rank.answer}
         pause_s = max((each.in_s for each in answers.values()), default=NO_ANSWER_PAUSE_S)
         samples = {labels: each.sample for labels, each in answers.items() if each.sample}
@@ -159,16 +190,20 @@ class Arrivals:
         steps = {labels: rank.timed_steps() for labels, rank in self._ranks.items()}
         if any(sample.on_device for sample in samples.values()):
             timed = {labels: rank.on_device for labels, rank in self._ranks.items()}
-            facts, self._why = compare_on_device(samples, steps, timed)
+            facts, self._why = compare_on_device(samples, steps, timed, self._last_step)
         else:
-            facts, self._why = compare(samples, steps)
+            facts, self._why = compare(samples, steps, self._last_step)
         if not facts:
             return
+        self._last_step = max(each[-1].number for each in facts.values())
         spans_s = [sum(step.took_ns for step in each) / 1e9 for each in facts.values()]
         since_s = 0.0 if self._compared_ns is None else (now_ns - self._compared_ns) / 1e9
         self._compared_ns = now_ns
         # Time is lost in the steps between two samples as well.
         self._stragglers.set_steps_each(max(since_s / min(spans_s), 1.0))
+        for labels in facts:
+            # All are known before the first step: a rank that comes later begins a new comparison.
+            self._stragglers.feed(labels, [])
         for labels, each in facts.items():
             self._stragglers.feed(labels, each)
         self._report = self._stragglers.report()
@@ -184,7 +219,8 @@ class Arrivals:
             for labels in self._ranks:
                 self._stragglers.forget(labels)
             self._compared_ns, self._report, self._why = None, None, _NOT_YET
-        self._asked_ns = self._next_ns = None
+            self._last_step = -1
+        self._asked_ns, self._last_ask_ns, self._next_ns = None, None, 0
         self._doublings = 0
 
     # -- the present state
