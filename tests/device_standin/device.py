@@ -7,13 +7,14 @@ and not taken from when the machine wakes a thread: its durations are exact on a
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from torch.autograd import Variable
 NAME = "standin"
 # As many kernels as CUDA lets a host launch ahead, about.
 LAUNCH_QUEUE = 1024
+# As many collectives as torch's recorder remembers.
+RING = int(os.environ.get("TORCH_FR_BUFFER_SIZE", "2000"))
 
 _Act = Callable[[float], float | None]
 """Gets the moment at which it begins on its stream, and returns the one at which it is done.
@@ -148,10 +151,12 @@ class Device:
 
     def __init__(self) -> None:
         self.transfer_s = 0.0
-        """How long an all-reduce takes once the last rank has come to it."""
+        """How long a collective takes once the last rank has come to it."""
         self.changed = threading.Condition()
         self.compute, self._network = Stream(self), Stream(self)
-        self._to_meet: SimpleQueue[_AllReduce] = SimpleQueue()
+        self.collectives: deque[Collective] = deque(maxlen=RING)
+        """The last that were launched, the oldest first."""
+        self._to_meet: SimpleQueue[Collective] = SimpleQueue()
 
     def current_stream(self, index: int | None = None) -> Stream:
         """The one that computes."""
@@ -161,29 +166,36 @@ class Device:
         """There are no graphs."""
         return False
 
-    def join(self, store: dist.Store, global_rank: int, world_size: int) -> None:
-        """Meet the devices of the other ranks, in a process group that torch's table lacks.
-
-        What is queued there is no collective of the host's.
-        """
-        group = dist.ProcessGroupGloo(dist.PrefixStore(NAME, store), global_rank, world_size)
+    def join(self, group: dist.ProcessGroupGloo) -> None:
+        """Meet the devices of the other ranks, in a process group that is used for nothing else."""
         threading.Thread(target=self._meet, args=(group,), daemon=True).start()
 
-    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Queue the all-reduce of a bucket, as DDP does under NCCL: the host does not wait for it.
+    def collective(self, op: str, sizes: list[list[int]]) -> Event:
+        """Queue a collective behind what is launched so far, as NCCL does; the host goes on.
 
-        What the ranks tell each other is when they have come, and no gradients.
+        What the ranks tell each other is when they have come, and no tensors.
         """
+        number = self.collectives[-1].number + 1 if self.collectives else 1
+        launched = Collective(number, op, sizes, self._to_meet, self.transfer_s)
+        self.collectives.append(launched)
         ready, done = Event(), Event()
         ready.record(self.compute)
         self._network.wait_event(ready)
-        self._network.queue(_AllReduce(self._to_meet, self.transfer_s))
+        self._network.queue(launched)
         done.record(self._network)
+        return done
+
+    def wait_after_backward(self, done: Event) -> None:
+        """Let what computes wait for this event once backward is over."""
+        Variable._execution_engine.queue_callback(partial(self.compute.wait_event, done))
+
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Queue the all-reduce of a bucket."""
+        done = self.collective("all_reduce", [list(bucket.buffer().shape)])
         if bucket.is_last():
             # DDP queues its finaliser right after this. There it makes the stream that computes
             # wait for the one of the network.
-            wait = partial(self.compute.wait_event, done)
-            Variable._execution_engine.queue_callback(wait)
+            self.wait_after_backward(done)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
@@ -193,35 +205,46 @@ class Device:
         while self._network.advance() | self.compute.advance():
             self.changed.notify_all()
 
-    def _meet(self, group: Any) -> None:
+    def _meet(self, group: dist.ProcessGroupGloo) -> None:
         while True:
-            all_reduce = self._to_meet.get()
-            last_s = torch.tensor([all_reduce.came_s], dtype=torch.float64)
+            collective = self._to_meet.get()
+            last_s = torch.tensor([collective.came_s], dtype=torch.float64)
             group.allreduce([last_s], dist.ReduceOp.MAX).wait()
             with self.changed:
-                all_reduce.met(float(last_s))
+                collective.met(float(last_s))
                 self.advance()
 
 
-class _AllReduce:
+class Collective:
     """Takes some time once the last rank has come to it."""
 
-    def __init__(self, to_meet: SimpleQueue[_AllReduce], transfer_s: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        op: str,
+        sizes: list[list[int]],
+        to_meet: SimpleQueue[Collective],
+        transfer_s: float,
+    ) -> None:
+        self.number, self.op, self.sizes = number, op, sizes
+        self.launched_ns = time.time_ns()
         self.came_s: float | None = None
+        """When the device comes to it: on time.monotonic, as soon as that is known."""
+        self.done_s: float | None = None
+        """When the device is done with it."""
         self._to_meet, self._transfer_s = to_meet, transfer_s
-        self._done_s: float | None = None
 
     def __call__(self, came_s: float) -> float | None:
         """See _Act."""
         if self.came_s is None:
             self.came_s = came_s
             self._to_meet.put(self)
-        return self._done_s
+        return self.done_s
 
     def met(self, last_s: float) -> None:
         """All ranks have said when they came."""
         # No moment of a device is over before it is known: a host may have asked for it.
-        self._done_s = max(last_s + self._transfer_s, time.monotonic())
+        self.done_s = max(last_s + self._transfer_s, time.monotonic())
 
 
 class _OnDevice(nn.Parameter):

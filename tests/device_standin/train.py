@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from device import LAUNCH_QUEUE, NAME, Device, exchange, install, move
+from nccl import init_process_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,6 +47,12 @@ class Settings(NamedTuple):
     """Of the host, for all of forward."""
     asks_every: int = 0
     """Every so many steps the host waits for its loss; 0: never."""
+    jitter: float = 0.0
+    """By what share of its time each piece of work of the device varies."""
+    gathers: bool = False
+    """No DDP: each layer gathers its weights before it works, and scatters its gradients after."""
+    hangs_in: int = 0
+    """In backward of this step, a piece of work of the device does not end; 0: in none."""
     has_clock: bool = True
     """Whether this device has events that can be asked."""
     steps: int = 0
@@ -58,6 +66,7 @@ class Kernels(torch.autograd.Function):
     def forward(ctx: Any, value: torch.Tensor, layer: Layer) -> torch.Tensor:
         ctx.layer = layer
         settings = layer.settings
+        layer.gather()
         pieces = 4 if settings.launch_s else 1
         for _ in range(pieces):
             time.sleep(settings.launch_s / _LAYERS / pieces)
@@ -66,23 +75,50 @@ class Kernels(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.layer.launch(ctx.layer.settings.backward_s, ctx.layer.settings.kernels // 2)
+        layer: Layer = ctx.layer
+        layer.gather()
+        layer.hang()
+        layer.launch(layer.settings.backward_s, layer.settings.kernels // 2)
+        layer.scatter()
         return gradient, None
 
 
 class Layer(nn.Module):
     """One of two: it takes half of the model's time."""
 
-    def __init__(self, device: Device, settings: Settings) -> None:
+    def __init__(self, device: Device, settings: Settings, *, is_first: bool) -> None:
         super().__init__()
-        self.device, self.settings = device, settings
+        self.device, self.settings, self.is_first = device, settings, is_first
         self.weights = nn.Linear(8, 8, bias=False)
+        self.steps = 0
+        # Each rank, and each of its layers, has its own.
+        self._random = Random(f"{dist.get_rank()} {is_first}")
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
         return Kernels.apply(self.weights(inputs), self)
 
     def launch(self, seconds: float, kernels: int) -> None:
-        self.device.compute.launch(seconds / _LAYERS, max(1, kernels // _LAYERS))
+        share = self._random.lognormvariate(0, self.settings.jitter) / _LAYERS
+        self.device.compute.launch(seconds * share, max(1, kernels // _LAYERS))
+
+    def gather(self) -> None:
+        if self.settings.gathers:
+            self.device.compute.wait_event(self.device.collective("_all_gather_base", [[32]]))
+
+    def scatter(self) -> None:
+        if self.settings.gathers:
+            done = self.device.collective("_reduce_scatter_base", [[64]])
+            if self.is_first:
+                self.device.wait_after_backward(done)
+
+    def hang(self) -> None:
+        if self.is_first and self.steps == self.settings.hangs_in:
+            self.device.compute.queue(_never)
+
+
+def _never(began_s: float) -> None:
+    """When the work is done that does not end."""
 
 
 class Optimizer(torch.optim.SGD):
@@ -123,11 +159,9 @@ def train(device: Device, name: str, settings: Settings, stop: Stop) -> None:
     """One scenario, from its first step to its last."""
     setattr(torch, NAME, device if settings.has_clock else SimpleNamespace())
     device.transfer_s = settings.transfer_s
-    net = nn.Sequential(*(Layer(device, settings) for _ in range(_LAYERS)))
+    net = nn.Sequential(*(Layer(device, settings, is_first=not at) for at in range(_LAYERS)))
     move(net)
-    # One bucket for each layer: the first is on its way while backward goes on.
-    model = DistributedDataParallel(net, bucket_cap_mb=1e-5)
-    model.register_comm_hook(device, exchange)
+    model = net if settings.gathers else _in_ddp(net, device)
     optimizer = Optimizer(model.parameters(), lr=1e-6)
     optimizer.device, optimizer.settings = device, settings
     run = otel_ddp.instrument(model, group="g", run=name)
@@ -143,6 +177,13 @@ def train(device: Device, name: str, settings: Settings, stop: Stop) -> None:
     run.finish()
 
 
+def _in_ddp(net: nn.Module, device: Device) -> nn.Module:
+    # One bucket for each layer: the first is on its way while backward goes on.
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-5)
+    model.register_comm_hook(device, exchange)
+    return model
+
+
 def _batches(settings: Settings) -> Iterator[torch.Tensor]:
     for number in count():
         time.sleep(settings.first_load_s if number < _FIRST_LOADS else settings.load_s)
@@ -152,10 +193,9 @@ def _batches(settings: Settings) -> Iterator[torch.Tensor]:
 def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
     # The thread that meets other devices is no part of this host: it gives way soon.
     sys.setswitchinterval(0.0001)
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     device = install()
-    device.join(dist.distributed_c10d._get_default_store(), rank, world_size)
+    init_process_group(device)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     for each in scenarios:
         alone = {0: "first", world_size // 2: "chosen"}.get(rank, "")
         settings = Settings(**{**each.get("all", {}), **each.get(alone, {})})
