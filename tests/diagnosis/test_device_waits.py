@@ -118,6 +118,17 @@ def test_steps_of_which_a_collective_is_not_known_everywhere_are_left_out() -> N
     assert numbers == list(range(14, 40))
 
 
+def test_steps_after_the_recorder_was_read_are_left_out() -> None:
+    training = Training(2)
+    training.step({1: {"backward": 8.0}}, 80)
+    # It was read in backward of step 60, and training has gone on.
+    for each in training.arrivals:
+        del each[2 * LAYERS * 60 - 2 :]
+
+    numbers = [each.number for each in training.compared().facts[labels_of(0)]]
+    assert numbers == list(range(30, 60))
+
+
 def test_the_word_is_what_to_set_where_torch_times_nothing() -> None:
     training = Training(2)
     training.step(steps=40)

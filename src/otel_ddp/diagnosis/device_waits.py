@@ -107,10 +107,11 @@ def _by_step(
         return {}
     began_ns = [each.began_ns for each in steps]
     found: _Waits = {
-        # Earlier ones may be missing of the step with which the recorder begins.
+        # Collectives may be missing of the steps with which the recorder begins and ends, and steps
+        # go on after it was read.
         each.facts.number: [0] * len(WORK_PHASES)
         for each in steps
-        if each.began_ns > arrivals[0].at_ns
+        if arrivals[0].at_ns < each.began_ns and each.ended_ns < arrivals[-1].at_ns
     }
     for each in arrivals:
         at = bisect_right(began_ns, each.at_ns) - 1
