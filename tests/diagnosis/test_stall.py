@@ -295,10 +295,12 @@ def numbers(*enqueued: int) -> dict[str, Any]:
     return {"groups": tuple(Group(str(n), 2, each) for n, each in enumerate(enqueued))}
 
 
-def on_device(state: str, number: int = 9, phase: str = "", **more: int) -> dict[str, Any]:
-    """A rank under nccl that has put nine collectives in line."""
+def on_device(
+    state: str, number: int = 9, phase: str = "", enqueued: int = 9, completed: int = 8
+) -> dict[str, Any]:
+    """A rank under nccl, and the first collective that is under way there."""
     one = Collective("0", number, "nccl:all_reduce", "[[1000]]", state)
-    group = Group("0", 2, 9, more.get("completed", 8), "nccl")
+    group = Group("0", 2, enqueued, completed, "nccl")
     under_way = (one,) if state else ()
     return {"groups": (group,), "collectives": under_way, "device_phase": phase}
 
@@ -701,6 +703,41 @@ def test_a_collective_that_has_ended_on_some_ranks_names_the_others() -> None:
     assert (
         "all_reduce [[1000]], collective number 9, has ended on ranks 0, 2 and goes on on rank 1"
     ) in verdict.sentence
+
+
+@pytest.mark.parametrize("enqueued", [(40, 31, 35), (31, 40, 35)])
+def test_a_host_that_runs_less_far_ahead_is_not_the_one(enqueued: tuple[int, int, int]) -> None:
+    job = Job(3)
+    for rank, number in enumerate(enqueued):
+        state = "scheduled" if rank == 1 else "started"
+        job.answers[rank] = on_device(state, enqueued=number)
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
+
+
+def test_of_hosts_that_run_ahead_the_one_is_named_that_the_devices_wait_for() -> None:
+    job = Job(3)
+    job.put(1, "data")
+    job.answers = {
+        0: on_device("started", enqueued=40),
+        1: {**on_device("", enqueued=8), "stack": DATA},
+        # It waits as rank 0 does, and its launch queue is full sooner.
+        2: on_device("started", enqueued=31),
+    }
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("not_reached", ["1"])
+    assert "8 collectives where others have entered 40" in verdict.sentence
+
+
+def test_the_phase_is_that_of_the_device_where_its_host_has_run_ahead() -> None:
+    job = Job()
+    job.put(1, "optimizer")
+    job.answers = {0: on_device("started"), 1: on_device("scheduled", phase="backward")}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.phase) == ("device", "backward")
 
 
 def test_a_host_that_is_behind_is_named_with_where_its_device_is() -> None:

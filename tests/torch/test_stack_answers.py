@@ -357,6 +357,24 @@ def test_what_is_under_way_on_a_device_is_told_with_its_state_and_the_devices_ph
     assert said["device_phase"] == 3
 
 
+def test_of_many_collectives_under_way_on_a_device_the_first_ones_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is the one that hangs, and hosts run ahead by hundreds."""
+    (entry, _) = NCCL_TRACE["entries"]
+    trace = {"entries": [{**entry, "collective_seq_id": number} for number in range(7, 400)]}
+    # The same group has collectives of the hosts, too.
+    hosts = {"entries": [{**entry, "profiling_name": "gloo:barrier"}] * 30}
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(collectives, "world", object)
+    for name, content in (("_dump_nccl_trace_json", trace), ("_dump_fr_trace_json", hosts)):
+        text = json.dumps(content)
+        monkeypatch.setattr(c10d, name, lambda text=text, **_: text, raising=False)
+
+    found = [each["number"] for each in collectives.latest() if each["op"] == "nccl:all_reduce"]
+    assert found == list(range(7, 27))
+
+
 # -- when it arrived at its collectives
 
 

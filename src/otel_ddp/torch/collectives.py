@@ -95,15 +95,20 @@ def _add_statuses(backend: str, statuses: dict[str, Any], found: list[dict[str, 
 
 
 def latest() -> list[dict[str, Any]]:
-    """The last collectives of each process group: on NCCL those under way, on gloo all. Slow."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for _, dump in _flight_recorders(includeCollectives=True, onlyActive=True):
+    """Collectives of each process group: on gloo the last ones, on NCCL the first under way. Slow.
+
+    Under NCCL hosts run ahead by hundreds of collectives, and the first is the one that hangs.
+    """
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for backend, dump in _flight_recorders(includeCollectives=True, onlyActive=True):
         entries = dump.get("entries")
         for entry in entries if isinstance(entries, list) else ():
             name = entry.get("process_group")
             if entry.get("is_p2p") or not isinstance(name, list) or not name:
                 continue
-            mine = found.setdefault(str(name[0]), [])
+            mine = found.setdefault((backend, str(name[0])), [])
+            if backend == "nccl" and len(mine) == _MOST_COLLECTIVES:
+                continue
             mine.append(
                 {
                     "group": str(name[0]),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.stall import wording
-from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Position
+from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Group, Position
 from otel_ddp.diagnosis.verdict import Labels
 
 # A thread for stack questions that is silent for so long cannot run: something holds the GIL.
@@ -135,19 +135,21 @@ def _signature(one: Collective) -> str:
 def _behind(positions: _Positions, known: _Known) -> Findings | None:
     """Ranks that have put fewer collectives in line than other ranks wait for."""
     waits_for: dict[Labels, set[Labels]] = {}
-    numbers: dict[str, dict[Labels, int]] = {}
+    groups: dict[str, dict[Labels, Group]] = {}
     for labels, each in known.items():
         for group in each.groups:
             if group.enqueued is not None and group.size > 1:
-                numbers.setdefault(group.name, {})[labels] = group.enqueued
+                groups.setdefault(group.name, {})[labels] = group
     gaps: dict[Labels, str] = {}
-    for by_rank in numbers.values():
-        most = max(by_rank.values())
-        late = {labels for labels, number in by_rank.items() if number < most}
-        for labels in by_rank.keys() - late:
-            waits_for.setdefault(labels, set()).update(late)
-        for labels in late:
-            gaps[labels] = f"{by_rank[labels]} collectives where others have entered {most}"
+    for by_rank in groups.values():
+        for labels, group in by_rank.items():
+            for other, its in by_rank.items():
+                if _waits_for(group, its):
+                    waits_for.setdefault(labels, set()).add(other)
+                    gaps[other] = (
+                        f"{its.enqueued} collectives where others have entered "
+                        f"{max(each.enqueued or 0 for each in by_rank.values())}"
+                    )
     if not gaps:
         return None
     # A rank that is late because it waits for a later one is not to blame.
@@ -172,6 +174,16 @@ def _behind(positions: _Positions, known: _Known) -> Findings | None:
     return _findings(cause, culprits, positions, why, advice)
 
 
+def _waits_for(one: Group, other: Group) -> bool:
+    """Whether a rank waits until another one puts its next collective in line."""
+    assert one.enqueued is not None
+    assert other.enqueued is not None
+    if one.completed is None or "nccl" not in one.backend:
+        return other.enqueued < one.enqueued
+    # Hosts run ahead by as much as each likes. What the device waits in comes after its last one.
+    return other.enqueued <= one.completed < one.enqueued
+
+
 def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
     """Ranks whose devices have not come to a collective that the devices of others are in."""
     inside = {
@@ -194,8 +206,16 @@ def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
         what = f"{by_rank[culprits[0]]}, collective number {number}"
         why = [wording.device(positions[labels], known[labels], what) for labels in culprits]
         why += wording.waiting_ranks(positions, culprits)
-        return _findings("device", culprits, positions, why, wording.DEVICE_ADVICE)
+        on_device = {labels: _on_device(positions[labels], known[labels]) for labels in culprits}
+        return _findings("device", culprits, on_device, why, wording.DEVICE_ADVICE)
     return None
+
+
+def _on_device(position: Position, known: Evidence) -> Position:
+    """Where the device of a rank is, as far as that is known."""
+    if not known.device_phase:
+        return position
+    return position._replace(phase=known.device_phase, name="")
 
 
 def _not_waiting(positions: _Positions, known: _Known) -> Findings | None:
