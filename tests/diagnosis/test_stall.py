@@ -731,13 +731,15 @@ def test_of_hosts_that_run_ahead_the_one_is_named_that_the_devices_wait_for() ->
     assert "8 collectives where others have entered 40" in verdict.sentence
 
 
-def test_the_phase_is_that_of_the_device_where_its_host_has_run_ahead() -> None:
+def test_phase_and_step_are_those_of_the_device_where_its_host_has_run_ahead() -> None:
     job = Job()
     job.put(1, "optimizer")
-    job.answers = {0: on_device("started"), 1: on_device("scheduled", phase="backward")}
+    hangs = {**on_device("scheduled", phase="backward"), "device_step": 3}
+    job.answers = {0: on_device("started"), 1: hangs}
     _, verdict = job.stalls_after()
 
-    assert (verdict.evidence["cause"], verdict.phase) == ("device", "backward")
+    assert (verdict.evidence["cause"], verdict.phase, verdict.step) == ("device", "backward", 3)
+    assert "the device of rank 1 after step 3 has not come to" in verdict.sentence
 
 
 def test_a_host_that_is_behind_is_named_with_where_its_device_is() -> None:

@@ -609,7 +609,7 @@ def test_a_host_that_is_always_ahead_by_the_same_is_known_to_be() -> None:
     assert all(set(paced_ms(step)) <= {"data"} for step in trained.steps()[5:])
 
 
-def test_the_phase_that_the_device_is_in_is_known_while_the_host_stands_still() -> None:
+def test_where_the_device_is_is_known_while_the_host_stands_still() -> None:
     device = AheadDevice()
     trained = Trained(device)
     trained.step(Phases(), 20)
@@ -617,13 +617,13 @@ def test_the_phase_that_the_device_is_in_is_known_while_the_host_stands_still() 
     trained.step(Phases())
     # Forward takes it 10 ms and backward 20 ms.
     device.host_ms = device.busy_until_ms - 3 - 5 - 1
-    assert trained.clock.phase_now() == BACKWARD
+    assert trained.clock.position() == (BACKWARD, 20)
 
     device.synchronize()
-    assert trained.clock.phase_now() == OTHER
+    assert trained.clock.position() == (OTHER, None)
 
     trained.clock.close()
-    assert trained.clock.phase_now() is None
+    assert trained.clock.position() is None
 
 
 def test_a_step_of_which_something_is_not_known_is_left_out() -> None:

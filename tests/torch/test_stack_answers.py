@@ -25,6 +25,7 @@ import torch
 from extras import newer_torch
 from node import until
 from otel_ddp import containment
+from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives, process_group, stack_answers
 from otel_ddp.torch.collectives import Arrivals, _age_s
 
@@ -332,7 +333,7 @@ NCCL_TRACE = {
 }
 
 
-def test_what_is_under_way_on_a_device_is_told_with_its_state_and_the_devices_phase(
+def test_what_is_under_way_on_a_device_is_told_with_its_state_and_where_the_device_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collectives, "world", object)
@@ -343,7 +344,7 @@ def test_what_is_under_way_on_a_device_is_told_with_its_state_and_the_devices_ph
         raising=False,
     )
     path = tmp_path / "1-00000000.journal"
-    stack_answers.start(path, int, lambda: 3)
+    stack_answers.start(path, int, lambda: DevicePosition(3, 17))
     try:
         ask(path, "1 what\n")
         said = answer(path, 1)
@@ -354,7 +355,7 @@ def test_what_is_under_way_on_a_device_is_told_with_its_state_and_the_devices_ph
         (7, "scheduled"),
         (7, "started"),
     ]
-    assert said["device_phase"] == 3
+    assert said["device"] == {"phase": 3, "step": 17}
 
 
 def test_of_many_collectives_under_way_on_a_device_the_first_ones_are_told(

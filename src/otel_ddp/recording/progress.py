@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from time import monotonic_ns as _clock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from otel_ddp import catalog
 from otel_ddp.journal import layout
@@ -33,12 +33,21 @@ _MOST_ACCUMULATED = 64
 _MOST_WORDS = 20_000
 
 
+class DevicePosition(NamedTuple):
+    """Where a device is in the training."""
+
+    phase: int
+    """Its code."""
+    step: int | None
+    """The number of the last step that it has done; None where that is the same as its host's."""
+
+
 class DeviceClock(Protocol):
     """Gets each phase when it begins, and says later how long the device took for it."""
 
     def mark(self, word: int) -> None: ...
     def step_finished(self, number: int, now_ns: int) -> None: ...
-    def phase_now(self) -> int | None: ...
+    def position(self) -> DevicePosition | None: ...
 
 
 class Phase:
@@ -328,10 +337,10 @@ class Progress:
         """Adds the words of a step that the device has finished; flushed with the rest."""
         self._device_words += words
 
-    def device_phase(self) -> int | None:
-        """The phase that the device is in, where that is known. Any thread may ask."""
+    def device_position(self) -> DevicePosition | None:
+        """Where the device is, as far as that is known. Any thread may ask."""
         clock = self.device_clock
-        return None if clock is None else clock.phase_now()
+        return None if clock is None else clock.position()
 
     # -- flushing
 

@@ -64,7 +64,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         data_hooks.attach(stepper)
         garbage.attach(stepper)
     stack_answers.start(
-        progress.recorder.writer.path, lambda: progress.training_thread, progress.device_phase
+        progress.recorder.writer.path, lambda: progress.training_thread, progress.device_position
     )
     readings.update_options(StepOptions(**options))
     optimizer_hooks.forget(options["optimizer"])

@@ -12,6 +12,7 @@ import torch
 from otel_ddp import containment
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
+from otel_ddp.recording.progress import DevicePosition
 
 _MOST_STEPS = 64
 _MOST_MARKS = 4096
@@ -128,16 +129,22 @@ class DeviceClock:
             containment.reraise_foreign()
             self._fail()
 
-    def phase_now(self) -> int | None:
-        """The phase that the device is in: for another thread, while the training stands still."""
+    def position(self) -> DevicePosition | None:
+        """Where the device is: for another thread, while the training stands still."""
         if self._stopped or self._spoilt:
             return None
-        reached = self._since
-        for mark in [mark for marks in [*self._closed, self._open] for mark in [*marks]]:
+        reached, held = self._since, [*self._closed, self._open]
+        step = None
+        for at, mark in [(at, mark) for at, marks in enumerate(held) for mark in [*marks]]:
             if not mark.event.query():
+                # The step that it is in has a number if the host is done with it.
+                numbers = [marks.number for marks in held[at:] if marks.number]
+                step = numbers[0] - 1 if numbers else None
                 break
             reached = mark
-        return None if reached is None else reached.word >> _SHIFT & layout.PHASE_CODE
+        if reached is None:
+            return None
+        return DevicePosition(reached.word >> _SHIFT & layout.PHASE_CODE, step)
 
     def close(self) -> None:
         """Charge for what the device is done with, measure nothing more, and keep no event."""

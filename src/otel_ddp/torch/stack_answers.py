@@ -18,6 +18,7 @@ from typing import Any
 from otel_ddp import containment
 from otel_ddp.journal.descriptor_ownership import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
+from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives
 
 # Beside the journal lie a fifo with the questions and a file with the last answer.
@@ -37,13 +38,15 @@ class _StackAnswers:
     """One fifo, and one thread that waits in a read of it."""
 
     def __init__(
-        self, journal: Path, training: Callable[[], int], device_phase: Callable[[], int | None]
+        self,
+        journal: Path,
+        training: Callable[[], int],
+        device_position: Callable[[], DevicePosition | None],
     ) -> None:
-        """*training*: gives the thread that trains, 0 while none has; *device_phase*: the code of
-        the phase that the device is in, None where it is not known."""
+        """*training*: gives the thread that trains, 0 while none has."""
         self.journal = journal
         self._training = training
-        self._device_phase = device_phase
+        self._device_position = device_position
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._stopped = False
@@ -135,7 +138,8 @@ class _StackAnswers:
         }
         if everything:
             answer["collectives"] = collectives.latest()
-            answer["device_phase"] = containment.attempt(self._device_phase, None)
+            if position := containment.attempt(self._device_position, None):
+                answer["device"] = position._asdict()
         if b"when" in words:
             answer["arrivals"] = self._arrivals.read()
         answer["time_ns"], answer["monotonic_ns"] = time.time_ns(), time.monotonic_ns()
@@ -163,7 +167,9 @@ _current: _StackAnswers | None = None
 
 @containment.contained()
 def start(
-    journal_path: Path, training: Callable[[], int], device_phase: Callable[[], int | None]
+    journal_path: Path,
+    training: Callable[[], int],
+    device_position: Callable[[], DevicePosition | None],
 ) -> None:
     """Answer questions beside this journal, and no other."""
     global _current
@@ -171,7 +177,7 @@ def start(
         stop()
     if _current is None:
         try:
-            _current = _StackAnswers(journal_path, training, device_phase)
+            _current = _StackAnswers(journal_path, training, device_position)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
             containment.reraise_foreign()
             containment.log.info("The agent cannot ask this process where it hangs: %s", error)

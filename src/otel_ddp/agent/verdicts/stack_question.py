@@ -94,6 +94,8 @@ class StackQuestion:
         main = _first(threads, "main")
         trains = _first(threads, "trains") or main
         self._choose_thread(main.get("id"), trains.get("id"))
+        found = content.get("device")
+        device = found if isinstance(found, dict) else {}
         self._known = Evidence(
             answered=True,
             kind="what" if content.get("kind") == "what" else "where",
@@ -106,7 +108,8 @@ class StackQuestion:
                 for each in threads
                 if each.get("daemon") is False and each is not trains and each is not main
             ),
-            device_phase=_phase(content.get("device_phase")),
+            device_phase=_phase(device.get("phase")),
+            device_step=_whole(device.get("step")),
             package=str(content.get("package") or ""),
         )
 

@@ -204,9 +204,9 @@ def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
         if not culprits:
             continue
         what = f"{by_rank[culprits[0]]}, collective number {number}"
-        why = [wording.device(positions[labels], known[labels], what) for labels in culprits]
-        why += wording.waiting_ranks(positions, culprits)
         on_device = {labels: _on_device(positions[labels], known[labels]) for labels in culprits}
+        why = [wording.device(on_device[labels], known[labels], what) for labels in culprits]
+        why += wording.waiting_ranks(positions, culprits)
         return _findings("device", culprits, on_device, why, wording.DEVICE_ADVICE)
     return None
 
@@ -215,7 +215,8 @@ def _on_device(position: Position, known: Evidence) -> Position:
     """Where the device of a rank is, as far as that is known."""
     if not known.device_phase:
         return position
-    return position._replace(phase=known.device_phase, name="")
+    step = position.step if known.device_step is None else known.device_step
+    return position._replace(phase=known.device_phase, name="", step=step)
 
 
 def _not_waiting(positions: _Positions, known: _Known) -> Findings | None:

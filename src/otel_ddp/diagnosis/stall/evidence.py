@@ -93,6 +93,8 @@ class Evidence(NamedTuple):
     """Other threads that the end of the program waits for."""
     device_phase: str = ""
     """The phase that the device of the rank is in; empty where that is not known."""
+    device_step: int | None = None
+    """The last step that it has done; None: the same as its host, as far as that is known."""
     package: str = ""
     """The folder of our own package, as the process sees it."""
     kernel: Kernel | None = None
