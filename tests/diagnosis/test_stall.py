@@ -676,6 +676,8 @@ def test_where_torch_times_no_collectives_no_device_is_blamed() -> None:
     _, verdict = job.stalls_after()
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
+    assert "it does not end (all_reduce [[1000]], collective number 9)" in verdict.sentence
+    assert "TORCH_NCCL_ENABLE_TIMING=1" in verdict.sentence
 
 
 def test_a_collective_that_all_devices_are_in_is_the_networks() -> None:

@@ -248,8 +248,21 @@ def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findin
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
         advice = "Look at the verdicts of the other nodes, and at the network between them."
         return _findings("elsewhere", (), positions, why, advice)
-    advice = "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors."
-    return _findings("backend", *_where_it_does_not_end(positions, known, waiting), advice)
+    if untimed := _untimed(known):
+        why = [waiting, f"it does not end ({untimed})"]
+        advice = f"{wording.UNTIMED_ADVICE} {wording.BACKEND_ADVICE}"
+        return _findings("backend", (), positions, why, advice)
+    findings = _where_it_does_not_end(positions, known, waiting)
+    return _findings("backend", *findings, wording.BACKEND_ADVICE)
+
+
+def _untimed(known: _Known) -> str:
+    """The first collective under way, where torch tells of no device whether it is in one."""
+    entered = _entered(known)
+    if {one.state for _, by_rank in entered for one in by_rank.values()} != {_SCHEDULED}:
+        return ""
+    (_, number), by_rank = entered[0]
+    return f"{next(iter(by_rank.values()))}, collective number {number}"
 
 
 def _where_it_does_not_end(

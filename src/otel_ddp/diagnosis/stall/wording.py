@@ -22,6 +22,11 @@ DEVICE_ADVICE = (
     "What was launched before it does not end: look at this GPU's errors (Xid), and at the kernels "
     "of that phase."
 )
+BACKEND_ADVICE = "Look at the network, the backend's log (NCCL_DEBUG=INFO), and the GPUs' errors."
+UNTIMED_ADVICE = (
+    "Set TORCH_NCCL_ENABLE_TIMING=1 before the process group is made: then it is known which "
+    "devices are in it."
+)
 _ADVICE = {
     "data": "Look at its data loader and at what that reads from.",
     "checkpoint": 'Look at where it writes to; say phase("checkpoint", expect_s=...) '
