@@ -32,6 +32,8 @@ OF_FOUR = ("data", "balanced", "slower", "unequal")
 REST_OF_FOUR = ("forward", "backward", "other", BUFFERS, "together")
 BALANCED_STEPS = {2: 250, 4: 200}
 SLOW_FROM, SLOW_STEPS = 140, 130
+# A verdict would be there by then.
+SILENT_STEPS = 160
 OF_RANKS = ("straggler", "imbalance", "recurring")
 SPEED = (*OF_RANKS, "regression", "stall")
 
@@ -197,7 +199,10 @@ class Launch:
             found = node.agent()["verdicts"]
             return any(each["who"]["run"] == name and each["kind"] in OF_RANKS for each in found)
         steps = [each["step"] or 0 for each in node.processes() if each["run"] == name]
-        wanted = BALANCED_STEPS[self.world] if name == "balanced" else SLOW_FROM + SLOW_STEPS
+        wanted = {
+            "balanced": BALANCED_STEPS[self.world],
+            "together": SLOW_FROM + SLOW_STEPS,
+        }.get(name, SILENT_STEPS)
         return len(steps) == self.world and min(steps) >= wanted
 
     def _look(self, node: Node, name: str) -> Seen:
