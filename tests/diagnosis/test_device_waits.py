@@ -98,6 +98,30 @@ def test_waits_are_taken_out_of_the_phases_that_they_are_in() -> None:
     assert 27.5 <= training.work_ms(1, BACKWARD) <= 28.5
 
 
+def test_waits_that_the_devices_are_known_to_have_are_not_taken_out_twice() -> None:
+    training = Training()
+    training.step({1: {"backward": 8.0}}, 40)
+    # The last collective is one that the devices wait for after backward.
+    for rank in training.ranks:
+        last_ns = [
+            each.took_ns or 0 for each in training.arrivals[rank][2 * LAYERS - 1 :: 2 * LAYERS]
+        ]
+        training.on_device[rank] = [
+            step._replace(
+                wait_ns=step.wait_ns + took_ns,
+                phases_ns=tuple(
+                    ns - (at == BACKWARD) * (took_ns - 2 * MS)
+                    for at, ns in enumerate(step.phases_ns)
+                ),
+            )
+            for step, took_ns in zip(training.on_device[rank], last_ns, strict=True)
+        ]
+
+    for rank in (0, 2):
+        assert 19.5 <= training.work_ms(rank, BACKWARD) <= 20.5
+    assert 27.5 <= training.work_ms(1, BACKWARD) <= 28.5
+
+
 def test_waits_that_are_hidden_behind_work_are_not_taken_out() -> None:
     training = Training(hidden=True)
     training.step({1: {"backward": 8.0}}, 40)

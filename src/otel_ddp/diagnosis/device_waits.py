@@ -29,6 +29,7 @@ NOT_TIMED = (
 )
 _PHASE_CODE = 0x3F
 _INDEX = {PHASES[word]: at for at, word in enumerate(WORK_PHASES)}
+_BACKWARD = WORK_PHASES.index("backward")
 
 _Key = tuple[str, int]
 _Waits = dict[int, list[int]]
@@ -59,6 +60,8 @@ def compare_on_device(
     if not common:
         return Comparison({}, "no step is complete in the flight recorders of all ranks")
     numbers = sorted(common)
+    for number in numbers:
+        _leave_out_known([w[number] for w in waited], [facts[number] for facts in timed])
     phases = [
         at for at in range(len(WORK_PHASES)) if any(w[n][at] for w in waited for n in numbers)
     ]
@@ -125,6 +128,16 @@ def _by_step(
         elif number in found:
             found[number][_phase_at(step, each.at_ns)] += wait_ns
     return found
+
+
+def _leave_out_known(waits: Sequence[list[int]], step: Sequence[StepFacts]) -> None:
+    """Leave out, of the waits of one step, what the devices are known to have waited.
+
+    Gradients are put in line in backward, and waited for after it, in `comm_wait`.
+    """
+    least_ns = min(facts.wait_ns for facts in step)
+    for waits_ns, facts in zip(waits, step, strict=True):
+        waits_ns[_BACKWARD] = max(0, waits_ns[_BACKWARD] - (facts.wait_ns - least_ns))
 
 
 def _phase_at(step: TimedStep, at_ns: int) -> int:
