@@ -50,7 +50,7 @@ class Settings(NamedTuple):
     jitter: float = 0.0
     """By what share of its time each piece of work of the device varies."""
     gathers: bool = False
-    """No DDP: each layer gathers its weights before it works, and scatters its gradients after."""
+    """No DDP: a layer gathers its weights before it works; gradients are scattered at the end."""
     hangs_in: int = 0
     """In backward of this step, a piece of work of the device does not end; 0: in none."""
     has_clock: bool = True
@@ -107,10 +107,9 @@ class Layer(nn.Module):
             self.device.compute.wait_event(self.device.collective("_all_gather_base", [[32]]))
 
     def scatter(self) -> None:
-        if self.settings.gathers:
-            done = self.device.collective("_reduce_scatter_base", [[64]])
-            if self.is_first:
-                self.device.wait_after_backward(done)
+        if self.settings.gathers and self.is_first:
+            done = self.device.collective("_reduce_scatter_base", [[128]])
+            self.device.wait_after_backward(done)
 
     def hang(self) -> None:
         if self.is_first and self.steps == self.settings.hangs_in:
