@@ -1,0 +1,200 @@
+"""The simulator behind the table of device cases: hosts, streams, collectives."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from tools.device_training.rank import MS, QUEUE, Rank
+from tools.device_training.setting import Setting, Trouble
+from tools.device_training.training import Piece, WordStream, trained
+
+from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.catalog import PHASES
+from otel_ddp.journal.layout import CODE_SHIFT, STEP_NUMBER, WORD_VALUE
+
+STEPS = 60
+SETTINGS = {
+    "host ahead": Setting(3, jitter=0.1),
+    "all synchronise": Setting(3, jitter=0.1, item_every=1),
+    "accumulation": Setting(3, jitter=0.1, accumulation=3),
+    "sharded": Setting(3, jitter=0.1, sharded=True),
+    "slow to launch": Setting(3, jitter=0.1, launch_ms=120),
+    "slow to load": Setting(3, jitter=0.1, load_ms=130, prefetch=4),
+    "disturbed": Setting(3, jitter=0.1, disturbances=True),
+    "a hundred steps ahead": Setting(3, jitter=0.1, layers=4, kernels=10),
+}
+EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
+
+
+def took_ms(setting: Setting, troubles: tuple[Trouble, ...] = ()) -> float:
+    """A step's duration by the device, once the training has found its pace."""
+    steps = list(trained(setting, STEPS, troubles))
+    ends_ns = [pieces[0].marks[-1].device_ns for pieces in (steps[STEPS // 2], steps[-1])]
+    return (ends_ns[1] - ends_ns[0]) / (STEPS - 1 - STEPS // 2) / MS
+
+
+def read(pieces: list[Piece], kind: str) -> list[Step]:
+    stream, words = StepStream(0), WordStream(on_device=kind == "device")
+    records = [words.record(each) for piece in pieces if (each := getattr(piece, kind))]
+    return [step for record in records for step in stream.feed(record)]
+
+
+@EVERY_SETTING
+def test_a_device_reaches_a_mark_after_its_host_and_in_order(setting: Setting) -> None:
+    ranks = list(zip(*trained(setting, STEPS), strict=True))
+
+    for pieces in ranks:
+        marks = [mark for piece in pieces for mark in piece.marks]
+        assert all(mark.device_ns >= mark.host_ns for mark in marks)
+        assert all(
+            before.host_ns <= after.host_ns and before.device_ns <= after.device_ns
+            for before, after in pairwise(marks)
+        )
+
+
+@EVERY_SETTING
+def test_a_collective_ends_on_all_ranks_at_one_time(setting: Setting) -> None:
+    for pieces in trained(setting, STEPS):
+        for same in zip(*[piece.collectives for piece in pieces], strict=True):
+            assert len({(each.group, each.number, each.op) for each in same}) == 1
+            assert len({each.started_ns + each.duration_ns for each in same}) == 1
+            assert all(each.started_ns >= each.enqueued_ns for each in same)
+
+
+def test_a_collective_takes_its_transfer_alone_on_the_rank_that_comes_last() -> None:
+    late = Trouble(1, "device", 0.3)
+
+    for pieces in trained(Setting(3), STEPS, (late,)):
+        for same in zip(*[piece.collectives for piece in pieces], strict=True):
+            last = max(same, key=lambda each: each.started_ns)
+            assert last.duration_ns == 2 * MS
+            assert last is same[1] or last.started_ns == same[1].started_ns
+
+
+def test_a_host_waits_for_room_in_the_launch_queue_as_if_kernels_were_launched_one_by_one() -> None:
+    chance = random.Random(1)
+    rank = Rank(0, 0.0, 0)
+    host_ns, done_ns = 0.0, [0.0]
+    full = 0
+
+    for _ in range(600):
+        # Now the host is faster, now the device.
+        kernels, launch_ns = chance.randrange(1, 60), chance.choice((5_000.0, 20_000.0))
+        each_ns = chance.choice((2_000.0, 15_000.0, 40_000.0))
+        # Now and then the host is busy until the device has run dry.
+        if chance.random() < 0.01:
+            rank.work(60 * MS)
+            host_ns += 60 * MS
+        rank.launch(kernels, launch_ns, kernels * each_ns)
+        for _ in range(kernels):
+            host_ns += launch_ns
+            if len(done_ns) > QUEUE and done_ns[-QUEUE] > host_ns:
+                host_ns = done_ns[-QUEUE]
+                full += 1
+            done_ns.append(max(done_ns[-1], host_ns) + each_ns)
+        queued = sum(each > host_ns for each in done_ns[-QUEUE - 100 :])
+
+        assert queued <= QUEUE
+        assert abs(rank.host_ns - host_ns) <= 1_000
+        assert abs(rank.compute_ns - done_ns[-1]) <= 1_000
+    assert full > 1000
+
+
+@pytest.mark.parametrize(
+    ("kernels", "lead"), [(340, 3), (204, 5), (102, 10), (10, 100)], ids=lambda each: str(each)
+)
+def test_a_host_is_as_many_steps_ahead_as_fit_into_the_launch_queue(
+    kernels: int, lead: int
+) -> None:
+    setting = Setting(layers=4, kernels=kernels, launch_ms=20)
+
+    pieces = [each[0] for each in trained(setting, 4 * lead + 20)]
+
+    took_ns = pieces[-1].marks[-1].device_ns - pieces[-2].marks[-1].device_ns
+    ahead_ns = pieces[-1].marks[-1].device_ns - pieces[-1].marks[-1].host_ns
+    assert abs(ahead_ns / took_ns - QUEUE / kernels) <= 1
+    assert abs(ahead_ns / took_ns - lead) <= 3
+
+
+@EVERY_SETTING
+def test_ranks_without_trouble_are_balanced(setting: Setting) -> None:
+    ranks = list(zip(*trained(setting._replace(jitter=0, disturbances=False), STEPS), strict=True))
+
+    assert len({tuple(mark for piece in pieces for mark in piece.marks) for pieces in ranks}) == 1
+
+
+def test_the_words_of_a_host_say_what_its_marks_say() -> None:
+    ranks = list(zip(*trained(Setting(jitter=0.1), STEPS), strict=True))
+
+    for pieces in ranks:
+        steps = read(pieces, "host")
+        assert [step.number for step in steps] == list(range(1, STEPS + 1))
+        assert [step.ended_ns for step in steps] == [piece.marks[-1].host_ns for piece in pieces]
+
+
+@EVERY_SETTING
+def test_the_words_of_a_device_say_how_long_it_took_from_mark_to_mark(setting: Setting) -> None:
+    ranks = list(zip(*trained(setting, STEPS), strict=True))
+
+    for pieces in ranks:
+        for step in read(pieces, "device"):
+            marks = pieces[(step.number or 0) - 1].marks
+            took_ns = dict.fromkeys(PHASES.values(), 0)
+            for before, after in pairwise(marks):
+                took_ns[before.code] += after.device_ns - before.device_ns
+            for code, each_ns in took_ns.items():
+                assert step.seconds(code) == pytest.approx(each_ns / 1e9, rel=1e-4, abs=1e-6)
+
+
+def test_a_step_of_a_device_is_known_once_the_device_has_done_it() -> None:
+    ended_ns: list[int] = []
+    known = 0
+
+    for pieces in trained(Setting(), STEPS):
+        ended_ns.append(pieces[0].marks[-1].device_ns)
+        for word in pieces[0].device:
+            if word >> CODE_SHIFT == STEP_NUMBER:
+                known = word & WORD_VALUE
+                assert ended_ns[known - 1] <= pieces[0].marks[-1].host_ns
+
+    assert STEPS - 5 <= known < STEPS
+
+
+TROUBLES = {
+    "slow device": (Setting(), Trouble(1, "device", 0.3), 26, 28),
+    "slow device, all synchronise": (Setting(item_every=1), Trouble(1, "device", 0.3), 26, 28),
+    "loader late, device runs dry": (Setting(), Trouble(1, "loader", 90), 40, 60),
+    "loader late, host ahead": (Setting(), Trouble(1, "loader", 30), 0, 0.1),
+    "loader late, all synchronise": (Setting(item_every=1), Trouble(1, "loader", 30), 29, 31),
+    "slow in launching": (Setting(), Trouble(1, "cores", 2.0), 30, 50),
+    "slow in launching, host ahead": (Setting(), Trouble(1, "cores", 0.5), 0, 0.1),
+    "synchronises alone, host ahead": (Setting(), Trouble(1, "item", 10), 0, 2),
+    "sharded": (Setting(sharded=True), Trouble(1, "device", 0.3), 20, 30),
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "trouble", "least_ms", "most_ms"), TROUBLES.values(), ids=TROUBLES.keys()
+)
+def test_a_step_is_shorter_by_what_a_trouble_costs_once_it_is_taken_away(
+    setting: Setting, trouble: Trouble, least_ms: float, most_ms: float
+) -> None:
+    shorter_ms = took_ms(setting, (trouble,)) - took_ms(setting)
+
+    assert least_ms <= shorter_ms <= most_ms
+
+
+def test_a_trouble_changes_nothing_before_it_begins_nor_any_chance_afterwards() -> None:
+    setting = Setting(jitter=0.1, disturbances=True)
+    with_it = list(trained(setting, STEPS, (Trouble(1, "device", 0.3, begins=30),)))
+    without = list(trained(setting, STEPS))
+
+    def forward_ns(steps: list[list[Piece]]) -> list[int]:
+        on_device = read([pieces[0] for pieces in steps], "device")
+        return [round(step.seconds(PHASES["forward"]) * 1e6) for step in on_device]
+
+    assert with_it[:30] == without[:30]
+    assert with_it[30] != without[30]
+    assert forward_ns(with_it)[:50] == forward_ns(without)[:50]

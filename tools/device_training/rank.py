@@ -1,0 +1,221 @@
+"""One rank: a host that launches kernels, and a device that carries them out when it gets there."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from otel_ddp.catalog import PHASES
+from otel_ddp.journal.layout import CODE_SHIFT, STEP_ENDED, STEP_NUMBER, STEP_WORK, STEPS_BEGAN
+from otel_ddp.torch.device_clock import DeviceClock
+
+# So many kernels fit into the launch queue of a device; then the host waits for room.
+QUEUE = 1024
+# Clocks of devices go faster or slower than those of their hosts, by up to this part.
+_DRIFT = 20e-6
+_FACTORS = 4096
+MS = 1_000_000
+_E = 2.718281828459045
+
+
+@lru_cache
+def _factors(sigma: float) -> list[float]:
+    chance = random.Random(1)
+    return [_E ** chance.gauss(0, sigma) for _ in range(_FACTORS)]
+
+
+class Jitter:
+    """Log-normal factors: one for a whole step, half as much again for each thing in it."""
+
+    def __init__(self, sigma: float, seed: str) -> None:
+        self._random = random.Random(seed).random
+        self._of_step, self._of_part = _factors(sigma), _factors(sigma / 2)
+        self._whole = 1.0
+
+    def begin_step(self) -> None:
+        """A new factor for the whole step."""
+        self._whole = self._of_step[int(self._random() * _FACTORS)]
+
+    def part(self) -> float:
+        """The factor of one thing in the step."""
+        return self._whole * self._of_part[int(self._random() * _FACTORS)]
+
+
+class _Event:
+    """Recorded on the compute stream, as one of `torch.cuda`."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._passed_ns = 0.0
+
+    def record(self, stream: object) -> None:
+        self._passed_ns = max(self._rank.compute_ns, self._rank.host_ns)
+
+    def query(self) -> bool:
+        return self._passed_ns <= self._rank.host_ns
+
+    def elapsed_time(self, later: _Event) -> float:
+        return (later._passed_ns - self._passed_ns) * self._rank.device_pace / MS
+
+
+class _Module:
+    """What the device clock asks `torch.cuda` for."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def Event(self, enable_timing: bool) -> _Event:
+        return _Event(self._rank)
+
+    def current_stream(self, index: int) -> None:
+        """There is one that matters."""
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+
+class _Queued(NamedTuple):
+    """Kernels that were launched one after the other."""
+
+    last: int
+    """The number of the last of them, counted from the beginning."""
+    kernels: int
+    began_ns: float
+    done_ns: float
+
+
+class Mark(NamedTuple):
+    """A change of phase, or the end of a step."""
+
+    code: int
+    """As in the words of the journal."""
+    host_ns: int
+    device_ns: int
+    """When the device has done all that the host had launched by then."""
+
+
+class Rank:
+    """Times are on the host's clock, since the journal was made."""
+
+    def __init__(self, rank: int, jitter: float, seed: int) -> None:
+        self.rank = rank
+        # Separate, so that nothing that happens on one side changes the chances of the other.
+        self.host_jitter = Jitter(jitter, f"host {rank} {seed}")
+        self.device_jitter = Jitter(jitter, f"device {rank} {seed}")
+        self.loader_jitter = Jitter(jitter, f"loader {rank} {seed}")
+        self.chance = random.Random(f"disturbances {rank} {seed}")
+        self.host_ns = 0.0
+        self.compute_ns = 0.0
+        """When the compute stream has done all that was put into it so far."""
+        self.comm_ns = 0.0
+        """The same of the communication stream."""
+        self.launched = 0
+        self.device_pace = 1 + random.Random(f"pace {rank} {seed}").uniform(-_DRIFT, _DRIFT)
+        self.marks: list[Mark] = []
+        """Of the present step."""
+        self.host_words = [STEPS_BEGAN << CODE_SHIFT]
+        self.device_words: list[int] = []
+        """What the device clock has written since the last step."""
+        self._clock = DeviceClock(torch.device("cuda", 0), module=_Module(self), times=self)
+        self.mark("other")
+        self._queued: deque[_Queued] = deque()
+        # For each batch that the loader keeps ready: when the host took the one in its place.
+        self._taken_ns: deque[float] = deque()
+        self._loaded_ns = 0.0
+
+    # -- the host
+
+    def launch(self, kernels: int, launch_ns: float, work_ns: float) -> None:
+        """The host launches kernels, which together keep the device busy for *work_ns*."""
+        each_ns = launch_ns * self.host_jitter.part()
+        work_ns *= self.device_jitter.part()
+        first_ns = self.host_ns + each_ns
+        last_ns = self.host_ns + kernels * each_ns
+        self.launched += kernels
+        if self.launched > QUEUE:
+            last_ns = max(last_ns, self._room_ns(each_ns))
+        began_ns = max(self.compute_ns, first_ns)
+        # Either the device is busy without a pause, or it waits for the last kernel.
+        done_ns = max(began_ns + work_ns, last_ns + work_ns / kernels)
+        self._queued.append(_Queued(self.launched, kernels, began_ns, done_ns))
+        self.host_ns = last_ns
+        self.compute_ns = done_ns
+
+    def _room_ns(self, each_ns: float) -> float:
+        """When there is room for the last kernel launched, with *each_ns* for each launch."""
+        # There is room for a kernel once that one is done which came so many before it.
+        kernel = self.launched - QUEUE
+        queued, room_ns = self._queued, 0.0
+        while queued[0].last < kernel:
+            done = queued.popleft()
+            room_ns = max(room_ns, done.done_ns + (kernel - done.last) * each_ns)
+        last, kernels, began_ns, done_ns = queued[0]
+        return max(room_ns, done_ns - (done_ns - began_ns) * (last - kernel) / kernels)
+
+    def work(self, work_ns: float) -> None:
+        """The host itself works."""
+        self.host_ns += work_ns * self.host_jitter.part()
+
+    def synchronize(self) -> None:
+        """The host waits until the device has done all: `.item()`."""
+        self.host_ns = max(self.host_ns, self.compute_ns)
+
+    def load(self, load_ns: float, prefetch: int) -> None:
+        """The host takes the next batch; *prefetch*: how many the loader's worker keeps ready."""
+        load_ns *= self.loader_jitter.part()
+        if not prefetch:
+            self.host_ns += load_ns
+            return
+        # The worker begins with a batch once there is room for it.
+        room_ns = self._taken_ns.popleft() if len(self._taken_ns) == prefetch else 0.0
+        self._loaded_ns = max(self._loaded_ns, room_ns) + load_ns
+        self.host_ns = max(self.host_ns, self._loaded_ns)
+        self._taken_ns.append(self.host_ns)
+
+    # -- the streams
+
+    def wait_for_communication(self) -> None:
+        """What comes next in the compute stream begins after the collectives so far."""
+        self.compute_ns = max(self.compute_ns, self.comm_ns)
+
+    # -- what hooks and device clock write
+
+    def mark(self, phase: str) -> None:
+        """From here on this phase: on the host now, on the device when it gets here."""
+        self._clock.mark(self._mark(PHASES[phase]))
+
+    def _mark(self, code: int) -> int:
+        host_ns = round(self.host_ns)
+        self.marks.append(Mark(code, host_ns, max(round(self.compute_ns), host_ns)))
+        word = code << CODE_SHIFT | host_ns
+        self.host_words.append(word)
+        return word
+
+    def end_step(self, number: int, amount: int) -> tuple[list[Mark], list[int], list[int]]:
+        """The marks of the step, its words, and those of steps that the device has done by now."""
+        self.host_words += (STEP_WORK << CODE_SHIFT | amount, STEP_NUMBER << CODE_SHIFT | number)
+        self._mark(STEP_ENDED)
+        marks, words, self.marks, self.host_words = self.marks, self.host_words, [], []
+        self.mark("other")
+        self._clock.step_finished(number, round(self.host_ns))
+        device_words, self.device_words = self.device_words, []
+        return marks, words, device_words
+
+    def begin_step(self) -> None:
+        """Everything takes another time than in the step before."""
+        for jitter in (self.host_jitter, self.device_jitter, self.loader_jitter):
+            jitter.begin_step()
+
+    # -- what the device clock calls
+
+    def add_device_time(self, code: int, seconds: float) -> None:
+        """Nothing of the steps is in the totals."""
+
+    def add_device_words(self, words: Sequence[int]) -> None:
+        """Words of a step that the device has done."""
+        self.device_words += words

@@ -1,0 +1,277 @@
+"""The ranks of a training, step by step, and what they write down of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tools.device_training.rank import MS, Jitter, Mark, Rank
+from tools.device_training.setting import DEVICE_SHARES, LAUNCH_SHARES, Setting, Trouble
+
+from otel_ddp.journal.layout import CODE_SHIFT, STEP_GC
+from otel_ddp.journal.reader import Steps
+
+_TOKENS = 1000
+_CHECKPOINT_EVERY = 150
+_CHECKPOINT_MS = 400.0
+
+
+class Collective(NamedTuple):
+    """What NCCL's flight recorder tells of one collective of one rank, if it times them."""
+
+    group: str
+    number: int
+    op: str
+    enqueued_ns: int
+    started_ns: int
+    duration_ns: int
+    """From its start on this rank to its end: on the rank that comes last the transfer alone."""
+
+
+class Piece(NamedTuple):
+    """What one rank has written by the end of one step."""
+
+    marks: list[Mark]
+    """What has been in truth, which no rank knows of all its marks."""
+    host: list[int]
+    """Words of steps as the host made them."""
+    device: list[int]
+    """Words of earlier steps, as the device did."""
+    collectives: list[Collective]
+    """Of this step. The devices may have yet to reach them."""
+
+
+class WordStream:
+    """Words of one kind as the records of a journal."""
+
+    def __init__(self, on_device: bool) -> None:
+        self._on_device = on_device
+        self._words = 0
+
+    def record(self, words: Sequence[int]) -> Steps:
+        """The next record."""
+        offset = self._words
+        self._words += len(words)
+        return Steps(offset, struct.pack(f"<{len(words)}Q", *words), 0, self._on_device)
+
+
+class _Amounts:
+    """How long everything takes for one rank, in the present step, troubles included."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.begin([])
+
+    def begin(self, troubles: Sequence[Trouble]) -> None:
+        """*troubles*: those of this rank that have begun."""
+        setting = self._setting
+        launch_ns = setting.launch_ms * MS / setting.kernels
+        self.launch_ns = dict.fromkeys(("forward", "backward", "optimizer"), launch_ns)
+        self.work_ns = {
+            "forward": setting.forward_ms * MS / setting.layers,
+            "backward": setting.backward_ms * MS / setting.layers,
+            "optimizer": setting.optimizer_ms * MS,
+        }
+        self.host_ns = setting.host_ms * MS
+        self.copy_ns = setting.copy_ms * MS
+        self.load_ns = setting.load_ms * MS
+        self.item_every = setting.item_every
+        self.tokens = _TOKENS
+        for each in troubles:
+            self._add(each)
+
+    def _add(self, trouble: Trouble) -> None:
+        where, amount = trouble.where, trouble.amount
+        for phase in DEVICE_SHARES.get(where, ()):
+            self.work_ns[phase] *= 1 + amount
+        for phase in LAUNCH_SHARES.get(where, ()):
+            self.launch_ns[phase] *= 1 + amount
+        if where == "cores":
+            self.host_ns *= 1 + amount
+            if not self._setting.prefetch:
+                self.load_ns *= 1 + amount
+        elif where == "loader":
+            self.load_ns += amount * MS / self._setting.accumulation
+        elif where == "host":
+            self.host_ns += amount * MS
+        elif where == "copy":
+            self.copy_ns += amount * MS / self._setting.accumulation
+        elif where == "item":
+            self.item_every = round(amount)
+
+    def scale_batch(self, share: float) -> None:
+        """A batch of another length than usual."""
+        self.tokens = round(self.tokens * share)
+        self.work_ns["forward"] *= share
+        self.work_ns["backward"] *= share
+
+
+class Training:
+    """All ranks do the same things in the same order; each thing depends on earlier ones only."""
+
+    def __init__(self, setting: Setting, troubles: Sequence[Trouble] = ()) -> None:
+        setting.check()
+        self.setting = setting
+        self.ranks = [Rank(rank, setting.jitter, setting.seed) for rank in range(setting.ranks)]
+        self.steps = 0
+        self._troubles = troubles
+        self._kernels = {part: setting.kernels_of(part) for part in _Amounts(setting).work_ns}
+        self._amounts = [_Amounts(setting) for _ in self.ranks]
+        self._transfers = Jitter(setting.jitter, f"transfers {setting.seed}")
+        self._collectives = 0
+        self._seen: list[list[Collective]] = [[] for _ in self.ranks]
+
+    def step(self) -> list[Piece]:
+        """One step of every rank."""
+        self.steps += 1
+        setting = self.setting
+        self._begin_step()
+        for batch in range(setting.accumulation):
+            self._fetch()
+            self._forward()
+            self._backward(reduces=batch == setting.accumulation - 1)
+        self._launch_on_all("optimizer", "optimizer")
+        pieces = []
+        for rank, amounts, seen in zip(self.ranks, self._amounts, self._seen, strict=True):
+            pieces.append(Piece(*rank.end_step(self.steps, amounts.tokens), seen[:]))
+            seen.clear()
+        return pieces
+
+    def _begin_step(self) -> None:
+        """What the user's program does between two steps."""
+        number = self.steps
+        self._transfers.begin_step()
+        for rank, amounts in zip(self.ranks, self._amounts, strict=True):
+            rank.begin_step()
+            if self._troubles:
+                own = [e for e in self._troubles if e.rank == rank.rank and number > e.begins]
+                amounts.begin(own)
+            if self.setting.disturbances:
+                self._disturb(rank, amounts)
+            rank.work(amounts.host_ns)
+            if amounts.item_every and number % amounts.item_every == 0:
+                rank.synchronize()
+
+    def _disturb(self, rank: Rank, amounts: _Amounts) -> None:
+        chance = rank.chance
+        if not self._troubles:
+            amounts.begin([])
+        amounts.scale_batch(chance.uniform(0.95, 1.05))
+        if chance.random() < 0.01:
+            rank.host_ns += chance.uniform(30, 200) * MS
+        if chance.random() < 0.02:
+            garbage_ns = round(chance.uniform(2, 60) * MS)
+            rank.host_ns += garbage_ns
+            rank.host_words.append(STEP_GC << CODE_SHIFT | garbage_ns)
+        if self.steps % _CHECKPOINT_EVERY == 0 and rank.rank == 0:
+            rank.mark("checkpoint")
+            rank.synchronize()
+            rank.work(_CHECKPOINT_MS * MS)
+            rank.mark("other")
+
+    def _fetch(self) -> None:
+        for rank, amounts in zip(self.ranks, self._amounts, strict=True):
+            rank.mark("data")
+            rank.load(amounts.load_ns, self.setting.prefetch)
+            rank.mark("other")
+            rank.launch(1, amounts.launch_ns["forward"], amounts.copy_ns)
+
+    def _launch_on_all(self, phase: str, part: str) -> None:
+        """Begin a phase with its kernels, or go on with it."""
+        kernels = self._kernels[part]
+        for rank, amounts in zip(self.ranks, self._amounts, strict=True):
+            if phase:
+                rank.mark(phase)
+            rank.launch(kernels, amounts.launch_ns[part], amounts.work_ns[part])
+
+    # -- forward and backward
+
+    def _forward(self) -> None:
+        setting = self.setting
+        if setting.sharded:
+            self._mark_all("forward")
+            self._sharded("forward")
+        else:
+            self._launch_on_all("forward", "forward")
+            for _ in range(setting.layers - 1):
+                self._launch_on_all("", "forward")
+        self._mark_all("other")
+
+    def _backward(self, reduces: bool) -> None:
+        setting = self.setting
+        self._mark_all("backward")
+        if setting.sharded:
+            self._sharded("backward")
+        else:
+            transfer_ns = setting.transfer_ms * MS / setting.layers
+            for _ in range(setting.layers):
+                self._launch_on_all("", "backward")
+                if reduces:
+                    self._collective("nccl:all_reduce", transfer_ns)
+        self._mark_all("comm_wait")
+        if reduces or setting.sharded:
+            for rank in self.ranks:
+                rank.wait_for_communication()
+        self._mark_all("other")
+
+    def _sharded(self, phase: str) -> None:
+        """Each layer is gathered while the device works on the one before it."""
+        setting = self.setting
+        transfer_ns = setting.transfer_ms * MS / setting.layers
+        # A layer's memory is free for the next but one once its own work is done.
+        free_ns = [[rank.compute_ns for rank in self.ranks]] * 2
+        gathered_ns = self._collective("nccl:_all_gather_base", transfer_ns, free_ns[0])
+        for layer in range(setting.layers):
+            next_ns = gathered_ns
+            if layer < setting.layers - 1:
+                next_ns = self._collective("nccl:_all_gather_base", transfer_ns, free_ns[0])
+            for rank in self.ranks:
+                rank.compute_ns = max(rank.compute_ns, gathered_ns)
+            self._launch_on_all("", phase)
+            if phase == "backward":
+                self._collective("nccl:_reduce_scatter_base", transfer_ns)
+            gathered_ns = next_ns
+            free_ns = [free_ns[1], [rank.compute_ns for rank in self.ranks]]
+
+    def _mark_all(self, phase: str) -> None:
+        for rank in self.ranks:
+            rank.mark(phase)
+
+    def _collective(
+        self, op: str, transfer_ns: float, after_ns: Sequence[float] | None = None
+    ) -> float:
+        """Put one in line on every communication stream; when it ends, which is at one time.
+
+        *after_ns*: what it waits for on each rank's compute stream; by default all work so far.
+        """
+        self._collectives += 1
+        started_ns = []
+        for at, rank in enumerate(self.ranks):
+            rank.host_ns += self._amounts[at].launch_ns["backward"]
+            free_ns = rank.compute_ns if after_ns is None else after_ns[at]
+            started_ns.append(max(rank.comm_ns, rank.host_ns, free_ns))
+        ended_ns = max(started_ns) + transfer_ns * self._transfers.part()
+        for rank, seen, each_ns in zip(self.ranks, self._seen, started_ns, strict=True):
+            rank.comm_ns = ended_ns
+            started = round(each_ns)
+            seen.append(
+                Collective(
+                    "0",
+                    self._collectives,
+                    op,
+                    round(rank.host_ns),
+                    started,
+                    round(ended_ns) - started,
+                )
+            )
+        return ended_ns
+
+
+def trained(
+    setting: Setting, steps: int, troubles: Sequence[Trouble] = ()
+) -> Iterator[list[Piece]]:
+    """So many steps, from the first one on."""
+    training = Training(setting, troubles)
+    for _ in range(steps):
+        yield training.step()
