@@ -177,6 +177,14 @@ def test_a_rank_is_not_late_at_a_pace_that_all_hosts_have(phase: str, said: str)
     assert ranks.detector.report().insufficient == said
 
 
+def test_of_several_hosts_that_are_behind_none_is_late_at_a_pace_that_all_have() -> None:
+    ranks = Ranks(3)
+    behind_ms = {0: {"data": 59.0}, 1: {"data": 45.0}}
+    ranks.steps(500, behind_ms, {0: ("data",), 1: ("data",)}, all_hosts_ms={"data": 110.0})
+
+    assert ranks.detector.poll() == []
+
+
 def test_loaders_that_are_slow_on_all_hosts_bound_the_run() -> None:
     ranks = Ranks(2)
     ranks.steps(500, {1: {"data": 50.0}}, {1: ("data",)}, all_hosts_ms={"data": 110.0})

@@ -46,7 +46,7 @@ class HostPace:
         if any(each.host_ns is None for each in facts):
             return row
         self._follow(facts)
-        late_ns = _by_rank([excesses([each.phases_ns[at] for each in facts]) for at in _PHASES])
+        late_ns = _by_rank([_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES])
         host_ns = _by_rank([excesses([each[at] for each in self._usual_ns]) for at in _PHASES])
         pairs = [_adjusted(*each) for each in zip(facts, late_ns, host_ns, strict=True)]
         most = max(cut_ns / each.took_ns for each, cut_ns in pairs)
@@ -64,6 +64,13 @@ class HostPace:
 _PHASES = range(len(WORK_PHASES))
 
 
+def _above_least(values: list[int]) -> list[float]:
+    # Not above the median of the others: of three ranks two may idle, each as long as the other,
+    # and half of that would be left to both.
+    least = min(values)
+    return [each - least for each in values]
+
+
 def _by_rank(by_phase: list[list[float]]) -> list[tuple[float, ...]]:
     return list(zip(*by_phase, strict=True))
 
@@ -74,8 +81,8 @@ def _adjusted(
     """The step of one rank, its idle time in the phases in which its host is late; and what was
     cut of it, in other phases than data.
 
-    *late_ns*: what its device needed more than the others in each phase; *host_late_ns*: what its
-    host usually needs more.
+    *late_ns*: what its device needed more than the one that needed least, in each phase;
+    *host_late_ns*: what its host usually needs more than the others.
     """
     paced_ns = facts.paced_ns or (0,) * len(_PHASES)
     idle_ns = [
