@@ -52,6 +52,7 @@ KNOWS = {
         "device_steps": "step_facts",
         "device_waits": "arrivals step_facts verdict waits",
         "death": "verdict",
+        "core_evidence": "verdict wording",
         "gpu_evidence": "verdict",
         "wording": "verdict",
         "arrivals": "step_facts verdict waits",

@@ -628,7 +628,7 @@ def test_each_rank_is_compared_with_the_median_of_the_others(
 
 
 def test_a_hint_is_part_of_the_sentence() -> None:
-    node = Node(hint=lambda labels, phase: (f"Throttled in {phase}.", {"throttled": True}))
+    node = Node(hint=lambda _, phase, evidence: (f"Throttled in {phase}.", {"throttled": True}))
     (change,) = node.steps(200, {1: {"backward": 0.03}})
 
     assert change.verdict.sentence.endswith("Throttled in backward.")

@@ -64,6 +64,7 @@ class Agent:
             postmortem.directory(conf.postmortem_directory),
             self.exit_causes,
             gpus=self.sampling.gpus,
+            cores=self.sampling.cores,
         )
         self.silent_ranks = SilentRanks()
         self.exporter = Exporter(

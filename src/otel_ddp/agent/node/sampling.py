@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Labels, Ledger, Series
+from otel_ddp.agent.node.core_use import CoreUse
 from otel_ddp.agent.node.gpu.driver import Driver
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.node.gpu_owners import Ownership, ProcessDevices, owners
@@ -82,6 +83,7 @@ class Sampling:
         if "process" in sources:
             self._processes = Sampler("process", self._process_reader(), _PROCESS_S)
         self._ownership = Ownership({}, [], [])
+        self._core_use = CoreUse(proc)
 
     def _samplers(self) -> list[Sampler[Any]]:
         all_sources = (self._gpus, self._host, self._file_systems, self._processes)
@@ -149,8 +151,14 @@ class Sampling:
         for series in self._shown - shown:
             self._ledger.forget(series)
         self._shown = shown
+        if self._processes is not None:
+            self._core_use.poll(self._newest(), now_ns)
         for sampler in self._samplers():
             self._put_source_health(sampler, now_ns)
+
+    def cores(self) -> dict[Labels, float]:
+        """For how long each rank has waited for a core, in each second of late."""
+        return self._core_use.waits()
 
     def _put_source_health(self, sampler: Sampler[Any], now_ns: int) -> None:
         labels = (("node", self._node), ("source", sampler.name))

@@ -18,7 +18,7 @@ from otel_ddp.diagnosis.arrivals import Sample, TimedStep, compare
 from otel_ddp.diagnosis.device_waits import compare_on_device
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
-from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.straggler.detector import Hint, Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 
@@ -85,8 +85,9 @@ class _Rank:
 class Arrivals:
     """The ranks of one run on this node, where journals do not tell waits from work."""
 
-    def __init__(self) -> None:
-        self._stragglers = Stragglers(hint=_hint, every_step=False)
+    def __init__(self, hint: Hint | None = None) -> None:
+        self._hint = hint
+        self._stragglers = Stragglers(hint=self._with_source, every_step=False)
         self._ranks: dict[Labels, _Rank] = {}
         self._waits_unknown: set[Labels] = set()
         self._why = _NOT_YET
@@ -131,6 +132,12 @@ class Arrivals:
         self._report = None
         # The next process with these labels may count its steps anew.
         self._last_step = -1
+
+    def _with_source(
+        self, labels: Labels, phase: str, evidence: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]]:
+        advice, more = self._hint(labels, phase, evidence) if self._hint else ("", {})
+        return advice, {**more, "told_by": "arrivals at collectives"}
 
     # -- asking
 
@@ -239,10 +246,6 @@ class Arrivals:
                 f"{named}; {more}"
             )
         return report._replace(insufficient=why)
-
-
-def _hint(labels: Labels, phase: str) -> tuple[str, Mapping[str, Any]]:
-    return "", {"told_by": "arrivals at collectives"}
 
 
 def _balanced(facts: Mapping[Labels, Sequence[StepFacts]]) -> bool:

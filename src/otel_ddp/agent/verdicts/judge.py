@@ -15,6 +15,7 @@ from otel_ddp.agent.verdicts.process_case import ProcessCase
 from otel_ddp.agent.verdicts.reports import VerdictReporter, plain
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
+from otel_ddp.diagnosis.core_evidence import Cores
 from otel_ddp.diagnosis.gpu_evidence import Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.journal.reader import Document
@@ -36,14 +37,19 @@ class Judge:
         causes: ExitCauses,
         clock: Callable[[], int] = time.monotonic_ns,
         gpus: Callable[[], Sequence[Gpu]] = tuple,
+        cores: Callable[[], Cores] = dict,
     ) -> None:
-        """*floor_s*: the shortest stall limit; *gpus*: the node's devices as known now."""
+        """*floor_s*: the shortest stall limit; *gpus*: the node's devices as known now.
+
+        *cores*: for how long the ranks have waited for a core lately.
+        """
         self._ledger = ledger
         self._clock = clock
         self._floor_s = floor_s
         self._cases: dict[Labels, RunCase] = {}
         self._processes: dict[JournalFeed, ProcessCase] = {}
         self._causes = causes
+        self._cores = cores
         self._poll_at = self._watch_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
@@ -132,7 +138,9 @@ class Judge:
         run = run_labels(labels)
         case = self._cases.get(run)
         if case is None:
-            case = self._cases[run] = RunCase(run, self._floor_s, self._causes, self._origin_ns)
+            case = self._cases[run] = RunCase(
+                run, self._floor_s, self._causes, self._origin_ns, self._cores
+            )
         if not case.node:
             # The first process decides: with two nodes on one host the series would jump.
             case.node = tuple(pair for pair in labels if pair[0] in catalog.NODE_LABELS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.exits import Exits
 from otel_ddp.agent.verdicts.process_case import ProcessCase, Snapshot, snapshot
 from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.core_evidence import Cores, core_hint
 from otel_ddp.diagnosis.death.detector import Deaths
 from otel_ddp.diagnosis.device_steps import DeviceSteps
 from otel_ddp.diagnosis.gpu_evidence import Gpu
@@ -36,9 +37,22 @@ _PHASES = {code: word for word, code in catalog.PHASES.items()}
 class RunCase:
     """Fed and polled by the judge; read by the reporter and by what writes series."""
 
-    def __init__(self, run: Labels, floor_s: float, causes: ExitCauses, origin_ns: int) -> None:
-        """*floor_s*: the shortest stall limit; *origin_ns*: when the monotonic clock was 0."""
+    def __init__(
+        self,
+        run: Labels,
+        floor_s: float,
+        causes: ExitCauses,
+        origin_ns: int,
+        cores: Callable[[], Cores] = dict,
+    ) -> None:
+        """*floor_s*: the shortest stall limit; *origin_ns*: when the monotonic clock was 0.
+
+        *cores*: for how long the ranks have waited for a core lately.
+        """
         self.run = run
+        self._cores = cores
+        # The ranks whose models are on a device.
+        self._with_device: set[Labels] = set()
         self._causes = causes
         self._origin_ns = origin_ns
         # How many ranks train together. Evaluators and actors report another world.
@@ -46,8 +60,8 @@ class RunCase:
         self._worlds: dict[Labels, World] = {}
         # Whether any process of this run has been seen to train.
         self._trained = False
-        self.stragglers = Stragglers()
-        self.arrivals = Arrivals()
+        self.stragglers = Stragglers(hint=self._hint)
+        self.arrivals = Arrivals(hint=self._hint)
         self.bounds = Bounds()
         self.stalls = Stalls(floor_s)
         self.deaths = Deaths()
@@ -121,6 +135,10 @@ class RunCase:
         capability = journal.reader.facts.get("capability")
         if not isinstance(capability, dict) or "comm_wait" not in capability:
             return
+        # What is said of a device's clock is said where there is one.
+        (self._with_device.add if "device_clock" in capability else self._with_device.discard)(
+            labels
+        )
         known = not capability["comm_wait"]
         if self._waits_known.get(labels) != known:
             self._waits_known[labels] = known
@@ -128,6 +146,12 @@ class RunCase:
             self.stragglers.set_waits_known(labels, known)
             self.arrivals.set_waits_known(labels, known)
             self.bounds.set_waits_known(labels, known)
+
+    def _hint(
+        self, labels: Labels, phase: str, evidence: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]]:
+        """What a late rank's cores add to its verdict."""
+        return core_hint(labels, phase, evidence, self._cores(), labels in self._with_device)
 
     def update_own_collectives(self, labels: Labels, journal: JournalFeed) -> None:
         """The phases in which the user's own code calls collectives."""
@@ -194,6 +218,7 @@ class RunCase:
         self.report_is_old = True
         # The next process with these labels may be of another kind, and reports these again.
         self._waits_known.pop(labels, None)
+        self._with_device.discard(labels)
         self.own_collectives.pop(labels, None)
         self._device_steps.pop(labels, None)
         for detector in (self.stragglers, self.arrivals, self.bounds):

@@ -32,8 +32,8 @@ _SHORTEST = rule.LENGTHS[0]
 _CHECKS = 3
 _CHECK_EVERY = 30
 
-Hint = Callable[[Labels, str], tuple[str, Mapping[str, Any]]]
-"""Asked for a late rank and its phase: better advice, or nothing, and more evidence."""
+Hint = Callable[[Labels, str, Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
+"""Asked for a late rank, its phase and evidence: better advice, or nothing, and more evidence."""
 _Tables = Callable[[int], PhaseTable]
 
 
@@ -311,12 +311,13 @@ class Stragglers:
             not_compared=[WORK_PHASES[at] for at in self._not_compared],
             side=table.side(i, phase),
         )
-        advice, more = self._hint(labels, phase) if self._hint else ("", {})
+        evidence = finding.evidence()
+        advice, more = self._hint(labels, phase, evidence) if self._hint else ("", {})
         rows = self._last_rows(length)
         since_ns = min(each.ended_ns for each in rows[0].facts)
-        evidence = {**finding.evidence(), **more}
+        sentence = finding.sentence(advice if kind == "straggler" else "")
         return Verdict(
-            kind, labels, phase, finding.sentence(advice), evidence, rows[-1].number, since_ns
+            kind, labels, phase, sentence, {**evidence, **more}, rows[-1].number, since_ns
         )
 
     def _with_cost(self, verdict: Verdict, lost_before_s: float) -> Verdict:
