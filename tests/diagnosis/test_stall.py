@@ -680,6 +680,20 @@ def test_where_torch_times_no_collectives_no_device_is_blamed() -> None:
     assert "TORCH_NCCL_ENABLE_TIMING=1" in verdict.sentence
 
 
+def test_nothing_is_to_be_set_where_hosts_wait_in_their_collectives() -> None:
+    job = Job()
+    for rank in (0, 1):
+        job.put(rank, "comm_wait")
+        ended, one = entered(9, "all_reduce")["collectives"]
+        answer = ended._replace(state="scheduled"), one._replace(state="scheduled")
+        job.answers[rank] = {"collectives": answer}
+    _, verdict = job.stalls_after()
+
+    assert verdict.evidence["cause"] == "backend"
+    assert "TIMING" not in verdict.sentence
+    assert "collective number" not in verdict.sentence
+
+
 def test_a_collective_that_all_devices_are_in_is_the_networks() -> None:
     job = Job()
     for rank in (0, 1):

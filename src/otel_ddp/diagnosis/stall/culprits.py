@@ -258,11 +258,14 @@ def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findin
 
 def _untimed(known: _Known) -> str:
     """The first collective under way, where torch tells of no device whether it is in one."""
-    entered = _entered(known)
-    if {one.state for _, by_rank in entered for one in by_rank.values()} != {_SCHEDULED}:
+    # Gloo has all its collectives as scheduled, also those that have ended.
+    under_way = [
+        one for each in known.values() for one in each.collectives if one.op.startswith("nccl:")
+    ]
+    if {one.state for one in under_way} != {_SCHEDULED}:
         return ""
-    (_, number), by_rank = entered[0]
-    return f"{next(iter(by_rank.values()))}, collective number {number}"
+    first = min(under_way, key=lambda one: one.number)
+    return f"{first}, collective number {first.number}"
 
 
 def _where_it_does_not_end(
