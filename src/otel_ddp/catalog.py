@@ -513,7 +513,7 @@ TRAINING_COLLECTIVE_COMPLETED = _diagnosis.metric(
     "training.collective.completed",
     _G,
     "{operation}",
-    "Number of the last collective operation that the rank has completed.",
+    "Number of the last collective operation that the rank has completed, under NCCL.",
     "process_group",
 )
 

@@ -89,7 +89,11 @@ class VerdictSeries:
             for group in groups:
                 for metric, number in (
                     (catalog.TRAINING_COLLECTIVE_ENQUEUED, group.enqueued),
-                    (catalog.TRAINING_COLLECTIVE_COMPLETED, group.completed),
+                    # The rules rely on it, and gloo's counts are not reliable.
+                    (
+                        catalog.TRAINING_COLLECTIVE_COMPLETED,
+                        group.completed if "nccl" in group.backend else None,
+                    ),
                 ):
                     if number is not None:
                         where = ("process_group", group.name)
