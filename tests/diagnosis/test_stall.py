@@ -721,6 +721,18 @@ def test_a_collective_that_has_ended_on_some_ranks_names_the_others() -> None:
     ) in verdict.sentence
 
 
+def test_collectives_of_hosts_and_of_devices_in_one_group_are_told_apart() -> None:
+    job = Job()
+    hosts = Collective("0", 9, "gloo:barrier", "[[0]]")
+    job.put(0, "comm_wait")
+    job.answers[0] = {**on_device("", completed=9), "collectives": (hosts,)}
+    inside = on_device("started")
+    job.answers[1] = {**inside, "collectives": (hosts, *inside["collectives"])}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", ["1"])
+
+
 @pytest.mark.parametrize("enqueued", [(40, 31, 35), (31, 40, 35)])
 def test_a_host_that_runs_less_far_ahead_is_not_the_one(enqueued: tuple[int, int, int]) -> None:
     job = Job(3)

@@ -120,11 +120,14 @@ def _different_collectives(positions: _Positions, known: _Known) -> Findings | N
 
 def _entered(known: _Known) -> list[tuple[tuple[str, int], dict[Labels, Collective]]]:
     """Who has entered each collective, by group and number, those of the least number first."""
-    found: dict[tuple[str, int], dict[Labels, Collective]] = {}
+    # A group that has gloo for the hosts and nccl for the devices counts them apart.
+    found: dict[tuple[str, str, int], dict[Labels, Collective]] = {}
     for labels, each in known.items():
         for one in each.collectives:
-            found.setdefault((one.group, one.number), {})[labels] = one
-    return sorted(found.items(), key=lambda each: each[0][1])
+            backend = one.op.partition(":")[0]
+            found.setdefault((backend, one.group, one.number), {})[labels] = one
+    entered = [((group, number), by_rank) for (_, group, number), by_rank in found.items()]
+    return sorted(entered, key=lambda each: each[0][1])
 
 
 def _signature(one: Collective) -> str:
