@@ -36,6 +36,9 @@ _LONGEST = ("test_rules", "test_examples", "test_programs", "test_dashboards", "
 _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 
 
+_THREADS_END_S = 5.0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files by their folders, and leave the tests of each file in their order."""
     order = [*_LONGEST, *_FIRST]
@@ -129,6 +132,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         api.finish()
     os.environ.clear()
     os.environ.update(found)
+    for each in set(threading.enumerate()) - threads:
+        # One that ends by itself is not left behind.
+        each.join(_THREADS_END_S)
     left = set(threading.enumerate()) - threads
     assert not left, f"the test leaves threads behind: {left}"
     forgotten = []

@@ -439,8 +439,8 @@ TRAINING_STRAGGLER = _diagnosis.metric(
     "training.straggler",
     _G,
     "",
-    "1 while this rank keeps the others waiting, with the phase in which it loses the time. "
-    "Where the device's clock is known, `side` says which side is late: `device` or `host`.",
+    "1 while this rank keeps the others waiting, with the phase in which it loses the time; where "
+    "its device's clock is known, `side` says which side is late: `device` or `host`.",
     "phase",
     "side",
 )

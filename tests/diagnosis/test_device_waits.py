@@ -150,7 +150,7 @@ def test_steps_after_the_recorder_was_read_are_left_out() -> None:
         del each[2 * LAYERS * 60 - 2 :]
 
     numbers = [each.number for each in training.compared().facts[labels_of(0)]]
-    assert numbers == list(range(30, 60))
+    assert numbers == list(range(2, 60))
 
 
 def test_the_word_is_what_to_set_where_torch_times_nothing() -> None:

@@ -92,7 +92,7 @@ def test_the_host_runs_ahead_and_nothing_of_ours_waits_for_the_device(
     for rank in ("0", "1"):
         device = Totals(points, "ahead").all(rank, "device")
 
-        assert device["backward"] == pytest.approx(AHEAD_STEPS * STEP_MS["backward"])
+        assert device["backward"] == pytest.approx(AHEAD_STEPS * STEP_MS["backward"], rel=0.02)
         steps, spent_ms = steps_by_host(points, "ahead", rank)
         assert steps == AHEAD_STEPS
         assert spent_ms < sum(device.values()) / 2
@@ -117,9 +117,9 @@ def test_the_wait_for_the_slow_device_is_on_the_other_device_and_on_no_host(
     fast, slow = (totals.without_first_steps(rank, "device") for rank in ("0", "1"))
     steps = round(fast["forward"] / STEP_MS["forward"])
 
-    assert fast["comm_wait"] == pytest.approx(steps * (LATE_MS + TRANSFER_MS), rel=0.02)
+    assert fast["comm_wait"] == pytest.approx(steps * (LATE_MS + TRANSFER_MS), rel=0.05)
     steps = round(slow["forward"] / SLOW_MS["forward"])
-    assert slow["comm_wait"] == pytest.approx(steps * TRANSFER_MS, rel=0.02)
+    assert slow["comm_wait"] == pytest.approx(steps * TRANSFER_MS, rel=0.05)
     # The few launches in which a host waits for places in the launch queue.
     for rank in ("0", "1"):
         host, device = totals.all(rank, "host"), totals.all("0", "device")
