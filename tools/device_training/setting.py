@@ -25,10 +25,10 @@ class Trouble(NamedTuple):
 
     rank: int
     where: str
-    """A key of DEVICE_SHARES or LAUNCH_SHARES; `loader`, `host`, `copy`; or `item`."""
+    """A key of DEVICE_SHARES or LAUNCH_SHARES; `batch`, `loader`, `host`, `copy`; or `item`."""
     amount: float
-    """By which share of itself this gets longer; milliseconds a step for a loader, the host's own
-    work, or a copy; for `item` it is in how many steps the rank synchronises once."""
+    """By which share of itself this grows; milliseconds a step for a loader, the host's own work,
+    or a copy; for `item` it is in how many steps the rank synchronises once."""
     begins: int = 0
     """After this step."""
 

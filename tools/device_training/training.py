@@ -93,6 +93,8 @@ class _Amounts:
                 self.load_ns *= 1 + amount
         elif where == "loader":
             self.load_ns += amount * MS / self._setting.accumulation
+        elif where == "batch":
+            self.scale_batch(1 + amount)
         elif where == "host":
             self.host_ns += amount * MS
         elif where == "copy":

@@ -1,0 +1,104 @@
+"""The promises of docs/diagnosis.md by the device's clock, on a part of the simulated runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tools import device_cases as tool
+
+PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
+
+
+@pytest.mark.parametrize(
+    ("excesses", "every", "rank_right", "rest_right"),
+    [((0.15, 0.2, 0.3), 44, 0.98, 0.95), ((0.1,), 16, 0.9, 0.0)],
+    ids=["from 15 % on", "10 %"],
+)
+def test_one_late_rank(
+    excesses: tuple[float, ...], every: int, rank_right: float, rest_right: float
+) -> None:
+    outcomes = [tool.Outcome.of(case) for case in tool.one_late(excesses, every=every)]
+    right = [each for each in outcomes if each.rank_right]
+    named = [each for each in right if each.found.named]
+
+    assert len(named) >= 8
+    assert len(right) >= rank_right * len(outcomes)
+    assert sum(each.phase_right for each in named) >= rest_right * len(named)
+    assert sum(each.side_right for each in named) >= rest_right * len(named)
+
+
+def test_only_the_rank_that_costs_something_is_named() -> None:
+    cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::8]
+    outcomes = [tool.Outcome.of(case) for case in cases]
+
+    assert all(len(each.truth.may_be_named) == 1 for each in outcomes)
+    assert all(each.rank_right for each in outcomes)
+
+
+@pytest.mark.parametrize("lead", [3, 5, 10, 100])
+def test_no_rank_is_named_where_one_synchronises_alone(lead: int) -> None:
+    cases = tool.synchronises_alone(lead)[::5]
+
+    assert {case.setting.ranks for case in cases} == {2, 3, 8}
+    assert all(tool.cost(case, case.troubles[0]) < tool.HARMLESS for case in cases)
+    found = [tool.replayed(case) for case in cases]
+    assert not any(each.named for each in found)
+    # The device clock keeps the events of 64 steps.
+    assert all(bool(each.insufficient) == (lead > 64) for each in found)
+
+
+def test_no_rank_is_named_for_what_costs_nothing() -> None:
+    found = [tool.replayed(case) for case in tool.late_at_no_cost(48 * 400)[::4]]
+
+    assert not any(each.verdicts or each.insufficient for each in found)
+
+
+def test_balanced_ranks_lead_to_no_verdict() -> None:
+    cases = tool.balanced(30_000, ranks=(2, 3))
+    found = [tool.replayed(case) for case in cases]
+
+    assert not any(each.verdicts for each in found)
+    # Hosts that are ahead of their devices hide how fast they launch.
+    launch_ms = tool.HOST_BOUND["launch-bound"].launch_ms
+    assert not any(
+        each.insufficient
+        for case, each in zip(cases, found, strict=True)
+        if case.setting.launch_ms != launch_ms
+    )
+
+
+def test_nothing_is_said_where_ranks_wait_inside_forward_and_backward() -> None:
+    found = [tool.replayed(case) for case in tool.sharded()[::5]]
+
+    assert not any(each.named for each in found)
+    assert all("waiting for other ranks cannot be told" in each.insufficient for each in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({"load_ms": 80}, "data"),
+        ({"transfer_ms": 240}, "comm_wait"),
+        ({}, "compute"),
+    ],
+    ids=["load", "transfer", "none"],
+)
+def test_what_bounds_all_ranks(changes: dict[str, float], bound: str) -> None:
+    found = [tool.replayed(case) for case in tool.all_bound(**changes)[1:12:5]]
+
+    assert {each.bound for each in found} == {bound}
+    assert not any(each.named for each in found)
+
+
+def test_hosts_that_launch_slowly_alike_blame_no_rank() -> None:
+    found = [tool.replayed(case) for case in tool.all_bound(launch_ms=130)[:12:5]]
+
+    assert not any(each.named for each in found)
+    assert all(each.bound == "launch" or each.insufficient for each in found)
+
+
+def test_the_table_is_on_the_page() -> None:
+    table = PAGE.read_text().partition(tool.BEGIN)[2].partition(tool.END)[0]
+
+    assert table.count("| one rank ") == 10

@@ -1,0 +1,488 @@
+"""Simulates training on devices with and without troubles, and writes down what detectors find.
+
+    python -m tools.device_cases
+
+prints the second table of docs/diagnosis.md and puts it there. What the hosts and the clocks of
+the devices write goes through the real reader and the real detectors, as the agent's does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.device_training.setting import Setting, Trouble
+from tools.device_training.training import Piece, WordStream, trained
+from tools.diagnosis_cases import labels_of
+
+from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.diagnosis.bounds import Bounds
+from otel_ddp.diagnosis.device_steps import DeviceSteps
+from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.straggler.detector import Stragglers
+from otel_ddp.diagnosis.straggler.finding import side_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+BEGIN, END = "<!-- device cases: begin -->", "<!-- device cases: end -->"
+NOW_NS = 1_700_000_000_000_000_000
+SEED = 5
+BEGINS = 200
+LASTS = 400
+# The agent reads a journal every second or so.
+_STEPS_AT_A_TIME = 10
+# A rank is to be named if a step gets shorter by this once its trouble is taken away, and is not to
+# be named if it does not get shorter by this much. In between, either is right.
+TO_BE_NAMED, HARMLESS = 0.05, 0.01
+
+SETTINGS = {
+    "host ahead": Setting(),
+    "one step ahead": Setting(kernels=900, launch_ms=50),
+    "busy host": Setting(launch_ms=75),
+    "prefetch": Setting(load_ms=50, prefetch=4),
+    "item": Setting(item_every=1),
+    "item every 10": Setting(item_every=10),
+    "accumulation": Setting(accumulation=4, forward_ms=7, backward_ms=14, load_ms=1, launch_ms=12),
+}
+# The device waits for the host in every step, on all ranks.
+HOST_BOUND = {"launch-bound": Setting(launch_ms=130), "input-bound": Setting(load_ms=110)}
+JITTERS = (0.0, 0.02, 0.05, 0.1)
+
+
+class Expected(NamedTuple):
+    """What is to be said of a trouble."""
+
+    side: str
+    phases: tuple[str, ...]
+    """Each of them is right."""
+    kind: str = "straggler"
+
+
+# By where a trouble is.
+EXPECTED = {
+    "device": Expected("device", ("compute",)),
+    "forward kernels": Expected("device", ("forward",)),
+    "backward kernels": Expected("device", ("backward",)),
+    "optimizer kernels": Expected("device", ("optimizer",)),
+    "batch": Expected("device", ("compute",), "imbalance"),
+    "copy": Expected("device", ("other",)),
+    # All of the host is slow, its loading too; the device idles wherever it has least to do.
+    "cores": Expected("host", ("compute", "forward", "backward", "optimizer", "data", "mixed")),
+    "forward launches": Expected("host", ("forward",)),
+    # The host has no lead left then, so the device idles in the other phases, too.
+    "backward launches": Expected("host", ("backward", "compute")),
+    "loader": Expected("host", ("data",)),
+    "host": Expected("host", ("other",)),
+}
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    setting: Setting
+    troubles: tuple[Trouble, ...] = ()
+    steps: int = BEGINS + LASTS
+
+
+class Named(NamedTuple):
+    """The first verdict on a rank."""
+
+    kind: str
+    phase: str
+    side: str
+    step: int
+    """Counted from BEGINS."""
+
+
+class Found(NamedTuple):
+    """What the detectors have found in a case."""
+
+    named: dict[int, Named]
+    verdicts: int
+    """Of the detector of stragglers: opened ones."""
+    bound: str
+    """What bounds the run at the end, if anything does."""
+    insufficient: str
+    """At the end."""
+
+
+class _Rank:
+    """The way of a rank's words to the detectors."""
+
+    def __init__(self) -> None:
+        self._words = WordStream(False), WordStream(True)
+        self._streams = StepStream(NOW_NS), StepStream(NOW_NS)
+        self._device_steps = DeviceSteps()
+
+    def read(self, pieces: Sequence[Piece]) -> list[StepFacts]:
+        """The facts of more steps, by the device's clock."""
+        host_words = [word for piece in pieces for word in piece.host]
+        device_words = [word for piece in pieces for word in piece.device]
+        steps = self._streams[0].feed(self._words[0].record(host_words))
+        self._device_steps.feed_host([f for batch in batches_of(steps) for f in facts_of(batch)])
+        if not device_words:
+            return []
+        steps = self._streams[1].feed(self._words[1].record(device_words))
+        return self._device_steps.feed(steps)
+
+
+def replayed(case: Case) -> Found:
+    """The verdicts of the detectors."""
+    ranks = case.setting.ranks
+    stragglers, bounds = Stragglers(ranks), Bounds()
+    bounds.set_world_size(ranks)
+    readers = [_Rank() for _ in range(ranks)]
+    for rank in range(ranks):
+        stragglers.add_rank(labels_of(rank))
+        stragglers.set_clock_known(labels_of(rank), True)
+        if case.setting.sharded:
+            stragglers.set_waits_known(labels_of(rank), False)
+            bounds.set_waits_known(labels_of(rank), False)
+    named: dict[int, Named] = {}
+    verdicts, bound = 0, ""
+    pieces: list[list[Piece]] = []
+    for step in trained(case.setting, case.steps, case.troubles):
+        pieces.append(step)
+        if len(pieces) < _STEPS_AT_A_TIME:
+            continue
+        for rank, theirs in enumerate(zip(*pieces, strict=True)):
+            if facts := readers[rank].read(theirs):
+                stragglers.feed(labels_of(rank), facts)
+                bounds.feed(labels_of(rank), facts)
+        pieces.clear()
+        for verdict, opened in stragglers.poll():
+            if opened and verdict.kind in ("straggler", "imbalance"):
+                verdicts += 1
+                at = (verdict.step or 0) - BEGINS
+                rank = int(dict(verdict.labels)["rank"])
+                named.setdefault(rank, Named(verdict.kind, verdict.phase, side_of(verdict), at))
+        for verdict, opened in bounds.poll():
+            bound = verdict.phase if opened else ""
+    return Found(named, verdicts, bound, stragglers.report().insufficient)
+
+
+# -- what is true
+
+
+@cache
+def step_ns(setting: Setting, troubles: tuple[Trouble, ...], since: int, until: int) -> float:
+    """How long a step takes by the device, between the ends of these two."""
+    ends_ns = [
+        pieces[0].marks[-1].device_ns
+        for at, pieces in enumerate(trained(setting, until, troubles), 1)
+        if at in (since, until)
+    ]
+    return (ends_ns[1] - ends_ns[0]) / (until - since)
+
+
+def cost(case: Case, trouble: Trouble, alone: bool = False) -> float:
+    """By which share a step gets shorter once the trouble is taken away; *alone*: the only one."""
+    troubles = (trouble,) if alone else case.troubles
+    left = tuple(each for each in troubles if each is not trouble)
+    # By then a host that was ahead no longer is, where its trouble is large enough.
+    since = case.steps - LASTS // 2
+    with_ns = step_ns(case.setting, troubles, since, case.steps)
+    return 1 - step_ns(case.setting, left, since, case.steps) / with_ns
+
+
+class Truth(NamedTuple):
+    """The ranks that are to be named, and those that may be."""
+
+    to_be_named: set[int]
+    may_be_named: set[int]
+
+
+def truth(case: Case) -> Truth:
+    """What taking troubles away says.
+
+    Of two ranks that are late alike none costs anything while the other is there. So a rank may be
+    named for a trouble that costs something as the only one.
+    """
+    costs = {each.rank: cost(case, each) for each in case.troubles}
+    alone = costs
+    if len(case.troubles) > 1:
+        alone = {each.rank: cost(case, each, alone=True) for each in case.troubles}
+    return Truth(
+        {rank for rank, share in costs.items() if share > TO_BE_NAMED},
+        {rank for rank, share in alone.items() if share > HARMLESS},
+    )
+
+
+@cache
+def amount(setting: Setting, where: str, excess: float) -> float:
+    """How large a trouble there must be for a step to take longer by this share."""
+
+    def took_ns(*troubles: Trouble) -> float:
+        return step_ns(setting, troubles, 40, 80)
+
+    wanted_ns = took_ns() * (1 + excess)
+    low, high = 0.0, 1.0
+    while took_ns(Trouble(1, where, high)) < wanted_ns:
+        low, high = high, 2 * high
+    while high - low > 0.003 * high:
+        middle = (low + high) / 2
+        if took_ns(Trouble(1, where, middle)) < wanted_ns:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+# -- the cases
+
+
+def late(setting: Setting, rank: int, where: str, excess: float) -> Trouble:
+    """A trouble that makes each step longer by this share."""
+    return Trouble(rank, where, amount(setting, where, excess), BEGINS)
+
+
+def one_late(
+    excesses: Sequence[float],
+    wheres: Sequence[str] = tuple(EXPECTED),
+    settings: Sequence[str] = tuple(SETTINGS),
+    ranks: Sequence[int] = (2, 3, 4, 8),
+    every: int = 1,
+) -> list[Case]:
+    """One rank late, in each way, at each jitter, among each number of ranks."""
+    chance = random.Random(SEED)
+    drawn = []
+    for many, jitter, where, excess in product(ranks, JITTERS, wheres, excesses):
+        setting = (SETTINGS | HOST_BOUND)[chance.choice(settings)]
+        trouble = chance.randrange(many), where, excess
+        drawn.append((setting, _varied(setting, many, jitter, chance), trouble))
+    chance.shuffle(drawn)
+    return [Case(varied, (late(setting, *trouble),)) for setting, varied, trouble in drawn[::every]]
+
+
+def _varied(setting: Setting, ranks: int, jitter: float, chance: random.Random) -> Setting:
+    return setting._replace(
+        ranks=ranks,
+        jitter=jitter,
+        disturbances=chance.random() < 0.5,
+        seed=chance.randrange(1_000_000),
+    )
+
+
+def two_late(every: int = 1) -> list[Case]:
+    """Two ranks late, each in a way of its own."""
+    chance = random.Random(SEED)
+    drawn = []
+    for jitter, many, where, _ in product((0.0, 0.02, 0.05), (4, 6, 8), EXPECTED, range(2)):
+        setting = SETTINGS[chance.choice(tuple(SETTINGS))]
+        ranks = chance.sample(range(many), 2)
+        wheres = where, chance.choice(tuple(EXPECTED))
+        excesses = chance.choice((0.25, 0.4)), chance.choice((0.25, 0.4))
+        troubles = list(zip(ranks, wheres, excesses, strict=True))
+        drawn.append((setting, _varied(setting, many, jitter, chance), troubles))
+    return [
+        Case(varied, tuple([late(setting, *each) for each in troubles]))
+        for setting, varied, troubles in drawn[::every]
+    ]
+
+
+def late_at_no_cost(
+    steps: int, ranks: Sequence[int] = (2, 3, 4, 8), beside: tuple[str, float] | None = None
+) -> list[Case]:
+    """So many steps in all, in which one host is late and its device has enough to do.
+
+    *beside*: where another rank is late, which does cost something, and by how much.
+    """
+    chance = random.Random(SEED)
+    setting = SETTINGS["host ahead"]
+    harmless = [("loader", 30.0), ("host", 30.0), ("forward launches", 1.5), ("cores", 0.6)]
+    kinds = list(product(ranks, JITTERS[:3], harmless))
+    cases = []
+    for many, jitter, (where, size) in kinds:
+        one, other = chance.sample(range(many), 2)
+        troubles = [Trouble(one, where, size, BEGINS if beside else 0)]
+        if beside:
+            troubles.append(late(setting, other, *beside))
+        varied = _varied(setting, many, jitter, chance)._replace(disturbances=False)
+        cases.append(Case(varied, tuple(troubles), steps // len(kinds)))
+    return cases
+
+
+def synchronises_alone(lead: int) -> list[Case]:
+    """One rank asks for its loss every tenth step; the others' hosts are so many steps ahead."""
+    chance = random.Random(SEED)
+    setting = Setting(layers=4, kernels=1024 // lead, launch_ms=20, load_ms=1, host_ms=0.5)
+    return [
+        Case(_varied(setting, many, jitter, chance), (Trouble(rank, "item", 10),), 600 + 4 * lead)
+        for many, jitter, rank in product((2, 3, 8), JITTERS, (0, 1))
+    ]
+
+
+def sharded() -> list[Case]:
+    """One device is slow, and the others wait for it in forward and backward."""
+    chance = random.Random(SEED)
+    setting = Setting(sharded=True)
+    return [
+        Case(_varied(setting, many, jitter, chance), (late(setting, 1, "device", 0.3),))
+        for many, jitter in product((2, 3, 4, 8), JITTERS)
+    ]
+
+
+def all_bound(**changes: float) -> list[Case]:
+    """All ranks lack the same."""
+    chance = random.Random(SEED)
+    setting = Setting()._replace(**changes)
+    return [
+        Case(_varied(setting, many, jitter, chance)._replace(disturbances=False))
+        for many, jitter in product((2, 3, 4, 8), JITTERS)
+    ]
+
+
+def balanced(steps: int, ranks: Sequence[int] = (2, 3, 4, 8)) -> list[Case]:
+    """No rank late, for so many steps in all."""
+    chance = random.Random(SEED)
+    kinds = list(product(ranks, JITTERS, (SETTINGS | HOST_BOUND).values()))
+    return [
+        Case(_varied(setting, many, jitter, chance), steps=steps // len(kinds))
+        for many, jitter, setting in kinds
+    ]
+
+
+# -- the table
+
+
+class Outcome(NamedTuple):
+    """One case, and what came of it."""
+
+    case: Case
+    truth: Truth
+    found: Found
+
+    @classmethod
+    def of(cls, case: Case) -> Outcome:
+        """Run it."""
+        return cls(case, truth(case), replayed(case))
+
+    @property
+    def rank_right(self) -> bool:
+        """Whether those ranks are named that are to be named, and no rank that must not be."""
+        to_be_named, may_be_named = self.truth
+        named = self.found.named
+        return to_be_named <= set(named) <= to_be_named | may_be_named and all(
+            each.step > 0 for each in named.values()
+        )
+
+    @property
+    def phase_right(self) -> bool:
+        """Of each rank that is named."""
+        return all(
+            named.phase in expected.phases and named.kind == expected.kind
+            for named, expected in self._named()
+        )
+
+    @property
+    def side_right(self) -> bool:
+        """Of each rank that is named."""
+        return all(named.side == expected.side for named, expected in self._named())
+
+    def _named(self) -> Iterator[tuple[Named, Expected]]:
+        for trouble in self.case.troubles:
+            if trouble.rank in self.found.named:
+                yield self.found.named[trouble.rank], EXPECTED[trouble.where]
+
+
+def row(title: str, cases: Sequence[Case]) -> str:
+    """A row of the table."""
+    outcomes = [Outcome.of(case) for case in cases]
+    right = [each for each in outcomes if each.rank_right]
+    named = [each for each in right if each.found.named]
+    after = sorted(name.step for each in named for name in each.found.named.values())
+
+    def share(several: Sequence[bool]) -> str:
+        return f"{sum(several) / len(several) * 100:.1f} %" if several else ""
+
+    cells = (
+        title,
+        str(len(cases)),
+        str(len([each for each in outcomes if each.truth.to_be_named])),
+        share([each.rank_right for each in outcomes]),
+        share([each.phase_right for each in named]),
+        share([each.side_right for each in named]),
+        f"{after[len(after) // 2]}, {after[len(after) * 95 // 100]}, {after[-1]}" if after else "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def quiet_row(title: str, cases: Sequence[Case]) -> str:
+    """A row of the table of runs in which no rank is to be named."""
+    found = [replayed(case) for case in cases]
+    steps = sum(case.steps for case in cases)
+    verdicts = sum(each.verdicts for each in found)
+    compared = sum(not each.insufficient for each in found) / len(found)
+    return f"| {title} | {len(cases)} | {steps:,} | {verdicts} | {compared * 100:.0f} % |"
+
+
+def bound_row(title: str, cases: Sequence[Case], bound: str) -> str:
+    """A row of the table of what bounds all ranks."""
+    found = [replayed(case) for case in cases]
+    said = sum(each.bound == bound for each in found) / len(found)
+    unknown = sum(each.insufficient != "" for each in found) / len(found)
+    named = sum(each.verdicts for each in found)
+    cells = title, str(len(cases)), f"`{bound}`", f"{said * 100:.0f} %", f"{unknown * 100:.0f} %"
+    return f"| {' | '.join(cells)} | {named} |"
+
+
+def rows() -> Iterator[str]:
+    """All lines of the tables, each as soon as it is known."""
+    yield (
+        "| cases | runs | with a rank to be named | rank right | phase right | side right "
+        "| steps until named: median, 95 %, all |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for excess in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5):
+        yield row(f"one rank {excess * 100:.0f} % late", one_late((excess,), every=4))
+    ahead = ("host ahead", "one step ahead", "busy host")
+    yield row("its device is slow", one_late((0.3,), ("device",), ahead))
+    yield row("its loader is late, and its device runs dry", one_late((0.3,), ("loader",)))
+    launches = ("cores", "forward launches", "backward launches")
+    yield row("it launches slowly", one_late((0.3,), launches, ahead, every=2))
+    yield row("`.item()` in every step", one_late((0.3,), settings=("item",), every=8))
+    yield row("accumulation", one_late((0.3,), settings=("accumulation",), every=8))
+    for name in HOST_BOUND:
+        yield row(f"all hosts are {name}", one_late((0.3,), settings=(name,), every=8))
+    yield row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
+    yield row("two ranks, each in a way of its own", two_late(every=6))
+    beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=("device", 0.3))
+    yield row("one device slow, and another rank's host late at no cost", beside[::2])
+    yield ""
+    yield "| no rank is to be named | runs | steps | verdicts | runs in which ranks were compared |"
+    yield "|---|---|---|---|---|"
+    yield quiet_row("all alike", balanced(200_000))
+    workers = [case._replace(steps=1_500) for case in all_bound(load_ms=130, prefetch=4)]
+    yield quiet_row("all alike, and bound by loaders that prefetch", workers)
+    yield quiet_row("a host is late, and its device has enough to do", late_at_no_cost(50_000))
+    for lead in (3, 5, 10, 100):
+        title = f"one rank synchronises in every tenth step, the others' hosts are {lead} ahead"
+        yield quiet_row(title, synchronises_alone(lead))
+    yield quiet_row("one device slow, with FSDP's collectives in forward and backward", sharded())
+    yield ""
+    yield "| all ranks | runs | bound | said | insufficient data | verdicts on a rank |"
+    yield "|---|---|---|---|---|---|"
+    yield bound_row("launch slowly", all_bound(launch_ms=130), "launch")
+    yield bound_row("load slowly", all_bound(load_ms=80), "data")
+    yield bound_row("load slowly in workers", all_bound(load_ms=130, prefetch=4), "data")
+    yield bound_row("wait for transfers", all_bound(transfer_ms=240), "comm_wait")
+    yield bound_row("none of these", all_bound(), "compute")
+
+
+def main() -> None:
+    """Print them, and put them where they belong."""
+    table = []
+    for line in rows():
+        print(line, flush=True)
+        table.append(line)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = "\n".join(table)
+    PAGE.write_text(f"{before}{BEGIN}\n{lines}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
