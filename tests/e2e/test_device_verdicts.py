@@ -131,9 +131,12 @@ class Launch:
             return True
         steps = [each["step"] or 0 for each in node.processes() if each["run"] == name]
         wanted = MOST_STEPS if name in WITH_VERDICT else STEPS
+        if len(steps) != self.world or min(steps) < wanted:
+            return False
         # Devices are some steps behind, and steps out of the ordinary are not compared.
-        begins = "of the first" in node.insufficient(name)
-        return len(steps) == self.world and min(steps) >= wanted and not begins
+        if insufficient := node.insufficient(name):
+            return "of the first" not in insufficient
+        return bool(node.series("training_straggler", run=name))
 
     def _look(self, node: Node, name: str) -> Seen:
         if name in LATE and _verdicts(node, name):

@@ -203,7 +203,13 @@ class Launch:
             "balanced": BALANCED_STEPS[self.world],
             "together": SLOW_FROM + SLOW_STEPS,
         }.get(name, SILENT_STEPS)
-        return len(steps) == self.world and min(steps) >= wanted
+        if len(steps) != self.world or min(steps) < wanted:
+            return False
+        # The agent reads them a moment later: it has compared them, or says why it does not.
+        insufficient = node.insufficient(name)
+        if insufficient:
+            return "of the first" not in insufficient
+        return bool(node.series("training_straggler", run=name))
 
     def _look(self, node: Node, name: str) -> Seen:
         if name not in SILENT:
