@@ -51,8 +51,6 @@ class RunCase:
         """
         self.run = run
         self._cores = cores
-        # The ranks whose models are on a device.
-        self._with_device: set[Labels] = set()
         self._causes = causes
         self._origin_ns = origin_ns
         # How many ranks train together. Evaluators and actors report another world.
@@ -135,10 +133,6 @@ class RunCase:
         capability = journal.reader.facts.get("capability")
         if not isinstance(capability, dict) or "comm_wait" not in capability:
             return
-        # What is said of a device's clock is said where there is one.
-        (self._with_device.add if "device_clock" in capability else self._with_device.discard)(
-            labels
-        )
         known = not capability["comm_wait"]
         if self._waits_known.get(labels) != known:
             self._waits_known[labels] = known
@@ -151,7 +145,7 @@ class RunCase:
         self, labels: Labels, phase: str, evidence: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]]:
         """What a late rank's cores add to its verdict."""
-        return core_hint(labels, phase, evidence, self._cores(), labels in self._with_device)
+        return core_hint(labels, phase, evidence, self._cores(), labels in self._device_steps)
 
     def update_own_collectives(self, labels: Labels, journal: JournalFeed) -> None:
         """The phases in which the user's own code calls collectives."""
@@ -218,7 +212,6 @@ class RunCase:
         self.report_is_old = True
         # The next process with these labels may be of another kind, and reports these again.
         self._waits_known.pop(labels, None)
-        self._with_device.discard(labels)
         self.own_collectives.pop(labels, None)
         self._device_steps.pop(labels, None)
         for detector in (self.stragglers, self.arrivals, self.bounds):
