@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from tools.stack.server import free_port
 
 from node import Node, until
 from otel_ddp.agent.node_status import survey
@@ -14,19 +15,13 @@ from otel_ddp.agent.node_status import survey
 # One starts itself again with a local rank, as Lightning does; in the other each child opens its
 # run before it has a process group. Neither logs anything, and both train until they are ended.
 PROGRAM = """
-import os, socket, subprocess, sys, time
+import os, subprocess, sys, time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 def fit(rank):
@@ -51,12 +46,12 @@ def child(rank):
 
 
 if __name__ == "__main__" and sys.argv[1] == "spawn":
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
     torch.multiprocessing.spawn(child, nprocs=2)
 elif __name__ == "__main__":
     otel_ddp.instrument(group="itself")
     if "LOCAL_RANK" not in os.environ:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
         os.environ.update(NODE_RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
         command = [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]
         subprocess.Popen(command, env={**os.environ, "LOCAL_RANK": "1"})
@@ -80,7 +75,7 @@ def launches() -> Iterator[Seen]:
         script = node.root / "program.py"
         script.write_text(PROGRAM)
         for way in WAYS:
-            node.start(sys.executable, str(script), way)
+            node.start(sys.executable, str(script), way, str(free_port()))
         seen: dict[str, dict[str, Any]] = {}
         until(lambda: both_seen(node, seen), "verdicts on both runs")
         yield Seen(node.processes(), seen)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 
+from tools.stack.server import free_port
+
 from node import Node, finished, until
 
 # One launch shows all strategies: a run of each, one after the other.
@@ -23,16 +25,11 @@ dist.destroy_process_group()
 """
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def test_recorded_ranks_are_four_two_and_one_and_all_have_one_run() -> None:
     with Node() as node:
         script = node.root / "train.py"
         script.write_text(TRAIN)
-        port = _free_port()
+        port = free_port()
         launches = [
             node.start(
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),

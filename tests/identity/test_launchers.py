@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.stack.server import free_port
 
 pytest.importorskip("torch")
 
@@ -65,12 +65,6 @@ def scripts(tmp_path: Path) -> Path:
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "spawner.py").write_text(SPAWNER)
     return tmp_path
-
-
-def free_port() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return str(taken.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -174,7 +168,7 @@ def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> Non
         scripts,
         (
             *(sys.executable, "spawner.py", by_address, by_file),
-            *(scripts / "store", free_port()),
+            *(scripts / "store", str(free_port())),
         ),
     ):
         before = [said(each, "before") for each in (by_address, by_file)]
@@ -193,7 +187,7 @@ def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> Non
 
 def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> None:
     first, second = directories(scripts, "first", "second")
-    port = free_port()
+    port = str(free_port())
 
     def node(index: int, directory: Path) -> tuple[str | Path, ...]:
         where = ("--master-addr=127.0.0.1", f"--master-port={port}")

@@ -204,6 +204,23 @@ def test_that_there_are_no_servers_is_one_loud_line(monkeypatch: pytest.MonkeyPa
     assert said == ["NO REAL SERVERS, THEIR TESTS DO NOT RUN: no Go here"]
 
 
+MANY_PORTS = "from tools.stack.server import free_port; print([free_port() for _ in range(300)])"
+
+
+def test_no_port_is_chosen_twice_by_processes_that_live_at_the_same_time() -> None:
+    ours = [free_port() for _ in range(300)]
+
+    others = subprocess.run(
+        [sys.executable, "-c", MANY_PORTS],
+        capture_output=True,
+        check=True,
+        cwd=DEPLOY.parent,
+        timeout=60,
+    )
+
+    assert len({*ours, *json.loads(others.stdout)}) == 600
+
+
 def test_ports_that_are_taken_are_passed_over_and_said() -> None:
     first = free_port()
     said: list[str] = []

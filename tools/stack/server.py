@@ -24,6 +24,8 @@ _UP_WITHIN_S = 60.0
 _DOWN_WITHIN_S = 15.0
 _LINES_OF_A_FAILURE = 30
 
+_reserved: list[socket.socket] = []
+
 
 class NotUp(Exception):
     """Which server, and the end of its log."""
@@ -132,15 +134,28 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One that stays ours while its server is away.
+    """One that stays ours while its server is away, also from our other processes.
 
     Not one that the system would choose: outgoing connections take those in the meantime, and one
     that tries a port of that range again and again at last reaches itself.
     """
     while True:
-        port = random.randrange(20_000, 32_000)
-        if is_free(port):
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        if _reserve(port) and is_free(port):
             return port
+
+
+def _reserve(port: int) -> bool:
+    """Whether no process of ours has chosen it, this one included; until this process ends."""
+    # The name goes with the process, however that ends: no file is left behind.
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0otel_ddp-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    _reserved.append(name)
+    return True
 
 
 def next_free(port: int) -> int:
