@@ -12,6 +12,7 @@ from otel_ddp.containment import warn_once
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity.identity import VARIABLES
 from otel_ddp.identity.run_names import INHERITED_RUN
+from otel_ddp.journal import layout
 
 MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
@@ -145,7 +146,7 @@ def _count(low: int, high: int) -> Callable[[str, str], int]:
     return parse
 
 
-def _bytes(low: int) -> Callable[[str, str], int]:
+def _bytes(low: int, high: int = 2**63) -> Callable[[str, str], int]:
     units = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
 
     def parse(variable: str, text: str) -> int:
@@ -155,9 +156,10 @@ def _bytes(low: int) -> Callable[[str, str], int]:
             value = int(float(word.removesuffix(unit)) * units[unit])
         except (ValueError, OverflowError):
             value = -1
-        if value < low:
+        if not low <= value <= high:
+            most = f" and at most {high}" if high < 2**63 else ""
             raise ConfigError(
-                f"{variable} must be a number of bytes, at least {low} "
+                f"{variable} must be a number of bytes, at least {low}{most} "
                 f"(64k, 2M and 1G are understood), got {text!r}. {_ADVICE}"
             )
         return value
@@ -241,7 +243,7 @@ TABLE: tuple[Setting, ...] = (
         "journal_bytes",
         ("OTEL_DDP_JOURNAL_BYTES",),
         2 * MIB,
-        _bytes(128 * 1024),
+        _bytes(128 * 1024, layout.LARGEST_FILE),
         "Size of a process's journal. More bridges a longer absence of the agent.",
     ),
     Setting(

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,60 @@ def test_words_of_steps_are_read_as_they_were_written(
     assert reader.read() == [Steps(300, words, 0, False)]
     # A piece of nothing is none.
     assert reader.unreadable == 1
+
+
+# -- what claims too much
+
+
+def sparse(path: Path, size: int) -> Path:
+    """A file of two blocks whose head claims *size* bytes, with each position at its area's end."""
+    eighth = size // 8
+    areas = [(4096, eighth), (4096 + eighth, eighth), (4096 + 2 * eighth, eighth)]
+    areas.append((4096 + 3 * eighth, eighth))
+    places = [number for area in areas for number in area]
+    head = layout.FIXED.pack(
+        layout.MAGIC, layout.VERSION, layout.HEAD_BYTES, size, *places, 1, 1, 0, 1, 1, bytes(16)
+    )
+    with path.open("wb") as file:
+        file.write(head + layout.FIXED_CRC.pack(layout.checksum(head, 0)))
+        for position in (layout.RING_POSITION, layout.DEFINITIONS_POSITION, layout.LATEST_POSITION):
+            file.seek(position)
+            file.write(struct.pack("<Q", eighth))
+        file.truncate(size)
+    return path
+
+
+def test_a_file_that_claims_more_than_a_journal_holds_is_damaged(tmp_path: Path) -> None:
+    size = 60 * 1024**3
+    path = sparse(tmp_path / "1-0.journal", size)
+
+    assert why_unreadable(path) == f"{path} is damaged: it claims {size} bytes"
+
+
+def test_what_a_head_claims_is_not_what_a_reader_takes_from_memory(tmp_path: Path) -> None:
+    tracemalloc.start()
+    reader = JournalReader(sparse(tmp_path / "1-0.journal", layout.LARGEST_FILE))
+    for _ in range(25):
+        reader.read()
+    assert reader.latest() == []
+    assert reader.totals() == []
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    reader.close()
+
+    assert most_bytes < 32 * 1024 * 1024
+
+
+def test_definitions_of_more_than_one_block_are_read_at_once(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, 64 * 1024 * 1024, {"run": "r"})
+    names = [f"{number:06}" + "x" * 1000 for number in range(5000)]
+    for name in names:
+        assert writer.name(name)
+
+    reader = JournalReader(writer.path)
+    assert [each.text for each in reader.names.values()] == names
+    reader.close()
+    writer.close()
 
 
 # -- what is no journal

@@ -14,6 +14,8 @@ from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 
 # One read takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
+# One read searches at most this much of a damaged stretch for the next record.
+_MOST_DAMAGED = 256 * 1024
 # So many reads wait for bytes that do not match their position yet.
 _MOST_STUCK_READS = 20
 # Without the code that lies above it in the same word.
@@ -136,6 +138,8 @@ class JournalReader:
             )
         (crc,) = layout.FIXED_CRC.unpack(head[-4:])
         whole = crc == checksum(head[:-4], 0) and head_bytes == layout.HEAD_BYTES
+        if size > layout.LARGEST_FILE:
+            raise Unreadable(f"{self.path} is damaged: it claims {size} bytes")
         areas = [(places[i], places[i + 1]) for i in range(0, 8, 2)]
         # A time before 1970 cannot be exported or served.
         if not whole or found.st_size < size or self.created_ns < 0:
@@ -143,6 +147,7 @@ class JournalReader:
         if any(start < head_bytes or start + room > size for start, room in areas):
             raise Unreadable(f"{self.path} is damaged")
         self._definitions, self._totals, self._latest, self._ring = areas
+        self._totals = self._totals[0], min(self._totals[1], _MOST_BYTES)
         if self._ring[1] < 1024 or self._ring[1] % 8:
             raise Unreadable(f"{self.path} is damaged")
         self.identity: dict[str, Any] = {}
@@ -182,11 +187,28 @@ class JournalReader:
         end = min(self._word(layout.DEFINITIONS_POSITION), room)
         if end <= self._definitions_position:
             return
-        block = self._pread(start + self._definitions_position, end - self._definitions_position)
+        while self._definitions_position < end:
+            at = self._definitions_position
+            most = _MOST_DAMAGED if self._definitions_stuck else _MOST_BYTES
+            block = self._pread(start + at, min(end - at, most))
+            taken = self._walk_definitions(block, more=at + len(block) < end)
+            self._definitions_position += taken
+            # One piece of a damaged stretch a call: however long it is, other journals wait for us.
+            if not taken or self._definitions_stuck:
+                break
+        self.definition_reads += 1
+
+    def _walk_definitions(self, block: bytes, more: bool) -> int:
+        """Reads the definitions in this block, behind which there may be more; how far that went.
+
+        A definition that the block cuts off is left to the next block.
+        """
         at = 0
         while at + RECORD.size <= len(block):
             parsed = _record(block, at, self._definitions_position + at)
             if parsed is None:
+                if at and more and not self._definitions_stuck:
+                    break
                 # On a weakly ordered machine the position may be visible before the bytes.
                 self._definitions_stuck += 1
                 if self._definitions_stuck < _MOST_STUCK_READS:
@@ -199,8 +221,7 @@ class JournalReader:
             size, kind, _, payload = parsed
             self._define(kind, payload)
             at += size
-        self._definitions_position += min(at, len(block))
-        self.definition_reads += 1
+        return min(at, len(block))
 
     def _define(self, kind: int, payload: bytes) -> None:
         if kind == layout.NAME:
@@ -343,18 +364,21 @@ class JournalReader:
         """The last record of each set of names, oldest first."""
         start, room = self._latest
         end = min(self._word(layout.LATEST_POSITION), room)
-        block = self._pread(start, end)
         self.read_definitions()
         found = []
         at = 0
-        while at + layout.LATEST_HEAD.size <= len(block):
-            size, complement, position = layout.LATEST_HEAD.unpack_from(block, at)
+        while at + layout.LATEST_HEAD.size <= end:
+            head = self._pread(start + at, layout.LATEST_HEAD.size)
+            if len(head) < layout.LATEST_HEAD.size:
+                break
+            size, complement, position = layout.LATEST_HEAD.unpack(head)
             at += layout.LATEST_HEAD.size
-            if size ^ complement != 0xFFFFFFFF or at + size > len(block):
+            if size ^ complement != 0xFFFFFFFF or at + size > end:
                 break
-            if size < RECORD.size or size % 8:
+            if not RECORD.size <= size <= layout.LARGEST_RECORD or size % 8:
                 break
-            parsed = _record(block, at, position)
+            block = self._pread(start + at, size)
+            parsed = _record(block, 0, position) if len(block) == size else None
             # Incomplete: its writer is writing it, or died there. The ring has it as well.
             if parsed is not None and parsed[1] == layout.SCALARS:
                 record = _scalars(parsed[3], position)
