@@ -38,6 +38,10 @@ assert "otel_ddp" not in sys.modules
 """
 
 
+# Verdicts on how fast ranks are.
+OF_PACE = ("straggler", "imbalance", "recurring", "regression")
+
+
 class Value(NamedTuple):
     """A logged value as it arrived: with the step and the epoch that came with it."""
 
@@ -125,8 +129,12 @@ class Launch:
         return [attributes for record, attributes in self.logs if record.event_name == name]
 
     def assert_calm(self) -> None:
-        """Nothing is told that is not so, and nothing warns."""
-        assert [said for record, said in self.logs if record.severity_text == "WARN"] == []
+        """Nothing is told that is not so, and nothing warns.
+
+        But for the pace of ranks, which is not even where other tests take their cores.
+        """
+        warnings = [said for record, said in self.logs if record.severity_text == "WARN"]
+        assert [said for said in warnings if said.get("verdict") not in OF_PACE] == []
         assert self.postmortems == []
         assert "  ! " not in self.status
         assert {value for _, value in self.series("training_stalled")} <= {0.0}
@@ -387,6 +395,19 @@ def test_settings_and_types_of_values_arrive_as_they_were_named(
     assert [each["name"] for each in launch.events("artifact")] == ["pictures_saved_model"]
     launch.assert_steps()
     launch.assert_calm()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "command",
+    [python("from_swanlab/train.py"), torchrun("trainer_ddp/train.py")],
+    ids=["from_swanlab", "trainer_ddp"],
+)
+def test_no_rank_of_a_balanced_program_is_named(command: Sequence[str]) -> None:
+    launch = Launch(command)
+
+    assert len(launch.processes) == 2
+    assert [said for _, said in launch.logs if said.get("verdict") in OF_PACE] == []
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])

@@ -24,8 +24,6 @@ _UP_WITHIN_S = 60.0
 _DOWN_WITHIN_S = 15.0
 _LINES_OF_A_FAILURE = 30
 
-_reserved: list[socket.socket] = []
-
 
 class NotUp(Exception):
     """Which server, and the end of its log."""
@@ -154,7 +152,8 @@ def _reserve(port: int) -> bool:
     except OSError:
         name.close()
         return False
-    _reserved.append(name)
+    # Left open, to the end of this process.
+    name.detach()
     return True
 
 
