@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import resource
@@ -68,6 +69,28 @@ def test_words_of_steps_are_read_as_they_were_written(
     assert reader.read() == [Steps(300, words, 0, False)]
     # A piece of nothing is none.
     assert reader.unreadable == 1
+
+
+# -- texts
+
+
+def test_texts_of_a_journal_fit_every_terminal_label_and_encoding(
+    writer: JournalWriter, reader: JournalReader
+) -> None:
+    odd = "a\x1b[31mb\x9bc\udcffd\te\nü"
+    clean = "a\ufffd[31mb\ufffdc\ufffdd\te\nü"
+    writer.define(layout.FACTS, json.dumps({odd: [{"deep": odd}]}).encode())
+    raw = b'{"raw": "\xff\xed\xa0\x80\xc2\x9b"}'
+    writer.define(layout.CONFIG, raw)
+    writer.name("n\x1b")
+    writer.reason("r\x1b")
+    reader.read()
+
+    assert reader.facts == {clean: [{"deep": clean}]}
+    assert set(reader.config["raw"]) == {"\ufffd"}
+    assert reader.names[1].text == "n\ufffd"
+    assert reader.reason() == "r\ufffd"
+    assert reader.unreadable == 0
 
 
 # -- what claims too much

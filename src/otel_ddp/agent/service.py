@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -325,9 +324,7 @@ class Agent:
 
 def main(directory: str = "", foreground: bool = False) -> int:
     """Run the agent of a place to its end; the exit status."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s otel-ddp agent: %(message)s", stream=sys.stderr
-    )
+    startup.log_to_stderr()
     try:
         conf = settings.read(directory=directory or None)
         place = startup.find_place(conf, foreground)

@@ -20,6 +20,24 @@ _LOCK_PATIENCE_S = 3.0
 _LOG_BYTES = 256 * 1024
 
 
+class _Printable(logging.Formatter):
+    """Texts of journals, files and collectors stand in messages: they control no terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+            for letter in record.message
+        )
+        return super().formatMessage(record)
+
+
+def log_to_stderr() -> None:
+    """Begins the agent's log."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("%(asctime)s otel-ddp agent: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
 def find_place(conf: settings.Settings, foreground: bool) -> Place:
     """The directory whose journals this agent reads."""
     if not foreground:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import struct
 from pathlib import Path
@@ -18,6 +19,8 @@ _MOST_BYTES = 4 * 1024 * 1024
 _MOST_DAMAGED = 256 * 1024
 # So many reads wait for bytes that do not match their position yet.
 _MOST_STUCK_READS = 20
+# Control characters, but for those that break lines or columns, and halves of a character.
+_UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 # Without the code that lies above it in the same word.
 _VALUE = layout.WORD_VALUE
 
@@ -232,7 +235,7 @@ class JournalReader:
             start = layout.NAME_HEAD.size
             name = payload[start : start + name_bytes]
             split = payload[start + name_bytes : start + name_bytes + split_bytes]
-            self.names[number] = Name(name.decode(errors="replace"), split.decode(errors="replace"))
+            self.names[number] = Name(_text(name), _text(split))
             return
         content = _document(payload)
         if content is None:
@@ -428,7 +431,7 @@ class JournalReader:
         text = block[layout.REASON_HEAD.size : layout.REASON_HEAD.size + size]
         if len(text) != size or not size or crc != checksum(text, layout.REASON):
             return ""
-        return text.decode(errors="replace")
+        return _text(text)
 
     def writer_is_alive(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
@@ -482,12 +485,31 @@ def _scalars(payload: bytes, position: int) -> Scalars | None:
     )
 
 
+def _text(encoded: bytes) -> str:
+    return _UNPRINTABLE.sub("\ufffd", encoded.decode(errors="replace"))
+
+
 def _document(payload: bytes) -> dict[str, Any] | None:
+    text = payload.rstrip(b"\0").decode(errors="replace")
     try:
-        content = json.loads(payload.rstrip(b"\0"))
+        content = json.loads(text)
+        # What could be unprintable is written with an escape: JSON allows no control character.
+        if "\\u" in text or not text.isascii():
+            content = _printable(content)
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def _printable(content: Any) -> Any:
+    """This JSON value with texts that every terminal, label and encoding takes."""
+    if isinstance(content, str):
+        return _UNPRINTABLE.sub("\ufffd", content)
+    if isinstance(content, list):
+        return [_printable(each) for each in content]
+    if isinstance(content, dict):
+        return {_printable(key): _printable(value) for key, value in content.items()}
+    return content
 
 
 def _total(place: dict[str, Any], block: bytes) -> Total | None:

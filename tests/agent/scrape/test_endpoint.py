@@ -95,6 +95,18 @@ def test_odd_names_come_through_unharmed(served: tuple[Ledger, Endpoint], odd: s
         assert found == [odd]
 
 
+def test_a_label_that_is_no_utf_8_takes_no_other_series_along(
+    served: tuple[Ledger, Endpoint],
+) -> None:
+    ledger, endpoint = served
+    ledger.put(catalog.TRAINING_STATE, (("node", "n\udcff"),), 1.0, 1)
+
+    _, text = get(endpoint, "/metrics")
+
+    assert 'training_state{node="n?"} 1.0' in text
+    assert "training_steps_total" in text
+
+
 def test_not_a_number_and_infinity_are_served(served: tuple[Ledger, Endpoint]) -> None:
     ledger, endpoint = served
     for name, value in (("nan", float("nan")), ("inf", float("inf"))):
@@ -244,7 +256,7 @@ def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:
 def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containment, "raise_failures", False)
     ledger = Ledger()
-    ledger.put(catalog.TRAINING_STATE, (("run", "\udcff"),), 1.0, 1)
+    ledger.put(catalog.TRAINING_STATE, RANK, "no number", 1)  # type: ignore[arg-type]
     endpoint = Endpoint(ledger, "127.0.0.1", 0, dict)
     endpoint.start()
     try:

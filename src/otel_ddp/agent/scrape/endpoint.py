@@ -180,11 +180,14 @@ def _handler(
                 else:
                     self._answer(200, "text/plain; charset=utf-8", b"ok\n")
             elif path == "/":
-                self._answer(200, "text/html; charset=utf-8", render_page(status()).encode())
+                self._answer(200, "text/html; charset=utf-8", self._page())
             else:
                 self._answer(404, "text/plain; charset=utf-8", b"try /metrics or /healthz\n")
 
         do_HEAD = do_GET
+
+        def _page(self) -> bytes:
+            return render_page(status()).encode("utf-8", "replace")
 
         def _answer(self, code: int, kind: str, body: bytes) -> None:
             self.send_response(code)

@@ -52,7 +52,9 @@ def _family(
         labels = cache.get(series.labels)
         if labels is None:
             labels = before.get(series.labels) or {
-                catalog.prometheus_label(key): value for key, value in series.labels
+                # A half of a character, as in the name of a device, would take all series along.
+                catalog.prometheus_label(key): value.encode("utf-8", "replace").decode()
+                for key, value in series.labels
             }
             cache[series.labels] = labels
         if isinstance(series.value, Buckets):
