@@ -489,6 +489,40 @@ def test_a_journal_is_two_descriptors_no_thread_and_nothing_after_close(tmp_path
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
+WITHOUT_STANDARD_STREAMS = """
+import os, sys
+from pathlib import Path
+from otel_ddp.journal.writer import JournalWriter
+for fd in map(int, sys.argv[2:]):
+    os.close(fd)
+writer = JournalWriter(Path(sys.argv[1]), 128 * 1024, {"run": "r"})
+for fd in range(3):
+    try:
+        os.write(fd, b"a message of a library" * 100)
+    except OSError:
+        pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("closed", [("2",), ("0", "1", "2"), ("1",)])
+def test_no_message_of_a_library_goes_into_the_journal(
+    tmp_path: Path, closed: tuple[str, ...]
+) -> None:
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_STANDARD_STREAMS, str(tmp_path), *closed],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    (path,) = tmp_path.glob("*.journal")
+
+    reader = JournalReader(path)
+    assert reader.identity == {"run": "r"}
+    reader.close()
+
+
 @pytest.mark.parametrize("which", ["all", "the lock's", "the map's"])
 def test_descriptors_that_are_the_users_by_now_stay_open(tmp_path: Path, which: str) -> None:
     before = open_files()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+
+_LAST_STANDARD = 2
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
@@ -18,3 +22,17 @@ def close_ours(fd: int, file: tuple[int, int] | None) -> None:
     """Closes a descriptor if it still belongs to this file."""
     if file is not None and file_of(fd) == file:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def off_standard_streams() -> Iterator[None]:
+    """Keeps what is opened here off 0, 1 and 2: C libraries write there, also if all are closed."""
+    taken: list[int] = []
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _LAST_STANDARD:
+            taken.append(fd)
+        os.close(fd)
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)

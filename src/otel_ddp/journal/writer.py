@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.journal import layout, locks
-from otel_ddp.journal.descriptor_ownership import close_ours, file_of
+from otel_ddp.journal.descriptor_ownership import close_ours, file_of, off_standard_streams
 from otel_ddp.journal.layout import (
     LATEST_HEAD,
     MOST_VALUES,
@@ -90,11 +90,13 @@ class JournalWriter:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = -1
         try:
-            self._fd = os.open(hidden, flags, 0o600)
-            self._file = file_of(self._fd)
-            # All blocks are allocated now: a hole in a full tmpfs would be a SIGBUS later.
-            os.posix_fallocate(self._fd, 0, size)
-            self.mapped = mmap.mmap(self._fd, size)
+            with off_standard_streams():
+                self._fd = os.open(hidden, flags, 0o600)
+                self._file = file_of(self._fd)
+                # All blocks are allocated now: a hole in a full tmpfs would be a SIGBUS later.
+                os.posix_fallocate(self._fd, 0, size)
+                # The map has a descriptor of its own.
+                self.mapped = mmap.mmap(self._fd, size)
             # The kernel drops this lock when this process dies; no child inherits it.
             locks.acquire(self._fd)
             self._start(size, identity)
