@@ -37,6 +37,17 @@ for step in range(100_000):
     time.sleep(0.01)
 """
 
+# Logs 1000 values at each line that it reads, three times.
+LOGS_WHEN_TOLD = """
+import otel_ddp
+run = otel_ddp.init(run="kept")
+for part in range(1, 4):
+    input()
+    for step in range(1000 * part, 1000 * part + 1000):
+        run.log({"loss": float(step)}, step=step)
+run.finish()
+"""
+
 
 def _losses(receiver: Receiver) -> set[float]:
     return {p.value for p in receiver.points() if p.metric == "training.scalar"}
@@ -106,6 +117,30 @@ def test_an_agent_whose_lock_was_deleted_makes_way_for_the_next() -> None:
         until(lambda: node.place.agent_pid() not in (None, first), "another agent")
         until(lambda: node.value("training_state") == 1.0, "the rank to be seen")
         process.kill()
+
+
+def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
+    with Node() as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        process = node.python(LOGS_WHEN_TOLD)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert receiver.wait_for(lambda r: len(_losses(r)) == 1000)
+        first = int(node.agent()["pid"])
+
+        with _stopped(first):
+            shutil.rmtree(node.place.directory)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        # Another process makes the place anew, with an agent of its own.
+        node.run(TRAIN)
+        until(lambda: node.place.agent_pid() not in (None, first), "another agent")
+
+        output, _ = process.communicate("\n", timeout=60)
+        assert "was removed. The agent that had it open reads it" in output
+        assert receiver.wait_for(lambda r: len(_losses(r)) == 3500)
+        until(lambda: not os.path.exists(f"/proc/{first}"), "the first agent to leave")
 
 
 def test_an_agent_whose_place_was_removed_leaves_and_does_not_bring_it_back() -> None:

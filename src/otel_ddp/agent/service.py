@@ -78,6 +78,7 @@ class Agent:
         self._status_written: tuple[float, bytes] = (0.0, b"")
         self._endpoint: Endpoint | None = None
         self._remark = ""
+        self._left_place = False
         self._update_at = self._export_at = self._connect_at = 0.0
 
     # -- life
@@ -225,7 +226,9 @@ class Agent:
         others = environments - {self.environment, ""}
         if self.journals.any_alive():
             self._busy_at = now
-        if not self._owns_lock():
+        if not self._owns_lock() and self.journals.any_removed():
+            self._go_on_without_place()
+        elif not self._owns_lock():
             self._stop_reason = "the place or its lock was removed"
         elif self.foreground:
             pass
@@ -242,6 +245,17 @@ class Agent:
                 "a process was started with other OTEL_* variables than the agent, which keeps "
                 "those of the first one until that has ended"
             )
+
+    def _go_on_without_place(self) -> None:
+        # Open files outlive their names, as after a logout that clears a user's shared memory.
+        if not self._left_place:
+            self._left_place = True
+            log.warning(
+                "%s was removed: its processes are read and exported to their ends; others get "
+                "another agent",
+                self.place.directory,
+            )
+        self.journals.leave_place()
 
     def _owns_lock(self) -> bool:
         # If the lock file is deleted, a second agent may start: then this one ends.

@@ -440,6 +440,13 @@ class JournalReader:
         except (OSError, ValueError):
             return False
 
+    def was_removed(self) -> bool:
+        """Whether the file has no name any more: only those who have it open can read it."""
+        try:
+            return os.fstat(self._fd).st_nlink == 0
+        except OSError:
+            return False
+
     def unread_ratio(self) -> float:
         """The unread part of the ring, 0 to 1."""
         unread = max(0, self._end() - self.position)

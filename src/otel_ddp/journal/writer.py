@@ -387,6 +387,10 @@ class JournalWriter:
         taken = layout.read_taken(self.path.with_suffix(layout.TAKEN_SUFFIX))
         return 0 if taken is None else taken[0]
 
+    def was_removed(self) -> bool:
+        """Whether the file has no name any more, so that no further agent finds it."""
+        return file_of(self._fd) == self._file and os.fstat(self._fd).st_nlink == 0
+
     def close(self) -> None:
         """Closes the file, which stays for the agent. A forked child leaves it to the parent."""
         fd, self._fd = self._fd, -1

@@ -584,6 +584,8 @@ class Run:
         return [*acts, recorder.close, where.wake_agent, release, self.go_silent]
 
     def _wait_for_agent(self, recorder: Recorder, where: place.Place) -> None:
+        if announcements.journal_was_removed(recorder.writer):
+            return
         if self._settings.starts_agent:
             agent_start.ensure_agent(where)
         if self._settings.agent != "off":
@@ -641,6 +643,8 @@ class Run:
         recorder.poll_copies()
         if self.identity.may_have_others:
             self._settle(recorder)
+        if announcements.journal_was_removed(recorder.writer):
+            return
         if self._settings.starts_agent:
             agent_start.ensure_agent(self._place)
         if (

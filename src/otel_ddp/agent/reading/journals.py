@@ -66,6 +66,7 @@ class Journals:
         self._submitted: Marks = {}
         self._unreadable: dict[Path, str] = {}
         self._unopened: dict[Path, CannotOpen] = {}
+        self._has_place = True
 
     def _living_identities(self) -> Iterator[Mapping[str, Any]]:
         # The lock says who lives now: what was read last may be a tick old.
@@ -79,6 +80,8 @@ class Journals:
 
     def find(self) -> None:
         """Open the journals that are new, and those that could not be opened before."""
+        if not self._has_place:
+            return
         unreadable = {path: why for path, why in self._unreadable.items() if os.path.exists(path)}
         unopened: dict[Path, CannotOpen] = {}
         # With no file descriptor left, the place cannot be listed: try the known ones too.
@@ -112,6 +115,22 @@ class Journals:
         if most != resource.RLIM_INFINITY and needed > most:
             raise CannotOpen(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         return JournalReader(path)
+
+    def any_removed(self) -> bool:
+        """Whether there is a journal that nobody else can read, since its file was removed."""
+        return any(journal.reader.was_removed() for journal in self._journals.values())
+
+    def leave_place(self) -> None:
+        """Go on with the removed journals alone: what is in the place now is another agent's."""
+        self._has_place = False
+        for path, journal in list(self._journals.items()):
+            if not journal.reader.was_removed():
+                del self._journals[path]
+                self._committed.pop(path, None)
+                self._submitted.pop(path, None)
+                with self._ledger.lock:
+                    self._ledger.drop(journal.labels)
+                journal.reader.close()
 
     def delete_unfinished(self) -> None:
         """Delete the hidden files of processes that were killed while they made their journal."""
