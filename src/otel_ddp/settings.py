@@ -243,7 +243,7 @@ TABLE: tuple[Setting, ...] = (
         "journal_bytes",
         ("OTEL_DDP_JOURNAL_BYTES",),
         2 * MIB,
-        _bytes(128 * 1024, layout.LARGEST_FILE),
+        _bytes(layout.SMALLEST_FILE, layout.LARGEST_FILE),
         "Size of a process's journal. More bridges a longer absence of the agent.",
     ),
     Setting(

@@ -133,6 +133,8 @@ def test_a_place_that_is_removed_in_mid_run_costs_no_value() -> None:
             shutil.rmtree(node.place.directory)
         process.stdin.write("\n")
         process.stdin.flush()
+        log = Path(f"/proc/{first}/fd/2")
+        until(lambda: "processes are read and exported" in log.read_text(), "the agent to see it")
         # Another process makes the place anew, with an agent of its own.
         node.run(TRAIN)
         until(lambda: node.place.agent_pid() not in (None, first), "another agent")

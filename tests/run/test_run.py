@@ -19,7 +19,7 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, catalog, containment
-from otel_ddp.journal import layout
+from otel_ddp.journal import layout, writer
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start
 
@@ -587,16 +587,17 @@ def test_a_run_shows_itself_in_one_line(place: Here) -> None:
         assert os.getpid() == run.identity.pid
 
 
-def test_a_journal_with_little_room_is_smaller_and_gives_a_warning(
-    caplog: pytest.LogCaptureFixture, place: Here
+def test_a_journal_with_little_room_is_as_large_as_fits_and_gives_a_warning(
+    caplog: pytest.LogCaptureFixture, place: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "100000G"
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "32M"
+    monkeypatch.setattr(writer, "_has_room", lambda directory, size: size <= 5 * 1024 * 1024)
 
     with otel_ddp.init() as run:
         run.log({"loss": 0.5})
 
     (said,) = caplog.messages
-    assert "the journal is 512 KiB instead of" in said
+    assert "the journal is 4096 KiB instead of 32768 KiB" in said
     assert place.only().values == {"loss": 0.5}
 
 

@@ -79,6 +79,7 @@ STEP_LOGGED = 0x87
 STEP_PACED, PACED_SHIFT = 0x88, 48
 STEP_LAG = 0x89
 
+SMALLEST_FILE = 128 * 1024
 # No journal is larger: what claims to be is damaged, and no reader asks for its bytes.
 LARGEST_FILE = 1024 * 1024 * 1024
 # A small file needs as much room for definitions as a large one.

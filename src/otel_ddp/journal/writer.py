@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -431,7 +431,7 @@ def open_journal(
     """A journal in the first directory with room, smaller if need be; and a remark."""
     first_why = why = ""
     for directory in directories:
-        for attempt in dict.fromkeys((size, min(size, 512 * 1024), 128 * 1024)):
+        for attempt in _sizes(size):
             try:
                 if not _has_room(directory, attempt):
                     _remove_dead_journals(directory, attempt)
@@ -451,6 +451,14 @@ def open_journal(
                 return writer, f"no journal in {first_why}, so it lies in {directory}"
             return writer, ""
     return None, f"no room for a journal ({why}): this process is not recorded"
+
+
+def _sizes(size: int) -> Iterator[int]:
+    """The sizes to try: the one that was asked for, and its halves."""
+    while size > layout.SMALLEST_FILE:
+        yield size
+        size //= 2
+    yield layout.SMALLEST_FILE
 
 
 def _has_room(directory: Path, size: int) -> bool:
