@@ -49,6 +49,7 @@ class Settings(NamedTuple):
     journal_bytes: int
     max_names: int
     max_name_length: int
+    hidden_names: frozenset[str]
     sample_steps: int
     stall_timeout_s: float
     sources: frozenset[str]
@@ -182,6 +183,10 @@ def _some_of(*words: str) -> Callable[[str, str], frozenset[str]]:
     return parse
 
 
+def _names(variable: str, text: str) -> frozenset[str]:
+    return frozenset(word.strip().lower() for word in text.split(",")) - {""}
+
+
 def _one_of(*words: str) -> Callable[[str, str], str]:
     def parse(variable: str, text: str) -> str:
         word = text.strip().lower()
@@ -259,6 +264,15 @@ TABLE: tuple[Setting, ...] = (
         200,
         _count(32, 4096),
         "Characters of a logged name; a longer one is shortened and counted.",
+    ),
+    Setting(
+        "hidden_names",
+        ("OTEL_DDP_HIDE",),
+        frozenset(),
+        _names,
+        "Further names of a configuration whose values are never recorded, with commas between "
+        "them and `*` as wildcard: `internal_*,data.source`. SECURITY.md says which are hidden in "
+        "any case.",
     ),
     Setting(
         "sample_steps",
@@ -581,7 +595,7 @@ def markdown() -> str:
         "|---|---|---|",
     ]
     for row in TABLE:
-        shown = "" if row.default == "" else f"`{_shown(row)}`"
+        shown = f"`{text}`" if (text := _shown(row)) else ""
         names = ", ".join(f"`{name}`" for name in row.variables)
         lines.append(f"| {names} | {shown} | {row.meaning} |")
     lines += [

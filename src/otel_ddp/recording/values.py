@@ -6,7 +6,7 @@ import re
 import reprlib
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from hashlib import blake2s
 from itertools import islice
@@ -14,6 +14,7 @@ from math import isfinite, prod
 from typing import Any
 
 from otel_ddp import containment
+from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
 
 _SPLITS = {
     "training": "train",
@@ -141,12 +142,20 @@ def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) ->
             name, _ = text(key, 200)
         except Refused:
             name = "?"
-        clean[name] = plain(value, longest)
+        clean[name] = HIDDEN if is_secret(name, value) else plain(value, longest)
     return clean
 
 
-def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) -> dict[str, Any]:
-    """A nested configuration as one level of dotted names, bounded in every direction."""
+def flat(
+    given: Any,
+    most: int = MOST_SETTINGS,
+    longest: int = LONGEST_SETTING,
+    hidden: Collection[str] = (),
+) -> dict[str, Any]:
+    """A nested configuration as one level of dotted names, bounded in every direction.
+
+    *hidden*: further names whose values are not recorded.
+    """
     found: dict[str, Any] = {}
     # A stack rather than recursion: a configuration may be deep, or contain itself.
     stack: list[tuple[str, Any, int]] = [("", given, 0)]
@@ -156,7 +165,8 @@ def flat(given: Any, most: int = MOST_SETTINGS, longest: int = LONGEST_SETTING) 
         # An empty mapping inside is a value as well.
         if inner is None or (not inner and prefix):
             if prefix:
-                found[prefix] = plain(value, longest)
+                secret = is_secret(prefix, value, hidden)
+                found[prefix] = HIDDEN if secret else plain(value, longest)
             continue
         for key, item in reversed(inner):
             words = str.__str__(key) if isinstance(key, str) else _words(key, 200)
@@ -203,8 +213,9 @@ def _plain(value: Any, longest: int) -> Any:
         # JSON has no infinity and no NaN.
         return float(value) if isfinite(value) else str(float(value))
     if isinstance(value, str):
-        return _short(str.__str__(value[: longest + 1]), longest)
-    return _words(value, longest)
+        # Cut late: of half a secret the other half would not be seen.
+        return _short(without_secrets(str.__str__(value[: 4 * longest])), longest)
+    return without_secrets(_words(value, longest))
 
 
 def _words(value: Any, longest: int) -> str:
@@ -251,5 +262,6 @@ def shown(value: Any, longest: int = 60) -> str:
 
 def error_line(error: BaseException) -> str:
     """An exception in one line."""
-    message = one_line(containment.attempt(lambda: str(error), ""), 1000)
+    message = containment.attempt(lambda: str(error), "")
+    message = one_line(without_secrets(message[:4000]), 1000)
     return f"{type(error).__name__}: {message}"[:1000] if message else type(error).__name__

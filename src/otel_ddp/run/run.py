@@ -356,7 +356,7 @@ class Run:
         recorder = self._ready()
         if recorder is None:
             return
-        content = values.flat(mapping)
+        content = values.flat(mapping, hidden=self._settings.hidden_names)
         if not content and isinstance(mapping, Mapping):
             return
         if not content:

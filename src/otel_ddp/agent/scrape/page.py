@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-_COLUMNS = ("run", "group", "job_type", "node", "rank", "state", "step", "phase", "reason")
+# No more than /metrics tells, which every user of the node can read: texts of errors stay out.
+_COLUMNS = ("run", "group", "job_type", "node", "rank", "state", "step", "phase")
 
 
 def render_page(status: dict[str, Any]) -> str:
@@ -20,7 +21,6 @@ def render_page(status: dict[str, Any]) -> str:
         "<style>body{font:14px sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:left}"
         "</style>"
         f"<h1>otel_ddp on {html.escape(str(status.get('node', '')))}</h1>"
-        f"<p>{html.escape(str(status.get('export', '')))}</p>"
         f"<table><tr>{heads}</tr>{rows}</table>"
         '<p><a href="/metrics">/metrics</a> <a href="/healthz">/healthz</a></p>'
     )

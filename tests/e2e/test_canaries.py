@@ -1,0 +1,66 @@
+"""Secrets that a program hands over, or has about it, are found nowhere that they should not be."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from pathlib import Path
+
+from node import Node, until
+from otlp_receiver import Receiver
+
+CANARY = "canary7x"
+PROGRAM = f"""
+import argparse
+import otel_ddp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--api_key")
+parser.add_argument("--data")
+config = {{
+    **vars(parser.parse_args()),
+    "db": {{"password": "{CANARY}1", "url": "postgres://me:{CANARY}2@db/x"}},
+    "secrets": ["{CANARY}3"],
+    "lr": 0.25,
+}}
+with otel_ddp.init(group="g", run="canaries", config=config) as run:
+    run.log({{"loss": 0.5}}, step=1)
+    otel_ddp.event("upload", to="https://me:{CANARY}4@host/x", token="{CANARY}5")
+    with run.span("load", path="s3://me:{CANARY}6@bucket/x"):
+        pass
+    raise RuntimeError("refused by https://me:{CANARY}7@host/x?sig={CANARY}8, password={CANARY}9")
+"""
+
+
+def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
+    with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env") as node:
+        node.export_to(receiver.start_http())
+        node.env["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{CANARY}-header"
+        arguments = ("--api_key", f"{CANARY}-key", "--data", f"https://me:{CANARY}-data@host/x")
+        process = node.start(sys.executable, "-c", PROGRAM, *arguments)
+        process.communicate(timeout=60)
+
+        until(lambda: node.value("training_state") == 3.0, "the end to be told")
+        postmortems = node.root / "postmortems"
+        until(lambda: any(postmortems.rglob("*.json")), "the post-mortem")
+        endpoint = node.agent()["scrape"].removesuffix("/metrics")
+        shown = [
+            urllib.request.urlopen(endpoint + path, timeout=10).read().decode()
+            for path in ("/metrics", "/", "/healthz")
+        ]
+        shown += [
+            node.run(f"from otel_ddp.cli import main; main({command})")
+            for command in (["status"], ["status", "--json"])
+        ]
+        node.stop_agent()
+        sent = [*receiver.points(), *receiver.spans(), *receiver.logs()]
+        shown += [str(each) for each in sent]
+        # Journals, the agent's file and log, the spool, post-mortems.
+        files = [path.read_bytes() for path in node.root.rglob("*") if path.is_file()]
+
+    assert process.returncode == 1
+    # What is looked through is what it should be.
+    everything = "\n".join(shown) + "\n".join(each.decode("latin-1") for each in files)
+    for word in ("[hidden]", "config_lr", "refused by https://host/x", "s3://bucket/x"):
+        assert word in everything, word
+    assert CANARY not in everything
