@@ -60,6 +60,7 @@ class Settings(NamedTuple):
     endpoint: str
     scrape_host: str
     scrape_port: int
+    web_config: str
     spool_directory: str
     spool_bytes: int
     postmortem_directory: str
@@ -347,6 +348,15 @@ TABLE: tuple[Setting, ...] = (
         9464,
         _count(0, 65535),
         "The port of `/metrics`; taken, the next free one is used. 0 lets the system choose.",
+    ),
+    Setting(
+        "web_config",
+        ("OTEL_DDP_WEB_CONFIG",),
+        "",
+        _directory,
+        "Who may read `/metrics` from other machines: a web configuration file as of Prometheus' "
+        "exporters (TLS, users, a token), or `insecure`: everyone, unencrypted. Without either it "
+        "is served on loopback only.",
     ),
     Setting(
         "spool_directory",

@@ -27,6 +27,9 @@ from nvml_boards import Boards, a100_mig, h100, standin_library
 from otel_ddp import __version__
 from otel_ddp.agent.export.otlp.outcome import Outcome
 from otel_ddp.agent.export.otlp.variables import Route
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.cli import doctor, main
 from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation, port_protocol
 from otel_ddp.errors import ConfigError
@@ -452,8 +455,9 @@ def test_a_file_or_a_link_where_the_directory_should_be_is_refused(tmp_path: Pat
     assert "cannot be written to (Not a directory)" in the(findings, "fail")
 
 
-def test_too_little_room_for_a_journal_fails(place: Here) -> None:
-    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "1000000G"
+def test_too_little_room_for_a_journal_fails(place: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = (4096, 4096, 100_000, 100, 100, 0, 0, 0, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(full))
 
     assert "set OTEL_DDP_JOURNAL_BYTES lower" in the(found(doctor.journals), "fail")
 
@@ -625,11 +629,29 @@ def test_a_port_that_is_taken_is_a_warning_and_a_foreign_address_a_failure(place
         findings = found(doctor.endpoint)
     free = found(doctor.endpoint)
     os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "203.0.113.7"
+    open_to_all = found(doctor.endpoint)
+    os.environ["OTEL_DDP_WEB_CONFIG"] = "insecure"
     strange = found(doctor.endpoint)
 
     assert "the next free port" in the(findings, "warn")
     assert levels(free) == ["ok"]
     assert "correct OTEL_EXPORTER_PROMETHEUS_HOST" in the(strange, "fail")
+    assert "will not be served: 203.0.113.7 is reached from other" in the(open_to_all, "fail")
+
+
+def test_an_endpoint_that_asks_for_a_token_is_well(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    (tmp_path / "web.yml").write_text("bearer_token_file: token")
+    protected = Endpoint(Ledger(), "127.0.0.1", 0, dict, rules=WebConfig(tmp_path / "web.yml"))
+    protected.start()
+    inputs = DoctorInputs()
+    inputs.survey["agents"] = [{"alive": True, "scrape": protected.url}]
+    try:
+        findings = list(examine(inputs, [doctor.endpoint]))
+    finally:
+        protected.stop()
+
+    assert "answers those who have its password or token" in the(findings, "ok")
 
 
 # --- the collector

@@ -238,6 +238,25 @@ def test_files_named_from_the_directory_of_the_training_are_found_by_its_agent(
         process.kill()
 
 
+def test_nothing_is_served_beyond_loopback_by_accident() -> None:
+    def said() -> Any:
+        try:
+            return json.loads(node.place.agent_file.read_text())["remark"]
+        except (OSError, ValueError):
+            return ""
+
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0") as node:
+        process = node.python(WORK)
+        remark = until(said, "the remark")
+        process.kill()
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="0.0.0.0", OTEL_DDP_WEB_CONFIG="insecure") as node:
+        process = node.python(WORK)
+        until(lambda: node.value("training_state") == 1.0, "the rank to be seen")
+        process.kill()
+
+    assert remark.startswith("no scrape endpoint: 0.0.0.0 is reached from other machines: set ")
+
+
 def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
     def said() -> Any:
         try:
@@ -245,7 +264,8 @@ def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
         except (OSError, ValueError):
             return ""
 
-    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="203.0.113.7") as node:
+    open_to_all = {"OTEL_DDP_WEB_CONFIG": "insecure"}
+    with Node(OTEL_EXPORTER_PROMETHEUS_HOST="203.0.113.7", **open_to_all) as node:
         process = node.python(WORK)
 
         remark = until(said, "the remark")

@@ -38,7 +38,6 @@ _SERIES_EVERY_S = 1.0
 _CONNECT_EVERY_S = 15.0
 _STATUS_EVERY_S = 5.0
 _BROKEN_HOLD_S = 10.0
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Agent:
@@ -267,28 +266,28 @@ class Agent:
     # -- the endpoint and the status
 
     def _serve(self) -> None:
+        from otel_ddp.agent.scrape import web_config
         from otel_ddp.agent.scrape.endpoint import Endpoint
 
         host, port = self.conf.scrape_host, self.conf.scrape_port
         try:
+            rules = web_config.find(self.conf.web_config, host)
             self._endpoint = Endpoint(
                 *(self.ledger, host, port, self.status),
                 idle_s=lambda: time.monotonic() - self._round_began_at,
+                rules=rules,
             )
+        except web_config.Refused as why:
+            self._remark = f"no scrape endpoint: {why}"
         except OSError as error:
             self._remark = (
                 f"no scrape endpoint: {host} cannot be bound ({error.strerror}): set "
                 "OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
             )
+        if self._endpoint is None:
             log.warning("%s", self._remark)
             return
         self._endpoint.start()
-        if host not in _LOOPBACK:
-            log.warning(
-                "/metrics is served on %s, to everyone who reaches it: it has no password and no "
-                "encryption. Keep it behind a network policy or a proxy that has.",
-                host,
-            )
         if port and self._endpoint.port != port:
             self._remark = f"port {port} is taken, so {self._endpoint.port} is used"
 
@@ -336,11 +335,12 @@ class Agent:
         self._status_written = now, content
 
 
-def main(directory: str = "", foreground: bool = False) -> int:
+def main(directory: str = "", foreground: bool = False, insecure: bool = False) -> int:
     """Run the agent of a place to its end; the exit status."""
     startup.log_to_stderr()
     try:
-        conf = settings.read(directory=directory or None)
+        web_config = "insecure" if insecure else None
+        conf = settings.read(directory=directory or None, web_config=web_config)
         place = startup.find_place(conf, foreground)
         lock = startup.lock_place(place)
     except (ConfigError, OSError) as error:

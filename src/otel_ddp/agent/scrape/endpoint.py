@@ -6,9 +6,11 @@ import contextlib
 import errno
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from weakref import WeakSet
@@ -20,6 +22,7 @@ from otel_ddp import containment
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.scrape.page import render_page
+from otel_ddp.agent.scrape.web_config import WebConfig
 
 _PORTS_TO_TRY = 64
 # Only where shutting the socket down does not wake the thread is this how long a stop may take.
@@ -27,6 +30,9 @@ _POLL_S = 1.0
 # Longer than the agent's loop ever waits; a supervisor restarts an agent that is stuck.
 _STUCK_S = 60.0
 _CLIENT_TIMEOUT_S = 5.0
+# A client that reads or writes a byte now and then is cut off after this.
+_LONGEST_ANSWER_S = 60.0
+_MOST_CLIENTS = 64
 
 
 class Endpoint:
@@ -39,11 +45,16 @@ class Endpoint:
         port: int,
         status: Callable[[], dict[str, Any]],
         idle_s: Callable[[], float] = lambda: 0.0,
+        rules: WebConfig | None = None,
     ) -> None:
-        """*idle_s*: for how long the agent's loop, which runs in another thread, has not moved."""
+        """*idle_s*: for how long the agent's loop, which runs in another thread, has not moved.
+
+        *rules*: who may read it, and how; None: everyone, without encryption.
+        """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
-        self._server = _bind(host, port, _handler(registry, status, idle_s))
+        self._server = _bind(host, port, _handler(registry, status, idle_s, rules), rules)
+        self._scheme = "http" if rules is None or rules.tls() is None else "https"
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": _POLL_S},
@@ -61,7 +72,7 @@ class Endpoint:
         if host in ("0.0.0.0", "::"):
             host = socket.gethostname()
         shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{self.port}/metrics"
+        return f"{self._scheme}://{shown}:{self.port}/metrics"
 
     def start(self) -> None:
         self._thread.start()
@@ -91,9 +102,13 @@ class _Server(ThreadingHTTPServer):
         family: socket.AddressFamily,
         address: tuple[Any, ...],
         handler: type[BaseHTTPRequestHandler],
+        rules: WebConfig | None,
     ) -> None:
         self.address_family = family
         self.answering: WeakSet[threading.Thread] = WeakSet()
+        self._rules = rules
+        # Each connection, and since when it is open.
+        self._clients: dict[Any, float] = {}
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -110,25 +125,57 @@ class _Server(ThreadingHTTPServer):
             time.sleep(0.05)
             raise
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._clients) >= _MOST_CLIENTS:
+            self.shutdown_request(request)
+            return
+        context = None if self._rules is None else self._rules.tls()
+        if context is not None:
+            # The handshake waits for the client, so it belongs to the client's own thread.
+            request = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        self._clients[request] = time.monotonic()
+        super().process_request(request, client_address)
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self.answering.add(threading.current_thread())
+        if isinstance(request, ssl.SSLSocket):
+            try:
+                request.settimeout(_CLIENT_TIMEOUT_S)
+                request.do_handshake()
+            except OSError:
+                self.shutdown_request(request)
+                return
         super().process_request_thread(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called about every second: a timeout of the socket alone begins anew with each byte."""
+        now = time.monotonic()
+        for request, since in list(self._clients.items()):
+            if now - since > _LONGEST_ANSWER_S:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Not logged: clients may disconnect at any time."""
 
 
-def _bind(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
+def _bind(
+    host: str, port: int, handler: type[BaseHTTPRequestHandler], rules: WebConfig | None
+) -> _Server:
     family, address = _resolve(host)
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
         try:
-            return _Server(family, (address[0], attempt, *address[2:]), handler)
+            return _Server(family, (address[0], attempt, *address[2:]), handler, rules)
         except OSError as error:  # noqa: PERF203
             # Another error, such as an address of another machine, is the same for every port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     # Any free port.
-    return _Server(family, (address[0], 0, *address[2:]), handler)
+    return _Server(family, (address[0], 0, *address[2:]), handler, rules)
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
@@ -153,6 +200,7 @@ def _handler(
     registry: CollectorRegistry,
     status: Callable[[], dict[str, Any]],
     idle_s: Callable[[], float],
+    rules: WebConfig | None,
 ) -> type[BaseHTTPRequestHandler]:
     rendering = threading.Lock()
 
@@ -163,7 +211,10 @@ def _handler(
 
         def do_GET(self) -> None:
             path = self.path.split("?", 1)[0]
-            if path == "/metrics":
+            # A probe has no password, and learns only whether the agent is well.
+            if path != "/healthz" and not self._is_admitted():
+                self._answer(401, "text/plain; charset=utf-8", b"name yourself\n")
+            elif path == "/metrics":
                 encoder, kind = choose_encoder(self.headers.get("Accept") or "")
                 with rendering:
                     body = _render(encoder, registry)
@@ -186,6 +237,9 @@ def _handler(
 
         do_HEAD = do_GET
 
+        def _is_admitted(self) -> bool:
+            return rules is None or rules.admits(self.headers.get("Authorization") or "")
+
         def _page(self) -> bytes:
             return render_page(status()).encode("utf-8", "replace")
 
@@ -193,6 +247,8 @@ def _handler(
             self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            if code == HTTPStatus.UNAUTHORIZED:
+                self.send_header("WWW-Authenticate", 'Basic realm="otel-ddp", charset="UTF-8"')
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)

@@ -6,12 +6,15 @@ import contextlib
 import errno
 import http.client
 import socket
+import ssl
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from otel_ddp import __version__
 from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, Level
 from otel_ddp.cli.status import NO_AGENT, unserved
 from otel_ddp.cli.text import cell
+from otel_ddp.settings import Settings
 
 _LONGEST_RESPONSE = 64 * 1024 * 1024
 
@@ -48,33 +51,36 @@ def agent(inputs: DoctorInputs) -> Findings:
 def endpoint(inputs: DoctorInputs) -> Findings:
     for each in inputs.agents:
         url = each.get("scrape")
-        if isinstance(url, str) and url.startswith("http://"):
+        if isinstance(url, str) and url.startswith(("http://", "https://")):
             yield _check_scrape(url, inputs.answer_s)
         elif each.get("starting") is not True:
             sentence = "the agent has no endpoint: see its remark above, or its log agent.log"
             yield Finding("fail", "endpoint", sentence)
     if not inputs.agents:
-        yield _check_bind(inputs.conf.scrape_host, inputs.conf.scrape_port)
+        yield _check_bind(inputs.conf)
 
 
 def _check_scrape(url: str, answer_s: float) -> Finding:
     from otel_ddp.agent.scrape.parse_exposition import parse
 
     try:
-        host = urlsplit(url).hostname or ""
         for path in ("/healthz", "/metrics"):
-            # Without a proxy, as a scraper does it.
-            connection = http.client.HTTPConnection(host, urlsplit(url).port, timeout=answer_s)
-            with contextlib.closing(connection):
+            with contextlib.closing(_connection(url, answer_s)) as connection:
                 connection.request("GET", path)
                 response = connection.getresponse()
                 body = response.read(_LONGEST_RESPONSE)
-            if response.status != 200:
+            if response.status == HTTPStatus.UNAUTHORIZED:
+                sentence = f"{url} answers those who have its password or token"
+                return Finding("ok", "endpoint", sentence)
+            if response.status != HTTPStatus.OK:
                 sentence = (
                     f"{path} of {url} answers {response.status}: does it belong to another program?"
                 )
                 return Finding("fail", "endpoint", sentence)
         count = sum(1 for _ in parse(body.decode()))
+    except ssl.SSLError as error:
+        sentence = f"{url} refuses a client without its certificate ({error.reason or error})"
+        return Finding("ok", "endpoint", sentence)
     except (OSError, http.client.HTTPException) as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
         sentence = (
@@ -87,8 +93,28 @@ def _check_scrape(url: str, answer_s: float) -> Finding:
     return Finding("ok", "endpoint", f"{url} answers with {count} samples")
 
 
-def _check_bind(host: str, port: int) -> Finding:
+def _connection(url: str, answer_s: float) -> http.client.HTTPConnection:
+    """A connection without a proxy, as a scraper makes it."""
+    where = urlsplit(url)
+    if where.scheme == "http":
+        return http.client.HTTPConnection(where.hostname or "", where.port, timeout=answer_s)
+    # Our own agent; whether scrapers trust its certificate is their matter.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(
+        where.hostname or "", where.port, timeout=answer_s, context=context
+    )
+
+
+def _check_bind(conf: Settings) -> Finding:
+    from otel_ddp.agent.scrape import web_config
+
+    host, port = conf.scrape_host, conf.scrape_port
     where = f"{host}:{port}"
+    try:
+        web_config.find(conf.web_config, host)
+    except web_config.Refused as refused:
+        return Finding("fail", "endpoint", f"/metrics will not be served: {refused}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # The agent's choice where a name has addresses of both kinds.

@@ -1,0 +1,245 @@
+"""Who may read the endpoint: TLS, users, tokens, and files that cannot be used."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape import endpoint as endpoints
+from otel_ddp.agent.scrape import web_config
+from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.scrape.web_config import Refused, WebConfig
+
+HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+TLS = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
+NEW_KEY = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
+
+
+def certificate(folder: Path, name: str) -> None:
+    command = (*NEW_KEY.split(), f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt"))
+    subprocess.run([*command, *files], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("tls", "client"):
+        certificate(folder, name)
+    (folder / "token").write_text("abc\n")
+    return folder
+
+
+@contextmanager
+def served(path: Path, content: str) -> Iterator[Endpoint]:
+    path.write_text(content)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, rules=WebConfig(path))
+    endpoint.start()
+    try:
+        yield endpoint
+    finally:
+        endpoint.stop()
+
+
+def status(url: str, authorization: str = "", context: ssl.SSLContext | None = None) -> int:
+    headers = {"Authorization": authorization} if authorization else {}
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+def basic(name: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+def test_users_and_tokens_are_let_in_and_nobody_else(keys: Path) -> None:
+    content = f"basic_auth_users: {{me: '{HASH}'}}\nbearer_token_file: token\n"
+    with served(keys / "both.yml", content) as endpoint:
+        expected = {
+            "": 401,
+            basic("me", "right"): 200,
+            basic("me", "wrong"): 401,
+            basic("you", "right"): 401,
+            "Basic not base64": 401,
+            "Bearer abc": 200,
+            "bearer abc": 200,
+            "Bearer abd": 401,
+            "Bearer ü": 401,
+            "Bearer": 401,
+            "Digest abc": 401,
+        }
+        for path in ("", "metrics"):
+            url = endpoint.url.replace("metrics", path)
+            found = {each: status(url, each) for each in expected if each.isascii()}
+            assert found == {k: v for k, v in expected.items() if k.isascii()}
+        # Remembered, and still for the right password only.
+        assert status(endpoint.url, basic("me", "right")) == 200
+        assert status(endpoint.url, basic("me", "wrong")) == 401
+        # A probe has no password.
+        assert status(endpoint.url.replace("metrics", "healthz")) == 200
+    rules = WebConfig(keys / "both.yml")
+    assert {each: rules.admits(each) for each in expected} == {
+        each: code == 200 for each, code in expected.items()
+    }
+
+
+def test_tls_is_spoken_and_nothing_else(keys: Path) -> None:
+    with served(keys / "tls.yml", TLS) as endpoint:
+        assert endpoint.url.startswith("https://127.0.0.1:")
+        trusting = ssl.create_default_context(cafile=str(keys / "tls.crt"))
+
+        assert status(endpoint.url, context=trusting) == 200
+        with pytest.raises(OSError):
+            status(endpoint.url.replace("https", "http"))
+
+
+def test_clients_show_a_certificate_where_the_file_asks_for_it(keys: Path) -> None:
+    content = TLS.replace("}", ", client_ca_file: client.crt}")
+    with served(keys / "clients.yml", content) as endpoint:
+        context = ssl.create_default_context(cafile=str(keys / "tls.crt"))
+        with pytest.raises(OSError):
+            status(endpoint.url, context=context)
+
+        context.load_cert_chain(keys / "client.crt", keys / "client.key")
+        assert status(endpoint.url, context=context) == 200
+
+
+def test_a_client_that_never_shakes_hands_delays_no_other(keys: Path) -> None:
+    context = ssl.create_default_context(cafile=str(keys / "tls.crt"))
+    with (
+        served(keys / "slow.yml", TLS) as endpoint,
+        socket.create_connection(("127.0.0.1", endpoint.port)),
+    ):
+        assert status(endpoint.url, context=context) == 200
+
+
+def test_what_changes_is_read_again(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, token = keys / "again.yml", keys / "changing"
+    token.write_text("first")
+    with served(path, "bearer_token_file: changing\n") as endpoint:
+        assert status(endpoint.url, "Bearer first") == 200
+
+        replace(token, "second")
+        assert status(endpoint.url, "Bearer first") == 401
+        assert status(endpoint.url, "Bearer second") == 200
+
+        # A file that cannot be used does not open the door.
+        replace(path, "bearer_token: second\n")
+        assert status(endpoint.url) == 401
+        assert status(endpoint.url, "Bearer second") == 200
+        assert [each for each in caplog.messages if "goes on by what it said before" in each]
+        assert len(caplog.messages) == 1
+
+
+def replace(path: Path, content: str) -> None:
+    # As an operator's tool does it, and Kubernetes: a new file under the old name.
+    new = path.with_suffix(".new")
+    new.write_text(content)
+    os.replace(new, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "protects nothing"),
+        ("[]", "protects nothing"),
+        ("basic_auth_users: {}", "protects nothing"),
+        ("basic_auth_user: {}", "basic_auth_user is not known"),
+        ("basic_auth_users: {me: right}", "must be names with bcrypt hashes"),
+        ("basic_auth_users: [me]", "must be names with bcrypt hashes"),
+        ("bearer_token_file: nope", "nope cannot be read: No such file"),
+        ("bearer_token_file: 3", "bearer_token_file must name a file"),
+        ("bearer_token_file: empty", "is empty"),
+        ("tls_server_config: on", "must have cert_file and key_file"),
+        ("tls_server_config: {cert_file: tls.crt}", "key_file must name a file"),
+        ("tls_server_config: {cert_file: tls.crt, key_file: token}", "cannot be read"),
+        (TLS.replace("}", ", min_version: TLS10}"), "must be one of TLS12, TLS13"),
+        (TLS.replace("}", ", client_auth_type: Some}"), "must be one of NoClientCert"),
+        (
+            TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert}"),
+            "needs client_ca_file",
+        ),
+        (TLS.replace("}", ", cipher: x}"), "cipher is not known"),
+        ("a: [", "cannot be read: while parsing"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(keys: Path, content: str, why: str) -> None:
+    (keys / "empty").write_text("")
+    path = keys / "bad.yml"
+    path.write_text(content)
+
+    with pytest.raises(Refused) as refused:
+        WebConfig(path)
+
+    assert why in str(refused.value)
+
+
+def test_loopback_is_open_and_other_addresses_need_rules(keys: Path) -> None:
+    path = keys / "some.yml"
+    path.write_text("bearer_token_file: token\n")
+
+    assert web_config.find("", "127.0.0.1") is None
+    assert web_config.find("", "localhost") is None
+    assert web_config.find("insecure", "0.0.0.0") is None
+    for host in ("127.0.0.1", "0.0.0.0"):
+        assert web_config.find(str(path), host) is not None
+    for host in ("0.0.0.0", "::", "10.1.2.3", "node7"):
+        with pytest.raises(Refused) as refused:
+            web_config.find("", host)
+        assert f"{host} is reached from other machines: set OTEL_DDP_WEB_CONFIG" in str(
+            refused.value
+        )
+
+
+def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "_LONGEST_ANSWER_S", 0.2)
+    monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    endpoint.start()
+    try:
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client:
+            while True:
+                try:
+                    client.sendall(b"G")
+                    if client.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+    finally:
+        endpoint.stop()
+
+
+def test_one_client_more_than_there_may_be_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_MOST_CLIENTS", 2)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    endpoint.start()
+    try:
+        where = ("127.0.0.1", endpoint.port)
+        with (
+            socket.create_connection(where, 10),
+            socket.create_connection(where, 10),
+            socket.create_connection(where, 10) as third,
+        ):
+            assert third.recv(1) == b""
+    finally:
+        endpoint.stop()
