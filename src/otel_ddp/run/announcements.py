@@ -15,6 +15,8 @@ from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values
 from otel_ddp.settings import Settings
 
+# With fewer an agent reads no journal, or only those of a few processes.
+_LEAST_FILES = 64
 # About what one step takes in the journal: where its time went, and a few logged values.
 _STEP_BYTES = 200
 
@@ -50,6 +52,19 @@ def doubts(conf: Settings, process: Identity) -> None:
     if conf.starts_agent:
         for doubt in settings.doubts(conf):
             warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
+        # Imported here: Windows has none, where nothing is recorded.
+        import resource
+
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most_files != resource.RLIM_INFINITY and most_files < _LEAST_FILES:
+            warn_once(
+                "files",
+                "An agent that is started here may have %d files open, and needs %d: it will not "
+                "read this process. Raise that limit (ulimit -Hn, docker --ulimit nofile, "
+                "LimitNOFILE).",
+                most_files,
+                _LEAST_FILES,
+            )
     for sentence in settings.unknown():
         warn_once(sentence, "%s", sentence)
 
