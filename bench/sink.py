@@ -1,10 +1,14 @@
-"""A collector that only counts: prints its address, then, once its input ends, what came in."""
+"""A collector that only counts: prints its address, then, once its input ends, what came in.
+
+Its arguments are names of values; without any, all count.
+"""
 
 from __future__ import annotations
 
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 bodies: list[bytes] = []
 
@@ -36,14 +40,21 @@ def main() -> None:
         ExportMetricsServiceRequest,
     )
 
+    wanted = sys.argv[1:]
     points = 0
     for body in bodies:
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
                     if metric.name == "training.scalar":
-                        points += len(metric.gauge.data_points)
+                        points += sum(_is_wanted(each, wanted) for each in metric.gauge.data_points)
     print(points)
+
+
+def _is_wanted(point: Any, names: list[str]) -> bool:
+    return not names or any(
+        each.key == "name" and each.value.string_value in names for each in point.attributes
+    )
 
 
 if __name__ == "__main__":
