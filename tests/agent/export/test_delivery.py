@@ -7,10 +7,13 @@ import functools
 import logging
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 
 from otel_ddp import settings
 from otel_ddp.agent.export.delivery import Delivery
@@ -31,6 +34,7 @@ from otlp_receiver import Receiver
 DELIVERED = Outcome("delivered", "accepted by http://c")
 DOWN = Outcome("retry", "connection refused by http://c")
 BAD = Outcome("refused", "400 from http://c/v1/metrics")
+TOO_LARGE = Outcome("refused", "413 from http://c/v1/metrics", too_large=True)
 PLENTY = 1024 * BLOCK_BYTES
 
 
@@ -265,6 +269,194 @@ def test_a_refused_request_is_dropped_and_the_next_goes_on_at_once(
     status = delivery.status()
     assert status.dropped_points == {"refused": 10}
     assert (status.delivered, status.refused, status.failed) == (2, 1, 0)
+
+
+def points_of(*series: tuple[str, int]) -> bytes:
+    """A real request with one point for each metric and rank."""
+    return metrics_request(
+        *(resource_bytes({}), "otel_ddp", "1"),
+        [
+            metric(
+                *(name, "", "", "gauge"),
+                [number_point(attribute_bytes({"rank": str(rank)}), 17, float(rank))],
+            )
+            for name, rank in series
+        ],
+    )
+
+
+def series_in(bodies: Sequence[bytes]) -> list[tuple[str, str]]:
+    """The metric and the rank of every point, in the order of their arrival."""
+    return [
+        (each.name, point.attributes[0].value.string_value)
+        for body in bodies
+        for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
+        for of_scope in of_resource.scope_metrics
+        for each in of_scope.metrics
+        for point in each.gauge.data_points
+    ]
+
+
+MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_one_refused_point_takes_no_other_along_and_is_named(
+    delivery: Delivery,
+    transport: FakeTransport,
+    spool: Spool,
+    caplog: pytest.LogCaptureFixture,
+    from_disk: bool,
+) -> None:
+    bad = ("training.b", "77")
+    transport.answer = lambda signal, body: BAD if bad in series_in([body]) else DELIVERED
+    settled: list[str] = []
+    if from_disk:
+        spool.append("metrics", points_of(*MANY), len(MANY))
+    else:
+        delivery.submit(
+            [Request("metrics", points_of(*MANY), len(MANY))], lambda: settled.append("all")
+        )
+
+    send_all_due(delivery)
+
+    arrived = series_in(transport.arrived)
+    assert sorted(arrived) == sorted(
+        (name, str(rank)) for name, rank in MANY if (name, str(rank)) != bad
+    )
+    assert delivery.status().dropped_points == {"refused": 1}
+    assert caplog.messages == [
+        "OTLP metrics: 1 point is dropped: 400 from http://c/v1/metrics (training.b of rank 77)."
+    ]
+    assert spool.entries == 0
+    assert settled == ([] if from_disk else ["all"])
+
+
+def test_a_rank_of_which_everything_is_refused_takes_no_other_rank_along(
+    delivery: Delivery, transport: FakeTransport
+) -> None:
+    series = [(f"training.{n}", rank) for n in range(200) for rank in range(8)]
+
+    def refuse(signal: Signal, body: bytes) -> Outcome:
+        return BAD if any(rank == "5" for _, rank in series_in([body])) else DELIVERED
+
+    transport.answer = refuse
+    delivery.submit([Request("metrics", points_of(*series), len(series))])
+
+    send_all_due(delivery)
+
+    assert len(series_in(transport.arrived)) == 7 * 200
+    assert delivery.status().dropped_points == {"refused": 200}
+    assert len(transport.tried) < 140
+
+
+def test_a_receiver_that_refuses_everything_is_not_asked_about_each_point(
+    delivery: Delivery, transport: FakeTransport
+) -> None:
+    transport.always(BAD)
+    for _ in range(20):
+        delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
+
+    send_all_due(delivery)
+
+    assert delivery.status().dropped_points == {"refused": 20 * len(MANY)}
+    assert len(transport.tried) < 150
+
+
+def test_after_a_failure_the_parts_that_were_delivered_are_not_sent_again(
+    delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
+) -> None:
+    def fail_at_the_third(signal: Signal, body: bytes) -> Outcome:
+        if len(transport.tried) == 1:
+            return BAD
+        return DOWN if len(transport.tried) == 3 else DELIVERED
+
+    transport.answer = fail_at_the_third
+    delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
+    send_all_due(delivery)
+    assert spool.entries == 1
+
+    clock.now += 100
+    send_all_due(delivery)
+
+    assert len(series_in(transport.arrived)) == len(MANY)
+    assert spool.entries == 0
+
+
+def test_what_is_too_large_is_split_and_the_smaller_size_is_kept(
+    delivery: Delivery, transport: FakeTransport
+) -> None:
+    series = [(f"training.{n}.{'x' * 200}", rank) for n in range(100) for rank in range(8)]
+    limit = 100_000
+    transport.answer = lambda signal, body: TOO_LARGE if len(body) > limit else DELIVERED
+    body = points_of(*series)
+
+    delivery.submit([Request("metrics", body, len(series))])
+    send_all_due(delivery)
+    first = len(transport.tried)
+    delivery.submit([Request("metrics", body, len(series))])
+    send_all_due(delivery)
+
+    assert len(body) > 2 * limit
+    assert len(series_in(transport.arrived)) == 2 * len(series)
+    assert [each for each in transport.tried[first:] if len(each) > limit] == []
+    assert delivery.status().dropped_points == {}
+
+
+def test_a_point_that_is_too_large_by_itself_is_dropped_alone(
+    delivery: Delivery, transport: FakeTransport, clock: FakeClock
+) -> None:
+    series = [("training.large." + "x" * 5000, 3), *MANY]
+    transport.answer = lambda signal, body: TOO_LARGE if len(body) > 4000 else DELIVERED
+
+    delivery.submit([Request("metrics", points_of(*series), len(series))])
+    for _ in range(3):
+        send_all_due(delivery)
+        clock.now += 40
+
+    assert len(series_in(transport.arrived)) == len(MANY)
+    assert delivery.status().dropped_points == {"refused": 1}
+
+
+def test_a_route_that_calls_everything_too_large_for_minutes_loses_nothing(
+    delivery: Delivery, transport: FakeTransport, clock: FakeClock
+) -> None:
+    transport.always(TOO_LARGE)
+    for _ in range(10):
+        delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
+    for _ in range(20):
+        send_all_due(delivery)
+        clock.now += 30
+
+    transport.always(DELIVERED)
+    send_all_due(delivery)
+
+    assert len(series_in(transport.arrived)) == 10 * len(MANY)
+    assert delivery.status().dropped_points == {}
+
+
+def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes_only(
+    delivery: Delivery,
+    transport: FakeTransport,
+    spool: Spool,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failed = Outcome("retry", "500 from http://c/v1/logs", doubtful=True)
+    transport.answer = lambda signal, body: failed if body == b"poison" else DELIVERED
+    delivery.submit(requests("poison", "b", signal="logs", points=1))
+    begin = clock.now
+
+    while clock.now < begin + 890:
+        clock.now += delivery.send_next() or 0.0
+    before = list(transport.arrived)
+    clock.now += 60
+    send_all_due(delivery)
+
+    assert before == []
+    assert transport.arrived == [b"b"]
+    assert delivery.status().dropped_points == {"refused": 1}
+    assert "OTLP logs: 1 point is dropped: 500 from http://c/v1/logs." in caplog.messages
 
 
 def test_a_refused_request_from_disk_leaves_the_disk(
@@ -589,6 +781,53 @@ def test_a_collector_that_comes_and_goes_is_not_logged_each_time(
     assert len(caplog.records) == 2
 
 
+def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_minutes(
+    delivery: Delivery,
+    transport: FakeTransport,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport.always(DOWN)
+    delivery.submit(requests("a"))
+    delivery.send_next()
+    transport.always(BAD)
+    for _ in range(31):
+        clock.now += 10
+        delivery.submit(requests("b"))
+        send_all_due(delivery)
+
+    assert caplog.messages == [
+        "OTLP metrics: connection refused by http://c; what cannot be delivered waits on disk.",
+        "OTLP metrics: 10 points are dropped: 400 from http://c/v1/metrics.",
+        "OTLP metrics: 300 more points are dropped: 400 from http://c/v1/metrics.",
+    ]
+
+
+def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
+    transport: FakeTransport, tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path / "spool", 4 * BLOCK_BYTES)
+    delivery = Delivery(transport, spool, clock)
+    transport.always(DOWN)
+    delivery.submit(requests("1", "2", "3", "4"))
+    delivery.send_next()
+    during_the_outage = list(caplog.messages)
+
+    delivery.submit(requests("5"))
+    begun = caplog.messages[len(during_the_outage) :]
+    delivery.submit(requests("6", "7"))
+    transport.always(DELIVERED)
+    clock.now += 100
+    send_all_due(delivery)
+
+    assert begun == [
+        "OTLP: 10 points are dropped: the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest make "
+        "room for the newest."
+    ]
+    assert "OTLP: the spool has room again; 30 points were dropped." in caplog.messages
+    assert transport.arrived == [b"4", b"5", b"6", b"7"]
+
+
 # --------------------------------------------------------------------------- with its thread
 
 
@@ -811,3 +1050,37 @@ def test_moving_to_disk_does_not_wait_for_a_real_collector_that_hangs(spool: Spo
         assert spool.entries == 5
     delivery.stop(60)
     transport.close()
+
+
+ROUTES = ["redirect", 301, 308, 401, 403, 404, 413, 500, 502, 503]
+
+
+@pytest.mark.parametrize("mode", ROUTES)
+def test_a_route_that_is_wrong_for_a_while_after_an_outage_loses_nothing(
+    spool: Spool, clock: FakeClock, mode: str | int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stands in the log about it is true: nothing is dropped, and it is taken in the end."""
+    with Receiver() as receiver:
+        endpoint = receiver.start_http()
+        transport = Transport(settings.read({}, endpoint=endpoint), {})
+        delivery = Delivery(transport, spool, clock)
+        receiver.set_mode(503)
+        for _ in range(5):
+            delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
+            send_all_due(delivery)
+        receiver.set_mode(mode)
+        for _ in range(10):
+            clock.now += 50
+            send_all_due(delivery)
+        during = list(caplog.messages)
+        receiver.set_mode("ok")
+        clock.now += 50
+        send_all_due(delivery)
+
+        assert len(receiver.points()) == 5 * len(MANY)
+        transport.close()
+    assert delivery.status().dropped_points == {}
+    assert {each.rpartition("; ")[2] for each in during} == {
+        "what cannot be delivered waits on disk."
+    }
+    assert "takes data again" in caplog.messages[-1]

@@ -121,6 +121,18 @@ def test_a_collector_that_never_answered_is_not_tried_again(tmp_path: Path) -> N
     assert tally.left == {"metrics": 2, "traces": 1}
 
 
+def test_a_request_over_which_the_receiver_fails_does_not_keep_the_others_back(
+    tmp_path: Path,
+) -> None:
+    pauses = list[float]()
+    transport = FakeTransport(TAKEN, Outcome("retry", "500 from http://c", doubtful=True))
+
+    tally = sent(transport, three(tmp_path), pauses)
+
+    assert (pauses, tally.left, tally.refused_points) == ([], {}, {"500 from http://c": 1})
+    assert transport.bodies == [b"a", b"c"]
+
+
 def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
     directory = three(tmp_path)
     next(directory.glob("*2-traces*")).write_bytes(b"torn")

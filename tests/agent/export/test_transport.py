@@ -133,9 +133,9 @@ def test_each_signal_arrives_as_it_was_encoded(
         (401, "retry"),
         (403, "retry"),
         (400, "refused"),
-        (404, "refused"),
+        (404, "retry"),
         (413, "refused"),
-        (500, "refused"),
+        (500, "retry"),
     ],
 )
 @pytest.mark.parametrize("signal", SIGNALS)
@@ -165,9 +165,30 @@ def test_a_redirect_is_no_success(receiver: Receiver, connect: Connect) -> None:
 
     outcome = transport.send("metrics", BODY["metrics"])
 
-    assert outcome.kind == "refused"
+    assert outcome.kind == "retry"
     assert outcome.why.startswith("302 from http://127.0.0.1:")
     assert receiver.attempts == ["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "doubtful"),
+    [
+        *((each, "retry", False) for each in (301, 302, 307, 308, 401, 403, 404, 405, 407, 408)),
+        *((each, "retry", False) for each in (410, 415, 429, 502, 503, 504, 511)),
+        *((each, "retry", True) for each in (409, 418, 431, 500, 501, 505, 520, 599)),
+        *((each, "refused", False) for each in (400, 413, 422)),
+    ],
+)
+def test_only_what_is_wrong_with_the_bytes_is_refused(
+    receiver: Receiver, connect: Connect, status: int, kind: str, doubtful: bool
+) -> None:
+    receiver.set_mode(status)
+    transport = connect(receiver.start_http())
+
+    outcome = transport.send("metrics", BODY["metrics"])
+
+    assert (outcome.kind, outcome.doubtful) == (kind, doubtful)
+    assert outcome.too_large is (status == 413)
 
 
 @PROTOCOLS

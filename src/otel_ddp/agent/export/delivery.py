@@ -8,19 +8,38 @@ of a signal arrive in their order.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from otel_ddp.agent.export.delivery_report import DeliveryReport, DeliveryStatus, human_size
 from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.queues import Batch, QueuedRequest, Queues, Request, SignalQueue
+from otel_ddp.agent.export.otlp.split import Piece, describe, halves
+from otel_ddp.agent.export.queues import (
+    Batch,
+    Head,
+    QueuedRequest,
+    Queues,
+    Request,
+    SignalQueue,
+)
 from otel_ddp.agent.export.spool import Spool
+from otel_ddp.agent.export.spool_files import Entry
 from otel_ddp.containment import contained
 
 MEMORY_LIMIT_BYTES = 32 * 1024 * 1024
+# How long one request waits where the receiver may fail over it. Then the next ones get their turn.
+PATIENCE_S = 900.0
+# So often one request is split to find what is refused in it. One bad point of 2,000 needs 11.
+_MOST_SPLITS = 64
+# A size that was refused is remembered for so long, unless it is smaller than any real limit.
+_TOO_LARGE_FOR_S = 600.0
+_SMALLEST_LIMIT_BYTES = 64 * 1024
 
 
 class Sender(Protocol):
@@ -114,6 +133,7 @@ class Delivery:
                 if queue.requests and self._goes_to_disk(queue):
                     self._queues.move_to_disk_or_thin(queue)
             self._queues.enforce_memory_limit()
+            self._say_losses()
             self._changed.notify_all()
         self._call_settled()
 
@@ -130,6 +150,7 @@ class Delivery:
         """
         with self._changed:
             moved = self._queues.move_all_to_disk()
+            self._say_losses()
         self._call_settled()
         return moved
 
@@ -184,18 +205,70 @@ class Delivery:
             queue = None if self._stopping else self._next_queue(signals)
             if queue is None:
                 return self._seconds_until_due(signals)
-            queued = self._first(queue)
+            head = self._head(queue)
+            if head is None:
+                self._say_losses()
+                return 0.0
             queue.busy = True
-            queue.in_flight = queued
-        outcome = None if queued is None else _send(transport, queued.request)
+            queue.in_flight = head.queued
+        piece = head.left[0]
+        outcome, parts = self._attempt(transport, queue, head, piece)
         with self._changed:
             queue.busy = False
             queue.in_flight = None
-            if queued is not None and outcome is not None:
-                self._finish_attempt(queue, queued, outcome)
+            if parts:
+                self._split(queue, head, parts, outcome)
+            elif outcome is not None:
+                self._finish_attempt(queue, head, outcome)
+            self._say_losses()
             self._changed.notify_all()
         self._call_settled()
         return 0.0
+
+    def _attempt(
+        self, transport: Sender, queue: SignalQueue, head: Head, piece: Piece
+    ) -> tuple[Outcome | None, list[Piece]]:
+        """Send a part; its outcome, and smaller parts of it that are to be sent in its place.
+
+        Without the lock: what it changes is used by the thread of this signal alone.
+        """
+        now = self._clock()
+        if now >= queue.too_large_until:
+            queue.too_large_bytes, queue.smaller_delivered = math.inf, False
+        if len(piece.body) >= queue.too_large_bytes and (parts := _halves(queue.signal, piece)):
+            return None, parts
+        outcome = _send(transport, queue.signal, piece.body)
+        parts = _halves(queue.signal, piece) if outcome.too_large else []
+        unsure = outcome.doubtful or (
+            outcome.too_large and not (parts or head.delivered or queue.smaller_delivered)
+        )
+        if not unsure:
+            head.doubted_since = None
+        elif head.doubted_since is None:
+            head.doubted_since = now
+        if head.doubted_since is not None:
+            waits = now - head.doubted_since < PATIENCE_S
+            outcome = replace(outcome, kind="retry" if waits else "refused")
+        is_searched = head.splits < _MOST_SPLITS and not queue.refuses_everything
+        if outcome.kind == "refused" and not outcome.too_large and is_searched:
+            parts = _halves(queue.signal, piece)
+        return outcome, parts
+
+    def _split(
+        self, queue: SignalQueue, head: Head, parts: list[Piece], outcome: Outcome | None
+    ) -> None:
+        refused = head.left.popleft()
+        if outcome is None or outcome.too_large:
+            # In its place: all of it is to arrive, in its order.
+            head.left.extendleft(reversed(parts))
+        else:
+            # Behind the others: every rank's points are tried before one rank's are taken apart.
+            head.left.extend(parts)
+            head.splits += 1
+        size_bytes = len(refused.body)
+        if outcome is not None and outcome.too_large and size_bytes >= _SMALLEST_LIMIT_BYTES:
+            queue.too_large_bytes = min(size_bytes, queue.too_large_bytes)
+            queue.too_large_until = self._clock() + _TOO_LARGE_FOR_S
 
     def _next_queue(self, signals: Sequence[Signal]) -> SignalQueue | None:
         now = self._clock()
@@ -206,7 +279,20 @@ class Delivery:
         moments = [queue.not_before for queue in self._queues.with_requests(signals)]
         return max(min(moments) - self._clock(), 0.0) if moments else None
 
-    def _first(self, queue: SignalQueue) -> QueuedRequest | None:
+    def _head(self, queue: SignalQueue) -> Head | None:
+        """What is to be sent of a signal's oldest request; None if that cannot be read now."""
+        head, entry = queue.head, self._spool.oldest(queue.signal)
+        if head is None or not _is_oldest(head.queued, entry, queue):
+            queued = self._oldest(queue)
+            if queued is None:
+                return None
+            whole = Piece(queued.request.body, queued.request.points)
+            head = queue.head = Head(queued, deque([whole]))
+        if head.queued.entry is not None:
+            self._spool.protect(head.queued.entry)
+        return head
+
+    def _oldest(self, queue: SignalQueue) -> QueuedRequest | None:
         """The oldest request of a signal, from disk or from memory."""
         entry = self._spool.oldest(queue.signal)
         if entry is None:
@@ -221,21 +307,31 @@ class Delivery:
         if body is None:
             self._spool.remove(entry, "corrupt")
             return None
-        self._spool.protect(entry)
         request = Request(queue.signal, body, entry.points)
         return QueuedRequest(-1, request, Batch(0, None), entry)
 
-    def _finish_attempt(self, queue: SignalQueue, queued: QueuedRequest, outcome: Outcome) -> None:
-        points = queued.request.points
+    def _finish_attempt(self, queue: SignalQueue, head: Head, outcome: Outcome) -> None:
+        piece = head.left[0]
         if outcome.kind == "retry":
-            if queued.entry is not None:
-                self._spool.unprotect(queued.entry)
-            self._postpone(queue, points, outcome)
+            if outcome.too_large:
+                # If another part of it gets through, this one is too large indeed.
+                head.left.rotate(-1)
+            if head.queued.entry is not None:
+                self._spool.unprotect(head.queued.entry)
+            self._postpone(queue, piece.points, outcome)
             return
-        self._report.add_outcome(queue.signal, points, outcome)
+        head.left.popleft()
+        if outcome.kind == "delivered":
+            head.delivered = queue.smaller_delivered = True
+            queue.refuses_everything = False
+        content = describe(queue.signal, piece.body) if outcome.kind == "refused" else ""
+        self._report.add_outcome(queue.signal, piece.points, outcome, content)
         # The collector answers, so the next request need not wait.
         queue.failures, queue.not_before = 0, 0.0
-        self._queues.remove_sent(queue, queued)
+        if not head.left:
+            queue.refuses_everything |= bool(head.splits) and not head.delivered
+            queue.head = None
+            self._queues.remove_sent(queue, head.queued)
 
     def _postpone(self, queue: SignalQueue, points: int, outcome: Outcome) -> None:
         queue.failures += 1
@@ -266,6 +362,11 @@ class Delivery:
         with self._changed:
             return self._queues.pop_settled()
 
+    def _say_losses(self) -> None:
+        spool = self._spool
+        has_room = spool.size_bytes < 0.9 * spool.limit_bytes
+        self._report.poll_losses(spool.dropped_points, has_room)
+
     def _describe_backlog(self) -> str:
         parts = []
         if self._spool.entries:
@@ -277,9 +378,20 @@ class Delivery:
         return ", ".join(parts) or "nothing waits"
 
 
+def _is_oldest(queued: QueuedRequest, entry: Entry | None, queue: SignalQueue) -> bool:
+    """Whether a request is still the oldest of its signal."""
+    if entry is not None or queued.entry is not None:
+        return queued.entry is entry
+    return bool(queue.requests) and queue.requests[0] is queued
+
+
 @contained(default=Outcome("retry", "sending failed in an unknown way"))
-def _send(transport: Sender, request: Request) -> Outcome:
-    return transport.send(request.signal, request.body)
+def _send(transport: Sender, signal: Signal, body: bytes) -> Outcome:
+    return transport.send(signal, body)
+
+
+def _halves(signal: Signal, piece: Piece) -> list[Piece]:
+    return halves(signal, piece.body) if piece.points > 1 else []
 
 
 @contained()

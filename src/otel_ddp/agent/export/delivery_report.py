@@ -8,11 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from otel_ddp.agent.export.loss_log import LOG_EVERY_S, LossLog
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 
 log = logging.getLogger("otel_ddp.agent")
 
-LOG_EVERY_S = 300.0
+_CAUSES = {
+    "spool_full": "the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest make room for the newest",
+    "memory_full": "neither the collector nor the disk takes them, and memory is full",
+    "corrupt": "a file of the spool is damaged",
+    "spool_error": "files of the spool are gone",
+}
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,10 @@ class DeliveryReport:
         self._logged_at: float | None = None
         self._logged_outage = False
         self._logged_rejected_at: float | None = None
+        self._losses = LossLog(clock, _CAUSES)
 
-    def add_outcome(self, signal: Signal, points: int, outcome: Outcome) -> None:
-        """Count one attempt, and log it if it is news."""
+    def add_outcome(self, signal: Signal, points: int, outcome: Outcome, content: str = "") -> None:
+        """Count one attempt, and log it if it is news; *content*: what is in the request."""
         state = self._signals[signal]
         state.used = True
         self._counts[outcome.kind] += 1
@@ -85,11 +92,19 @@ class DeliveryReport:
         state.trouble = outcome.why
         if outcome.kind == "refused":
             self.add_lost("refused", points)
-        self._log_outage(signal, outcome, points)
+            self._losses.add(signal, outcome.why, points, content)
+        else:
+            self._log_outage(signal, outcome)
 
     def add_lost(self, why: str, points: int) -> None:
         """Count points that will never arrive."""
         self._lost[why] += points
+
+    def poll_losses(self, spool: Mapping[str, int], has_room: bool) -> None:
+        """Say what was lost since the last call, in memory and in the spool."""
+        self._losses.poll({**self._lost, **spool})
+        if has_room and (points := self._losses.ended("spool_full")):
+            log.warning("OTLP: the spool has room again; %d points were dropped.", points)
 
     def status(
         self, *, lost: Mapping[str, int], memory_bytes: int, spool_bytes: int
@@ -120,7 +135,7 @@ class DeliveryReport:
 
     # -- lines of the log
 
-    def _log_outage(self, signal: Signal, outcome: Outcome, points: int) -> None:
+    def _log_outage(self, signal: Signal, outcome: Outcome) -> None:
         now = self._clock()
         if self._outage_began is None:
             self._outage_began = now
@@ -128,9 +143,7 @@ class DeliveryReport:
             return
         self._logged_at = now
         self._logged_outage = True
-        if outcome.kind == "refused":
-            text = f"{points} points of it are dropped, and so is what is refused from now on"
-        elif problem := self._disk_problem():
+        if problem := self._disk_problem():
             text = (
                 f"what cannot be delivered waits in memory: the disk does not take it ({problem})"
             )

@@ -119,8 +119,6 @@ class Exporter:
         requests += self._renderer.documents(self._documents())
         to_export = [request for request in requests if request.signal in self._signals]
         self._delivery.submit(to_export, commit)
-        if self._conf.offline:
-            self._warn_if_full()
 
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""
@@ -141,16 +139,6 @@ class Exporter:
         if self._delivery is not None:
             self._delivery.flush(1.0)
             self._delivery.stop(1.0)
-
-    def _warn_if_full(self) -> None:
-        status = self.status()
-        if status is not None and status.dropped_points.get("spool_full"):
-            containment.warn_once(
-                "offline spool",
-                "the offline spool has reached OTEL_DDP_SPOOL_BYTES (%d bytes): from now on the "
-                "oldest data make room for the newest, current values first, then logged values.",
-                self._conf.spool_bytes,
-            )
 
     def status(self) -> DeliveryStatus | None:
         """How the delivery goes; None where nothing is exported."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Signal
+from otel_ddp.agent.export.otlp.split import Piece
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.export.spool_files import Entry
 
@@ -47,6 +49,20 @@ class QueuedRequest:
     """Its copy on disk, if it has one; its batch no longer counts it then."""
 
 
+@dataclass(eq=False)
+class Head:
+    """The oldest request of a signal, and the parts of it that are still to be sent."""
+
+    queued: QueuedRequest
+    left: deque[Piece]
+    splits: int = 0
+    """How often it was split because the receiver refused what is in it."""
+    delivered: bool = False
+    """Whether a part of it was delivered."""
+    doubted_since: float | None = None
+    """Since when it is answered in a way that may be about it, or about the way to the receiver."""
+
+
 @dataclass
 class SignalQueue:
     """The requests of one signal that are in memory, and how sending that signal goes."""
@@ -57,6 +73,14 @@ class SignalQueue:
     not_before: float = 0.0
     busy: bool = False
     in_flight: QueuedRequest | None = None
+    head: Head | None = None
+    too_large_bytes: float = math.inf
+    """A request of this size was refused for its size."""
+    too_large_until: float = 0.0
+    smaller_delivered: bool = False
+    """Whether a smaller one was delivered since."""
+    refuses_everything: bool = False
+    """Nothing of the last request that was refused was delivered, however it was split."""
 
 
 class Queues:

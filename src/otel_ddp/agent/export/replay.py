@@ -252,10 +252,10 @@ class Replay:
             tally.damaged += 1
             return
         outcome = self._send_with_retries(entry.signal, body)
-        if outcome.kind == "retry":
+        if outcome.kind == "retry" and not outcome.doubtful:
             tally.given_up[entry.signal] = outcome.why
             tally.left[entry.signal] += 1
-        elif outcome.kind == "refused":
+        elif outcome.kind != "delivered":
             # Not remembered: the collector may accept it after a change of its configuration.
             tally.refused_points[outcome.why] += entry.points
         else:
@@ -268,7 +268,7 @@ class Replay:
         outcome = self._transport.send(signal, body)
         for pause_s in PAUSES_S:
             # Before the first success, a wrong address is more likely than a busy collector.
-            if outcome.kind != "retry" or not self.tally.requests:
+            if outcome.kind != "retry" or outcome.doubtful or not self.tally.requests:
                 break
             self._sleep(max(pause_s, min(outcome.retry_after_s or 0.0, RETRY_AFTER_LIMIT_S)))
             outcome = self._transport.send(signal, body)

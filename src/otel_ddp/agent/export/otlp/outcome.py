@@ -28,10 +28,15 @@ class Outcome:
     """How one attempt to send went."""
 
     kind: Literal["delivered", "retry", "refused"]
-    """`retry`: the request is kept for later. `refused`: it would be refused again."""
+    """`retry`: kept for later, because people can mend the cause. `refused`: the receiver says that
+    these bytes are wrong."""
     why: str
     """One short line, without any credentials."""
     retry_after_s: float | None = None
+    too_large: bool = False
+    """Refused for its size: a part of it may be accepted."""
+    doubtful: bool = False
+    """To be tried again, but the cause may be this request: a receiver that fails over it."""
     rejected: int = 0
     """Points, spans or records that the collector dropped out of a request that it accepted."""
 

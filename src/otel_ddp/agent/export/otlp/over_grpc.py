@@ -35,15 +35,14 @@ _COMPRESSION = {
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,
 }
-_WORTH_RETRYING = frozenset(
+# What these say may be about the request, or about the server. INVALID_ARGUMENT alone is certain.
+_DOUBTFUL = frozenset(
     {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.DATA_LOSS,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
     }
 )
 _CREDENTIALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
@@ -159,7 +158,7 @@ class GrpcSender:
             # certificates. The delivery pauses by itself, so the next attempt gets a new channel.
             self.close()
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
-            return Outcome("refused", f"{why}: {text}")
+            return Outcome("refused", f"{why}: {text}", too_large=True)
         if code in _CREDENTIALS:
             return Outcome("retry", f"{why}: token rejected (OTEL_EXPORTER_OTLP_HEADERS)")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -170,11 +169,18 @@ class GrpcSender:
             )
         if code is grpc.StatusCode.INTERNAL and details == "Invalid metadata":
             return _BAD_HEADER
-        if code in _WORTH_RETRYING:
-            return Outcome("retry", why, retry_after_s=_retry_after_s(error))
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return Outcome("refused", f"{why}: {self._signal} are not taken there")
-        return Outcome("refused", f"{why}: {text}" if text else why)
+            return Outcome("retry", f"{why}: {self._signal} are not taken there")
+        said = f"{why}: {text}" if text else why
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            return Outcome("refused", said)
+        # A proxy on the way that answers by HTTP has not looked at the request.
+        doubtful = code in _DOUBTFUL and "http2 header with status" not in text.lower()
+        return Outcome(
+            *("retry", said if code in _DOUBTFUL else why),
+            retry_after_s=_retry_after_s(error),
+            doubtful=doubtful,
+        )
 
 
 def _unavailable(details: str, where: str) -> str:

@@ -43,7 +43,12 @@ from otel_ddp.agent.export.otlp.outcome import (
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 64 * 1024
 
-_WORTH_RETRYING = frozenset({429, 502, 503, 504})
+# What these say is about the bytes of this request. Everything else can be mended elsewhere.
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+# What these say is about the way, whatever is sent: addresses, tokens, proxies, servers too busy.
+_ABOUT_THE_WAY = frozenset(
+    {401, 402, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 429, 451, 502, 503, 504, 511}
+)
 
 _EXPORTER: dict[Signal, Any] = {
     "metrics": OTLPMetricExporter,
@@ -136,22 +141,29 @@ class PreparedSession(requests.Session):
         if 200 <= status < 300:
             return self._accepted(_reply(response, ends_at), where)
         why = f"{status} from {where}"
-        if status in _WORTH_RETRYING:
-            after = _retry_after_s(response.headers.get("Retry-After"))
-            return Outcome("retry", why, retry_after_s=after)
-        if status in (401, 403):
-            # Kept: a token can be corrected or renewed while the data waits.
-            return Outcome("retry", f"{why}: token rejected (OTEL_EXPORTER_OTLP_HEADERS)")
-        if 300 <= status < 400:
-            return Outcome("refused", f"{why}: a redirect, which OTLP does not follow")
-        if status == 404:
-            return Outcome("refused", f"{why}: {self._signal} are not taken there")
+        if status not in _ABOUT_THE_REQUEST:
+            doubtful = status >= 400 and status not in _ABOUT_THE_WAY
+            after_s = _retry_after_s(response.headers.get("Retry-After"))
+            if doubtful:
+                detail = _detail(response, _reply(response, ends_at))
+                why += f": {detail}" if detail else ""
+            why += self._advice(status)
+            return Outcome("retry", why, retry_after_s=after_s, doubtful=doubtful)
         reply = _reply(response, ends_at)
         if status == 400 and _is_tls_port(response, reply):
             # Kept: the server has not read the request, and the address can be corrected.
             return Outcome("retry", f"{why}: it wants https:// (OTEL_EXPORTER_OTLP_ENDPOINT)")
         detail = _detail(response, reply)
-        return Outcome("refused", f"{why}: {detail}" if detail else why)
+        why = f"{why}: {detail}" if detail else why
+        return Outcome("refused", why, too_large=status == 413)
+
+    def _advice(self, status: int) -> str:
+        """What people can mend, where the status says it."""
+        if status in (401, 403):
+            return ": token rejected (OTEL_EXPORTER_OTLP_HEADERS)"
+        if 300 <= status < 400:
+            return ": a redirect, which OTLP does not follow (OTEL_EXPORTER_OTLP_ENDPOINT)"
+        return f": {self._signal} are not taken there" if status == 404 else ""
 
     def _accepted(self, reply: bytes, where: str) -> Outcome:
         try:
