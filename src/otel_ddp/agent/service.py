@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from otel_ddp import __version__, catalog, settings
 from otel_ddp.agent import startup, wakeup
 from otel_ddp.agent.export.exporter import Exporter
+from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node.sampling import Sampling
@@ -126,6 +127,8 @@ class Agent:
         if now >= self._update_at:
             self._update_at = now + _SERIES_EVERY_S
             self._update_series()
+            for thread in self._threads():
+                thread.keep_running()
             self._forget_ended()
             self._check_whether_to_stop()
             self._write_status()
@@ -135,7 +138,7 @@ class Agent:
         if now >= self._export_at:
             self._export_at = now + self.conf.interval_s
             self.exporter.export()
-        if not self.exporter.connected:
+        if not (self.exporter.connected or self.exporter.failed_to_start):
             self.journals.commit(self.journals.marks())
         self._delete_done()
 
@@ -146,7 +149,7 @@ class Agent:
         if self.exporter.connected:
             self.exporter.export()
             self.exporter.stop()
-        else:
+        elif not self.exporter.failed_to_start:
             self.journals.commit(self.journals.marks())
         self._delete_done()
         self.sampling.stop()
@@ -276,6 +279,7 @@ class Agent:
                 *(self.ledger, host, port, self.status),
                 idle_s=lambda: time.monotonic() - self._round_began_at,
                 rules=rules,
+                problems=self._problems,
             )
         except web_config.Refused as why:
             self._remark = f"no scrape endpoint: {why}"
@@ -290,6 +294,15 @@ class Agent:
         self._endpoint.start()
         if port and self._endpoint.port != port:
             self._remark = f"port {port} is taken, so {self._endpoint.port} is used"
+
+    def _threads(self) -> list[KeptThread]:
+        endpoint = [] if self._endpoint is None else [self._endpoint.thread]
+        return [*endpoint, *self.sampling.threads(), *self.exporter.threads()]
+
+    def _problems(self) -> list[str]:
+        """What does not run, for /healthz."""
+        found = [thread.problem for thread in self._threads() if thread.problem]
+        return [*found, self.exporter.describe()] if self.exporter.failed_to_start else found
 
     def _url(self) -> str | None:
         return None if self._endpoint is None else self._endpoint.url

@@ -30,12 +30,14 @@ from otel_ddp.agent.export.queues import Request
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.export.spool_files import BLOCK_BYTES
 from otlp_receiver import Receiver
+from shortages import no_threads
 
 DELIVERED = Outcome("delivered", "accepted by http://c")
 DOWN = Outcome("retry", "connection refused by http://c")
 BAD = Outcome("refused", "400 from http://c/v1/metrics")
 TOO_LARGE = Outcome("refused", "413 from http://c/v1/metrics", too_large=True)
 PLENTY = 1024 * BLOCK_BYTES
+PATIENCE_S = 60.0
 
 
 class FakeClock:
@@ -902,6 +904,55 @@ def test_a_request_that_was_moved_to_disk_in_flight_and_then_failed_is_handled_o
 
     assert settled == ["a"]
     assert spool.entries == left
+
+
+def test_a_lane_that_an_error_ended_is_started_again_and_loses_nothing(
+    transport: FakeTransport, spool: Spool
+) -> None:
+    failed = threading.Event()
+
+    def fail_once(signal: Signal, body: bytes) -> Outcome:
+        if not failed.is_set():
+            failed.set()
+            raise MemoryError
+        return DELIVERED
+
+    transport.answer = fail_once
+    delivery = Delivery(transport, spool)
+    settled = threading.Event()
+    delivery.start()
+    delivery.submit(requests("a", "b"), settled.set)
+    assert failed.wait(PATIENCE_S)
+    lane = delivery.threads()[0]
+    while lane.is_alive():
+        pass
+    problem = lane.problem
+
+    delivery.start()
+
+    assert problem == "the thread metrics does not run: an error ended it"
+    assert settled.wait(PATIENCE_S)
+    assert transport.arrived == [b"a", b"b"]
+    assert lane.problem == ""
+    delivery.stop(PATIENCE_S)
+
+
+def test_without_threads_everything_goes_to_disk_and_is_sent_once_there_are_some(
+    transport: FakeTransport, spool: Spool
+) -> None:
+    delivery = Delivery(transport, spool)
+    settled: list[str] = []
+    with no_threads():
+        delivery.start()
+        delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
+        assert settled == ["ab"]
+        assert spool.entries == 2
+
+    delivery.start()
+
+    assert delivery.flush(PATIENCE_S)
+    assert transport.arrived == [b"a", b"b"]
+    delivery.stop(PATIENCE_S)
 
 
 def test_stop_keeps_on_disk_what_did_not_go_out(gate: Gate, spool: Spool) -> None:

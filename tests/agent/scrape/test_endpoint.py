@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
+from shortages import no_threads
 
 RANK: Labels = (
     ("group", "g"),
@@ -251,6 +252,44 @@ def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:
             assert (answer.code, b"not moved for 75 s" in answer.read()) == (503, True)
     finally:
         endpoint.stop()
+
+
+def test_an_agent_of_which_something_does_not_run_is_not_healthy() -> None:
+    problems = ["the thread metrics does not run: can't start new thread"]
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, problems=lambda: problems)
+    endpoint.start()
+    try:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(endpoint, "/healthz")
+        with refused.value as answer:
+            assert (answer.code, answer.read().decode()) == (503, f"{problems[0]}\n")
+        problems.clear()
+        assert get(endpoint, "/healthz")[1] == "ok\n"
+    finally:
+        endpoint.stop()
+
+
+def test_an_endpoint_whose_thread_could_not_start_answers_once_it_can() -> None:
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    with no_threads():
+        endpoint.start()
+        problem = endpoint.thread.problem
+    endpoint.thread.keep_running()
+    try:
+        assert problem == "the thread endpoint does not run: can't start new thread"
+        assert get(endpoint, "/healthz")[1] == "ok\n"
+    finally:
+        endpoint.stop()
+
+
+def test_an_endpoint_whose_thread_never_ran_can_be_stopped() -> None:
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    with no_threads():
+        endpoint.start()
+
+    endpoint.stop()
+
+    assert endpoint.thread.problem == ""
 
 
 def test_an_error_while_rendering_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:

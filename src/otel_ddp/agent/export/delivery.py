@@ -15,8 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from otel_ddp import containment
 from otel_ddp.agent.export.delivery_report import DeliveryReport, DeliveryStatus, human_size
 from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.otlp.split import Piece, describe, halves
@@ -30,7 +32,7 @@ from otel_ddp.agent.export.queues import (
 )
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.export.spool_files import Entry
-from otel_ddp.containment import contained
+from otel_ddp.agent.kept_thread import KeptThread
 
 MEMORY_LIMIT_BYTES = 32 * 1024 * 1024
 # How long one request waits where the receiver may fail over it. Then the next ones get their turn.
@@ -86,7 +88,7 @@ class Delivery:
         )
         self._queues = Queues(spool, memory_limit_bytes, self._report.add_lost)
         self._stopping = False
-        self._threads: list[threading.Thread] = []
+        self._lanes = {signal: KeptThread(signal, partial(self._run, signal)) for signal in SIGNALS}
         # Held while an `on_settled` runs, so that they run one by one and in their order.
         self._settling = threading.RLock()
 
@@ -94,13 +96,13 @@ class Delivery:
 
     def start(self) -> None:
         """Begin to send, first of all what an earlier process left on disk."""
-        if self._transport is None:
-            return
-        for signal in SIGNALS:
-            name = f"otel-ddp-{signal}"
-            thread = threading.Thread(target=self._run, args=(signal,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if self._transport is not None:
+            for lane in self._lanes.values():
+                lane.keep_running()
+
+    def threads(self) -> list[KeptThread]:
+        """The thread of each signal."""
+        return [] if self._transport is None else list(self._lanes.values())
 
     def stop(self, timeout_s: float) -> bool:
         """Put everything on disk and end; False where something could not be kept.
@@ -112,8 +114,8 @@ class Delivery:
             self._changed.notify_all()
         kept = self.move_to_disk()
         deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
+        for lane in self._lanes.values():
+            lane.join(max(deadline - time.monotonic(), 0.0))
         # Once more, for what came back undelivered from its last attempt.
         return self.move_to_disk() and kept
 
@@ -140,7 +142,8 @@ class Delivery:
     def _goes_to_disk(self, queue: SignalQueue) -> bool:
         """Whether new requests of this signal go to disk at once."""
         # Behind requests on disk there is no hurry, and a crash would lose less.
-        return self._transport is None or bool(queue.failures or self._spool.oldest(queue.signal))
+        waits = queue.failures or self._spool.oldest(queue.signal)
+        return self._transport is None or bool(waits or self._lanes[queue.signal].problem)
 
     def move_to_disk(self) -> bool:
         """Put every undelivered request on disk now, without waiting for the network.
@@ -211,11 +214,15 @@ class Delivery:
                 return 0.0
             queue.busy = True
             queue.in_flight = head.queued
-        piece = head.left[0]
-        outcome, parts = self._attempt(transport, queue, head, piece)
+        try:
+            outcome, parts = self._attempt(transport, queue, head)
+        except containment.ANY_ERROR:
+            # The thread ends, and is started again: the request is still there.
+            with self._changed:
+                queue.busy, queue.in_flight = False, None
+            raise
         with self._changed:
-            queue.busy = False
-            queue.in_flight = None
+            queue.busy, queue.in_flight = False, None
             if parts:
                 self._split(queue, head, parts, outcome)
             elif outcome is not None:
@@ -226,13 +233,13 @@ class Delivery:
         return 0.0
 
     def _attempt(
-        self, transport: Sender, queue: SignalQueue, head: Head, piece: Piece
+        self, transport: Sender, queue: SignalQueue, head: Head
     ) -> tuple[Outcome | None, list[Piece]]:
         """Send a part; its outcome, and smaller parts of it that are to be sent in its place.
 
         Without the lock: what it changes is used by the thread of this signal alone.
         """
-        now = self._clock()
+        now, piece = self._clock(), head.left[0]
         if now >= queue.too_large_until:
             queue.too_large_bytes, queue.smaller_delivered = math.inf, False
         if len(piece.body) >= queue.too_large_bytes and (parts := _halves(queue.signal, piece)):
@@ -385,7 +392,7 @@ def _is_oldest(queued: QueuedRequest, entry: Entry | None, queue: SignalQueue) -
     return bool(queue.requests) and queue.requests[0] is queued
 
 
-@contained(default=Outcome("retry", "sending failed in an unknown way"))
+@containment.contained(default=Outcome("retry", "sending failed in an unknown way"))
 def _send(transport: Sender, signal: Signal, body: bytes) -> Outcome:
     return transport.send(signal, body)
 
@@ -394,6 +401,6 @@ def _halves(signal: Signal, piece: Piece) -> list[Piece]:
     return halves(signal, piece.body) if piece.points > 1 else []
 
 
-@contained()
+@containment.contained()
 def _call(on_settled: Callable[[], None]) -> None:
     on_settled()

@@ -15,6 +15,7 @@ from otel_ddp import containment
 from otel_ddp.agent.export.delivery_report import DeliveryStatus, human_size
 from otel_ddp.agent.export.otlp.outcome import exported_signals
 from otel_ddp.agent.export.spool_files import OFFLINE_PREFIX
+from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
@@ -70,25 +71,33 @@ class Exporter:
         self._signals = exported_signals(env)
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
+        self.failed_to_start = False
+        """There is a collector to export to, and an error kept us from it; it is tried again."""
         self._renderer: Renderer | None = None
 
     @property
     def connected(self) -> bool:
         return self._delivery is not None
 
-    @containment.contained()
     def connect(self) -> None:
         """Begin to export if a collector was named, one answers on loopback, or it is offline."""
-        if self.connected or not self._signals:
-            return
+        if not self.connected and self._signals:
+            self.failed_to_start = not self._connect()
+            if self.failed_to_start:
+                # Until the next try, what is logged waits in the ledger.
+                self._ledger.keep_history = True
+
+    @containment.contained(default=False)
+    def _connect(self) -> bool:
         if self._conf.offline:
             self._start(None)
-            return
+            return True
         # These packages take a fifth of a second to import: only an agent that exports pays.
         from otel_ddp.agent.export.otlp import transport
 
         if conf := transport.with_endpoint(self._conf, self._env):
             self._start(transport.Transport(conf))
+        return True
 
     def _start(self, sender: Sender | None) -> None:
         from otel_ddp.agent.export.delivery import Delivery
@@ -96,11 +105,12 @@ class Exporter:
         from otel_ddp.agent.export.render import Renderer
         from otel_ddp.agent.export.spool import Spool
 
-        self._renderer = Renderer(resource.describe(self._node, self._host))
+        renderer = Renderer(resource.describe(self._node, self._host))
         directory = spool_directory(self._conf, self._place, self._node)
-        self._spool = Spool(directory, self._conf.spool_bytes)
-        self._delivery = Delivery(sender, self._spool)
-        self._delivery.start()
+        spool = Spool(directory, self._conf.spool_bytes)
+        delivery = Delivery(sender, spool)
+        self._renderer, self._spool, self._delivery = renderer, spool, delivery
+        delivery.start()
         self._ledger.keep_history = True
 
     @containment.contained()
@@ -123,7 +133,8 @@ class Exporter:
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""
         if self._delivery is None:
-            self._source.commit(self._source.marks())
+            if not self.failed_to_start:
+                self._source.commit(self._source.marks())
             return
         settled: list[bool] = []
         self._source.submitted(self._source.marks())
@@ -133,6 +144,10 @@ class Exporter:
             time.sleep(0.002)
         if not settled:
             self._delivery.move_to_disk()
+
+    def threads(self) -> list[KeptThread]:
+        """The threads that deliver."""
+        return [] if self._delivery is None else self._delivery.threads()
 
     def stop(self) -> None:
         """Deliver for a second at most; the rest goes to disk."""
@@ -148,6 +163,8 @@ class Exporter:
         """How the export goes, in a sentence."""
         if (status := self.status()) is not None and self._spool is not None:
             return _describe_spool(status, self._spool) if self._conf.offline else status.state
+        if self.failed_to_start:
+            return "exporting could not start, and is tried again: the agent's log says why"
         if not self._signals:
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
         return "no collector is configured and none answers on loopback: scrape only"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import catalog, containment
+from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.core_use import CoreUse
 from otel_ddp.agent.node.gpu.driver import Driver
@@ -93,6 +94,10 @@ class Sampling:
         """Start the thread of each source."""
         for sampler in self._samplers():
             sampler.start()
+
+    def threads(self) -> list[KeptThread]:
+        """The thread of each source."""
+        return [sampler.thread for sampler in self._samplers()]
 
     def stop(self) -> None:
         """Stop the threads; one that hangs is left behind."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from otel_ddp import containment
+from otel_ddp.agent.kept_thread import KeptThread
 
 T = TypeVar("T")
 
@@ -52,22 +53,17 @@ class Sampler(Generic[T]):
         # Replaced as a whole, so that value and time always belong together.
         self._last: tuple[T, int, float] | None = None
         self._finished_at = clock()
-        self._thread: threading.Thread | None = None
+        self.thread = KeptThread(name, self._run)
 
     def start(self) -> None:
         """Start the thread; it reads at once."""
         self._finished_at = self._clock()
-        # A daemon: a thread that hangs must not keep the agent from ending.
-        self._thread = threading.Thread(target=self._run, name=f"otel-ddp-{self.name}", daemon=True)
-        self._thread.start()
+        self.thread.keep_running()
 
     def stop(self, timeout_s: float) -> bool:
         """Stop the thread; False if it still hangs, and is left behind."""
         self._stopping.set()
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self.thread.join(timeout_s)
 
     def latest(self) -> Sample[T] | None:
         """The last reading that succeeded; None before there is one."""

@@ -9,7 +9,7 @@ import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from otel_ddp import containment
+from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.scrape.page import render_page
@@ -45,22 +46,20 @@ class Endpoint:
         port: int,
         status: Callable[[], dict[str, Any]],
         idle_s: Callable[[], float] = lambda: 0.0,
+        problems: Callable[[], Sequence[str]] = list,
         rules: WebConfig | None = None,
     ) -> None:
         """*idle_s*: for how long the agent's loop, which runs in another thread, has not moved.
 
+        *problems*: what else does not run in the agent.
         *rules*: who may read it, and how; None: everyone, without encryption.
         """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
-        self._server = _bind(host, port, _handler(registry, status, idle_s, rules), rules)
+        handler = _handler(registry, status, idle_s, problems, rules)
+        self._server = _bind(host, port, handler, rules)
         self._scheme = "http" if rules is None or rules.tls() is None else "https"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": _POLL_S},
-            name="otel-ddp-endpoint",
-            daemon=True,
-        )
+        self.thread = KeptThread("endpoint", lambda: self._server.serve_forever(_POLL_S))
 
     @property
     def port(self) -> int:
@@ -75,15 +74,16 @@ class Endpoint:
         return f"{self._scheme}://{shown}:{self.port}/metrics"
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.keep_running()
 
     def stop(self) -> None:
         # Wakes the thread, so that it need not poll often.
         with contextlib.suppress(OSError):
             self._server.socket.shutdown(socket.SHUT_RDWR)
-        self._server.shutdown()
+        if self.thread.is_alive():
+            self._server.shutdown()
         self._server.server_close()
-        self._thread.join(2.0)
+        self.thread.join(2.0)
         # Answers that are being sent may end, unless a client reads very slowly.
         deadline = time.monotonic() + 1.0
         for thread in list(self._server.answering):
@@ -200,6 +200,7 @@ def _handler(
     registry: CollectorRegistry,
     status: Callable[[], dict[str, Any]],
     idle_s: Callable[[], float],
+    problems: Callable[[], Sequence[str]],
     rules: WebConfig | None,
 ) -> type[BaseHTTPRequestHandler]:
     rendering = threading.Lock()
@@ -225,8 +226,11 @@ def _handler(
                     self._answer(200, kind, body)
             elif path == "/healthz":
                 stuck_s = idle_s()
+                lines = list(problems())
                 if stuck_s > _STUCK_S:
-                    text = f"the agent's loop has not moved for {stuck_s:.0f} s\n"
+                    lines.insert(0, f"the agent's loop has not moved for {stuck_s:.0f} s")
+                if lines:
+                    text = "".join(f"{line}\n" for line in lines)
                     self._answer(503, "text/plain; charset=utf-8", text.encode())
                 else:
                     self._answer(200, "text/plain; charset=utf-8", b"ok\n")

@@ -1,0 +1,62 @@
+"""A thread of the agent that is started again where it could not start, or where an error ended it.
+
+A node may be short of threads or of memory for a moment, at the agent's start as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from otel_ddp import containment
+
+
+class KeptThread:
+    """The agent's loop calls `keep_running` every second."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        """*work*: returns only once the thread is to end."""
+        self.name = name
+        self._work = work
+        self._thread: threading.Thread | None = None
+        self._wanted = False
+        self._why = "an error ended it"
+
+    def keep_running(self) -> None:
+        """Start the thread unless it runs; where that is not possible now, `problem` says why."""
+        self._wanted = True
+        if self.is_alive():
+            return
+        # A daemon: a thread that hangs must not keep the agent from ending.
+        thread = threading.Thread(target=self._run, name=f"otel-ddp-{self.name}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self._why = str(error) or type(error).__name__
+            return
+        self._thread, self._why = thread, "an error ended it"
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except containment.ANY_ERROR:
+            containment.record_failure(f"the thread {self.name}")
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def problem(self) -> str:
+        """Why it does not run, though it should; empty if all is well."""
+        if not self._wanted or self.is_alive():
+            return ""
+        return f"the thread {self.name} does not run: {self._why}"
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end, and want no other; False if it still runs."""
+        self._wanted = False
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
