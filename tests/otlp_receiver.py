@@ -70,6 +70,7 @@ class Received:
     headers: Mapping[str, str]
     wire_bytes: int
     message: Any
+    query: str = ""
 
 
 class Point(NamedTuple):
@@ -286,7 +287,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         receiver = self.server.receiver
         wire = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        signal = self.path.rpartition("/")[2]
+        path, _, query = self.path.partition("?")
+        signal = path.rpartition("/")[2]
         if signal not in _REQUEST:
             self._answer(404, b"", "text/plain")
             return
@@ -315,6 +317,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers={name.lower(): text for name, text in self.headers.items()},
             wire_bytes=len(wire),
             message=_REQUEST[signal].FromString(body),
+            query=query,
         )
         receiver.accept(received)
         reply = receiver.reply(signal, mode).SerializeToString()

@@ -332,8 +332,8 @@ TABLE: tuple[Setting, ...] = (
         ("OTEL_EXPORTER_OTLP_ENDPOINT",),
         "",
         _text,
-        "The collector. Nothing set: one that answers on loopback's standard port is used, "
-        "else there is the scrape endpoint only.",
+        "The collector. Nothing set: one that answers on loopback's standard port is used, if it "
+        "is run by root or by this user; else there is the scrape endpoint only.",
     ),
     Setting(
         "scrape_host",
@@ -570,12 +570,20 @@ def _otlp(name: str) -> tuple[str, ...]:
 EXPORT: tuple[Variable, ...] = (
     Variable(
         _otlp("ENDPOINT"),
-        "Where to. A signal's own address is used as it is; to the general one, HTTP adds "
-        "`/v1/metrics` and so on.",
+        "Where to. A signal's own address is used as it is; to the path of the general one, HTTP "
+        "adds `/v1/metrics` and so on. A user and password in it are sent as `Authorization`, "
+        "unless the headers have one, and are never shown.",
     ),
     Variable(_otlp("PROTOCOL"), "`http/protobuf` or `grpc`."),
-    Variable(_otlp("HEADERS"), "`name=value,name=value`, sent along: a token, say."),
-    Variable(_otlp("COMPRESSION"), "`none`, `gzip` or `deflate`."),
+    Variable(
+        _otlp("HEADERS"),
+        "`name=value,name=value`, sent along: a token, say. Only a collector that an endpoint "
+        "names gets them.",
+    ),
+    Variable(
+        _otlp("COMPRESSION"),
+        "`none`, `gzip` or `deflate`; by default `gzip` to other machines, and `none` on this one.",
+    ),
     Variable(_otlp("TIMEOUT"), "How long one export may take, in milliseconds."),
     Variable(_otlp("CERTIFICATE"), "A file: whom to trust, instead of the system's authorities."),
     Variable(_otlp("CLIENT_CERTIFICATE"), "A file: the certificate that we show."),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,7 @@ from otel_ddp.agent.export.otlp.encode import (
     resource_bytes,
     spans_request,
 )
+from otel_ddp.agent.export.otlp.listener import is_trusted
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback
 from otlp_receiver import Receiver
@@ -61,8 +66,6 @@ Connect = Callable[..., Transport]
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of the machine's own, no logger left quiet, no thread left behind."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("OTEL_", "OTEL_DDP")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -395,6 +398,147 @@ def test_a_proxy_of_the_cluster_is_not_used_for_loopback(
     transport = connect(start(receiver, protocol), protocol)
 
     assert transport.send("metrics", BODY["metrics"]).kind == "delivered"
+
+
+# ------------------------------------------------------------------- another host, and its secrets
+
+
+def elsewhere(endpoint: str) -> str:
+    """The same server by an address that is not that of loopback."""
+    return endpoint.replace("127.0.0.1", "0.0.0.0")
+
+
+PASSWORDS = "machine 0.0.0.0 login other password netrc\ndefault login other password netrc\n"
+
+
+def test_a_netrc_never_replaces_the_configured_token(
+    receiver: Receiver, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / ".netrc"
+    netrc.write_text(PASSWORDS)
+    netrc.chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(netrc))
+    endpoint = elsewhere(receiver.start_http())
+    for header in ("authorization=Bearer%20abc", ""):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", header)
+        connect(endpoint).send("metrics", BODY["metrics"])
+
+    sent = [request.headers.get("authorization") for request in receiver.requests]
+    assert sent == ["Bearer abc", None]
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("x-team=ml", "Basic dXNlcjpwQHNz"), ("authorization=Bearer%20abc", "Bearer abc")],
+)
+def test_a_user_in_the_address_is_sent_unless_a_token_is_configured(
+    receiver: Receiver,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+    header: str,
+    expected: str,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", header)
+    endpoint = start(receiver, protocol).replace("//", "//user:p%40ss@")
+
+    connect(endpoint, protocol).send("metrics", BODY["metrics"])
+
+    (request,) = receiver.requests
+    assert request.headers["authorization"] == expected
+    assert ("x-team" in request.headers) == ("x-team" in header)
+
+
+@PROTOCOLS
+def test_a_token_that_goes_to_another_host_unencrypted_is_warned_of_once(
+    receiver: Receiver,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=canary,x-team=ml")
+    here = start(receiver, protocol)
+    there = elsewhere(here)
+    for endpoint in (here, there):
+        transport = connect(endpoint, protocol)
+        for signal in SIGNALS:
+            transport.send(signal, BODY[signal])
+
+    assert caplog.messages == [
+        f"OTEL_EXPORTER_OTLP_HEADERS: a token goes to {there} without encryption: use https://."
+    ]
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("header", "user", "message"),
+    [
+        ("", "user:canary@", "A password goes to {} without encryption: use https://."),
+        ("x-scope-orgid=ml", "", None),
+    ],
+)
+def test_what_is_a_secret_is_told_from_what_is_none(
+    receiver: Receiver,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
+    header: str,
+    user: str,
+    message: str | None,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", header)
+    endpoint = elsewhere(start(receiver, protocol))
+
+    connect(endpoint.replace("//", f"//{user}"), protocol).send("metrics", BODY["metrics"])
+
+    assert caplog.messages == ([message.format(endpoint)] if message else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "far", "encoding"),
+    [("", True, "gzip"), ("none", True, None), ("deflate", True, "deflate"), ("", False, None)],
+)
+def test_what_goes_to_another_host_is_compressed_unless_asked_otherwise(
+    receiver: Receiver,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    far: bool,
+    encoding: str | None,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", asked)
+    endpoint = receiver.start_http()
+
+    connect(elsewhere(endpoint) if far else endpoint).send("metrics", BODY["metrics"])
+
+    (request,) = receiver.requests
+    assert request.headers.get("content-encoding") == encoding
+
+
+def test_the_query_of_an_address_is_kept_behind_the_path(
+    receiver: Receiver, connect: Connect
+) -> None:
+    transport = connect(receiver.start_http() + "/?tenant=1")
+
+    outcomes = {transport.send(signal, BODY[signal]).kind for signal in SIGNALS}
+
+    assert outcomes == {"delivered"}
+    assert {request.query for request in receiver.requests} == {"tenant=1"}
+
+
+def test_addresses_of_two_tenants_differ_and_do_not_show_the_query(connect: Connect) -> None:
+    one, two, none = (
+        connect(f"http://user:secret@c:4318{query}").address("metrics")
+        for query in ("?tenant=1", "?tenant=2", "")
+    )
+
+    assert none == "http://c:4318/v1/metrics"
+    assert len({one, two, none}) == 3
+    assert "tenant" not in one + two
 
 
 # --------------------------------------------------------------------------- TLS
@@ -751,6 +895,7 @@ def test_an_answer_that_drips_ends_at_the_timeout(
     with Drip(begin, piece) as server:
         if proxy:
             monkeypatch.setenv("http_proxy", server.endpoint)
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
         transport = connect("http://c.invalid" if proxy else server.endpoint, timeout_s=timeout_s)
         outcome = transport.send("metrics", BODY["metrics"])
 
@@ -800,6 +945,108 @@ def test_something_else_on_the_port_is_no_collector(receiver: Receiver, mode: st
     endpoint = receiver.start_http()
 
     assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) is None
+
+
+@contextlib.contextmanager
+def another_user() -> Iterator[None]:
+    """What is opened meanwhile belongs to another user."""
+    if os.geteuid():
+        pytest.skip("only root can be another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_collector_of_another_user_is_not_found(receiver: Receiver) -> None:
+    with another_user():
+        endpoint = receiver.start_http()
+
+    assert find_on_loopback({}, port=int(endpoint.rpartition(":")[2]), timeout_s=20) is None
+    assert receiver.attempts == []
+
+
+@PROTOCOLS
+def test_a_collector_that_nobody_named_gets_no_configured_header(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20canary,x-team=ml")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-api-key=canary")
+    port = int(start(receiver, protocol).rpartition(":")[2])
+    ports = {HTTP: port, protocol: port}
+    transport = Transport(settings.read(protocol=protocol), ports=ports)
+
+    outcomes = {transport.send(signal, BODY[signal]).kind for signal in SIGNALS}
+    transport.close()
+
+    assert outcomes == {"delivered"}
+    for request in receiver.requests:
+        assert "canary" not in str(request.headers)
+        assert "x-team" not in request.headers
+
+
+@PROTOCOLS
+def test_a_program_of_another_user_that_takes_over_the_port_gets_nothing(
+    receiver: Receiver, protocol: str
+) -> None:
+    with another_user():
+        endpoint = start(receiver, protocol)
+    port = int(endpoint.rpartition(":")[2])
+    transport = Transport(settings.read(protocol=protocol), ports={HTTP: port, protocol: port})
+
+    outcome = transport.send("metrics", BODY["metrics"])
+    transport.close()
+
+    assert outcome == Outcome("retry", f"no collector of ours or of root at {endpoint}")
+    assert receiver.attempts == []
+
+
+HEAD = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout\n"
+)
+
+
+def listening(address: str, uid: int, state: str = "0A") -> str:
+    """A line of /proc/net/tcp, as a machine with this byte order has it."""
+    packed = ip_address(address).packed
+    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
+    shown = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+    rest = "0" * len(shown) + ":0000"
+    return f"   0: {shown}:10DE {rest} {state} 00000000:00000000 00:00000000 00000000 {uid} 0 1 1\n"
+
+
+@pytest.mark.parametrize(
+    ("tcp", "tcp6", "trusted"),
+    [
+        ([("127.0.0.1", 0)], [], True),
+        ([("0.0.0.0", os.geteuid())], [], True),
+        ([], [("::", 0)], True),
+        ([], [("::ffff:127.0.0.1", 0)], True),
+        ([("127.0.0.1", 4242)], [], False),
+        ([("0.0.0.0", 0), ("127.0.0.1", 4242)], [], False),
+        ([("127.0.0.1", 0)], [("::", 4242)], False),
+        # They take no connection to 127.0.0.1.
+        ([("127.0.0.1", 0), ("10.0.0.1", 4242)], [("::1", 4242)], True),
+        ([("10.0.0.1", 0)], [], False),
+        ([], [], False),
+        (None, None, False),
+    ],
+)
+def test_only_a_listener_of_ours_or_of_root_is_trusted(
+    tmp_path: Path,
+    tcp: list[tuple[str, int]] | None,
+    tcp6: list[tuple[str, int]] | None,
+    trusted: bool,
+) -> None:
+    for name, sockets in (("tcp", tcp), ("tcp6", tcp6)):
+        if sockets is not None:
+            lines = [listening(*each) for each in sockets]
+            # A connection is no listener.
+            lines.append(listening("127.0.0.1", 4242, state="01"))
+            (tmp_path / name).write_text(HEAD + "".join(lines))
+
+    assert is_trusted(0x10DE, tmp_path) is trusted
 
 
 def test_a_port_without_a_listener_is_no_collector() -> None:

@@ -15,12 +15,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.export.otlp.outcome import (
-    Outcome,
-    Signal,
-    exported_signals,
-    without_credentials,
-)
+from otel_ddp.agent.export.otlp.addresses import without_credentials
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, exported_signals
 from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
 from otel_ddp.cli.doctor.port_protocol import PortProtocol, protocol_of
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import requests
 
-from otel_ddp.agent.export.otlp.outcome import one_line, without_credentials
+from otel_ddp.agent.export.otlp.addresses import without_credentials
+from otel_ddp.agent.export.otlp.outcome import one_line
 
 # Every error whose text could repeat a header, and with it a token.
 _HEADER = (requests.exceptions.InvalidHeader, UnicodeError)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 Signal = Literal["metrics", "traces", "logs"]
 SIGNALS: tuple[Signal, ...] = ("metrics", "traces", "logs")
@@ -49,18 +48,6 @@ def accepted(where: str, rejected: int, message: str) -> Outcome:
     if message:
         why += f": {one_line(message)}"
     return Outcome("delivered", why, rejected=max(rejected, 0))
-
-
-def without_credentials(url: str, with_path: bool = False) -> str:
-    """An address that may be shown: credentials in it are left out."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "the endpoint"
-    if not parts.netloc:
-        return url.split("?")[0].rpartition("@")[2]
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
 
 
 def one_line(text: str, limit: int = 200) -> str:

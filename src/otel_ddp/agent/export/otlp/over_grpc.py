@@ -6,6 +6,7 @@ This module imports grpc, which takes 15 MiB and 80 ms: it is imported only wher
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -21,14 +22,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from otel_ddp.agent.export.otlp.addresses import is_loopback, take_user, without_credentials
 from otel_ddp.agent.export.otlp.outcome import (
     Outcome,
     Signal,
     accepted,
     one_line,
-    without_credentials,
 )
-from otel_ddp.agent.export.otlp.over_http import is_loopback
+from otel_ddp.settings import SIGNALS
 
 _COMPRESSION = {
     "none": grpc.Compression.NoCompression,
@@ -97,9 +98,25 @@ class RecordingStub:
 class GrpcSender:
     """Sends the requests of one signal over gRPC."""
 
-    def __init__(self, signal: Signal, url: str, timeout_s: float, compression: str) -> None:
+    def __init__(
+        self,
+        signal: Signal,
+        url: str,
+        timeout_s: float,
+        compression: str,
+        headers: Mapping[str, str],
+        named: bool = True,
+    ) -> None:
+        """*headers*: those of the variables; a collector that people did not name gets none."""
+        url, authorization = take_user(url)
         self._signal = signal
         self._url = url
+        # Without any, the exporter would read the variables itself.
+        self._hidden = [f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT"]
+        if not named:
+            self._hidden += [f"OTEL_EXPORTER_OTLP_{each}HEADERS" for each in SIGNALS]
+        elif authorization:
+            headers = {"authorization": authorization, **headers}
         self._timeout_s = timeout_s
         # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
         options = (("grpc.enable_http_proxy", 0),) if is_loopback(url) else None
@@ -108,6 +125,7 @@ class GrpcSender:
             "timeout": timeout_s,
             "compression": _COMPRESSION[compression],
             "channel_options": options,
+            "headers": tuple(headers.items()) if named else None,
         }
         self._exporter: Any = self._build()
 
@@ -138,15 +156,13 @@ class GrpcSender:
             self._exporter = None
 
     def _build(self) -> Any:
-        # The exporter reads this variable although it is given the timeout. It raises for a text
-        # that is no number, also for an empty one.
-        variable = f"OTEL_EXPORTER_OTLP_{self._signal.upper()}_TIMEOUT"
-        hidden = os.environ.pop(variable, None)
+        # The exporter reads the timeout's variable although it is given the timeout. It raises for
+        # a text that is no number, also for an empty one.
+        hidden = {name: os.environ.pop(name) for name in self._hidden if name in os.environ}
         try:
             return _EXPORTER[self._signal](**self._arguments)
         finally:
-            if hidden is not None:
-                os.environ[variable] = hidden
+            os.environ.update(hidden)
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""

@@ -11,9 +11,7 @@ import zlib
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib.metadata import entry_points
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -31,13 +29,13 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from requests.structures import CaseInsensitiveDict
 
 from otel_ddp.agent.export.otlp import deadline
+from otel_ddp.agent.export.otlp.addresses import is_loopback, take_user, without_credentials
 from otel_ddp.agent.export.otlp.http_errors import causes, explain
 from otel_ddp.agent.export.otlp.outcome import (
     Outcome,
     Signal,
     accepted,
     one_line,
-    without_credentials,
 )
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
@@ -62,6 +60,10 @@ _RESPONSE: dict[Signal, Any] = {
 }
 
 
+# All that a collector gets that was found, not named: any program may be one.
+_HARMLESS_HEADERS = frozenset({"content-type", "content-encoding", "user-agent"})
+
+
 class AttemptEnded(requests.RequestException):
     """Ends an attempt for the exporter, which would try again: the delivery does that."""
 
@@ -74,7 +76,16 @@ class PreparedSession(requests.Session):
     and a name with several silent addresses, each of which gets the whole timeout.
     """
 
-    def __init__(self, signal: Signal, underlying: requests.Session, timeout_s: float) -> None:
+    def __init__(
+        self,
+        signal: Signal,
+        underlying: requests.Session,
+        timeout_s: float,
+        *,
+        named: bool = True,
+        authorization: str = "",
+    ) -> None:
+        """*named*: whether people configured this collector. *authorization*: of the address."""
         super().__init__()
         # Only the exporter's headers count here; the underlying session adds its own defaults.
         self.headers.clear()
@@ -84,12 +95,19 @@ class PreparedSession(requests.Session):
         self.outcome: Outcome | None = None
         self._signal = signal
         self._timeout_s = timeout_s
+        self._named = named
+        self._authorization = authorization
 
     def request(  # type: ignore[override]
         self, method: str, url: str, *args: Any, **kwargs: Any
     ) -> requests.Response:
         """Called by the exporters of all versions, in the end."""
         headers = CaseInsensitiveDict({**self.headers, **(kwargs.get("headers") or {})})
+        if not self._named:
+            for name in [name for name in headers if name.lower() not in _HARMLESS_HEADERS]:
+                del headers[name]
+        elif self._authorization:
+            headers.setdefault("Authorization", self._authorization)
         body = _compressed(self.body, str(headers.get("Content-Encoding", "")))
         ends_at = time.monotonic() + kwargs["timeout"]
         verify, cert = kwargs.get("verify"), kwargs.get("cert")
@@ -100,6 +118,8 @@ class PreparedSession(requests.Session):
             "cert": self.cert if cert is None else cert,
             "allow_redirects": False,
             "stream": True,
+            # Without one, requests would look for a password in ~/.netrc, and replace our token.
+            "auth": self.underlying.auth or _as_it_is,
         }
         before = deadline.DEADLINE.set(ends_at)
         try:
@@ -185,12 +205,18 @@ _REJECTED: dict[Signal, str] = {
 class HttpSender:
     """Sends the requests of one signal over HTTP."""
 
-    def __init__(self, signal: Signal, url: str, timeout_s: float, compression: str) -> None:
-        underlying = _provided_session(signal) or requests.Session()
+    def __init__(
+        self, signal: Signal, url: str, timeout_s: float, compression: str, named: bool = True
+    ) -> None:
+        """*named*: whether people configured this collector; else it gets no configured header."""
+        underlying = (_provided_session(signal) if named else None) or requests.Session()
+        url, authorization = take_user(url)
         if is_loopback(url):
             # Otherwise a cluster's HTTP_PROXY would be asked, and would reach its own loopback.
             underlying.trust_env = False
-        self._session = PreparedSession(signal, underlying, timeout_s)
+        self._session = PreparedSession(
+            *(signal, underlying, timeout_s), named=named, authorization=authorization
+        )
         self._nothing: object = MetricsData(resource_metrics=[]) if signal == "metrics" else []
         self._exporter = _EXPORTER[signal](
             endpoint=url,
@@ -210,13 +236,9 @@ class HttpSender:
         self._exporter.shutdown()
 
 
-def is_loopback(url: str) -> bool:
-    """Whether an address is on this machine."""
-    host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """An authentication that adds nothing."""
+    return request
 
 
 def _compressed(body: bytes, encoding: str) -> bytes:

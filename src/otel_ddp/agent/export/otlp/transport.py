@@ -12,10 +12,20 @@ import http.client
 import logging
 import os
 from collections.abc import Mapping
+from hashlib import blake2s
 from typing import Protocol
+from urllib.parse import urlsplit
 
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line, without_credentials
-from otel_ddp.agent.export.otlp.variables import SignalVariables, route
+from otel_ddp.agent.export.otlp import listener
+from otel_ddp.agent.export.otlp.addresses import without_credentials
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
+from otel_ddp.agent.export.otlp.variables import (
+    HTTP,
+    STANDARD_PORTS,
+    Route,
+    SignalVariables,
+    route,
+)
 from otel_ddp.settings import SIGNALS, Settings
 
 log = logging.getLogger("otel_ddp.agent")
@@ -40,8 +50,16 @@ class Transport:
     Nothing is raised: every failure is an Outcome. One thread sends at a time for each signal.
     """
 
-    def __init__(self, settings: Settings, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        env: Mapping[str, str] | None = None,
+        *,
+        ports: Mapping[str, int] = STANDARD_PORTS,
+    ) -> None:
+        """*ports*: of this machine, for a signal whose endpoint is not configured."""
         self._settings = settings
+        self._ports = ports
         self._env = os.environ if env is None else env
         self._senders: dict[Signal, SignalSender] = {}
         self._warned: set[str] = set()
@@ -51,20 +69,30 @@ class Transport:
     @property
     def destination(self) -> str:
         """Where metrics go, without credentials."""
-        return without_credentials(route("metrics", self._settings, self._env).url("metrics"))
+        return without_credentials(self._route("metrics").url("metrics"))
 
     def address(self, signal: Signal) -> str:
-        """Where a signal goes, with its path and without credentials."""
-        return without_credentials(
-            route(signal, self._settings, self._env).url(signal), with_path=True
-        )
+        """Where a signal goes, with its path, without credentials; another query is another one."""
+        url = self._route(signal).url(signal)
+        address = without_credentials(url, with_path=True)
+        _, found, query = url.partition("?")
+        # Not shown as it is: it may hold a key.
+        digest = blake2s(query.encode(), digest_size=4).hexdigest()
+        return f"{address}?{digest}" if found else address
+
+    def _route(self, signal: Signal) -> Route:
+        return route(signal, self._settings, self._env, self._ports)
 
     def send(self, signal: Signal, body: bytes) -> Outcome:
         """Make one attempt, which takes no longer than the timeout."""
         if self._closed:
             return Outcome("retry", "the transport is closed")
         try:
-            sender = self._senders.get(signal) or self._open(signal)
+            there = self._route(signal)
+            # Asked each time: the program may have ended, and another one may have its port.
+            if not there.named and not listener.is_trusted(urlsplit(there.endpoint).port or 0):
+                return Outcome("retry", f"no collector of ours or of root at {there.endpoint}")
+            sender = self._senders.get(signal) or self._open(signal, there)
             return sender.send(body)
         except _UNUSABLE as error:
             return Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
@@ -76,22 +104,23 @@ class Transport:
             sender.close()
         self._senders.clear()
 
-    def _open(self, signal: Signal) -> SignalSender:
-        there = route(signal, self._settings, self._env)
+    def _open(self, signal: Signal, there: Route) -> SignalSender:
         url = there.url(signal)
         variables = SignalVariables(signal, self._settings, self._env, self._warn_once)
         variables.check_files(url)
         variables.check_headers()
-        timeout_s, compression = variables.timeout_s(), variables.compression()
+        variables.check_secrecy(url)
+        timeout_s, compression = variables.timeout_s(), variables.compression(url)
         sender: SignalSender
         if there.protocol == "grpc":
             from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
-            sender = GrpcSender(signal, url, timeout_s, compression)
-        elif there.protocol == "http/protobuf":
+            headers = variables.headers()
+            sender = GrpcSender(signal, url, timeout_s, compression, headers, there.named)
+        elif there.protocol == HTTP:
             from otel_ddp.agent.export.otlp.over_http import HttpSender
 
-            sender = HttpSender(signal, url, timeout_s, compression)
+            sender = HttpSender(signal, url, timeout_s, compression, there.named)
         else:
             raise ValueError(
                 f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL must be http/protobuf or grpc, "
@@ -111,19 +140,25 @@ def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> S
     env = os.environ if env is None else env
     if any(env.get(name, "").strip() for name in _ENDPOINTS):
         return settings
-    found = find_on_loopback(env)
-    if found is None:
-        return None
-    return settings._replace(endpoint=found, protocol="http/protobuf")
+    found = find_on_loopback(env) is not None
+    return settings._replace(endpoint="", protocol=HTTP) if found else None
 
 
 def find_on_loopback(
-    env: Mapping[str, str] | None = None, *, port: int = 4318, timeout_s: float = 0.5
+    env: Mapping[str, str] | None = None,
+    *,
+    port: int = STANDARD_PORTS[HTTP],
+    timeout_s: float = 0.5,
 ) -> str | None:
-    """The address of a collector on this machine's standard port, if one answers there."""
+    """The address of a collector of ours or of root on the standard port, if one answers.
+
+    Any user may listen there, so a collector of another user has to be named.
+    """
     env = os.environ if env is None else env
     if env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().lower() == "grpc":
         # A server of HTTP on this port would not understand gRPC.
+        return None
+    if not listener.is_trusted(port):
         return None
     # Never through a proxy and without our headers: any program may listen on the port.
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)

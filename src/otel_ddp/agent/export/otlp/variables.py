@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from opentelemetry.util.re import parse_env_headers
 
+from otel_ddp.agent.export.otlp.addresses import (
+    is_loopback,
+    take_user,
+    with_path,
+    without_credentials,
+)
 from otel_ddp.agent.export.otlp.outcome import Signal
 from otel_ddp.settings import Settings
 
 _GENERAL = "OTEL_EXPORTER_OTLP_"
+HTTP = "http/protobuf"
+STANDARD_PORTS = {HTTP: 4318, "grpc": 4317}
+# What names of headers have in them whose values are secret.
+_SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
 _FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
 
 
@@ -22,6 +33,8 @@ class Route(NamedTuple):
     protocol: str
     endpoint_variable: str
     protocol_variable: str
+    named: bool = True
+    """Whether people configured the endpoint; else it is the standard port of this machine."""
 
     @property
     def is_general(self) -> bool:
@@ -31,22 +44,29 @@ class Route(NamedTuple):
     def url(self, signal: Signal) -> str:
         """Where requests of this signal are sent to."""
         if self.is_general and self.protocol != "grpc":
-            return f"{self.endpoint.rstrip('/')}/v1/{signal}"
+            return with_path(self.endpoint, f"/v1/{signal}")
         return self.endpoint
 
 
-def route(signal: Signal, settings: Settings, env: Mapping[str, str]) -> Route:
+def route(
+    signal: Signal,
+    settings: Settings,
+    env: Mapping[str, str],
+    ports: Mapping[str, int] = STANDARD_PORTS,
+) -> Route:
     """Where a signal goes; a variable of its own wins over the general one."""
     own = f"{_GENERAL}{signal.upper()}_"
     own_endpoint = env.get(f"{own}ENDPOINT", "").strip()
     own_protocol = env.get(f"{own}PROTOCOL", "").strip().lower()
     protocol = own_protocol or settings.protocol
-    default = f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
+    endpoint = own_endpoint or settings.endpoint
+    default = f"http://127.0.0.1:{ports.get(protocol, ports[HTTP])}"
     return Route(
-        own_endpoint or settings.endpoint or default,
+        endpoint or default,
         protocol,
         f"{own if own_endpoint else _GENERAL}ENDPOINT",
         f"{own if own_protocol else _GENERAL}PROTOCOL",
+        bool(endpoint),
     )
 
 
@@ -87,10 +107,10 @@ class SignalVariables:
         )
         return self._settings.timeout_s
 
-    def compression(self) -> str:
-        """none, gzip or deflate."""
+    def compression(self, url: str) -> str:
+        """none, gzip or deflate; by default gzip towards other machines."""
         variable, text = self._read("COMPRESSION")
-        word = text.lower() or "none"
+        word = text.lower() or ("none" if is_loopback(url) else "gzip")
         if word in ("none", "gzip", "deflate"):
             return word
         self._warn(
@@ -110,6 +130,23 @@ class SignalVariables:
                         pass
                 except OSError as error:
                     raise OSError(f"{variable}: {path}: {error.strerror}") from error
+
+    def headers(self) -> dict[str, str]:
+        """The configured headers, their names in small letters."""
+        return dict(parse_env_headers(self._read("HEADERS")[1], liberal=True))
+
+    def check_secrecy(self, url: str) -> None:
+        """Warn of a token, or of a password in the address, that leaves this machine readable."""
+        if not url.lower().startswith("http://") or is_loopback(url):
+            return
+        where = without_credentials(url)
+        if any(_SECRET.search(name) for name in self.headers()):
+            self._warn(
+                f"{self._read('HEADERS')[0]}: a token goes to {where} without encryption: use "
+                "https://."
+            )
+        elif take_user(url)[1]:
+            self._warn(f"A password goes to {where} without encryption: use https://.")
 
     def check_headers(self) -> None:
         """Warn of each header that the exporters leave out."""
