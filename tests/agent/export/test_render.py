@@ -58,6 +58,54 @@ def test_values_of_different_hours_go_into_different_requests() -> None:
     assert [each.oldest_s for each in requests] == [3599, 3600, 5 * 3600]
 
 
+@pytest.mark.parametrize("logged", [True, False])
+def test_a_request_of_points_with_long_labels_is_bounded_in_bytes(logged: bool) -> None:
+    ledger = Ledger()
+    ledger.keep_history = True
+    metric = catalog.TRAINING_SCALAR if logged else catalog.TRAINING_STEPS
+    for number in range(1000):
+        labels = (*LABELS, ("name", f"{number}" + "x" * 4000))
+        if logged:
+            ledger.log(ledger.series(metric, labels), float(number), number + 1)
+        else:
+            ledger.put(metric, labels, float(number), 1)
+
+    requests = Renderer({}).metrics(ledger, HOUR_NS)
+
+    assert sum(each.points for each in requests) == 1000
+    assert [len(each.body) < 1024 * 1024 for each in requests] == [True] * 5
+
+
+def test_one_point_that_is_larger_than_a_request_leaves_alone() -> None:
+    ledger = Ledger()
+    for size in (10, 2_000_000):
+        ledger.put(catalog.TRAINING_STEPS, (("run", "x" * size), ("rank", str(size))), 1.0, 1)
+    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1)
+
+    requests = Renderer({}).metrics(ledger, HOUR_NS)
+
+    assert [each.points for each in requests] == [1, 1, 1]
+
+
+def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
+    events = [
+        Document(EVENT, {"name": "e", "time": at, "body": "x" * 100_000}, 0) for at in range(25)
+    ]
+
+    requests = Renderer({}).documents([(LABELS, "", events)])
+
+    times = [
+        record.time_unix_nano
+        for each in requests
+        for record in ExportLogsServiceRequest.FromString(each.body)
+        .resource_logs[0]
+        .scope_logs[0]
+        .log_records
+    ]
+    assert times == list(range(25))
+    assert max(len(each.body) for each in requests) < 1024 * 1024
+
+
 def test_a_request_has_the_time_of_its_oldest_point() -> None:
     ledger, s = Ledger(), 10**9
     ledger.keep_history = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2s
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 SCOPE = "otel_ddp"
 _MOST_POINTS = 2000
 _MOST_SPANS = 500
+# Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
+_MOST_BYTES = 900 * 1024
 _S = 10**9
 _HOUR_NS = 3600 * _S
 _LATEST = 2**63
@@ -87,33 +90,51 @@ class Renderer:
     ) -> Iterator[Request]:
         for project, found in by_project.items():
             attributes = resource.with_project(self._attributes, project)
-            for at in range(0, len(found), _MOST_SPANS):
-                part = found[at : at + _MOST_SPANS]
+            parts = [found[at : at + _MOST_SPANS] for at in range(0, len(found), _MOST_SPANS)]
+            while parts:
+                part = parts.pop(0)
                 body = encoded(attributes, part, SCOPE, __version__)
+                if len(body) > _MOST_BYTES and len(part) > 1:
+                    middle = len(part) // 2
+                    parts[:0] = part[:middle], part[middle:]
+                    continue
                 oldest_s = min(map(time_ns, part)) // _S
                 yield Request(signal, body, len(part), oldest_s=oldest_s)
 
 
 class _RequestBuilder:
-    """Gathers points into requests of at most 2,000."""
+    """Gathers points into requests of bounded count and size."""
 
     def __init__(self, resource_of: bytes, irreplaceable: bool) -> None:
         self._resource = resource_of
         self._irreplaceable = irreplaceable
         self._metrics: dict[str, tuple[Metric, list[bytes]]] = {}
         self._count = 0
+        self._size_bytes = 0
         self._oldest_ns = _LATEST
         self._requests: list[Request] = []
 
     def add(self, metric: Metric, points: list[bytes], oldest_ns: int) -> None:
         while points:
-            self._oldest_ns = min(self._oldest_ns, oldest_ns)
-            room = _MOST_POINTS - self._count
-            self._metrics.setdefault(metric.name, (metric, []))[1].extend(points[:room])
-            self._count += min(room, len(points))
-            points = points[room:]
-            if self._count >= _MOST_POINTS:
+            fitting = self._fitting(points)
+            if not fitting:
                 self._end_request()
+                continue
+            self._oldest_ns = min(self._oldest_ns, oldest_ns)
+            self._metrics.setdefault(metric.name, (metric, []))[1].extend(fitting)
+            self._count += len(fitting)
+            self._size_bytes += sum(map(len, fitting))
+            points = points[len(fitting) :]
+
+    def _fitting(self, points: list[bytes]) -> list[bytes]:
+        """The first of these points for which there is room; one at least in an empty request."""
+        some = points[: _MOST_POINTS - self._count]
+        room_bytes = _MOST_BYTES - self._size_bytes
+        if sum(map(len, some)) <= room_bytes:
+            return some
+        sizes = accumulate(map(len, some))
+        fitting = [point for point, size in zip(some, sizes, strict=True) if size <= room_bytes]
+        return fitting or (some[:1] if not self._count else [])
 
     def _end_request(self) -> None:
         if not self._count:
@@ -125,7 +146,8 @@ class _RequestBuilder:
         body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
         oldest_s = self._oldest_ns // _S
         self._requests.append(Request("metrics", body, self._count, self._irreplaceable, oldest_s))
-        self._metrics, self._count, self._oldest_ns = {}, 0, _LATEST
+        self._metrics, self._oldest_ns = {}, _LATEST
+        self._count = self._size_bytes = 0
 
     def build(self) -> list[Request]:
         """All requests, the last one ended."""
