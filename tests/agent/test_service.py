@@ -199,6 +199,23 @@ def test_a_file_that_is_no_journal_is_logged_once_and_listed_until_it_is_deleted
     assert (list(journals.marks()), journals.unreadable()) == ([link], [])
 
 
+def test_only_a_journal_whose_process_had_ended_before_may_be_kept(
+    place: Place, journal: Path
+) -> None:
+    copy = place.directory / "copy.journal"
+    shutil.copy(journal, copy)
+    journals = Journals(place, Ledger(), "n", keeps_found=True)
+    JournalWriter(place.directory, 128 * 1024, {"run": "r"}).close()
+    for _ in range(2):
+        journals.find()
+        journals.poll()
+        journals.commit(journals.marks())
+        delete_done(journals)
+
+    assert not journals.marks()
+    assert list(place.directory.glob("*.journal")) == [copy]
+
+
 def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
     tmp_path: Path, place: Place, journals: Journals
 ) -> None:

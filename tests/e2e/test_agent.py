@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from node import Node, finished, until
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.journal.reader import JournalReader
+from otlp_receiver import Receiver
 
 TRAIN = """
 import otel_ddp
@@ -292,6 +294,27 @@ def test_an_agent_killed_before_it_could_read_leaves_everything_to_the_next() ->
 
         until(lambda: len(node.series("training_state")) == 2, "both runs")
         assert node.value("training_scalar", run="r", name="loss", split="train") == 0.1
+
+
+def test_an_agent_for_a_copied_directory_exports_it_and_deletes_nothing() -> None:
+    with Receiver() as receiver, Node(OTEL_DDP_AGENT="off") as node:
+        node.export_to(receiver.start_http())
+        node.run(TRAIN)
+        copy = node.root / "copy"
+        shutil.copytree(node.place.directory, copy)
+        before = sorted(copy.glob("*.journal"))
+
+        agent = node.start(sys.executable, "-m", "otel_ddp", "agent", "--dir", str(copy))
+        assert receiver.wait_for(lambda receiver: bool(receiver.points()))
+        node.run(TRAIN, OTEL_DDP_AGENT="external", OTEL_DDP_DIR=str(copy))
+        until(lambda: sorted(copy.glob("*.journal")) == before, "the new journal to go")
+        agent.send_signal(signal.SIGTERM)
+        finished(agent)
+        kept = sorted(copy.glob("*.journal"))
+
+    assert "training.scalar" in {point.metric for point in receiver.points()}
+    assert kept == before
+    assert len(kept) == 1
 
 
 def test_a_foreign_file_in_the_place_is_said_and_harms_nothing() -> None:

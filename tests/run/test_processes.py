@@ -907,6 +907,20 @@ def _spoil(place: Here, how: str) -> None:
     path.mkdir()
 
 
+def test_the_log_of_agents_that_break_at_their_start_is_bounded(
+    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho broken\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    place.agent_log.write_bytes(b"broken\n" * 50_000)
+
+    assert agent_start.ensure_agent(place)
+
+    assert place.agent_log.stat().st_size < 1000
+
+
 @pytest.mark.parametrize("how", ["start.lock", "agent.log", "removed"])
 def test_a_damaged_directory_gives_one_warning_and_training_goes_on(
     how: str, place: Here, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

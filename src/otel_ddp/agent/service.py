@@ -45,8 +45,15 @@ class Agent:
     """One a place. `run` is its whole life."""
 
     def __init__(
-        self, place: Place, conf: settings.Settings, lock: int, foreground: bool = False
+        self,
+        place: Place,
+        conf: settings.Settings,
+        lock: int,
+        foreground: bool = False,
+        *,
+        keeps_found: bool = False,
     ) -> None:
+        """*keeps_found*: as in Journals."""
         self.place = place
         self.conf = conf
         self.foreground = foreground
@@ -55,7 +62,9 @@ class Agent:
         self.node = conf.node or host
         self.exit_causes = ExitCauses()
         self.parents = Parents(self.exit_causes)
-        self.journals = Journals(place, self.ledger, conf.node, self.parents.ended_worker)
+        self.journals = Journals(
+            *(place, self.ledger, conf.node, self.parents.ended_worker), keeps_found=keeps_found
+        )
         self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.judge = Judge(
             self.ledger,
@@ -366,7 +375,6 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     startup.raise_file_limit()
     if not foreground:
         startup.leave_training_alone()
-        startup.truncate_log(place)
     # The file of an agent that was killed is not true of this one.
     with contextlib.suppress(OSError):
         place.agent_file.unlink()
@@ -375,6 +383,7 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     place.delay_start(_BROKEN_HOLD_S)
     if foreground:
         log.info("watching %s", place.directory)
-    Agent(place, conf, lock, foreground).run()
+    # A directory that a person names may hold copies of journals.
+    Agent(place, conf, lock, foreground, keeps_found=foreground and bool(directory)).run()
     place.delay_start(0.0)
     return 0

@@ -17,7 +17,6 @@ from otel_ddp.journal.place import Place, find, private_directory
 log = logging.getLogger("otel_ddp.agent")
 
 _LOCK_PATIENCE_S = 3.0
-_LOG_BYTES = 256 * 1024
 
 
 class _Printable(logging.Formatter):
@@ -88,10 +87,3 @@ def leave_training_alone() -> None:
         os.nice(5)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-
-
-def truncate_log(place: Place) -> None:
-    """Empty the log of the agents of this place once it is long."""
-    with contextlib.suppress(OSError):
-        if place.agent_log.stat().st_size > _LOG_BYTES:
-            os.truncate(place.agent_log, 0)

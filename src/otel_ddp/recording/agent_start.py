@@ -27,6 +27,8 @@ _PYTHON = re.compile("python|pypy|graalpy|pyston", re.IGNORECASE)
 # setting: users do not set it, and are not warned about it.
 _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
+# The log is in shared memory: beyond this size the next agent begins it anew.
+_LOG_BYTES = 256 * 1024
 
 
 @containment.contained(default=False)
@@ -89,6 +91,9 @@ def _start(place: Place) -> bool:
     # Opened here rather than by the shell, which would complain on the training's terminal.
     log = _open(place.agent_log, os.O_WRONLY | os.O_APPEND)
     try:
+        # Here rather than in the agent: one that breaks at its start may not come to it.
+        if os.fstat(log).st_size > _LOG_BYTES:
+            os.ftruncate(log, 0)
         # Closing descriptors is not tidiness: torch's FileStore holds a flock on one that is
         # inherited through exec, and an agent that kept it would hold the other ranks up for ever.
         subprocess.run(

@@ -54,8 +54,11 @@ class Journals:
         ledger: Ledger,
         own_name: str,
         parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+        *,
+        keeps_found: bool = False,
     ) -> None:
-        """*parent_ended*: as in JournalFeed."""
+        """*parent_ended*: as in JournalFeed. *keeps_found*: whether journals stay whose processes
+        had ended before; they may be copies."""
         self._place = place
         self._ledger = ledger
         self._parent_ended = parent_ended
@@ -64,6 +67,8 @@ class Journals:
         self._ended: list[Ended] = []
         self._committed: Marks = {}
         self._submitted: Marks = {}
+        self._keep_before_ns = time.time_ns() if keeps_found else 0
+        self._kept: set[Path] = set()
         self._unreadable: dict[Path, str] = {}
         self._unopened: dict[Path, CannotOpen] = {}
         self._has_place = True
@@ -86,7 +91,7 @@ class Journals:
         unopened: dict[Path, CannotOpen] = {}
         # With no file descriptor left, the place cannot be listed: try the known ones too.
         for path in dict.fromkeys((*self._place.journals(), *self._unopened)):
-            if path in self._journals or path in unreadable:
+            if path in self._journals or path in unreadable or path in self._kept:
                 continue
             try:
                 reader = self._open(path)
@@ -100,6 +105,8 @@ class Journals:
                 self._journals[path] = JournalFeed(
                     reader, self._ledger, self._names.name, self._parent_ended
                 )
+                if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
+                    self._kept.add(path)
         self._unreadable, self._unopened = unreadable, unopened
         if remark := self.remark():
             containment.warn_once("too many files", "%s", remark)
@@ -255,7 +262,7 @@ class Journals:
 
     def delete(self, done: Collection[Path]) -> None:
         """Delete their files: shared memory belongs to the living."""
-        for path in done:
+        for path in set(done) - self._kept:
             path.unlink(missing_ok=True)
             for suffix in layout.COMPANION_SUFFIXES:
                 path.with_suffix(suffix).unlink(missing_ok=True)
