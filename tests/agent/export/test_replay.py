@@ -11,7 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from otel_ddp.agent.export.otlp.encode import LogRecord, logs_request
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
 from otel_ddp.agent.export.replay import (
     AnotherReplay,
@@ -131,6 +133,29 @@ def test_a_request_over_which_the_receiver_fails_does_not_keep_the_others_back(
 
     assert (pauses, tally.left, tally.refused_points) == ([], {}, {"500 from http://c": 1})
     assert transport.bodies == [b"a", b"c"]
+
+
+def test_a_request_that_is_too_large_for_the_destination_is_sent_in_parts(tmp_path: Path) -> None:
+    records = [LogRecord(at, f"event {at}", "x" * 1000) for at in range(1, 9)]
+    body = logs_request({}, records)
+    opened = Spool(tmp_path, PLENTY)
+    assert opened.append("logs", body, len(records))
+    too_large = Outcome("refused", "413 from http://c", too_large=True)
+    transport = FakeTransport(too_large, TAKEN, too_large)
+
+    tally = sent(transport, tmp_path)
+
+    found = [
+        record.time_unix_nano
+        for each in transport.bodies
+        for record in ExportLogsServiceRequest.FromString(each)
+        .resource_logs[0]
+        .scope_logs[0]
+        .log_records
+    ]
+    assert found == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (tally.requests, tally.points, tally.complete) == (1, 8, True)
+    assert sent(FakeTransport(), tmp_path).requests == 0
 
 
 def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:

@@ -251,18 +251,29 @@ class Replay:
         if body is None:
             tally.damaged += 1
             return
-        outcome = self._send_with_retries(entry.signal, body)
-        if outcome.kind == "retry" and not outcome.doubtful:
-            tally.given_up[entry.signal] = outcome.why
-            tally.left[entry.signal] += 1
-        elif outcome.kind != "delivered":
-            # Not remembered: the collector may accept it after a change of its configuration.
-            tally.refused_points[outcome.why] += entry.points
-        else:
+        # It takes long to import, and many commands import this module.
+        from otel_ddp.agent.export.otlp.split import Piece, halves
+
+        left, refused = [Piece(body, entry.points)], False
+        while left:
+            piece = left.pop(0)
+            outcome = self._send_with_retries(entry.signal, piece.body)
+            if outcome.too_large and (parts := halves(entry.signal, piece.body)):
+                left[:0] = parts
+            elif outcome.kind == "retry" and not outcome.doubtful:
+                tally.given_up[entry.signal] = outcome.why
+                tally.left[entry.signal] += 1
+                return
+            elif outcome.kind == "delivered":
+                tally.points += piece.points
+                tally.rejected_points += outcome.rejected
+            else:
+                # Not remembered: the collector may accept it after a change of its configuration.
+                refused = True
+                tally.refused_points[outcome.why] += piece.points
+        if not refused:
             self._sent_log(path, entry).add(entry)
             tally.requests += 1
-            tally.points += entry.points
-            tally.rejected_points += outcome.rejected
 
     def _send_with_retries(self, signal: Signal, body: bytes) -> Outcome:
         outcome = self._transport.send(signal, body)
