@@ -823,8 +823,8 @@ def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
     send_all_due(delivery)
 
     assert begun == [
-        "OTLP: 10 points are dropped: the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest make "
-        "room for the newest."
+        "OTLP: 10 points are dropped: the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest "
+        "data make room for the newest."
     ]
     assert "OTLP: the spool has room again; 30 points were dropped." in caplog.messages
     assert transport.arrived == [b"4", b"5", b"6", b"7"]

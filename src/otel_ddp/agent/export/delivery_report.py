@@ -14,7 +14,9 @@ from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 log = logging.getLogger("otel_ddp.agent")
 
 _CAUSES = {
-    "spool_full": "the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest make room for the newest",
+    "spool_full": (
+        "the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest data make room for the newest"
+    ),
     "memory_full": "neither the collector nor the disk takes them, and memory is full",
     "corrupt": "a file of the spool is damaged",
     "spool_error": "files of the spool are gone",
