@@ -35,7 +35,7 @@ from otel_ddp.agent.export.otlp.encode import (
 )
 from otel_ddp.agent.export.otlp.listener import is_trusted
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback
+from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback, why_none
 from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"
@@ -1000,6 +1000,16 @@ def test_a_program_of_another_user_that_takes_over_the_port_gets_nothing(
 
     assert outcome == Outcome("retry", f"no collector of ours or of root at {endpoint}")
     assert receiver.attempts == []
+
+
+def test_a_collector_of_another_user_is_named_as_the_reason_why_there_is_none(
+    receiver: Receiver,
+) -> None:
+    with another_user():
+        port = int(receiver.start_http().rpartition(":")[2])
+
+    assert f"what listens on 127.0.0.1:{port} belongs to another user" in why_none(port)
+    assert why_none(closed_port()) == "no collector is configured and none answers on loopback"
 
 
 HEAD = (

@@ -71,6 +71,7 @@ class Exporter:
         self._signals = exported_signals(env)
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
+        self._why_none = "no collector is configured"
         self.failed_to_start = False
         """There is a collector to export to, and an error kept us from it; it is tried again."""
         self._renderer: Renderer | None = None
@@ -97,6 +98,8 @@ class Exporter:
 
         if conf := transport.with_endpoint(self._conf, self._env):
             self._start(transport.Transport(conf))
+        else:
+            self._why_none = transport.why_none()
         return True
 
     def _start(self, sender: Sender | None) -> None:
@@ -167,7 +170,7 @@ class Exporter:
             return "exporting could not start, and is tried again: the agent's log says why"
         if not self._signals:
             return "switched off by OTEL_*_EXPORTER=none: scrape only"
-        return "no collector is configured and none answers on loopback: scrape only"
+        return f"{self._why_none}: scrape only"
 
 
 def _describe_spool(status: DeliveryStatus, spool: Spool) -> str:

@@ -47,7 +47,7 @@ _UNCLEAR = ("UNAVAILABLE", "TLS to", "connection refused", "connection closed", 
 
 def collector(inputs: DoctorInputs) -> Findings:
     # Imported here: it takes long, and a broken package must not end the other checks.
-    from otel_ddp.agent.export.otlp.transport import Transport, with_endpoint
+    from otel_ddp.agent.export.otlp.transport import Transport, why_none, with_endpoint
     from otel_ddp.agent.export.otlp.variables import route
 
     env = inputs.env
@@ -64,10 +64,7 @@ def collector(inputs: DoctorInputs) -> Findings:
         return
     conf = with_endpoint(inputs.conf, env)
     if conf is None:
-        sentence = (
-            "none is configured and none answers on loopback: scrape only; to export as well, set "
-            "OTEL_EXPORTER_OTLP_ENDPOINT"
-        )
+        sentence = f"{why_none()}: scrape only; to export as well, set OTEL_EXPORTER_OTLP_ENDPOINT"
         yield Finding("ok", "collector", sentence)
         return
     named = conf is inputs.conf

@@ -23,6 +23,11 @@ def is_trusted(port: int, proc: Path = _PROC) -> bool:
     return bool(owners) and owners <= {_ROOT, os.geteuid()}
 
 
+def is_foreign(port: int, proc: Path = _PROC) -> bool:
+    """Whether another user listens there."""
+    return not set(_owners(port, proc)) <= {_ROOT, os.geteuid()}
+
+
 def _owners(port: int, proc: Path) -> Iterator[int]:
     for name in ("tcp", "tcp6"):
         try:

@@ -144,6 +144,16 @@ def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> S
     return settings._replace(endpoint="", protocol=HTTP) if found else None
 
 
+def why_none(port: int = STANDARD_PORTS[HTTP]) -> str:
+    """Why there is no collector where none is configured."""
+    if listener.is_foreign(port):
+        return (
+            f"no collector is configured, and what listens on 127.0.0.1:{port} belongs to another "
+            f"user (OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port} would use it)"
+        )
+    return "no collector is configured and none answers on loopback"
+
+
 def find_on_loopback(
     env: Mapping[str, str] | None = None,
     *,
