@@ -805,6 +805,21 @@ def test_what_is_refused_is_said_at_once_also_in_an_outage_and_then_every_five_m
     ]
 
 
+def test_what_was_lost_before_it_was_submitted_is_said_too(
+    transport: FakeTransport, spool: Spool, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = {"history_full": 0}
+    delivery = Delivery(transport, spool, clock, lost_before=lambda: lost)
+    delivery.submit(requests("a"))
+    lost["history_full"] = 400
+
+    delivery.submit(requests("b"))
+
+    assert caplog.messages == [
+        "OTLP: 400 points are dropped: they were logged faster than they could be exported."
+    ]
+
+
 def test_an_overflow_of_the_spool_is_said_as_it_begins_and_at_its_end(
     transport: FakeTransport, tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:

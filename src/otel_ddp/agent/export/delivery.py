@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -69,12 +69,15 @@ class Delivery:
         jitter: Callable[[], float] = random.random,
         backoff_s: tuple[float, float] = (1.0, 30.0),
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        lost_before: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """*lost_before*: points that were lost before they were submitted, by reason."""
         self._transport = transport
         self._spool = spool
         self._clock = clock
         self._jitter = jitter
         self._backoff_s = backoff_s
+        self._lost_before = lost_before
 
         # One lock for all that follows. It is held over small writes to disk, never over the
         # network and never while a caller's `on_settled` runs.
@@ -372,7 +375,8 @@ class Delivery:
     def _say_losses(self) -> None:
         spool = self._spool
         has_room = spool.size_bytes < 0.9 * spool.limit_bytes
-        self._report.poll_losses(spool.dropped_points, has_room)
+        lost = {**spool.dropped_points, **self._lost_before()}
+        self._report.poll_losses(lost, has_room)
 
     def _describe_backlog(self) -> str:
         parts = []

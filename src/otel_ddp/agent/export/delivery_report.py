@@ -18,6 +18,7 @@ _CAUSES = {
         "the spool is full (OTEL_DDP_SPOOL_BYTES): the oldest data make room for the newest"
     ),
     "memory_full": "neither the collector nor the disk takes them, and memory is full",
+    "history_full": "they were logged faster than they could be exported",
     "corrupt": "a file of the spool is damaged",
     "spool_error": "files of the spool are gone",
 }
@@ -102,9 +103,12 @@ class DeliveryReport:
         """Count points that will never arrive."""
         self._lost[why] += points
 
-    def poll_losses(self, spool: Mapping[str, int], has_room: bool) -> None:
-        """Say what was lost since the last call, in memory and in the spool."""
-        self._losses.poll({**self._lost, **spool})
+    def poll_losses(self, lost: Mapping[str, int], has_room: bool) -> None:
+        """Say what was lost since the last call, here and elsewhere (*lost*).
+
+        *has_room*: whether the spool has.
+        """
+        self._losses.poll({**self._lost, **lost})
         if has_room and (points := self._losses.ended("spool_full")):
             log.warning("OTLP: the spool has room again; %d points were dropped.", points)
 

@@ -111,7 +111,10 @@ class Exporter:
         renderer = Renderer(resource.describe(self._node, self._host))
         directory = spool_directory(self._conf, self._place, self._node)
         spool = Spool(directory, self._conf.spool_bytes)
-        delivery = Delivery(sender, spool)
+        ledger = self._ledger
+        delivery = Delivery(
+            sender, spool, lost_before=lambda: {"history_full": ledger.points_dropped}
+        )
         self._renderer, self._spool, self._delivery = renderer, spool, delivery
         delivery.start()
         self._ledger.keep_history = True
