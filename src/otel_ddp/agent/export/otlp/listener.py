@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -30,16 +31,16 @@ def is_foreign(port: int, proc: Path = _PROC) -> bool:
 
 def _owners(port: int, proc: Path) -> Iterator[int]:
     for name in ("tcp", "tcp6"):
-        try:
-            lines = (proc / name).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            address, _, hexadecimal = fields[1].partition(":")
-            listens = fields[3] == _LISTENS and int(hexadecimal, 16) == port
-            if listens and _gets_loopback(address):
-                yield int(fields[7])
+        with contextlib.suppress(OSError), open(proc / name) as file:
+            next(file, "")
+            for line in file:
+                fields = line.split()
+                if fields[3] != _LISTENS:
+                    # The kernel lists connections behind them, and there may be many.
+                    break
+                address, _, hexadecimal = fields[1].partition(":")
+                if int(hexadecimal, 16) == port and _gets_loopback(address):
+                    yield int(fields[7])
 
 
 def _gets_loopback(address: str) -> bool:
