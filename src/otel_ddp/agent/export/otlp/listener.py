@@ -31,12 +31,13 @@ def is_foreign(port: int, proc: Path = _PROC) -> bool:
 
 def _owners(port: int, proc: Path) -> Iterator[int]:
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(proc / name) as file:
-            next(file, "")
+        # Read in small pieces: the kernel lists connections behind the listeners, and there may be
+        # many.
+        with contextlib.suppress(OSError), open(proc / name, "rb", buffering=256) as file:
+            file.readline()
             for line in file:
-                fields = line.split()
+                fields = line.decode().split()
                 if fields[3] != _LISTENS:
-                    # The kernel lists connections behind them, and there may be many.
                     break
                 address, _, hexadecimal = fields[1].partition(":")
                 if int(hexadecimal, 16) == port and _gets_loopback(address):
