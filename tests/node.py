@@ -24,6 +24,8 @@ from otel_ddp.journal.place import Place
 
 # A test waits this long for what should happen soon: the machine may be many times too busy.
 PATIENCE_S = 180.0
+# It asks after so long, later after this share of the time waited, at last after so long again.
+_OFTEN_S, _LATER, _RARELY_S = 0.02, 0.05, 0.25
 _TOUCHY = ("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI")
 
 Labels = dict[str, str]
@@ -36,10 +38,12 @@ def without_figures(sentence: str) -> str:
 
 def until(true: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """The first true answer; other processes are asked again and again, as a person would."""
-    deadline = time.monotonic() + patience_s
+    began = time.monotonic()
     while not (answer := true()):
-        assert time.monotonic() < deadline, f"in vain for {patience_s:g} s: {what}"
-        time.sleep(0.02)
+        waited_s = time.monotonic() - began
+        assert waited_s < patience_s, f"in vain for {patience_s:g} s: {what}"
+        # Each question takes processor time of those that are asked: the longer, the rarer.
+        time.sleep(min(max(_OFTEN_S, waited_s * _LATER), _RARELY_S))
     return answer
 
 

@@ -210,11 +210,8 @@ def torchrun(node: Ward, ending: str) -> None:
     script, go = node.root / "train.py", node.root / "go"
     script.write_text(TRAINS.format(ending=ending))
     os.mkfifo(go)
-    launcher = node.start(
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        str(script),
-        env={"CUDA_VISIBLE_DEVICES": "", "GO": str(go)},
-    )
+    node.env.update(CUDA_VISIBLE_DEVICES="", GO=str(go))
+    launcher = node.torchrun(2, str(script))
     until(lambda: node.states() == {"0": 1.0, "1": 1.0}, "the ranks")
     # A letter for each of them, kept until both have come for it.
     with go.open("r+b", buffering=0) as written:

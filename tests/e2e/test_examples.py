@@ -89,7 +89,7 @@ def test_the_snippets_of_a_page_run_as_they_stand_and_log_what_they_say(page: st
     assert snippets
     for snippet in snippets:
         with Node() as node:
-            node.run(snippet)
+            finished(node.warm("-c", snippet))
 
             until(lambda node=node: node.series("training_scalar_step", name="loss"), "its loss")
             assert [each["state"] for each in node.processes()] == ["finished"]
@@ -104,7 +104,7 @@ def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_pa
     assert fewer != program
     with Node(CUDA_VISIBLE_DEVICES="") as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
-        launch = node.start(sys.executable, *TORCHRUN, str(tmp_path / "train.py"))
+        launch = node.warm(*TORCHRUN, str(tmp_path / "train.py"))
         # torch alone may take half a minute to start on a busy machine.
         until(node.place.agent_file.exists, "the agent", patience_s=60)
         late = partial(node.series, "training_straggler", rank="1", phase="data")

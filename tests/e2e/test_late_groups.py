@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from tools.stack.server import free_port
 
+import warm
 from node import Node, until
 from otel_ddp.agent.node_status import survey
 
@@ -75,7 +75,7 @@ def launches() -> Iterator[Seen]:
         script = node.root / "program.py"
         script.write_text(PROGRAM)
         for way in WAYS:
-            node.start(sys.executable, str(script), way, str(free_port()))
+            node.start(warm.python().executable, str(script), way, str(free_port()))
         seen: dict[str, dict[str, Any]] = {}
         until(lambda: both_seen(node, seen), "verdicts on both runs")
         yield Seen(node.processes(), seen)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import sys
 
 from tools.stack.server import free_port
 
+import warm
 from node import Node, finished, until
 
 # One launch shows all strategies: a run of each, one after the other.
@@ -31,8 +31,9 @@ def test_recorded_ranks_are_four_two_and_one_and_all_have_one_run() -> None:
         script.write_text(TRAIN)
         port = free_port()
         launches = [
+            # Nodes on one machine are told apart by the processes that start their ranks.
             node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *(warm.python().executable, "-m", "torch.distributed.run", "--nnodes", "2"),
                 *("--nproc-per-node", "2", "--node-rank", str(rank)),
                 *("--master-addr", "127.0.0.1", "--master-port", str(port)),
                 str(script),

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tools.stack.server import free_port
 
+import warm
+
 pytest.importorskip("torch")
 
 WORKER = '''
@@ -57,7 +59,10 @@ if __name__ == "__main__":
     mp.spawn(child, (sys.argv[2], sys.argv[3]), nprocs=2)
 """
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+def torchrun() -> tuple[str, str, str]:
+    """Torch is imported already, but not in the workers that it starts."""
+    return (warm.python().executable, "-m", "torch.distributed.run")
 
 
 @pytest.fixture
@@ -137,9 +142,9 @@ def test_workers_of_a_launcher_on_one_node_share_a_settled_run(scripts: Path) ->
 
     with launched(
         scripts,
-        (*TORCHRUN, "--standalone", two, "worker.py", standalone),
-        (*TORCHRUN, f"--master-port={free_port()}", two, "worker.py", plain),
-        (*TORCHRUN, f"--master-port={free_port()}", two, "--no-python", *shell, wrapped),
+        (*torchrun(), "--standalone", two, "worker.py", standalone),
+        (*torchrun(), f"--master-port={free_port()}", two, "worker.py", plain),
+        (*torchrun(), f"--master-port={free_port()}", two, "--no-python", *shell, wrapped),
         (
             *(sys.executable, "-W", "ignore", "-m", "torch.distributed.launch"),
             *(f"--master-port={free_port()}", two, "--use-env", "worker.py", legacy),
@@ -167,7 +172,7 @@ def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> Non
     with launched(
         scripts,
         (
-            *(sys.executable, "spawner.py", by_address, by_file),
+            *(warm.python().executable, scripts / "spawner.py", by_address, by_file),
             *(scripts / "store", str(free_port())),
         ),
     ):
@@ -192,7 +197,7 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
     def node(index: int, directory: Path) -> tuple[str | Path, ...]:
         where = ("--master-addr=127.0.0.1", f"--master-port={port}")
         place = ("--nnodes=2", f"--node-rank={index}", "--nproc-per-node=1")
-        return (*TORCHRUN, *place, *where, "worker.py", directory, "group")
+        return (*torchrun(), *place, *where, "worker.py", directory, "group")
 
     # The same address and port twice: only the store can tell the launches apart.
     for directory in (first, second):
