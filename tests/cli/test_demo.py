@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from node import Node
 from otel_ddp.cli import main
 
@@ -50,7 +51,8 @@ def test_a_demo_that_is_ended_leaves_nothing_and_prints_no_error(how: signal.Sig
 
 
 def test_a_demo_does_not_use_the_variables_of_real_trainings() -> None:
-    with Node() as node:
+    # Its ranks have torch imported already.
+    with Node(**warm.python().env) as node:
         node.env.update(
             OTEL_DDP_AGENT="external", OTEL_DDP_LINGER_S="0", OTEL_DDP_RUN="mine", OTEL_DDP_RANK="7"
         )

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import warm
 from node import Node, finished
 from otel_ddp.cli.demo import what_grew
 from otel_ddp.cli.demo.injection import Injection, parse
@@ -42,8 +43,8 @@ def test_it_hits_its_rank_alone() -> None:
 
 
 def demo(*arguments: str) -> str:
-    """What it prints."""
-    with Node() as node:
+    """What it prints; its ranks have torch imported already."""
+    with Node(**warm.python().env) as node:
         return finished(node.start(sys.executable, "-m", "otel_ddp", "demo", *arguments))
 
 

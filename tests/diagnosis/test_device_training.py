@@ -63,6 +63,17 @@ def test_a_collective_ends_on_all_ranks_at_one_time(setting: Setting) -> None:
             assert all(each.started_ns >= each.enqueued_ns for each in same)
 
 
+@EVERY_SETTING
+def test_steps_end_at_the_same_times_where_nothing_else_is_written_down(setting: Setting) -> None:
+    late = (Trouble(1, "device", 0.3),)
+    watched, unwatched = (
+        [[piece.marks[-1] for piece in pieces] for pieces in trained(setting, STEPS, late, each)]
+        for each in (True, False)
+    )
+
+    assert watched == unwatched
+
+
 def test_a_collective_takes_its_transfer_alone_on_the_rank_that_comes_last() -> None:
     late = Trouble(1, "device", 0.3)
 

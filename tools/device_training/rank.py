@@ -79,16 +79,6 @@ class _Module:
         return False
 
 
-class _Queued(NamedTuple):
-    """Kernels that were launched one after the other."""
-
-    last: int
-    """The number of the last of them, counted from the beginning."""
-    kernels: int
-    began_ns: float
-    done_ns: float
-
-
 class Mark(NamedTuple):
     """A change of phase, or the end of a step."""
 
@@ -123,7 +113,9 @@ class Rank:
         """What the device clock has written since the last step."""
         self._clock = DeviceClock(torch.device("cuda", 0), module=_Module(self), times=self)
         self.mark("other")
-        self._queued: deque[_Queued] = deque()
+        # Kernels that were launched one after the other: the number of the last of them, counted
+        # from the beginning; how many they are; when the device began with them, and was done.
+        self._queued: deque[tuple[int, int, float, float]] = deque()
         # For each batch that the loader keeps ready: when the host took the one in its place.
         self._taken_ns: deque[float] = deque()
         self._loaded_ns = 0.0
@@ -132,17 +124,21 @@ class Rank:
 
     def launch(self, kernels: int, launch_ns: float, work_ns: float) -> None:
         """The host launches kernels, which together keep the device busy for *work_ns*."""
+        # Most of the time of a simulation is spent here: `max` would take as long again.
         each_ns = launch_ns * self.host_jitter.part()
         work_ns *= self.device_jitter.part()
-        first_ns = self.host_ns + each_ns
+        began_ns = self.host_ns + each_ns
         last_ns = self.host_ns + kernels * each_ns
         self.launched += kernels
-        if self.launched > QUEUE:
-            last_ns = max(last_ns, self._room_ns(each_ns))
-        began_ns = max(self.compute_ns, first_ns)
+        if self.launched > QUEUE and (room_ns := self._room_ns(each_ns)) > last_ns:
+            last_ns = room_ns
+        if self.compute_ns > began_ns:
+            began_ns = self.compute_ns
+        done_ns = began_ns + work_ns
         # Either the device is busy without a pause, or it waits for the last kernel.
-        done_ns = max(began_ns + work_ns, last_ns + work_ns / kernels)
-        self._queued.append(_Queued(self.launched, kernels, began_ns, done_ns))
+        if (waited_ns := last_ns + work_ns / kernels) > done_ns:
+            done_ns = waited_ns
+        self._queued.append((self.launched, kernels, began_ns, done_ns))
         self.host_ns = last_ns
         self.compute_ns = done_ns
 
@@ -151,10 +147,11 @@ class Rank:
         # There is room for a kernel once that one is done which came so many before it.
         kernel = self.launched - QUEUE
         queued, room_ns = self._queued, 0.0
-        while queued[0].last < kernel:
-            done = queued.popleft()
-            room_ns = max(room_ns, done.done_ns + (kernel - done.last) * each_ns)
         last, kernels, began_ns, done_ns = queued[0]
+        while last < kernel:
+            room_ns = max(room_ns, done_ns + (kernel - last) * each_ns)
+            queued.popleft()
+            last, kernels, began_ns, done_ns = queued[0]
         return max(room_ns, done_ns - (done_ns - began_ns) * (last - kernel) / kernels)
 
     def work(self, work_ns: float) -> None:
@@ -219,3 +216,16 @@ class Rank:
     def add_device_words(self, words: Sequence[int]) -> None:
         """Words of a step that the device has done."""
         self.device_words += words
+
+
+class UnwatchedRank(Rank):
+    """Writes down no more than when its steps end."""
+
+    def mark(self, phase: str) -> None:
+        """Nothing of a phase is wanted."""
+
+    def end_step(self, number: int, amount: int) -> tuple[list[Mark], list[int], list[int]]:
+        """The mark at its end."""
+        self._mark(STEP_ENDED)
+        marks, self.marks, self.host_words = self.marks, [], []
+        return marks, [], []
