@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ RUNBOOKS = REPOSITORY / "docs" / "runbooks"
 RECORDED = REPOSITORY / "tests" / "data" / "straggler.txt"
 
 
+@cache
 def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
@@ -363,7 +365,7 @@ def test_promtool_sees_the_alerts_fire_as_the_cases_say(path: Path) -> None:
 def test_prometheus_takes_the_configuration_with_each_way_of_scraping(
     path: Path, tmp_path: Path
 ) -> None:
-    whole = load(PROMETHEUS / "prometheus.yml")
+    whole = dict(load(PROMETHEUS / "prometheus.yml"))
     whole["rule_files"] = [str(PROMETHEUS / each) for each in whole["rule_files"]]
     whole["scrape_config_files"] = [str(path)]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(whole))
