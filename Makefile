@@ -36,12 +36,13 @@ types: $(STAMP)
 	$(BIN)/mypy --no-error-summary
 
 # The real servers are built once, which takes minutes; without them their tests say so. Tests wait
-# more than they compute: more of them at a time than there are processors, but for those that
-# measure time.
+# more than they compute: more of them at a time than there are processors. Those that measure time
+# come last, from the files that name their mark: reading all files takes as long as some tests.
+unit: ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 unit: $(STAMP)
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m 'not stress and not alone' -n 6 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m 'alone and not stress'
+	$(BIN)/python -m pytest -m 'alone and not stress' $(ALONE)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
 stress: $(STAMP)

@@ -77,8 +77,9 @@ SCENARIOS = {
         every={"forward_s": 0.001, "backward_s": 0.002, "launch_s": 0.008, "asks_every": 1}
     ),
 }
-OF_TWO = tuple(SCENARIOS)
-OF_FOUR = ("slow device", "late data", "asks alone, 5 ahead")
+# Four ranks show what two do.
+OF_TWO = tuple(name for name in SCENARIOS if name != "asks alone, 10 ahead")
+OF_FOUR = ("slow device", "late data", "asks alone, 5 ahead", "asks alone, 10 ahead")
 LATE = tuple(name for name, each in SCENARIOS.items() if each.expected)
 WITH_VERDICT = (*LATE, "all launch slowly")
 # What never becomes a verdict is looked at after so many steps; a verdict takes 120.
@@ -175,11 +176,15 @@ def launch(world: int, request: pytest.FixtureRequest) -> Launch:
 
 
 def on_two_and_on_four(*names: str) -> pytest.MarkDecorator:
-    """For each of these scenarios with two ranks, and with four where that is tried."""
+    """For each of these scenarios with two ranks, and by `make stress` with four."""
     return pytest.mark.parametrize(
         ("name", "world"),
         [
-            pytest.param(name, world, id=f"{name} on {world} ranks")
+            pytest.param(
+                *(name, world),
+                id=f"{name} on {world} ranks",
+                marks=[pytest.mark.stress] if world == 4 else [],
+            )
             for world, tried in ((2, OF_TWO), (4, OF_FOUR))
             for name in names
             if name in tried

@@ -20,8 +20,6 @@ import otel_ddp
 from conftest import Here
 from otel_ddp import catalog
 
-pytestmark = pytest.mark.alone
-
 PAUSE_S = 0.02
 INPUT = torch.ones(8, 4)
 

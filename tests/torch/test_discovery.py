@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,12 +25,11 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import otel_ddp
+import warm
 from conftest import Here, Journal
 from loops import phase, totals
 from node import Node, finished
 from otel_ddp.torch.readings import flops
-
-pytestmark = pytest.mark.alone
 
 INPUT = torch.ones(8, 4)
 STEPS = 14
@@ -662,8 +660,9 @@ def test_a_trainer_of_ddp_needs_the_one_line_before_torch_and_nothing_else(tmp_p
     script.write_text(TRAINER)
     with Node(OTEL_DDP_AGENT="off") as node:
         finished(
+            # Its ranks import torch after the line.
             node.start(
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *(warm.python().executable, "-m", "torch.distributed.run", "--standalone"),
                 *("--nproc-per-node", "2", str(script)),
             )
         )

@@ -113,8 +113,8 @@ def scenario(
 
 for where in ("data", "forward", "early backward", "late backward", "other", "checkpoint"):
     scenario(where, where)
-# A fifth more, in forward and in backward, is as much as the others are late by.
-scenario("slower", None, work_s=LATE_S / 0.2 * (1.2 if rank == LATE_RANK else 1.0))
+# As much more, in forward and in backward, as the others are late by.
+scenario("slower", None, work_s=LATE_S * (2 if rank == LATE_RANK else 1))
 scenario("norm", "data", norm=True)
 scenario("norm of the late", "data", late_rank=0, norm=True)
 scenario("accumulated", "data", accumulate=3)
@@ -248,7 +248,7 @@ def test_what_a_rank_is_late_by_is_in_its_phase_and_a_wait_on_all_others(
         assert_late(late, other, **{phase: LATE_S})
 
 
-def test_a_rank_that_computes_a_fifth_slower_is_slower_in_forward_and_in_backward(
+def test_a_rank_that_computes_more_slowly_is_slower_in_forward_and_in_backward(
     launch: Launch,
 ) -> None:
     late = launch.ranks["slower", LATE_RANK]

@@ -15,8 +15,6 @@ import otel_ddp
 from conftest import Here, Journal
 from loops import INPUT
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def run(place: Here) -> Iterator[otel_ddp.Run]:
