@@ -21,6 +21,20 @@ _MOST_DAMAGED = 256 * 1024
 _MOST_STUCK_READS = 20
 # Control characters, but for those that break lines or columns, and halves of a character.
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+# Fields of an identity by their kind.
+_COUNTS = frozenset(
+    {
+        *("pid", "global_rank", "local_rank", "world_size", "local_world_size", "node_rank"),
+        *("nodes", "restarts"),
+    }
+)
+_WORDS = frozenset(
+    {
+        *("group", "run", "job_type", "project", "name", "description", "tags", "node", "host"),
+        *("launcher", "strategy", "run_from", "launched_by", "proposal"),
+    }
+)
+_MOST_RANKS = 2**31
 # Without the code that lies above it in the same word.
 _VALUE = layout.WORD_VALUE
 
@@ -241,7 +255,7 @@ class JournalReader:
         if content is None:
             self.unreadable += 1
         elif kind == layout.IDENTITY:
-            self.identity = content
+            self.identity = _identity(content)
             self.identity_count += 1
         elif kind == layout.CONFIG:
             self.config.update(content)
@@ -506,6 +520,19 @@ def _document(payload: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def _identity(content: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an identity that are of their kind: labels and ranks are made of them."""
+    return {
+        key: value for key, value in content.items() if value is None or _is_of_its_kind(key, value)
+    }
+
+
+def _is_of_its_kind(key: str, value: Any) -> bool:
+    if key in _COUNTS:
+        return type(value) is int and 0 <= value < _MOST_RANKS
+    return isinstance(value, str) or key not in _WORDS
 
 
 def _printable(content: Any) -> Any:
