@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -403,12 +403,14 @@ def test_settings_and_types_of_values_arrive_as_they_were_named(
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    "command",
-    [python("from_swanlab/train.py"), torchrun("trainer_ddp/train.py")],
+    ("launcher", "program"),
+    [(python, "from_swanlab/train.py"), (torchrun, "trainer_ddp/train.py")],
     ids=["from_swanlab", "trainer_ddp"],
 )
-def test_no_rank_of_a_balanced_program_is_named(command: Sequence[str]) -> None:
-    launch = Launch(command)
+def test_no_rank_of_a_balanced_program_is_named(
+    launcher: Callable[[str], list[str]], program: str
+) -> None:
+    launch = Launch(launcher(program))
 
     assert len(launch.processes) == 2
     assert [said for _, said in launch.logs if said.get("verdict") in OF_PACE] == []
