@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.device_training.rank import QUEUE
 from tools.device_training.setting import Setting, Trouble
 from tools.device_training.training import Piece, WordStream, trained
 from tools.diagnosis_cases import labels_of
@@ -308,11 +309,33 @@ def late_at_no_cost(
 def synchronises_alone(lead: int) -> list[Case]:
     """One rank asks for its loss every tenth step; the others' hosts are so many steps ahead."""
     chance = random.Random(SEED)
-    setting = Setting(layers=4, kernels=1024 // lead, launch_ms=20, load_ms=1, host_ms=0.5)
     return [
-        Case(_varied(setting, many, jitter, chance), (Trouble(rank, "item", 10),), 600 + 4 * lead)
+        Case(
+            _varied(_ahead(lead), many, jitter, chance),
+            (Trouble(rank, "item", 10),),
+            BEGINS + LASTS + 4 * lead,
+        )
         for many, jitter, rank in product((2, 3, 8), JITTERS, (0, 1))
     ]
+
+
+def slow_far_ahead() -> list[Case]:
+    """One device is slow, and all hosts are a hundred steps ahead."""
+    chance = random.Random(SEED)
+    setting = _ahead(100)
+    return [
+        Case(
+            _varied(setting, many, jitter, chance),
+            (late(setting, 1, "device", 0.15),),
+            BEGINS + LASTS + 100,
+        )
+        for many, jitter in product((2, 3, 4, 8), JITTERS)
+    ]
+
+
+def _ahead(lead: int) -> Setting:
+    """Hosts that are so many steps ahead."""
+    return Setting(layers=4, kernels=QUEUE // lead, launch_ms=20, load_ms=1, host_ms=0.5)
 
 
 def sharded() -> list[Case]:
@@ -447,6 +470,7 @@ def rows() -> Iterator[str]:
     yield row("accumulation", one_late((0.3,), settings=("accumulation",), every=8))
     for name in HOST_BOUND:
         yield row(f"all hosts are {name}", one_late((0.3,), settings=(name,), every=8))
+    yield row("one device 15 % slow, and hosts 100 steps ahead", slow_far_ahead())
     yield row("one of 64 ranks", one_late((0.3,), ranks=(64,), every=8))
     yield row("two ranks, each in a way of its own", two_late(every=6))
     beside = late_at_no_cost(48 * (BEGINS + LASTS), beside=("device", 0.3))

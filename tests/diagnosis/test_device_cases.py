@@ -46,8 +46,13 @@ def test_no_rank_is_named_where_one_synchronises_alone(lead: int) -> None:
     assert all(tool.cost(case, case.troubles[0]) < tool.HARMLESS for case in cases)
     found = [tool.replayed(case) for case in cases]
     assert not any(each.named for each in found)
-    # The device clock keeps the events of 64 steps.
-    assert all(bool(each.insufficient) == (lead > 64) for each in found)
+    assert not any(each.insufficient for each in found)
+
+
+def test_a_slow_device_is_named_where_hosts_are_100_steps_ahead() -> None:
+    outcomes = [tool.Outcome.of(case) for case in tool.slow_far_ahead()[::4]]
+
+    assert all(each.rank_right and each.side_right and each.found.named for each in outcomes)
 
 
 def test_no_rank_is_named_for_what_costs_nothing() -> None:

@@ -14,10 +14,12 @@ from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import DevicePosition
 
-_MOST_STEPS = 64
+# A host that asks for its loss every 100 or 200 steps is that far ahead of its device. Some ten
+# marks a step are 2,560 events, fewer than a step of many micro-batches may hold.
+_MOST_STEPS = 256
 _MOST_MARKS = 4096
 # A step of many micro-batches is resolved in parts of this many marks, as if each were a step.
-_LONG_STEP = _MOST_MARKS // _MOST_STEPS
+_LONG_STEP = 64
 # The device keeps up with the host if it reaches a mark this soon after it was recorded, or within
 # this part of the phase that ends there: a launch takes some microseconds.
 _SOON_NS = 100_000
