@@ -481,6 +481,12 @@ def rows() -> Iterator[str]:
     yield quiet_row("all alike", balanced(200_000))
     workers = [case._replace(steps=1_500) for case in all_bound(load_ms=130, prefetch=4)]
     yield quiet_row("all alike, and bound by loaders that prefetch", workers)
+    ahead = SETTINGS["one step ahead"]
+    hardly = [
+        case._replace(setting=case.setting._replace(kernels=ahead.kernels), steps=1_500)
+        for case in all_bound(load_ms=130, prefetch=4, launch_ms=ahead.launch_ms)
+    ]
+    yield quiet_row("the same, and hosts are hardly ahead", hardly)
     yield quiet_row("a host is late, and its device has enough to do", late_at_no_cost(50_000))
     for lead in (3, 5, 10, 100):
         title = f"one rank synchronises in every tenth step, the others' hosts are {lead} ahead"
@@ -492,6 +498,7 @@ def rows() -> Iterator[str]:
     yield bound_row("launch slowly", all_bound(launch_ms=130), "launch")
     yield bound_row("load slowly", all_bound(load_ms=80), "data")
     yield bound_row("load slowly in workers", all_bound(load_ms=130, prefetch=4), "data")
+    yield bound_row("work long between steps", all_bound(host_ms=110), "other")
     yield bound_row("wait for transfers", all_bound(transfer_ms=240), "comm_wait")
     yield bound_row("none of these", all_bound(), "compute")
 

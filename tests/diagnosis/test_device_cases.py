@@ -61,6 +61,33 @@ def test_no_rank_is_named_for_what_costs_nothing() -> None:
     assert not any(each.verdicts or each.insufficient for each in found)
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.05])
+def test_a_host_that_works_longer_between_steps_is_named_where_all_ask_for_their_loss(
+    jitter: float,
+) -> None:
+    setting = tool.SETTINGS["item"]._replace(ranks=3, jitter=jitter, seed=7)
+    outcome = tool.Outcome.of(tool.Case(setting, (tool.late(setting, 1, "host", 0.3),)))
+
+    assert outcome.truth.to_be_named == {1}
+    assert outcome.rank_right
+    assert outcome.phase_right
+    assert outcome.side_right
+
+
+def test_loaders_that_are_too_slow_on_all_ranks_and_vary_much_blame_no_rank() -> None:
+    jittery = [c for c in tool.all_bound(load_ms=130, prefetch=4) if c.setting.jitter == 0.1]
+    found = [tool.replayed(case._replace(steps=1_000)) for case in jittery[:3]]
+
+    assert not any(each.named for each in found)
+
+
+def test_all_hosts_that_work_long_between_steps_blame_no_rank() -> None:
+    found = [tool.replayed(case) for case in tool.all_bound(host_ms=110)[:12:5]]
+
+    assert not any(each.named for each in found)
+    assert all(each.bound == "other" or each.insufficient for each in found)
+
+
 def test_balanced_ranks_lead_to_no_verdict() -> None:
     cases = tool.balanced(12_000, ranks=(2, 3))
     found = [tool.replayed(case) for case in cases]

@@ -117,6 +117,16 @@ def test_what_a_step_was_the_host_says_and_how_long_it_took_the_device() -> None
     assert found.ended_ns == host.ended_ns + 30 * MS
 
 
+def test_how_far_the_device_is_behind_when_a_step_begins_is_known_of_the_step_before() -> None:
+    joined = DeviceSteps()
+    for number in (7, 8, 10):
+        joined.feed_host(facts(step_of(number, ON_HOST)))
+
+    found = joined.feed([step_of(number, ON_DEVICE, {}) for number in (7, 8, 10)])
+
+    assert [each.behind_ns for each in found] == [None, 30 * MS, None]
+
+
 def test_a_step_that_the_device_never_finished_is_not_waited_for() -> None:
     joined = DeviceSteps()
     for number in range(1, 5000):
@@ -164,7 +174,7 @@ def test_a_device_is_slow_where_those_of_the_others_wait_for_launches() -> None:
         (
             "forward",
             "insufficient data: a device waits for its host while other hosts are ahead of theirs: "
-            "whether these launch faster is not known",
+            "whether these are faster is not known",
         ),
     ],
 )
@@ -175,6 +185,25 @@ def test_a_rank_is_not_late_at_a_pace_that_all_hosts_have(phase: str, said: str)
 
     assert ranks.detector.poll() == []
     assert ranks.detector.report().insufficient == said
+
+
+def test_loaders_that_have_batches_ready_may_be_as_slow_as_they_were() -> None:
+    ranks = Ranks(2)
+    late_ms = {1: {"data": 50.0}}
+    ranks.steps(200, late_ms, {1: ("data",)}, all_hosts_ms={"data": 50.0})
+    ranks.steps(300, late_ms, {1: ("data",)})
+
+    assert ranks.detector.poll() == []
+    assert ranks.detector.report().insufficient.endswith("whether these are faster is not known")
+
+
+def test_a_loader_that_is_slower_than_any_has_been_is_late() -> None:
+    ranks = Ranks(2)
+    ranks.steps(200, all_hosts_ms={"data": 10.0})
+    ranks.steps(300, {1: {"data": 50.0}}, {1: ("data",)})
+
+    verdict = ranks.verdict()
+    assert (verdict.labels, verdict.phase) == (labels_of(1), "data")
 
 
 def test_of_several_hosts_that_are_behind_none_is_late_at_a_pace_that_all_have() -> None:

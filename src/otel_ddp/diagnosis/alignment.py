@@ -26,6 +26,8 @@ class Row(NamedTuple):
 
     number: int
     facts: tuple[StepFacts, ...]
+    first: bool = False
+    """It holds one of the first steps of a process: those are like no others."""
 
 
 class _Rank:
@@ -75,10 +77,10 @@ class Alignment:
             rank = self._ranks[labels]
             rank.index, rank.since_row = index, 0
 
-    def feed(self, labels: Labels, steps: Sequence[StepFacts], left_out: int) -> list[Row]:
+    def feed(self, labels: Labels, steps: Sequence[StepFacts], first: int) -> list[Row]:
         """Add steps of a rank; the rows that they complete.
 
-        A row is left out where it holds one of this rank's first *left_out* steps.
+        *first*: how many steps are first ones.
         """
         rank = self._ranks[labels]
         rank.trail.extend(steps)
@@ -92,8 +94,8 @@ class Alignment:
             by_index[index] = facts
             if len(by_index) == count:
                 row = self._complete(number, by_index)
-                if row is not None and seen > left_out:
-                    rows.append(row)
+                if row is not None:
+                    rows.append(row if seen > first else row._replace(first=True))
                 continue
             if len(waiting) > _MOST_WAITING:
                 self._give_up(next(iter(waiting)))

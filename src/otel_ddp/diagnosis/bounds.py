@@ -65,7 +65,7 @@ class _Rank:
 
     def shares(self) -> dict[str, float]:
         """The share of its time that each use took."""
-        _, _, took_ns, _, phases_ns, unusual_ns, _, _, paced_ns, _ = zip(*self.steps, strict=True)
+        _, _, took_ns, _, phases_ns, unusual_ns, _, _, paced_ns, *_ = zip(*self.steps, strict=True)
         columns = zip(*phases_ns, strict=True)
         spent_ns = dict(zip(WORK_PHASES, map(sum, columns), strict=True))
         unusual_ns = tuple(filter(None, unusual_ns))

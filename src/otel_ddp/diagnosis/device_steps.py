@@ -34,6 +34,8 @@ class DeviceSteps:
     def __init__(self) -> None:
         # Of steps that the device has not finished, by number.
         self._on_host: dict[int, StepFacts] = {}
+        # Of the last step: its number, and by how much the device was behind at its end.
+        self._last: tuple[int, int | None] = (-1, None)
 
     def feed_host(self, steps: Sequence[StepFacts]) -> None:
         """Steps as the host saw them."""
@@ -48,10 +50,11 @@ class DeviceSteps:
         by_number = {step.number: step for step in steps}
         found = []
         for facts in [each for batch in batches_of(steps) for each in facts_of(batch)]:
+            step = by_number[facts.number]
+            (before, behind_ns), self._last = self._last, (facts.number, step.lag_ns)
             host = self._on_host.pop(facts.number, None)
             if host is None:
                 continue
-            step = by_number[facts.number]
             paced_ns = dict.fromkeys(_CODES, 0)
             for each in step.paced:
                 code = each >> _PACED_SHIFT
@@ -65,6 +68,7 @@ class DeviceSteps:
                     work=host.work,
                     paced_ns=tuple(paced_ns.values()),
                     host_ns=host.phases_ns,
+                    behind_ns=behind_ns if before == facts.number - 1 else None,
                 )
             )
         return found

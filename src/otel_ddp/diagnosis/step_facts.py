@@ -79,6 +79,8 @@ class StepFacts(NamedTuple):
     It was idle, or had no more to do than was launched at the moment. None on the host's clock."""
     host_ns: tuple[int, ...] | None = None
     """On the device's clock: the same phases by the host's."""
+    behind_ns: int | None = None
+    """By how much the device was behind its host when the step began there; None: not known."""
 
     @property
     def work_ns(self) -> int:

@@ -171,6 +171,9 @@ class Stragglers:
 
     def _feed_row(self, row: Row, regression: Regression) -> None:
         facts = row.facts
+        if row.first:
+            self._pace.follow(facts)
+            return
         if True in [each.unusual for each in facts]:
             self._unusual_share = 0.99 * self._unusual_share + 0.01
             return
@@ -399,7 +402,7 @@ class Stragglers:
         if not why and not self._cases and self._pace.unclear > rule.EXCESS:
             why = (
                 "a device waits for its host while other hosts are ahead of theirs: whether these "
-                "launch faster is not known"
+                "are faster is not known"
             )
         return why and f"insufficient data: {why}"
 

@@ -8,57 +8,180 @@ needs more than the others' hosts.
 
 from __future__ import annotations
 
+from collections import deque
 from operator import add
+from typing import NamedTuple
 
 from otel_ddp.diagnosis.alignment import Row
-from otel_ddp.diagnosis.medians import excesses
+from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 
-# A host's usual time in a phase follows it this fast, and no pause moves it by more than this.
+# What a host usually needs is the median of its first steps.
+_BEGINS = 20
+# From then on its usual time follows it this fast, and no pause moves it by more than this.
 _FOLLOWS = 0.05
 _FAR = 3.0
 # How fast the share of the step that is not told as lateness is forgotten.
 _FORGETS = 0.02
 # What a host needs more in a phase is none where it is less than one part of the step in so many.
 _SMALL = 64
+# A loader that has batches ready hides how long it needs for one. What it has shown of that before
+# counts for at least so many steps: equal loaders take thousands to change their places.
+_SHOWN_STEPS = 10_000
+# It has batches ready if the host waits for them less than this part of the longest usual wait.
+_READY = 0.75
+# Whether a host waits for its device between steps is looked at this often, over so many steps.
+_CHECK_EVERY = 10
+_WAITS_STEPS = 60
+# So much of the steps may be out of the ordinary.
+_ODD = 0.1
+# It waits if its time between steps varies so much less without the wait, and does not if it varies
+# as much.
+_CLEARLY_LESS = 0.6
+# What varies by less than this does not vary.
+_TICK_NS = 50_000
 _DATA = WORK_PHASES.index("data")
+_OTHER = WORK_PHASES.index("other")
 
-_PhasesNs = list[float]
+
+class _Host:
+    """What the host of one rank usually needs."""
+
+    def __init__(self) -> None:
+        self._first_ns: list[tuple[int, ...]] = []
+        self._usual_ns: list[float] = []
+        # Of `other`, without waits for its device.
+        self._alone_ns = 0.0
+        self._steps = 0
+        # The longest usual wait for a batch, in this block of steps and in the one before.
+        self._shown_ns = [0.0, 0.0]
+        # Between steps: how long it took, and by how much the device was behind at the beginning.
+        self._between_ns: deque[tuple[int, int]] = deque(maxlen=_WAITS_STEPS)
+        self._waits = False
+
+    def follow(self, facts: StepFacts) -> None:
+        """One more step."""
+        needed_ns = facts.host_ns or ()
+        if len(self._first_ns) < _BEGINS:
+            self._first_ns.append(needed_ns)
+            self._usual_ns = [median(each) for each in zip(*self._first_ns, strict=True)]
+            self._alone_ns = self._usual_ns[_OTHER]
+            return
+        usual_ns = self._usual_ns
+        for at, ns in enumerate(needed_ns):
+            usual_ns[at] += _FOLLOWS * (min(ns, _FAR * usual_ns[at] + 1) - usual_ns[at])
+        self._steps += 1
+        if self._steps % _SHOWN_STEPS == 0:
+            self._shown_ns = [0.0, self._shown_ns[0]]
+        self._shown_ns[0] = max(self._shown_ns[0], usual_ns[_DATA])
+        if facts.behind_ns is None:
+            return
+        took_ns, behind_ns = needed_ns[_OTHER], facts.behind_ns
+        alone_ns = max(took_ns - behind_ns, 0)
+        self._alone_ns += _FOLLOWS * (min(alone_ns, _FAR * self._alone_ns + 1) - self._alone_ns)
+        self._between_ns.append((took_ns, behind_ns))
+        if self._steps % _CHECK_EVERY == 0:
+            self._waits = _waits(self._between_ns, self._waits)
+
+    def usual_ns(self) -> list[float]:
+        """What it needs for each phase, but for waits for its device between steps."""
+        if not self._waits:
+            return self._usual_ns
+        return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
+
+    @property
+    def loads_ns(self) -> float:
+        """How long it may have to wait for a batch once none is ready."""
+        usual_ns, shown_ns = self._usual_ns[_DATA], max(self._shown_ns)
+        return shown_ns if usual_ns < _READY * shown_ns else usual_ns
+
+
+def _waits(between_ns: deque[tuple[int, int]], before: bool) -> bool:
+    """Whether the host waits for its device between steps, as `.item()` makes it.
+
+    Then its device has done all by the end of that time, and the time is longer by as much as the
+    device was behind. Other work takes as long whether or not the device is behind.
+    """
+    if len(between_ns) < _WAITS_STEPS:
+        return before
+    missed = sum(took < behind - behind // _SMALL - _TICK_NS for took, behind in between_ns)
+    if missed > _ODD * len(between_ns):
+        return False
+    with_wait_ns = _spread_ns([took for took, _ in between_ns])
+    alone_ns = _spread_ns([took - behind for took, behind in between_ns])
+    if max(with_wait_ns, alone_ns) < _TICK_NS:
+        # It takes changes to tell.
+        return before
+    if alone_ns < _CLEARLY_LESS * with_wait_ns:
+        return True
+    return before and alone_ns < with_wait_ns
+
+
+def _spread_ns(values: list[int]) -> float:
+    center = median(values)
+    far = sorted([abs(each - center) for each in values])
+    ordinary = far[: len(far) - round(_ODD * len(far))]
+    return sum(ordinary) / len(ordinary)
+
+
+class _MoreNs(NamedTuple):
+    """What a host usually needs more than the others'."""
+
+    by_phase: tuple[float, ...]
+    data_for_sure: float
+    """Of `data`, if other loaders are still as slow as they were."""
 
 
 class HostPace:
     """The hosts of the ranks of one run on this node."""
 
     def __init__(self) -> None:
-        self._usual_ns: list[_PhasesNs] = []
+        self._hosts: list[_Host] = []
         self.unclear = 0.0
-        """The share of a step that some rank's device waits for launches beyond what its host is
-        known to need more than the others, who may or may not launch faster."""
+        """The share of a step that some rank's device waits for its host beyond what this is known
+        to need more than the others, who may or may not be faster."""
 
     def clear(self) -> None:
         """Forget all: the ranks are others now."""
-        self._usual_ns = []
+        self._hosts = []
         self.unclear = 0.0
 
     def adjusted(self, row: Row) -> Row:
         """The step with what is no lateness counted as waiting."""
         facts = row.facts
-        if any(each.host_ns is None for each in facts):
+        if not self.follow(facts):
             return row
-        self._follow(facts)
         late_ns = _by_rank([_above_least([each.phases_ns[at] for each in facts]) for at in _PHASES])
-        host_ns = _by_rank([excesses([each[at] for each in self._usual_ns]) for at in _PHASES])
-        pairs = [_adjusted(*each) for each in zip(facts, late_ns, host_ns, strict=True)]
-        most = max(cut_ns / each.took_ns for each, cut_ns in pairs)
+        idle_ns = [_idle_ns(*each) for each in zip(facts, late_ns, strict=True)]
+        if not any(map(any, idle_ns)):
+            self.unclear -= _FORGETS * self.unclear
+            return row
+        more_ns = self._more_ns()
+        pairs = [_adjusted(*each) for each in zip(facts, idle_ns, more_ns, strict=True)]
+        most = max(unclear_ns / each.took_ns for each, unclear_ns in pairs)
         self.unclear += _FORGETS * (most - self.unclear)
         return Row(row.number, tuple([each for each, _ in pairs]))
 
-    def _follow(self, facts: tuple[StepFacts, ...]) -> None:
-        if len(self._usual_ns) != len(facts):
-            self._usual_ns = [[float(ns) for ns in each.host_ns or ()] for each in facts]
-        for usual_ns, each in zip(self._usual_ns, facts, strict=True):
-            for at, ns in enumerate(each.host_ns or ()):
-                usual_ns[at] += _FOLLOWS * (min(ns, _FAR * usual_ns[at] + 1) - usual_ns[at])
+    def follow(self, facts: tuple[StepFacts, ...]) -> bool:
+        """Learn what hosts usually need; whether there are devices that they may be ahead of."""
+        if any(each.host_ns is None for each in facts):
+            return False
+        if len(self._hosts) != len(facts):
+            self._hosts = [_Host() for _ in facts]
+        for host, each in zip(self._hosts, facts, strict=True):
+            host.follow(each)
+        return True
+
+    def _more_ns(self) -> list[_MoreNs]:
+        """What each host usually needs more than the others'."""
+        usual_ns = [each.usual_ns() for each in self._hosts]
+        more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
+        loads_ns = [each.loads_ns for each in self._hosts]
+        found = []
+        for i, each_ns in enumerate(more_ns):
+            known_ns = usual_ns[i][_DATA] - median(without(loads_ns, i))
+            found.append(_MoreNs(each_ns, min(known_ns, each_ns[_DATA])))
+        return found
 
 
 _PHASES = range(len(WORK_PHASES))
@@ -75,31 +198,32 @@ def _by_rank(by_phase: list[list[float]]) -> list[tuple[float, ...]]:
     return list(zip(*by_phase, strict=True))
 
 
-def _adjusted(
-    facts: StepFacts, late_ns: tuple[float, ...], host_late_ns: tuple[float, ...]
-) -> tuple[StepFacts, float]:
-    """The step of one rank, its idle time in the phases in which its host is late; and what was
-    cut of it, in other phases than data.
-
-    *late_ns*: what its device needed more than the one that needed least, in each phase;
-    *host_late_ns*: what its host usually needs more than the others.
-    """
+def _idle_ns(facts: StepFacts, late_ns: tuple[float, ...]) -> list[int]:
+    """Of what its device needed more than the one that needed least: the time without work."""
     paced_ns = facts.paced_ns or (0,) * len(_PHASES)
-    idle_ns = [
+    return [
         round(late) if late > 0 and 2 * paced > took else 0
         for late, paced, took in zip(late_ns, paced_ns, facts.phases_ns, strict=True)
     ]
+
+
+def _adjusted(facts: StepFacts, idle_ns: list[int], more_ns: _MoreNs) -> tuple[StepFacts, float]:
+    """The step of one rank, its idle time in the phases in which its host is late; and what was
+    cut of it, without what is known to be no lateness."""
     all_ns = sum(idle_ns)
     if not all_ns:
         return facts, 0.0
     least_ns = facts.took_ns / _SMALL
-    known_ns = [each if each > least_ns else 0.0 for each in host_late_ns]
-    kept = min(all_ns / sum(known_ns), 1.0) if any(known_ns) else 0.0
+    needs_ns = [each if each > least_ns else 0.0 for each in more_ns.by_phase]
+    hidden_ns = min(needs_ns[_DATA], needs_ns[_DATA] - more_ns.data_for_sure)
+    needs_ns[_DATA] = more_ns.data_for_sure if more_ns.data_for_sure > least_ns else 0.0
+    kept = min(all_ns / sum(needs_ns), 1.0) if any(needs_ns) else 0.0
     # A host that was late in one phase lets its device run dry in a later one.
-    more_ns = [round(kept * each) - idle for each, idle in zip(known_ns, idle_ns, strict=True)]
+    kept_ns = [round(kept * each) - idle for each, idle in zip(needs_ns, idle_ns, strict=True)]
     found = facts._replace(
-        phases_ns=tuple(map(add, facts.phases_ns, more_ns)),
-        paced_ns=tuple(map(add, paced_ns, more_ns)),
-        wait_ns=facts.wait_ns - sum(more_ns),
+        phases_ns=tuple(map(add, facts.phases_ns, kept_ns)),
+        paced_ns=tuple(map(add, facts.paced_ns or idle_ns, kept_ns)),
+        wait_ns=facts.wait_ns - sum(kept_ns),
     )
-    return found, float(max(-sum(more_ns) - idle_ns[_DATA], 0))
+    clear_ns = max(idle_ns[_DATA] - hidden_ns, 0)
+    return found, max(-sum(kept_ns) - clear_ns, 0.0)
