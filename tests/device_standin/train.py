@@ -45,6 +45,8 @@ class Settings(NamedTuple):
     """The same, for each of the first five: until the agent has seen a step of each rank."""
     launch_s: float = 0.0
     """Of the host, for all of forward."""
+    work_s: float = 0.0
+    """Of the host, between steps."""
     asks_every: int = 0
     """Every so many steps the host waits for its loss; 0: never."""
     jitter: float = 0.0
@@ -170,6 +172,7 @@ def train(device: Device, name: str, settings: Settings, stop: Stop) -> None:
         optimizer.zero_grad()
         if settings.asks_every and not step % settings.asks_every:
             device.compute.synchronize()
+        time.sleep(settings.work_s)
         if stop.after(step, dist.get_rank() == 0):
             break
     device.compute.synchronize()

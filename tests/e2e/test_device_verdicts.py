@@ -66,6 +66,9 @@ SCENARIOS = {
     ),
     "late data": scenario(Named("data", "host"), chosen={"load_s": 0.03}),
     "slow launches": scenario(Named("forward", "host"), chosen={"launch_s": 0.02}),
+    "works between steps, asked each step": scenario(
+        Named("other", "host"), every={"asks_every": 1, "jitter": 0.02}, chosen={"work_s": 0.01}
+    ),
     # The host needs 6 of the 11 ms that its device needs for a step.
     "late data, host ahead": scenario(chosen={"load_s": 0.006}),
     # One host happens to be ahead of the other, and its device waits for the other's.
@@ -77,9 +80,15 @@ SCENARIOS = {
         every={"forward_s": 0.001, "backward_s": 0.002, "launch_s": 0.008, "asks_every": 1}
     ),
 }
-# Four ranks show what two do.
-OF_TWO = tuple(name for name in SCENARIOS if name != "asks alone, 10 ahead")
-OF_FOUR = ("slow device", "late data", "asks alone, 5 ahead", "asks alone, 10 ahead")
+OF_FOUR = ("slow device", "late data", "asks alone, 5 ahead")
+BETWEEN_STEPS = "works between steps, asked each step"
+OF_TWO = tuple(name for name in SCENARIOS if name != BETWEEN_STEPS)
+ONLY_OF_TWO = ("no clock", "all launch slowly")
+# What takes long, and shows more of the same, by the number of ranks.
+MORE = {
+    2: (BETWEEN_STEPS,),
+    4: tuple(name for name in SCENARIOS if name not in (*OF_FOUR, *ONLY_OF_TWO)),
+}
 LATE = tuple(name for name, each in SCENARIOS.items() if each.expected)
 WITH_VERDICT = (*LATE, "all launch slowly")
 # What never becomes a verdict is looked at after so many steps; a verdict takes 120.
@@ -169,9 +178,20 @@ def of_four() -> Launch:
     return Launch(4, OF_FOUR)
 
 
+@pytest.fixture(scope="module")
+def more_of_two() -> Launch:
+    return Launch(2, MORE[2])
+
+
+@pytest.fixture(scope="module")
+def more_of_four() -> Launch:
+    return Launch(4, MORE[4])
+
+
 @pytest.fixture
-def launch(world: int, request: pytest.FixtureRequest) -> Launch:
-    found: Launch = request.getfixturevalue("of_two" if world == 2 else "of_four")
+def launch(world: int, name: str, request: pytest.FixtureRequest) -> Launch:
+    of = "more_of" if name in MORE[world] else "of"
+    found: Launch = request.getfixturevalue(f"{of}_{'two' if world == 2 else 'four'}")
     return found
 
 
@@ -180,12 +200,12 @@ def on_two_and_on_four(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("name", "world"),
         [
-            pytest.param(
-                *(name, world),
-                id=f"{name} on {world} ranks",
-                marks=[pytest.mark.stress] if world == 4 else [],
+            pytest.param(name, world, id=f"{name} on {world} ranks", marks=marks)
+            for world, tried, marks in (
+                (2, OF_TWO, ()),
+                (4, OF_FOUR, ()),
+                *((world, more, pytest.mark.stress) for world, more in MORE.items()),
             )
-            for world, tried in ((2, OF_TWO), (4, OF_FOUR))
             for name in names
             if name in tried
         ],
