@@ -41,7 +41,11 @@ GATHERS = {
 class Launch:
     """Ranks whose collectives torch times, and ranks where it does not, beside each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.chosen = str(world // 2)
+        self.waiting = ", ".join(str(rank) for rank in range(world) if rank != world // 2)
+        self.everyone = ", ".join(map(str, range(world)))
         self.stalls: dict[str, dict[str, Any]] = {}
         self.deaths: dict[str, dict[str, Any]] = {}
         env = {"OTEL_DDP_STALL_TIMEOUT_S": str(STALL_LIMIT_S), "TORCH_FR_BUFFER_SIZE": str(RING)}
@@ -52,7 +56,7 @@ class Launch:
             self._start({"name": "hang", **HANG})
             del node.env[TIMING]
             self._start({"name": "gathers untimed", **GATHERS}, {"name": "hang untimed", **HANG})
-            self._see_hang("hang", "the device of rank 1")
+            self._see_hang("hang", f"the device of rank {self.chosen}")
             self.insufficient = self._see_insufficient("gathers untimed")
             self._see_hang("hang untimed", "it does not end")
             self.straggler = self._see("gathers", "straggler")
@@ -60,7 +64,9 @@ class Launch:
             finished(gathers)
 
     def _start(self, *scenarios: dict[str, Any]) -> subprocess.Popen[str]:
-        return self._node.torchrun(2, str(TRAIN), str(self._node.root), json.dumps(scenarios))
+        return self._node.torchrun(
+            self.world, str(TRAIN), str(self._node.root), json.dumps(scenarios)
+        )
 
     def _see(self, run: str, kind: str, words: str = "") -> dict[str, Any]:
         """The verdict of this kind on a run, once it has these words."""
@@ -96,9 +102,15 @@ class Launch:
         return found
 
 
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    return Launch()
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(2, id="2 ranks"),
+        pytest.param(4, id="4 ranks", marks=pytest.mark.stress),
+    ],
+)
+def launch(request: pytest.FixtureRequest) -> Launch:
+    return Launch(request.param)
 
 
 def culprits(verdict: dict[str, Any]) -> tuple[str, list[str]]:
@@ -108,14 +120,16 @@ def culprits(verdict: dict[str, Any]) -> tuple[str, list[str]]:
 def test_a_device_that_hangs_is_named_with_its_phase_step_and_collective(launch: Launch) -> None:
     verdict = launch.stalls["hang"]
 
-    assert culprits(verdict) == ("device", ["1"])
+    assert culprits(verdict) == ("device", [launch.chosen])
     # Both are of the device: its host has gone on until its launch queue was full.
     assert (verdict["phase"], verdict["step"]) == ("backward", HANGS_IN - 1)
     assert (
-        f"the device of rank 1 after step {HANGS_IN - 1} has not come to all_reduce [[64]], "
+        f"the device of rank {launch.chosen} after step {HANGS_IN - 1} has not come to "
+        "all_reduce [[64]], "
         f"collective number {HANGS_BEFORE}, which the host has put in line"
     ) in verdict["sentence"]
-    assert "rank 0 waits for it" in verdict["sentence"]
+    waits = "rank 0 waits" if launch.world == 2 else f"ranks {launch.waiting} wait"
+    assert f"{waits} for it" in verdict["sentence"]
 
 
 def test_where_torch_times_no_collectives_no_device_is_blamed(launch: Launch) -> None:
@@ -123,7 +137,7 @@ def test_where_torch_times_no_collectives_no_device_is_blamed(launch: Launch) ->
 
     assert culprits(verdict) == ("backend", [])
     assert (
-        "ranks 0, 1 wait in the same collective; it does not end (all_reduce [[64]]"
+        f"ranks {launch.everyone} wait in the same collective; it does not end (all_reduce [[64]]"
         in (verdict["sentence"])
     )
     assert f"Set {TIMING}=1" in verdict["sentence"]
@@ -133,8 +147,11 @@ def test_where_torch_times_no_collectives_no_device_is_blamed(launch: Launch) ->
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        ("hang", f"the device of rank 1 after step {HANGS_IN - 1} has not come to all_reduce"),
-        ("hang untimed", "ranks 0, 1 wait in the same collective; it does not end"),
+        (
+            "hang",
+            f"the device of rank {{chosen}} after step {HANGS_IN - 1} has not come to all_reduce",
+        ),
+        ("hang untimed", "ranks {everyone} wait in the same collective; it does not end"),
     ],
 )
 def test_a_death_after_it_is_the_watchdogs_with_why_no_rank_had_moved(
@@ -143,7 +160,8 @@ def test_a_death_after_it_is_the_watchdogs_with_why_no_rank_had_moved(
     sentence = launch.deaths[run]["sentence"]
 
     assert (
-        f"Most likely the watchdog of NCCL, which ends ranks whose collectives do not end: {why}"
+        "Most likely the watchdog of NCCL, which ends ranks whose collectives do not end: "
+        + why.format(chosen=launch.chosen, everyone=launch.everyone)
         in (sentence)
     )
 
@@ -153,7 +171,7 @@ def test_a_slow_device_is_named_where_waits_lie_inside_forward_and_backward(
 ) -> None:
     verdict, evidence = launch.straggler, launch.straggler["evidence"]
 
-    assert (verdict["who"]["rank"], verdict["phase"]) == ("1", "compute")
+    assert (verdict["who"]["rank"], verdict["phase"]) == (launch.chosen, "compute")
     assert (evidence["clock"], evidence["side"]) == ("device", "device")
     assert evidence["told_by"] == "arrivals at collectives"
     # 3.5 of some 20 ms: 17.5 of its own work, and five transfers.
@@ -162,7 +180,7 @@ def test_a_slow_device_is_named_where_waits_lie_inside_forward_and_backward(
 
 def test_without_times_of_collectives_the_word_is_what_to_set(launch: Launch) -> None:
     assert launch.insufficient == (
-        "insufficient data: waiting for other ranks cannot be told from work on rank 0, 1; torch "
-        f"does not time collectives: set {TIMING}=1 before the process group is made"
+        "insufficient data: waiting for other ranks cannot be told from work on rank "
+        f"{launch.everyone}; torch does not time collectives: set {TIMING}=1 before the process group is made"
     )
     assert not {"straggler", "imbalance", "regression"} & set(launch.untimed_verdicts)
