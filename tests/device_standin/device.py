@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -91,16 +91,20 @@ class Stream:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._changed = device.changed
-        # What cannot be timed yet: when it was launched, what it is, and how many kernels.
-        self._untimed: deque[tuple[float, _Act, int]] = deque()
+        # What cannot be timed yet: when it was launched, what it is, how many kernels, which part.
+        self._untimed: deque[tuple[float, _Act, int, str]] = deque()
         self._timed: deque[_Launched] = deque()
         self._now_s = 0.0  # when all is done that is timed
         self._kernels = self._kernels_timed = 0
+        self.part = ""
+        """What the host launches now, as the program calls it."""
+        self.idle_s: Counter[str] = Counter()
+        """How long there was nothing to do, by the part that was launched next."""
 
     def queue(self, act: _Act, kernels: int = 1) -> None:
         """Launch it; while the launch queue is full, the host waits."""
         with self._changed:
-            self._untimed.append((time.monotonic(), act, kernels))
+            self._untimed.append((time.monotonic(), act, kernels, self.part))
             self._kernels += kernels
             self._device.advance()
         self._wait(self._kernels - LAUNCH_QUEUE)
@@ -121,13 +125,14 @@ class Stream:
         """Time what can be timed; whether there was any."""
         any_timed = False
         while self._untimed:
-            launched_s, act, kernels = self._untimed[0]
+            launched_s, act, kernels, part = self._untimed[0]
             began_s = max(self._now_s, launched_s)
             ended_s = act(began_s)
             if ended_s is None:
                 break
             any_timed = True
             self._untimed.popleft()
+            self.idle_s[part] += began_s - self._now_s
             self._now_s = ended_s
             self._kernels_timed += kernels
             self._timed.append(_Launched(self._kernels_timed, kernels, began_s, ended_s))

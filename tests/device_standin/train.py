@@ -67,6 +67,7 @@ class Kernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, layer: Layer) -> torch.Tensor:
         ctx.layer = layer
+        layer.device.compute.part = "forward"
         settings = layer.settings
         layer.gather()
         pieces = 4 if settings.launch_s else 1
@@ -78,6 +79,7 @@ class Kernels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         layer: Layer = ctx.layer
+        layer.device.compute.part = "backward"
         layer.gather()
         layer.hang()
         layer.launch(layer.settings.backward_s, layer.settings.kernels // 2)
@@ -129,6 +131,7 @@ class Optimizer(torch.optim.SGD):
     settings: Settings
 
     def step(self, closure: None = None) -> None:
+        self.device.compute.part = "optimizer"
         self.device.compute.launch(self.settings.optimizer_s, self.settings.kernels // 4)
         super().step(closure)
 
@@ -156,8 +159,10 @@ class Stop:
             return False
 
 
-def train(device: Device, name: str, settings: Settings, stop: Stop) -> None:
-    """One scenario, from its first step to its last."""
+def train(device: Device, folder: Path, name: str, settings: Settings) -> None:
+    """One scenario, from its first step to its last; then the idle times of the device."""
+    stop = Stop(folder, name, settings)
+    device.compute.idle_s.clear()
     setattr(torch, NAME, device if settings.has_clock else SimpleNamespace())
     device.transfer_s = settings.transfer_s
     net = nn.Sequential(*(Layer(device, settings, is_first=not at) for at in range(_LAYERS)))
@@ -176,6 +181,8 @@ def train(device: Device, name: str, settings: Settings, stop: Stop) -> None:
         if stop.after(step, dist.get_rank() == 0):
             break
     device.compute.synchronize()
+    idle = folder / f"{name}.{dist.get_rank()}.idle"
+    idle.write_text(json.dumps(device.compute.idle_s))
     run.finish()
 
 
@@ -201,7 +208,7 @@ def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
     for each in scenarios:
         alone = {0: "first", world_size // 2: "chosen"}.get(rank, "")
         settings = Settings(**{**each.get("all", {}), **each.get(alone, {})})
-        train(device, each["name"], settings, Stop(folder, each["name"], settings))
+        train(device, folder, each["name"], settings)
     dist.destroy_process_group()
 
 

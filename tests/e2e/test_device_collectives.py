@@ -181,6 +181,7 @@ def test_a_slow_device_is_named_where_waits_lie_inside_forward_and_backward(
 def test_without_times_of_collectives_the_word_is_what_to_set(launch: Launch) -> None:
     assert launch.insufficient == (
         "insufficient data: waiting for other ranks cannot be told from work on rank "
-        f"{launch.everyone}; torch does not time collectives: set {TIMING}=1 before the process group is made"
+        f"{launch.everyone}; torch does not time collectives: set {TIMING}=1 before the process "
+        "group is made"
     )
     assert not {"straggler", "imbalance", "regression"} & set(launch.untimed_verdicts)
