@@ -8,120 +8,19 @@ needs more than the others' hosts.
 
 from __future__ import annotations
 
-from collections import deque
 from operator import add
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.straggler.host_need import HostNeed
 
-# What a host usually needs is the median of its first steps.
-_BEGINS = 20
-# From then on its usual time follows it this fast, and no pause moves it by more than this.
-_FOLLOWS = 0.05
-_FAR = 3.0
 # How fast the share of the step that is not told as lateness is forgotten.
 _FORGETS = 0.02
 # What a host needs more in a phase is none where it is less than one part of the step in so many.
 _SMALL = 64
-# A loader that has batches ready hides how long it needs for one. What it has shown of that before
-# counts for at least so many steps: equal loaders take thousands to change their places.
-_SHOWN_STEPS = 10_000
-# It has batches ready if the host waits for them less than this part of the longest usual wait.
-_READY = 0.75
-# Whether a host waits for its device between steps is looked at this often, over so many steps.
-_CHECK_EVERY = 10
-_WAITS_STEPS = 60
-# So much of the steps may be out of the ordinary.
-_ODD = 0.1
-# It waits if its time between steps varies so much less without the wait, and does not if it varies
-# as much.
-_CLEARLY_LESS = 0.6
-# What varies by less than this does not vary.
-_TICK_NS = 50_000
 _DATA = WORK_PHASES.index("data")
-_OTHER = WORK_PHASES.index("other")
-
-
-class _Host:
-    """What the host of one rank usually needs."""
-
-    def __init__(self) -> None:
-        self._first_ns: list[tuple[int, ...]] = []
-        self._usual_ns: list[float] = []
-        # Of `other`, without waits for its device.
-        self._alone_ns = 0.0
-        self._steps = 0
-        # The longest usual wait for a batch, in this block of steps and in the one before.
-        self._shown_ns = [0.0, 0.0]
-        # Between steps: how long it took, and by how much the device was behind at the beginning.
-        self._between_ns: deque[tuple[int, int]] = deque(maxlen=_WAITS_STEPS)
-        self._waits = False
-
-    def follow(self, facts: StepFacts) -> None:
-        """One more step."""
-        needed_ns = facts.host_ns or ()
-        if len(self._first_ns) < _BEGINS:
-            self._first_ns.append(needed_ns)
-            self._usual_ns = [median(each) for each in zip(*self._first_ns, strict=True)]
-            self._alone_ns = self._usual_ns[_OTHER]
-            return
-        usual_ns = self._usual_ns
-        for at, ns in enumerate(needed_ns):
-            usual_ns[at] += _FOLLOWS * (min(ns, _FAR * usual_ns[at] + 1) - usual_ns[at])
-        self._steps += 1
-        if self._steps % _SHOWN_STEPS == 0:
-            self._shown_ns = [0.0, self._shown_ns[0]]
-        self._shown_ns[0] = max(self._shown_ns[0], usual_ns[_DATA])
-        if facts.behind_ns is None:
-            return
-        took_ns, behind_ns = needed_ns[_OTHER], facts.behind_ns
-        alone_ns = max(took_ns - behind_ns, 0)
-        self._alone_ns += _FOLLOWS * (min(alone_ns, _FAR * self._alone_ns + 1) - self._alone_ns)
-        self._between_ns.append((took_ns, behind_ns))
-        if self._steps % _CHECK_EVERY == 0:
-            self._waits = _waits(self._between_ns, self._waits)
-
-    def usual_ns(self) -> list[float]:
-        """What it needs for each phase, but for waits for its device between steps."""
-        if not self._waits:
-            return self._usual_ns
-        return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
-
-    @property
-    def loads_ns(self) -> float:
-        """How long it may have to wait for a batch once none is ready."""
-        usual_ns, shown_ns = self._usual_ns[_DATA], max(self._shown_ns)
-        return shown_ns if usual_ns < _READY * shown_ns else usual_ns
-
-
-def _waits(between_ns: deque[tuple[int, int]], before: bool) -> bool:
-    """Whether the host waits for its device between steps, as `.item()` makes it.
-
-    Then its device has done all by the end of that time, and the time is longer by as much as the
-    device was behind. Other work takes as long whether or not the device is behind.
-    """
-    if len(between_ns) < _WAITS_STEPS:
-        return before
-    missed = sum(took < behind - behind // _SMALL - _TICK_NS for took, behind in between_ns)
-    if missed > _ODD * len(between_ns):
-        return False
-    with_wait_ns = _spread_ns([took for took, _ in between_ns])
-    alone_ns = _spread_ns([took - behind for took, behind in between_ns])
-    if max(with_wait_ns, alone_ns) < _TICK_NS:
-        # It takes changes to tell.
-        return before
-    if alone_ns < _CLEARLY_LESS * with_wait_ns:
-        return True
-    return before and alone_ns < with_wait_ns
-
-
-def _spread_ns(values: list[int]) -> float:
-    center = median(values)
-    far = sorted([abs(each - center) for each in values])
-    ordinary = far[: len(far) - round(_ODD * len(far))]
-    return sum(ordinary) / len(ordinary)
 
 
 class _MoreNs(NamedTuple):
@@ -136,7 +35,7 @@ class HostPace:
     """The hosts of the ranks of one run on this node."""
 
     def __init__(self) -> None:
-        self._hosts: list[_Host] = []
+        self._hosts: list[HostNeed] = []
         self.unclear = 0.0
         """The share of a step that some rank's device waits for its host beyond what this is known
         to need more than the others, who may or may not be faster."""
@@ -167,7 +66,7 @@ class HostPace:
         if any(each.host_ns is None for each in facts):
             return False
         if len(self._hosts) != len(facts):
-            self._hosts = [_Host() for _ in facts]
+            self._hosts = [HostNeed() for _ in facts]
         for host, each in zip(self._hosts, facts, strict=True):
             host.follow(each)
         return True
