@@ -61,12 +61,13 @@ def test_no_rank_is_named_for_what_costs_nothing() -> None:
     assert not any(each.verdicts or each.insufficient for each in found)
 
 
+@pytest.mark.parametrize("where", ["host", "loader"])
 @pytest.mark.parametrize("jitter", [0.0, 0.05])
-def test_a_host_that_works_longer_between_steps_is_named_where_all_ask_for_their_loss(
-    jitter: float,
+def test_a_host_that_works_longer_is_named_where_all_ask_for_their_loss(
+    where: str, jitter: float
 ) -> None:
     setting = tool.SETTINGS["item"]._replace(ranks=3, jitter=jitter, seed=7)
-    outcome = tool.Outcome.of(tool.Case(setting, (tool.late(setting, 1, "host", 0.3),)))
+    outcome = tool.Outcome.of(tool.Case(setting, (tool.late(setting, 1, where, 0.3),)))
 
     assert outcome.truth.to_be_named == {1}
     assert outcome.rank_right

@@ -46,7 +46,8 @@ class HostNeed:
         self._shown_ns = [0.0, 0.0]
         # Between steps: how long it took, and by how much the device was behind at the beginning.
         self._between_ns: deque[tuple[int, int]] = deque(maxlen=_WAITS_STEPS)
-        self._waits = False
+        self.waits: bool | None = None
+        """Whether the host waits for its device between steps; None: that cannot be told yet."""
 
     def follow(self, facts: StepFacts) -> None:
         """One more step."""
@@ -70,11 +71,14 @@ class HostNeed:
         self._alone_ns += _FOLLOWS * (min(alone_ns, _FAR * self._alone_ns + 1) - self._alone_ns)
         self._between_ns.append((took_ns, behind_ns))
         if self._steps % _CHECK_EVERY == 0:
-            self._waits = _waits(self._between_ns, self._waits)
+            self.waits = _waits(self._between_ns, self.waits)
 
-    def usual_ns(self) -> list[float]:
-        """What it needs for each phase, but for waits for its device between steps."""
-        if not self._waits:
+    def usual_ns(self, others_wait: bool) -> list[float]:
+        """What it needs for each phase, but for waits for its device between steps.
+
+        *others_wait*: other hosts do, and mostly all of them run the same program.
+        """
+        if self.waits is False or not (self.waits or others_wait):
             return self._usual_ns
         return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
 
@@ -85,7 +89,7 @@ class HostNeed:
         return shown_ns if usual_ns < _READY * shown_ns else usual_ns
 
 
-def _waits(between_ns: deque[tuple[int, int]], before: bool) -> bool:
+def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | None:
     """Whether the host waits for its device between steps, as `.item()` makes it.
 
     Then its device has done all by the end of that time, and the time is longer by as much as the
@@ -103,7 +107,7 @@ def _waits(between_ns: deque[tuple[int, int]], before: bool) -> bool:
         return before
     if alone_ns < _CLEARLY_LESS * with_wait_ns:
         return True
-    return before and alone_ns < with_wait_ns
+    return before if alone_ns < with_wait_ns else False
 
 
 def _spread_ns(values: list[int]) -> float:

@@ -73,7 +73,8 @@ class HostPace:
 
     def _more_ns(self) -> list[_MoreNs]:
         """What each host usually needs more than the others'."""
-        usual_ns = [each.usual_ns() for each in self._hosts]
+        wait = any(each.waits for each in self._hosts)
+        usual_ns = [each.usual_ns(wait) for each in self._hosts]
         more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
         loads_ns = [each.loads_ns for each in self._hosts]
         found = []
