@@ -83,15 +83,10 @@ SCENARIOS = {
         every={"forward_s": 0.001, "backward_s": 0.002, "launch_s": 0.008, "asks_every": 1}
     ),
 }
-OF_FOUR = ("slow device", "late data", "asks alone, 5 ahead")
-BETWEEN_STEPS = "works between steps, asked each step"
-OF_TWO = tuple(name for name in SCENARIOS if name != BETWEEN_STEPS)
-ONLY_OF_TWO = ("no clock", "all launch slowly")
-# What takes long, and shows more of the same, by the number of ranks.
-MORE = {
-    2: (BETWEEN_STEPS,),
-    4: tuple(name for name in SCENARIOS if name not in (*OF_FOUR, *ONLY_OF_TWO)),
-}
+# What takes long, and shows more of the same, is left to `make stress`, and so are four ranks.
+LONG = ("works between steps, asked each step", "asks alone, 10 ahead")
+OF_TWO = tuple(name for name in SCENARIOS if name not in LONG)
+OF_FOUR = tuple(name for name in SCENARIOS if name not in ("no clock", "all launch slowly"))
 LATE = tuple(name for name, each in SCENARIOS.items() if each.expected)
 WITH_VERDICT = (*LATE, "all launch slowly")
 # What never becomes a verdict is looked at after so many steps; a verdict takes 120.
@@ -182,19 +177,14 @@ def of_four() -> Launch:
 
 
 @pytest.fixture(scope="module")
-def more_of_two() -> Launch:
-    return Launch(2, MORE[2])
-
-
-@pytest.fixture(scope="module")
-def more_of_four() -> Launch:
-    return Launch(4, MORE[4])
+def long_of_two() -> Launch:
+    return Launch(2, LONG)
 
 
 @pytest.fixture
 def launch(world: int, name: str, request: pytest.FixtureRequest) -> Launch:
-    of = "more_of" if name in MORE[world] else "of"
-    found: Launch = request.getfixturevalue(f"{of}_{'two' if world == 2 else 'four'}")
+    of = "of_four" if world == 4 else "long_of_two" if name in LONG else "of_two"
+    found: Launch = request.getfixturevalue(of)
     return found
 
 
@@ -206,8 +196,8 @@ def on_two_and_on_four(*names: str) -> pytest.MarkDecorator:
             pytest.param(name, world, id=f"{name} on {world} ranks", marks=marks)
             for world, tried, marks in (
                 (2, OF_TWO, ()),
-                (4, OF_FOUR, ()),
-                *((world, more, pytest.mark.stress) for world, more in MORE.items()),
+                (2, LONG, pytest.mark.stress),
+                (4, OF_FOUR, pytest.mark.stress),
             )
             for name in names
             if name in tried
