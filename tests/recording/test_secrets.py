@@ -123,3 +123,20 @@ def test_settings_attributes_and_errors_go_through_it() -> None:
         "api_key": HIDDEN,
     }
     assert values.error_line(OSError(f"no way to {url}")) == "OSError: no way to https://host/data"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("a", "a-", "a+a.", "://", "a://b", "x://y ", "@", "?a&", "?-", "_", "api_", "api-"),
+        *("password=", "password'", "secret ", "bearer ", "bearer", "eyJ", "eyJ-", "eyJaaaaaaaa."),
+        *("sk-", "hf_", "-----BEGIN ", "-----BEGIN A PRIVATE KEY", " ", "\n", "ü"),
+    ],
+)
+def test_no_text_keeps_the_search_busy(piece: str) -> None:
+    # With a repetition inside of another one, a single search took 14 s.
+    text = (piece * 4000)[:4000]
+    for _ in range(20):
+        without_secrets(text)
+        is_secret(text[:1000], text)

@@ -45,18 +45,19 @@ _LONG_NAME = (
     r"password|passwd|passphrase|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|(?:auth|access|api|hf|bearer)[_-]?token"
 )
+# Each repetition is bounded, or cannot begin at many places: a text may be anything.
 _IN_TEXT = (
     # The user information of an address.
-    (re.compile(r"\b([a-z][a-z0-9+.-]*://)[^\s/\"'<>]*@", re.IGNORECASE), r"\1"),
+    (re.compile(r"\b([a-z][a-z0-9+.-]{0,30}://)[^\s/\"'<>]{0,2000}@", re.IGNORECASE), r"\1"),
     # Parameters of an address; `password=...` and the like in a sentence.
     (
         re.compile(
-            r"([?&](?:[\w-]*(?:token|signature|sig|key|secret|credential))=)[^\s&\"'<>]+", re.I
+            r"([?&][\w-]{0,40}(?:token|signature|sig|key|secret|credential)=)[^\s&\"'<>]+", re.I
         ),
         rf"\1{HIDDEN}",
     ),
     (
-        re.compile(rf"(\b[\w-]*(?:{_LONG_NAME})\b[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+", re.I),
+        re.compile(rf"((?:{_LONG_NAME})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)[^\s\"',;&]+", re.I),
         rf"\1{HIDDEN}",
     ),
     (re.compile(r"\b(bearer|basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
@@ -64,7 +65,7 @@ _IN_TEXT = (
     (
         re.compile(
             r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
-            r"|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
+            r"|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,1000}\.[\w-]{8,}\.[\w-]{8,})"
         ),
         HIDDEN,
     ),
