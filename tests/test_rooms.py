@@ -103,7 +103,7 @@ KNOWS = {
         "device_scalars": "",
         "secrets": "",
         "values": "secrets",
-        "locked_journal": "values",
+        "locked_journal": "secrets values",
         "quick_log": "",
         "recorder": "device_scalars locked_journal quick_log values",
         "time_account": "locked_journal",

@@ -20,11 +20,24 @@ from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
         ("token", "x"),
         ("hf_token", "x"),
         ("hubToken", "x"),
-        ("key", "x"),
+        ("key", "d41d8cd98f00b204e9800998ecf8427e"),
+        ("api_key.openai", "x"),
+        ("api_key", ["x"]),
+        ("api_key_v2", "x"),
+        ("aws_access_key_id", "x"),
+        ("private_key_pem", b"x"),
+        ("hf_token_1", "x"),
+        ("hub_tokens", ["x"]),
+        ("passWord", "x"),
+        ("PGPASSWORD", "x"),
+        ("db_pass", "x"),
+        ("OpenAIKey", "x"),
+        ("GITHUB_PAT", "x"),
+        ("session_token", "x"),
+        ("pwd", "x"),
         ("api_key", "x"),
         ("WANDB_API_KEY", "x"),
         ("apiKey", "x"),
-        ("service.key", "x"),
         ("my_key", "d41d8cd98f00b204e9800998ecf8427e"),
         ("http.authorization", "Basic x"),
     ],
@@ -46,7 +59,18 @@ def test_these_settings_are_hidden(name: str, value: object) -> None:
         ("key_dim", 64),
         ("num_key_value_heads", 8),
         ("sort_key", "val/loss"),
-        ("image_key", "jpg"),
+        ("image_key", "observation.images.cam_1"),
+        ("cache_key", "tokenized-c4-en-2024-v2-seq4096"),
+        ("model_key", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("dataset.key", "text"),
+        ("bos.token", "<s>"),
+        ("initializer_token", "cat"),
+        ("word_delimiter_token", "|"),
+        ("PWD", "/home/me"),
+        ("num_secrets", 3),
+        ("password_file", "/run/secrets/db"),
+        ("forward_pass", "x"),
+        ("hub_tokenizer", "gpt2"),
         ("keyframe", "x"),
         ("monkey", "x"),
         ("use_auth_token", True),
@@ -59,14 +83,25 @@ def test_these_settings_are_not(name: str, value: object) -> None:
     assert not is_secret(name, value)
 
 
-def test_further_names_may_be_hidden() -> None:
-    config = {"data": {"source": "s3", "rows": 3}, "internal_url": "x", "lr": 0.1}
-
-    assert values.flat(config, hidden={"internal_*", "data.source"}) == {
-        "data.source": HIDDEN,
-        "data.rows": 3,
-        "internal_url": HIDDEN,
+def test_further_names_and_all_below_them_may_be_hidden() -> None:
+    config = {
+        "data": {"source": {"url": "s3"}, "rows": 3},
+        "internal_url": {"a": 1.5},
+        "internal_flag": True,
         "lr": 0.1,
+    }
+    names = {"internal_*", "data.source"}
+
+    assert values.flat(config, hidden=names) == {
+        "data.source.url": HIDDEN,
+        "data.rows": 3,
+        "internal_url.a": HIDDEN,
+        "internal_flag": HIDDEN,
+        "lr": 0.1,
+    }
+    assert values.attributes({"internal_x": 1, "y": 2}, hidden=names) == {
+        "internal_x": HIDDEN,
+        "y": 2,
     }
 
 
@@ -85,7 +120,16 @@ def test_further_names_may_be_hidden() -> None:
         ('{"api_key": "abc", "a": 1}', f'{{"api_key": "{HIDDEN}", "a": 1}}'),
         ("Authorization: Bearer abcdefgh.ijk", f"Authorization: Bearer {HIDDEN}"),
         ("hf_" + "a1" * 17, HIDDEN),
-        ("401 for sk-" + "a1" * 12, f"401 for {HIDDEN}"),
+        ("401 for sk-" + "aB1" * 8, f"401 for {HIDDEN}"),
+        ('password="correct horse" x=1', f'password="{HIDDEN}" x=1'),
+        ("refused: 'password=hunter2'", f"refused: 'password={HIDDEN}'"),
+        ("[{'name': 'wandb', 'token': 'S'}]", f"[{{'name': 'wandb', 'token': '{HIDDEN}'}}]"),
+        ("Logger(token='S', level=3)", f"Logger(token='{HIDDEN}', level=3)"),
+        ("['--hub_token=S', 'a.token=S']", f"['--hub_token={HIDDEN}', 'a.token={HIDDEN}']"),
+        ("['--api_key', 'S']", f"['--api_key', '{HIDDEN}']"),
+        ("--password S --lr 1", f"--password {HIDDEN} --lr 1"),
+        ("AccountKey=abc;Pwd=def", f"AccountKey={HIDDEN};Pwd={HIDDEN}"),
+        ("authorization=Basic%20dTpw", f"authorization=Basic%20{HIDDEN}"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n", HIDDEN),
     ],
 )
@@ -101,7 +145,12 @@ def test_texts_lose_what_looks_like_a_secret(text: str, clean: str) -> None:
         "the token at position 3 is 'a'",
         "loss: 0.25",
         "expected key 'weight', got 'bias'",
-        "a basic block of 64 channels",
+        "a basic transformer, a bearer of 64 channels",
+        "Basic configuration of the model",
+        "the secret: more data",
+        "https://example.org/a?sort_key=date",
+        "sk-resnet-imagenet-pretrained",
+        "--lr 0.1 --data /data/key: x",
     ],
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:
@@ -118,9 +167,10 @@ def test_settings_attributes_and_errors_go_through_it() -> None:
         "urls": "['https://host/data']",
         "long": "x" * 980 + " https://host",
     }
-    assert values.attributes({"path": url, "api_key": "k"}) == {
+    assert values.attributes({"path": url, "api_key": "k", "headers": {"token": "S"}}) == {
         "path": "https://host/data",
         "api_key": HIDDEN,
+        "headers": f"{{'token': '{HIDDEN}'}}",
     }
     assert values.error_line(OSError(f"no way to {url}")) == "OSError: no way to https://host/data"
 

@@ -6,7 +6,7 @@ import json
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from otel_ddp import catalog, containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values
+from otel_ddp.recording.secrets import without_secrets
 from otel_ddp.settings import Settings
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ T = TypeVar("T")
 Amount = tuple[catalog.Metric, tuple[tuple[str, str], ...], float]
 
 _MOST_WARNINGS = 50
+_LONGEST_REASON = 4000
 # Of a stream in one record; the smallest ring takes a record of 18 kB.
 _MOST_WORDS = 1000
 
@@ -150,6 +152,11 @@ class LockedJournal:
         return left
 
     @property
+    def hidden_names(self) -> Collection[str]:
+        """Names of the user's whose values are not recorded."""
+        return self._conf.hidden_names
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The recorded configuration, in the order of its recording."""
         return self._config
@@ -275,4 +282,5 @@ class LockedJournal:
 
     def reason(self, text: str) -> None:
         """Say why the run ended."""
-        self._locked(lambda: self.writer.reason(text), None)
+        clean = without_secrets(text[:_LONGEST_REASON])
+        self._locked(lambda: self.writer.reason(clean), None)

@@ -64,7 +64,7 @@ class OpenSpan:
             "end": self._started_ns + int(took_s * 1e9),
             "step": self._step,
             "error": error,
-            "attributes": values.attributes(attributes),
+            "attributes": values.attributes(attributes, hidden=recorder.hidden_names),
         }
         recorder.append(layout.SPAN, content)
 
@@ -79,6 +79,6 @@ def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -
         "step": recorder.current_step(),
         "span": span_id,
         "trace": trace,
-        "attributes": values.attributes(attributes),
+        "attributes": values.attributes(attributes, hidden=recorder.hidden_names),
     }
     recorder.append(layout.EVENT, content)

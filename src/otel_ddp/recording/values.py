@@ -134,15 +134,23 @@ def split_of(name: str, split: str | None) -> str:
     return word if word in _KNOWN_SPLITS else "train"
 
 
-def attributes(given: Mapping[str, Any], longest: int = 1024, most: int = 64) -> dict[str, Any]:
-    """The attributes of a span or an event: scalars stay, the rest becomes short text."""
+def attributes(
+    given: Mapping[str, Any],
+    longest: int = 1024,
+    most: int = 64,
+    hidden: Collection[str] = (),
+) -> dict[str, Any]:
+    """The attributes of a span or an event: scalars stay, the rest becomes short text.
+
+    *hidden*: further names whose values are not recorded.
+    """
     clean: dict[str, Any] = {}
     for key, value in islice(given.items(), most):
         try:
             name, _ = text(key, 200)
         except Refused:
             name = "?"
-        clean[name] = HIDDEN if is_secret(name, value) else plain(value, longest)
+        clean[name] = _unless_secret(name, value, longest, hidden)
     return clean
 
 
@@ -165,8 +173,7 @@ def flat(
         # An empty mapping inside is a value as well.
         if inner is None or (not inner and prefix):
             if prefix:
-                secret = is_secret(prefix, value, hidden)
-                found[prefix] = HIDDEN if secret else plain(value, longest)
+                found[prefix] = _unless_secret(prefix, value, longest, hidden)
             continue
         for key, item in reversed(inner):
             words = str.__str__(key) if isinstance(key, str) else _words(key, 200)
@@ -193,6 +200,12 @@ def _inside(value: Any, most: int) -> list[tuple[Any, Any]] | None:
     if type(value).__name__ in ("Namespace", "SimpleNamespace"):
         return list(islice(vars(value).items(), most))
     return None
+
+
+def _unless_secret(name: str, value: Any, longest: int, hidden: Collection[str]) -> Any:
+    # A text may be of a class of the user's, which may raise.
+    secret = containment.attempt(lambda: is_secret(name, value, hidden), True)
+    return HIDDEN if secret else plain(value, longest)
 
 
 def plain(value: Any, longest: int) -> Any:
