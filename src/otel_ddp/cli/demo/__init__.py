@@ -5,22 +5,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.agent.node_status import survey
 from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.cli.demo.report import progress, samples, summary
+from otel_ddp.cli.temporary_place import (
+    agent_description,
+    end_by_signals,
+    new_directory,
+    stop_agent,
+)
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 
@@ -78,18 +81,16 @@ def run(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         print(_NO_TORCH, file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # So that these also clean up.
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    end_by_signals()
     # A directory of its own: nothing of the user's is changed, and nothing stays.
-    root = _new_directory()
+    root = new_directory(_PREFIX)
     place = Place(root / "place")
     try:
         return _train(place, root, options, injected)
     finally:
         # A second Ctrl-C would leave an agent behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _stop_agent(place)
+        stop_agent(place)
         shutil.rmtree(root, ignore_errors=True)
 
 
@@ -105,13 +106,6 @@ def _ranks(text: str) -> int:
         if (ranks := int(text)) >= 1:
             return ranks
     raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
-
-
-def _new_directory() -> Path:
-    """A new directory, in memory if that is writable."""
-    with contextlib.suppress(OSError):
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/dev/shm"))
-    return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def _train(place: Place, root: Path, options: argparse.Namespace, injected: Injection) -> int:
@@ -191,7 +185,7 @@ def _verdicts(place: Place, injected: Injection) -> list[str]:
     if injected.what == "kill":
         # The kernel reports the signal once the launcher has waited for the dead process.
         time.sleep(_VERDICT_S)
-    return [str(each) for each in _agent(place).get("told", [])]
+    return [str(each) for each in agent_description(place).get("told", [])]
 
 
 def _held_bytes(place: Place) -> dict[int, int]:
@@ -228,7 +222,7 @@ def _first_endpoint(place: Place, training: subprocess.Popen[bytes]) -> str:
     """The agent's endpoint; the agent starts a moment after the first rank."""
     deadline = time.monotonic() + _AGENT_STARTS_S
     while time.monotonic() < deadline and training.poll() is None:
-        if agent := _agent(place):
+        if agent := agent_description(place):
             if agent.get("remark"):
                 print(f"Note:  {agent['remark']}")
             return str(agent.get("scrape") or "")
@@ -238,24 +232,4 @@ def _first_endpoint(place: Place, training: subprocess.Popen[bytes]) -> str:
 
 def _endpoint(place: Place) -> str:
     """The endpoint now: an agent that was killed is started again, perhaps on another port."""
-    return str(_agent(place).get("scrape") or "")
-
-
-def _agent(place: Place) -> dict[str, Any]:
-    """How the agent describes itself; empty while there is none."""
-    try:
-        described = json.loads(place.agent_file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return described if isinstance(described, dict) else {}
-
-
-def _stop_agent(place: Place) -> None:
-    pid = place.agent_pid()
-    if not pid:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 5.0
-    while place.agent_is_alive() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    return str(agent_description(place).get("scrape") or "")
