@@ -140,7 +140,7 @@ KNOWS = {
 }
 # A third-party package, and the only places that may name it.
 HOMES = {
-    "torch": "torch/ recording/device_scalars.py cli/demo/",
+    "torch": "torch/ recording/device_scalars.py cli/demo/ cli/drill/training.py",
     "pynvml": "agent/node/gpu/nvml/driver.py",
     "opentelemetry": "agent/export/otlp/",
     "grpc": "agent/export/otlp/",

@@ -15,6 +15,7 @@ _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
     "demo": "train a small model with two ranks and show what was recorded",
     "doctor": "check the whole installation, and tell what to correct",
+    "drill": "play troubles, and check that the deployed alerts and boards show them",
     "replay": "send the data that offline runs have kept on disk",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
