@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -363,6 +364,29 @@ def test_a_user_in_the_address_is_sent_and_not_shown(servers: DrillServers) -> N
     assert not api.tells_secrets
     assert HttpApi("http://me:word@prometheus.example.org").tells_secrets
     assert not HttpApi("https://prometheus.example.org", "token").tells_secrets
+
+
+def test_another_authority_is_named_by_the_usual_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = tmp_path / "own.pem", tmp_path / "own.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=own", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with DrillServers(certificate, key) as servers:
+        unknown = list(drill(servers).servers((True, "fine")))[1]
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        known = list(drill(servers).servers((True, "fine")))[1]
+
+    assert not unknown.ok
+    assert unknown.sentence.endswith("name the authority that signed it in SSL_CERT_FILE")
+    assert known.ok
 
 
 def test_without_a_collector_nothing_is_played(servers: DrillServers) -> None:

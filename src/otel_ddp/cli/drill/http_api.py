@@ -93,7 +93,10 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def _opener(url: str) -> OpenerDirector:
     # The variables SSL_CERT_FILE and SSL_CERT_DIR name other authorities.
-    handlers: list[BaseHandler] = [_NoRedirect, HTTPSHandler(context=ssl.create_default_context())]  # type: ignore[list-item]
+    handlers: list[BaseHandler] = [
+        _NoRedirect(),
+        HTTPSHandler(context=ssl.create_default_context()),
+    ]
     if is_loopback(url):
         # The proxy of a cluster has another loopback.
         handlers.append(ProxyHandler({}))
