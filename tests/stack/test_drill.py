@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import yaml
 from tools.stack.build import Binaries
 
 import leftovers
-from node import Node
+from node import Node, until
 from otel_ddp.catalog import RANK_LABELS
+from otel_ddp.journal.place import Place
 from stack.faster import deployed
 from stack.servers import CONFIGURATIONS, Collector, Prometheus
 
@@ -55,6 +57,12 @@ class Servers:
             # Where tests run in the background Ctrl-C is ignored, and that is inherited.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
+
+    def ranks(self) -> Iterator[Path]:
+        """The folder of each rank that lives."""
+        for command in leftovers.living(leftovers.NODE, self.node.root.name).values():
+            if "drill.training" in command:
+                yield Path(command.split()[-1])
 
 
 def take_out(path: Path, name: str) -> None:
@@ -98,6 +106,7 @@ def test_a_drill_is_green_where_all_is_deployed_and_its_runs_end_well(
     assert by_run["death"] > 2
 
 
+@pytest.mark.stress
 def test_a_drill_is_red_where_one_rule_is_taken_out(
     binaries: Binaries, tmp_path: Path, life: ExitStack
 ) -> None:
@@ -120,18 +129,35 @@ def test_a_drill_that_is_ended_by_ctrl_c_leaves_nothing_and_prints_no_error(
     assert drill.stdout is not None
     # Its trainings and its agent are there then.
     next(line for line in drill.stdout if "series drill-" in line)
-    mark = here.node.root.name
-    folders = [
-        Path(command.split()[-1])
-        for command in leftovers.living(leftovers.NODE, mark).values()
-        if "drill.training" in command
-    ]
+    folders = list(here.ranks())
 
     drill.send_signal(signal.SIGINT)
     _, errors = drill.communicate(timeout=300)
 
     assert drill.returncode == 128 + signal.SIGINT
     assert errors.strip() == ""
-    assert leftovers.wait(leftovers.NODE, mark) == {}
+    assert leftovers.wait(leftovers.NODE, here.node.root.name) == {}
     assert len(folders) >= 4
     assert not any(each.parent.exists() for each in folders)
+
+
+@pytest.mark.stress
+def test_the_ranks_of_a_drill_that_is_killed_end_by_themselves(
+    binaries: Binaries, tmp_path: Path, life: ExitStack
+) -> None:
+    here = Servers(binaries, tmp_path, life, without="")
+    drill = here.drill()
+    assert drill.stdout is not None
+    next(line for line in drill.stdout if "verdict drill-hang-" in line)
+    folders = list(here.ranks())
+
+    drill.kill()
+    drill.communicate()
+
+    # The one that hangs, too.
+    until(lambda: not list(here.ranks()), "the end of all ranks")
+    assert {each.name for each in folders} == {"late", "hang"}
+    # Its agent would wait for another training.
+    here.node.place = Place(folders[0].parent / "place")
+    here.node.stop_agent()
+    shutil.rmtree(folders[0].parent)
