@@ -134,6 +134,11 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
 
     assert python("-c", code) == str(built.wheel / "otel_ddp" / "__init__.py")
     assert python("-m", "otel_ddp", "--version") == f"otel-ddp {otel_ddp.__version__}"
+    shipped = (
+        "from otel_ddp.cli.drill.shipped import board_files, rule_names\n"
+        "print(len(board_files()), 'TrainingStalled' in rule_names())"
+    )
+    assert python("-c", shipped) == "6 True"
     (script,) = built.distribution.entry_points
     assert (script.name, script.value) == ("otel-ddp", "otel_ddp.cli:main")
 
