@@ -25,6 +25,7 @@ def test_each_test_that_the_contract_names_is_there() -> None:
 
 
 def test_each_promise_names_a_test() -> None:
+    # Two tables in between say what is lost, and what becomes of an answer.
     promises, _, rest = CONTRACT.read_text().partition("## What is lost when")
     _, _, after = rest.partition("## The agent")
     for line in (promises + after).splitlines():
