@@ -101,6 +101,11 @@ def _meeting_place(variable: str, text: str) -> str:
     return path
 
 
+def _web_config(variable: str, text: str) -> str:
+    # The agent has another working directory.
+    return text if text.lower() == "insecure" else _meeting_place(variable, text)
+
+
 def _host(variable: str, text: str) -> str:
     # An address may have it in brackets: [::1].
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -353,7 +358,7 @@ TABLE: tuple[Setting, ...] = (
         "web_config",
         ("OTEL_DDP_WEB_CONFIG",),
         "",
-        _directory,
+        _web_config,
         "Who may read `/metrics` from other machines: a web configuration file as of Prometheus' "
         "exporters (TLS, users, a token), or `insecure`: everyone, unencrypted. Without either it "
         "is served on loopback only.",

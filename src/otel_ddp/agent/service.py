@@ -342,6 +342,8 @@ class Agent:
 
     def _write_status(self) -> None:
         """Write the agent's file if it has changed, and now and then to show that we run."""
+        if self._left_place:
+            return  # The file is another agent's by now.
         content = json.dumps(self._describe()).encode()
         written_at, written = self._status_written
         now = time.monotonic()

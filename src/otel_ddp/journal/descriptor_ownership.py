@@ -27,12 +27,15 @@ def close_ours(fd: int, file: tuple[int, int] | None) -> None:
 @contextlib.contextmanager
 def off_standard_streams() -> Iterator[None]:
     """Keeps what is opened here off 0, 1 and 2: C libraries write there, also if all are closed."""
-    taken: list[int] = []
+    taken: list[tuple[int, tuple[int, int] | None]] = []
     try:
-        while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _LAST_STANDARD:
-            taken.append(fd)
-        os.close(fd)
+        # Where there is no /dev/null, nothing can be held in their place.
+        with contextlib.suppress(OSError):
+            while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _LAST_STANDARD:
+                taken.append((fd, file_of(fd)))
+            os.close(fd)
         yield
     finally:
-        for fd in taken:
-            os.close(fd)
+        # Another thread may have opened a stream of its own there meanwhile.
+        for fd, file in taken:
+            close_ours(fd, file)

@@ -538,7 +538,7 @@ class Run:
     # -- the end
 
     def finish(self, state: str = "finished", *, reason: str = "") -> None:
-        """End this run; wait at most 0.3 s until the agent has read the last values."""
+        """End this run; wait at most 0.25 s until the agent has read the last values."""
         if state not in ("finished", "failed"):
             raise ConfigError(f'state must be "finished" or "failed", got {state!r}.')
         self.close(state, str(reason))

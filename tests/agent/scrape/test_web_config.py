@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.agent.scrape.web_config import Refused, WebConfig
 
-HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+HASH = bcrypt.hashpw(b"right", b"$2b$04$abcdefghijklmnopqrstuu").decode()
 TLS = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
 NEW_KEY = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
 
@@ -80,6 +81,7 @@ def test_users_and_tokens_are_let_in_and_nobody_else(keys: Path) -> None:
             basic("me", "wrong"): 401,
             basic("you", "right"): 401,
             "Basic not base64": 401,
+            "Basic \u00fc": 401,
             "Bearer abc": 200,
             "bearer abc": 200,
             "Bearer abd": 401,
@@ -176,10 +178,17 @@ def replace(path: Path, content: str) -> None:
         (TLS.replace("}", ", client_auth_type: Some}"), "must be one of NoClientCert"),
         (
             TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert}"),
-            "needs client_ca_file",
+            "contradict each other",
         ),
         (TLS.replace("}", ", cipher: x}"), "cipher is not known"),
         ("a: [", "cannot be read: while parsing"),
+        (TLS.replace("}", ", client_auth_type: [x]}"), "cannot be used: unhashable"),
+        (
+            TLS.replace("}", ", client_ca_file: client.crt, client_auth_type: NoClientCert}"),
+            "contradict",
+        ),
+        ("basic_auth_users: {me: '" + HASH.replace("$04$", "$99$") + "'}", "bcrypt hashes"),
+        ("[" * 3000, "cannot be"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(keys: Path, content: str, why: str) -> None:
@@ -230,6 +239,25 @@ def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
                     break
     finally:
         endpoint.stop()
+
+
+def test_a_client_for_whom_there_is_no_thread_takes_no_place_for_ever(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(endpoints, "_MOST_CLIENTS", 2)
+    with served(keys / "short.yml", TLS) as endpoint:
+        with monkeypatch.context() as without:
+            without.setattr("socketserver.threading.Thread", Short)
+            for _ in range(4):
+                with socket.create_connection(("127.0.0.1", endpoint.port), 10) as client:
+                    assert client.recv(1) == b""
+
+        context = ssl.create_default_context(cafile=str(keys / "tls.crt"))
+        assert status(endpoint.url, context=context) == 200
 
 
 def test_one_client_more_than_there_may_be_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:

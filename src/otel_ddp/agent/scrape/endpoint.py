@@ -134,7 +134,12 @@ class _Server(ThreadingHTTPServer):
             # The handshake waits for the client, so it belongs to the client's own thread.
             request = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         self._clients[request] = time.monotonic()
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # No thread could be started. Our caller only knows the socket that TLS has replaced.
+            self.shutdown_request(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self.answering.add(threading.current_thread())

@@ -10,16 +10,18 @@ Names of files are relative to the file itself. It is read again when it or a fi
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import logging
 import os
+import re
 import ssl
 import threading
 from collections.abc import Mapping
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from otel_ddp import containment
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -34,8 +36,7 @@ _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 INSECURE = "insecure"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _EXTRA = "pip install 'otel_ddp[web]'"
-# Compared for a name that is unknown, so that names cannot be found by the time of an answer.
-_NOBODY = b"$2b$10$R2VRHu1yLKUBYEtyehgRFOGhZYHan8J.UDPtqyT3PYqMbou.Y9OUi"
+_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 
 
 class Refused(Exception):
@@ -72,6 +73,7 @@ class WebConfig:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._rules = _read(path)
         self._refused = ""
         # A bcrypt hash takes as long as a scrape: what was right once is kept, under a digest.
@@ -99,17 +101,20 @@ class WebConfig:
 
         try:
             name, _, password = base64.b64decode(given, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return False
-        hashed = rules.users.get(name)
-        digest = blake2s(given.encode() + (hashed or b""), key=self._salt).digest()
+        # Of a name that is unknown somebody's hash is asked, so that an answer takes as long.
+        hashed = rules.users.get(name) or next(iter(rules.users.values()))
+        digest = blake2s(given.encode() + hashed, key=self._salt).digest()
         if digest in self._known:
-            return True
-        # Longer ones are an error in new versions of bcrypt, and cut in old ones.
-        matches = bcrypt.checkpw(password.encode()[:72], hashed or _NOBODY)
-        if matches and hashed is not None:
+            return name in rules.users
+        # One at a time: each takes a core for a moment, and trainings need them. Passwords of more
+        # than 72 bytes are an error in new versions of bcrypt, and cut in old ones.
+        with self._asking:
+            matches = bcrypt.checkpw(password.encode()[:72], hashed)
+        if matches:
             self._known.add(digest)
-        return matches and hashed is not None
+        return matches and name in rules.users
 
     def _present(self) -> _Rules:
         """The rules as they are now; a file that cannot be used any more leaves the last ones."""
@@ -127,6 +132,16 @@ class WebConfig:
 
 
 def _read(path: Path) -> _Rules:
+    try:
+        return _parse(path)
+    except Refused:
+        raise
+    except containment.ANY_ERROR as error:
+        # A value of a kind that nobody has thought of must not end the agent.
+        raise Refused(f"{path} cannot be used: {_short(error)}") from None
+
+
+def _parse(path: Path) -> _Rules:
     try:
         import yaml
     except ImportError:
@@ -177,13 +192,16 @@ def _context(path: Path, said: Any, files: dict[Path, tuple[int, int]]) -> ssl.S
         raise Refused(f"{path}: client_auth_type must be one of {', '.join(_CLIENTS)}")
     if version not in _VERSIONS:
         raise Refused(f"{path}: min_version must be one of {', '.join(_VERSIONS)}")
-    if clients != "NoClientCert" and "client_ca_file" not in said:
-        raise Refused(f"{path}: {clients} needs client_ca_file")
+    if (clients != "NoClientCert") != ("client_ca_file" in said):
+        raise Refused(f"{path}: {clients} and client_ca_file contradict each other")
     context.minimum_version = _VERSIONS[version]
     context.verify_mode = _CLIENTS[clients]
     try:
         context.load_cert_chain(
-            _file(path, said, "cert_file", files), _file(path, said, "key_file", files)
+            _file(path, said, "cert_file", files),
+            _file(path, said, "key_file", files),
+            # A key with a passphrase would ask for it at the terminal.
+            password="",
         )
         if "client_ca_file" in said:
             context.load_verify_locations(_file(path, said, "client_ca_file", files))
@@ -210,7 +228,7 @@ def _check_keys(path: Path, said: Mapping[Any, Any], known: set[str]) -> None:
 
 
 def _is_hash(said: Any) -> bool:
-    return isinstance(said, str) and said.startswith(("$2a$", "$2b$", "$2y$")) and len(said) == 60
+    return isinstance(said, str) and _HASH.fullmatch(said) is not None
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -15,7 +15,9 @@ def without_credentials(url: str, with_path: bool = False) -> str:
         return "the endpoint"
     if not parts.netloc:
         return url.split("?")[0].rpartition("@")[2]
-    host = parts.netloc.rpartition("@")[2]
+    # A password with a slash ends the host too early.
+    behind = url.split("?")[0].rpartition("@")[2] if "@" in url else parts.netloc
+    host = behind.partition("/")[0]
     return f"{parts.scheme}://{host}{parts.path if with_path else ''}"
 
 
@@ -28,7 +30,8 @@ def take_user(url: str) -> tuple[str, str]:
     user, at, host = parts.netloc.rpartition("@")
     if not at:
         return url, ""
-    packed = base64.b64encode(unquote(user).encode()).decode()
+    pair = unquote(user) if ":" in user else f"{unquote(user)}:"
+    packed = base64.b64encode(pair.encode()).decode()
     return parts._replace(netloc=host).geturl(), f"Basic {packed}"
 
 

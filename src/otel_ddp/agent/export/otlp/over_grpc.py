@@ -29,6 +29,7 @@ from otel_ddp.agent.export.otlp.outcome import (
     accepted,
     one_line,
 )
+from otel_ddp.agent.export.otlp.variables import ENVIRONMENT
 from otel_ddp.settings import SIGNALS
 
 _COMPRESSION = {
@@ -158,11 +159,12 @@ class GrpcSender:
     def _build(self) -> Any:
         # The exporter reads the timeout's variable although it is given the timeout. It raises for
         # a text that is no number, also for an empty one.
-        hidden = {name: os.environ.pop(name) for name in self._hidden if name in os.environ}
-        try:
-            return _EXPORTER[self._signal](**self._arguments)
-        finally:
-            os.environ.update(hidden)
+        with ENVIRONMENT:
+            hidden = {name: os.environ.pop(name) for name in self._hidden if name in os.environ}
+            try:
+                return _EXPORTER[self._signal](**self._arguments)
+            finally:
+                os.environ.update(hidden)
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""

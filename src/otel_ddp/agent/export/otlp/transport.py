@@ -20,6 +20,7 @@ from otel_ddp.agent.export.otlp import listener
 from otel_ddp.agent.export.otlp.addresses import without_credentials
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
+    ENVIRONMENT,
     HTTP,
     STANDARD_PORTS,
     Route,
@@ -92,7 +93,10 @@ class Transport:
             # Asked each time: the program may have ended, and another one may have its port.
             if not there.named and not listener.is_trusted(urlsplit(there.endpoint).port or 0):
                 return Outcome("retry", f"no collector of ours or of root at {there.endpoint}")
-            sender = self._senders.get(signal) or self._open(signal, there)
+            sender = self._senders.get(signal)
+            if sender is None:
+                with ENVIRONMENT:
+                    sender = self._open(signal, there)
             return sender.send(body)
         except _UNUSABLE as error:
             return Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")

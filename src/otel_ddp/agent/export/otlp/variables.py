@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ STANDARD_PORTS = {HTTP: 4318, "grpc": 4317}
 # What names of headers have in them whose values are secret.
 _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
 _FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
+
+# Held by whoever makes an exporter: these read the environment, and one hides some of it meanwhile.
+ENVIRONMENT = threading.RLock()
 
 
 class Route(NamedTuple):
@@ -120,7 +124,7 @@ class SignalVariables:
 
     def check_files(self, url: str) -> None:
         """Raises OSError for a missing file, which the exporters do not name; it may come later."""
-        if url.startswith("http://"):
+        if url.lower().startswith("http://"):
             return
         for name in _FILES:
             variable, path = self._read(name)
@@ -137,7 +141,9 @@ class SignalVariables:
 
     def check_secrecy(self, url: str) -> None:
         """Warn of a token, or of a password in the address, that leaves this machine readable."""
-        if not url.lower().startswith("http://") or is_loopback(url):
+        # gRPC takes addresses without a scheme, and a variable that says what one would say.
+        bare = "//" not in url and self._read("INSECURE")[1].lower() == "true"
+        if not (bare or url.lower().startswith("http://")) or is_loopback(url):
             return
         where = without_credentials(url)
         if any(_SECRET.search(name) for name in self.headers()):
