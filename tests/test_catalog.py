@@ -40,6 +40,7 @@ PROMETHEUS_NAMES = {
     "training.steps.skipped": "training_steps_skipped_total",
     "training.step.duration": "training_step_duration_seconds",
     "training.phase.time": "training_phase_time_seconds_total",
+    "training.phase.step_time": "training_phase_step_time_seconds",
     "training.gc.time": "training_gc_time_seconds_total",
     "training.flops": "training_flops_total",
     "training.flops.peak": "training_flops_peak_per_second",

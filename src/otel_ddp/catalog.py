@@ -311,8 +311,9 @@ _speed = _Section(
     "Speed",
     "rank",
     "How fast each rank works and where its time goes. Times are running totals, not those of the "
-    "last step: take a rate and divide by that of the steps. `comm_wait` is time blocked on other "
-    "ranks, the rest is the rank's own work. Sent for every exported rank.",
+    "last step: take a rate and divide by that of the steps, but for `training.phase.step_time`. "
+    "`comm_wait` is time blocked on other ranks, the rest is the rank's own work. Sent for every "
+    "exported rank.",
 )
 
 TRAINING_STEPS = _speed.metric(
@@ -353,6 +354,14 @@ TRAINING_PHASE_TIME = _speed.metric(
     "phase",
     "clock",
     "sync",
+)
+TRAINING_PHASE_STEP_TIME = _speed.metric(
+    "training.phase.step_time",
+    _G,
+    "s",
+    "Time per step in each phase over the last two minutes, by the clock of the device where it is "
+    "known, else of the host.",
+    "phase",
 )
 TRAINING_GC_TIME = _speed.metric(
     "training.gc.time", _C, "s", "Time for which Python's garbage collector held up the rank."

@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from otel_ddp import catalog
+from otel_ddp.agent.reading.step_times import StepTimes
+from otel_ddp.journal.reader import Total
 from stack.servers import binaries
 
 REPOSITORY = Path(__file__).parents[2]
@@ -398,6 +400,10 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # A second of the recording is played as a minute, so that it fills the rules' windows. The
 # definition is about shares of a step: it knows no clock but the windows.
 _STRETCH = 60
+_STEP_TIME = catalog.TRAINING_PHASE_STEP_TIME.prometheus
+_OF_STEP_TIMES = {
+    each.prometheus: each.name for each in (catalog.TRAINING_PHASE_TIME, catalog.TRAINING_STEPS)
+}
 
 
 def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path: Path) -> None:
@@ -405,6 +411,7 @@ def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path:
     shares: list[float] = []
     times: list[int] = []
     speed: dict[str, dict[int, str]] = {}
+    totals: dict[str, dict[int, list[Total]]] = {}
     for line in RECORDED.read_text().splitlines():
         found = _LINE.fullmatch(line)
         if found is None:
@@ -418,8 +425,19 @@ def test_the_rule_across_nodes_and_the_agent_agree_on_the_recorded_run(tmp_path:
         elif name == catalog.TRAINING_STRAGGLER_EXCESS.prometheus:
             if (labels["rank"], labels["phase"]) == ("1", "all") and float(found[3]) > 0.5:
                 shares.append(float(found[3]))
-        elif name.startswith(("training_phase_time", "training_steps", "training_samples")):
+        elif name.startswith(("training_steps", "training_samples")):
             speed.setdefault(f"{name}{{{found[2]}}}", {})[at_ms] = found[3]
+        if name in _OF_STEP_TIMES:
+            total = Total(_OF_STEP_TIMES[name], labels, (float(found[3]),), None)
+            totals.setdefault(labels["rank"], {}).setdefault(at_ms, []).append(total)
+    for rank, read in totals.items():
+        agent = StepTimes()
+        own = f'group="demo",run="recorded",job_type="train",node="node-1",rank="{rank}"'
+        for number, at_ms in enumerate(times):
+            found_now = agent.feed(read.get(at_ms, []), number * _STRETCH * 10**9)
+            for phase, seconds in found_now.items():
+                series = f'{_STEP_TIME}{{{own},local_rank="{rank}",phase="{phase}"}}'
+                speed.setdefault(series, {})[at_ms] = repr(seconds)
     played = [
         {"series": series, "values": " ".join(values.get(at_ms, "_") for at_ms in times)}
         for series, values in speed.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.dashboards.names import metric, recorded
 from tools.dashboards.panels import NAME_ALONE, Panel, Text, now, stat
 from tools.dashboards.roles import training_alone
-from tools.dashboards.selectors import BY_RANK, RANK_0, RUN, WHOLE_RUN
+from tools.dashboards.selectors import RANK_0, RUN, WHOLE_RUN
 
 _HOST, _DEVICE = 'clock="host"', 'clock="device"'
 _WORK = 'phase=~"data|forward|backward|optimizer|other"'
@@ -15,20 +15,8 @@ _RATE = "[$__rate_interval]"
 def seconds_per_step() -> str:
     """By phase: over all ranks where that is recorded, of rank 0 where it is not."""
     all_ranks = recorded("run_phase:training_phase_time:avg2m", WHOLE_RUN)
-    time = _rate_by_clock(RUN, RANK_0)
-    count = f"rate({metric('training.steps', RUN, RANK_0)}{_RATE})"
-    steps = f"(sum({training_alone(count, WHOLE_RUN)}) > 0)"
-    of_rank_0 = f"sum by (phase) ({training_alone(time, WHOLE_RUN)}) / on () group_left () {steps}"
-    return f"max by (phase) ({all_ranks}) or {of_rank_0}"
-
-
-def _rate_by_clock(*selectors: str) -> str:
-    """Of the phases, by the clock of the rank's device where that is known."""
-    host, device = (
-        f"rate({metric('training.phase.time', *selectors, clock)}{_RATE})"
-        for clock in (_HOST, _DEVICE)
-    )
-    return f"({device} or ({host} unless on ({BY_RANK}) ({device} > 0)))"
+    of_rank_0 = training_alone(metric("training.phase.step_time", RUN, RANK_0), WHOLE_RUN)
+    return f"max by (phase) ({all_ranks}) or max by (phase) ({of_rank_0})"
 
 
 def clock() -> Panel:
@@ -61,14 +49,10 @@ def step_time() -> str:
 
 
 def per_step(selector: str, *, waiting: bool) -> str:
-    """Work or waiting of each rank, from the counters themselves."""
+    """Work or waiting of each rank, as its agent tells it."""
     phases = 'phase="comm_wait"' if waiting else _WORK
-    time = _rate_by_clock(selector, phases)
-    count = metric("training.steps", selector)
-    return (
-        f"sum by (node, rank) ({time})"
-        f" / on (node, rank) (sum by (node, rank) (rate({count}{_RATE})) > 0)"
-    )
+    time = metric("training.phase.step_time", selector, phases)
+    return f"sum by (node, rank) (max by (node, rank, phase) ({time}))"
 
 
 def late_rank(selector: str) -> str:

@@ -350,6 +350,25 @@ def test_totals_are_right_whatever_was_lost(bench: Bench) -> None:
     assert bench.values(catalog.TRAINING_PHASE_TIME) == {"eval/host": 5.0}
 
 
+def test_the_time_per_step_goes_when_no_step_was_made_for_two_minutes(bench: Bench) -> None:
+    steps = bench.writer.counter(catalog.TRAINING_STEPS.name, {})
+    forward = bench.writer.counter(
+        catalog.TRAINING_PHASE_TIME.name, {"phase": "forward", "clock": "host"}
+    )
+    began_ns = time.time_ns()
+    bench.poll()
+    bench.writer.add(steps, 4.0)
+    bench.writer.add(forward, 2.0)
+
+    bench.journal.update_series(began_ns + 10 * 10**9, is_newest=True)
+    told = bench.values(catalog.TRAINING_PHASE_STEP_TIME)
+    for seconds in (100, 200, 300):
+        bench.journal.update_series(began_ns + seconds * 10**9, is_newest=True)
+
+    assert told == {"forward": 0.5}
+    assert bench.values(catalog.TRAINING_PHASE_STEP_TIME) == {}
+
+
 def test_a_total_of_another_version_is_left_out(bench: Bench) -> None:
     bench.writer.add(bench.writer.counter("training.of.the.future", {}), 1.0)
     bench.writer.histogram(catalog.TRAINING_CHECKPOINT_DURATION.name, [1.0, 2.0])

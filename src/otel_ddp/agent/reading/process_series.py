@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Buckets, Ledger, Series
 from otel_ddp.agent.reading.run_info import info_labels
+from otel_ddp.agent.reading.step_times import StepTimes
 from otel_ddp.catalog import STATES
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class ProcessSeries:
         self._info_version = (-1, -1)
         self._info: Series | None = None
         self._capabilities: set[tuple[str, str]] = set()
+        self._step_times = StepTimes()
+        self._phases: set[str] = set()
 
     def clear(self) -> None:
         """Begin anew: the ledger has dropped these series."""
@@ -71,7 +74,9 @@ class ProcessSeries:
             self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
 
     def _put_totals(self, now_ns: int) -> None:
-        for total in self._journal.reader.totals():
+        totals = self._journal.reader.totals()
+        self._put_step_times(self._step_times.feed(totals, now_ns), now_ns)
+        for total in totals:
             metric = catalog.BY_NAME.get(total.metric)
             if metric is None:
                 continue
@@ -80,6 +85,14 @@ class ProcessSeries:
                 self._put(metric, total.values[0], now_ns, *more)
             elif len(total.bounds) == len(metric.bounds):
                 self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
+
+    def _put_step_times(self, seconds: dict[str, float], now_ns: int) -> None:
+        for phase in self._phases - seconds.keys():
+            labels = (*self._journal.labels, ("phase", phase))
+            self._ledger.forget(self._ledger.series(catalog.TRAINING_PHASE_STEP_TIME, labels))
+        self._phases = set(seconds)
+        for phase, per_step_s in seconds.items():
+            self._put(catalog.TRAINING_PHASE_STEP_TIME, per_step_s, now_ns, ("phase", phase))
 
     def _put_capabilities(self, now_ns: int) -> None:
         reasons = self._journal.reader.facts.get("capability")

@@ -1,0 +1,108 @@
+"""The time per step by phase over two minutes: the window, the clock that counts, and zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from otel_ddp import catalog
+from otel_ddp.agent.reading.step_times import StepTimes
+from otel_ddp.journal.reader import Total
+
+S = 10**9
+
+
+def totals(
+    steps: float, host: Mapping[str, float], device: Mapping[str, float] | None = None
+) -> list[Total]:
+    """A process's totals: the seconds that it has spent by phase, on either clock."""
+    found = [Total(catalog.TRAINING_STEPS.name, {}, (steps,), None)]
+    for clock, seconds in (("host", host), ("device", device or {})):
+        for phase, spent in seconds.items():
+            attributes = {"phase": phase, "clock": clock}
+            found.append(Total(catalog.TRAINING_PHASE_TIME.name, attributes, (spent,), None))
+    return found
+
+
+def test_it_is_told_from_the_first_steps_on() -> None:
+    times = StepTimes()
+
+    assert times.feed(totals(0, {"forward": 0.0}), 0) == {}
+    assert times.feed(totals(10, {"forward": 2.0}), 1 * S) == {"forward": 0.2}
+
+
+def test_two_minutes_later_the_first_steps_count_no_more() -> None:
+    times = StepTimes()
+    times.feed(totals(0, {"forward": 0.0}), 0)
+    slow = {
+        now: times.feed(totals(now, {"forward": 3.0 * now}), now * S) for now in range(5, 65, 5)
+    }
+    fast = {
+        now: times.feed(totals(now, {"forward": 180.0 + (now - 60)}), now * S)
+        for now in range(65, 250, 5)
+    }
+
+    assert slow[60] == {"forward": 3.0}
+    assert fast[120] == {"forward": pytest.approx(2.0)}
+    assert fast[245] == {"forward": 1.0}
+
+
+def test_the_devices_clock_counts_where_it_is_known_and_is_not_added_to_the_hosts() -> None:
+    times = StepTimes()
+    times.feed(totals(0, {"forward": 0.0, "data": 0.0}, {"forward": 0.0}), 0)
+
+    found = times.feed(totals(10, {"forward": 1.0, "data": 4.0}, {"forward": 5.0}), 5 * S)
+
+    assert found == {"forward": 0.5}
+
+
+def test_a_devices_clock_that_has_stopped_is_no_clock() -> None:
+    times = StepTimes()
+    times.feed(totals(10, {"forward": 1.0}, {"forward": 5.0}), 0)
+
+    assert times.feed(totals(20, {"forward": 2.0}, {"forward": 5.0}), 5 * S) == {"forward": 0.1}
+
+
+def test_both_kinds_of_waiting_are_one() -> None:
+    times = StepTimes()
+    waits = [
+        Total(
+            catalog.TRAINING_PHASE_TIME.name,
+            {"phase": "comm_wait", "clock": "host", "sync": of},
+            (spent,),
+            None,
+        )
+        for of, spent in (("gradients", 3.0), ("buffers", 1.0))
+    ]
+    times.feed(totals(0, {}), 0)
+
+    assert times.feed([*totals(10, {}), *waits], 5 * S) == {"comm_wait": 0.4}
+
+
+def test_a_phase_of_every_step_is_told_at_0_and_any_other_only_while_it_takes_time() -> None:
+    times = StepTimes()
+    times.feed(totals(0, {"data": 0.0, "checkpoint": 5.0, "eval": 0.0}), 0)
+
+    found = times.feed(totals(10, {"data": 0.0, "checkpoint": 5.0, "eval": 1.0}), 5 * S)
+
+    assert found == {"data": 0.0, "eval": 0.1}
+
+
+def test_nothing_is_told_two_minutes_after_the_last_step() -> None:
+    times = StepTimes()
+    found = {}
+    for now in range(0, 250, 5):
+        steps = min(now, 100)
+        found[now] = times.feed(totals(steps, {"forward": float(now)}), now * S)
+
+    assert found[220] != {}
+    assert found[230] == {}
+
+
+def test_a_clock_that_was_set_back_begins_a_new_window() -> None:
+    times = StepTimes()
+    times.feed(totals(0, {"forward": 0.0}), 1000 * S)
+    times.feed(totals(10, {"forward": 100.0}), 10 * S)
+
+    assert times.feed(totals(20, {"forward": 101.0}), 20 * S) == {"forward": 0.1}
