@@ -63,7 +63,7 @@ class _Shown(Server):
     ) -> None:
         super().__exit__(kind, error, trace)
         if kind is not None:
-            sys.stderr.write(f"--- {self.name} ---\n{self.said()}\n")
+            sys.stderr.write(f"--- {self.name} ---\n{self.last_lines()}\n")
 
 
 class Sample(NamedTuple):
