@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,9 @@ def test_each_row_of_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.state = state([h100()])
     gpus = Gpus(Nvml(fake))
 
-    # Activity of engines is what lies between two samples.
+    # Activity of engines is what lies between two samples, and so are faults.
     gpus.read(time.monotonic_ns())
+    fake.state = state([replace(h100(), xids=[79])])
     sample = gpus.read(time.monotonic_ns() + 20_000_000_000)
 
     (board,) = sample.devices
