@@ -1,0 +1,281 @@
+"""Measures one evaluation of all rules and alerts over many ranks; the source of docs/scale.md.
+
+    python bench/rules_at_scale.py 1000 10000        these numbers of ranks
+    python bench/rules_at_scale.py 10000 --each      the dearest rules as well
+
+A real Prometheus gets every series of a recorded node (bench/fleet_node.json) that a rule or an
+alert reads, by remote write and all at once: the past that the rules look at, and the minutes that
+they are watched for. So nothing but the rules works while they are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import struct
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
+
+from fleet import RANKS, Row, recorded  # noqa: E402
+
+from otel_ddp import catalog  # noqa: E402
+from otel_ddp.agent.scrape.parse_exposition import parse  # noqa: E402
+from stack.servers import DEPLOY, Prometheus, binaries  # noqa: E402
+
+_PAST_S = 150
+# Beside the time that is watched. Prometheus refuses what is written more than 10 minutes ahead.
+_FILLED_S, _SETTLED_S = 20, 65
+_RANKS_WRITTEN_A_S = 80
+_RULES = DEPLOY / "prometheus"
+_BODY_BYTES = 4 << 20
+# What the rules of half an hour read, from their own earlier results.
+_HISTORY_S = 1800
+_HISTORY = {"rank:training_excess:ratio2m": 0.0, "rank:training_steps:rate2m": 2.0}
+_LATE = 1.2
+# Each rank is a little faster or slower than the others, and logs a loss.
+_SPREAD = 0.01
+_LOGGED = (
+    ("training_scalar", {"name": "loss", "split": "train"}, 2.0),
+    ("training_nonfinite_total", {"name": "loss", "split": "train"}, 0.0),
+)
+
+
+def read_by_rules() -> set[str]:
+    """The names of our metrics that stand in a rule or an alert."""
+    files = [*_RULES.glob("rules/*.yml"), *_RULES.glob("alerts/*.yml")]
+    words = set(re.findall(r"[a-zA-Z_:][\w:]*", "\n".join(path.read_text() for path in files)))
+    return words & {metric.prometheus for metric in catalog.METRICS}
+
+
+# -- series, as bytes of a remote write
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _field(tag: int, content: bytes) -> bytes:
+    return bytes([tag << 3 | 2]) + _number(len(content)) + content
+
+
+class Samples:
+    """The bytes of one series' samples: the times are the same for all of them."""
+
+    def __init__(self, times_s: np.ndarray[Any, Any]) -> None:
+        self.times_s = times_s
+        one = [_field(2, b"\x09" + bytes(8) + b"\x10" + _number(int(at * 1000))) for at in times_s]
+        # A time of this century is six bytes long, so each sample is as long as the next.
+        self._template = np.frombuffer(b"".join(one), np.uint8).reshape(len(one), -1)
+
+    def encode(self, values: np.ndarray[Any, Any]) -> bytes:
+        filled = self._template.copy()
+        filled[:, 3:11] = values.astype("<f8").view(np.uint8).reshape(-1, 8)
+        return filled.tobytes()
+
+
+def encode(labels: Mapping[str, str], samples: bytes) -> bytes:
+    """One series of a request."""
+    pairs = b"".join(
+        _field(1, _field(1, name.encode()) + _field(2, labels[name].encode()))
+        for name in sorted(labels)
+    )
+    return _field(1, pairs + samples)
+
+
+def send(prometheus: Prometheus, series: list[bytes]) -> None:
+    body = b"".join(series)
+    # Snappy, as one literal: Prometheus takes nothing else, and here is nothing to save.
+    packed = _number(len(body)) + bytes([63 << 2]) + struct.pack("<I", len(body) - 1) + body
+    headers = {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"}
+    request = urllib.request.Request(prometheus.remote_write, data=packed, headers=headers)
+    urllib.request.urlopen(request, timeout=120).close()
+
+
+# -- nodes
+
+
+class Ranks:
+    """All series of so many ranks, one late in backward among them."""
+
+    def __init__(self, size: int, times: Samples, history: Samples) -> None:
+        self._size, self._times, self._history = size, times, history
+        self._random = np.random.default_rng(0)
+        names = read_by_rules()
+        self._rows = [row for row in recorded() if self._prometheus(row) in names]
+        # Not of whole numbers, as what is made like it would be whole too.
+        self._since = (times.times_s - times.times_s[0]).astype(float)
+
+    def _prometheus(self, row: Row) -> str:
+        return catalog.BY_NAME[row.metric].prometheus
+
+    def series(self) -> Iterator[bytes]:
+        for rank in range(self._size):
+            node, local_rank = divmod(rank, RANKS)
+            of_node = {"group": "g", "run": "fleet", "node": f"node-{node:04}"}
+            of_rank = {
+                **of_node,
+                "job_type": "train",
+                "rank": str(rank),
+                "local_rank": str(local_rank),
+            }
+            for row in self._rows:
+                if row.of == "rank" or (row.of == "run" and rank == 0):
+                    yield self._encode(row, {**of_rank, **row.attributes}, rank)
+                elif row.of == "gpu":
+                    own = {"hw.id": f"GPU-{node:08x}-{local_rank:04x}", "gpu": str(local_rank)}
+                    yield self._encode(row, {**of_rank, **row.attributes, **own}, rank)
+                elif row.of == "node" and local_rank == 0:
+                    yield self._encode(row, {**of_node, **row.attributes}, rank)
+            for name, attributes, value in _LOGGED:
+                yield self._put(name, {**of_rank, **attributes}, np.full_like(self._since, value))
+            for name, value in _HISTORY.items():
+                sway = self._random.normal(value, _SPREAD, len(self._history.times_s))
+                yield encode({"__name__": name, **of_rank}, self._history.encode(np.asarray(sway)))
+
+    def _encode(self, row: Row, attributes: Mapping[str, str], rank: int) -> bytes:
+        metric = catalog.BY_NAME[row.metric]
+        value, per_s = row.value[0], row.per_s[0]
+        if row.metric == "training.world.size":
+            values = np.full_like(self._since, self._size)
+        elif row.metric.endswith(".timestamp") and row.metric != "training.run.start.timestamp":
+            values = self._times.times_s
+        elif row.metric == "training.run.start.timestamp":
+            values = np.full_like(self._since, self._times.times_s[0] - 3600)
+        elif metric.kind is catalog.Kind.COUNTER:
+            values = value + per_s * self._since
+        elif row.metric == "gpu.throttle.active":
+            # A healthy fleet: the recorded board was too warm, and would fire an alert a GPU.
+            values = np.full_like(self._since, attributes["reason"] == "sw_power")
+        elif value.is_integer():
+            values = np.full_like(self._since, value)
+        else:
+            late = rank == 1 and attributes.get("phase") == "backward"
+            own = value * self._random.normal(_LATE if late else 1.0, _SPREAD)
+            values = np.full_like(self._since, own)
+        return self._put(metric.prometheus, attributes, values)
+
+    def _put(self, name: str, attributes: Mapping[str, str], values: np.ndarray[Any, Any]) -> bytes:
+        labels = {catalog.prometheus_label(key): value for key, value in attributes.items()}
+        labels |= {"job": "otel-ddp-agent", "instance": attributes["node"], "__name__": name}
+        return encode(labels, self._times.encode(values))
+
+
+# -- measuring
+
+
+def measure(size: int, *, interval_s: int, watched_s: int, each: bool, folder: Path) -> None:
+    prometheus = Prometheus(binaries(), folder, config=_RULES / "prometheus.yml")
+    began_s = int(time.time())
+    until_s = began_s + _FILLED_S + size // _RANKS_WRITTEN_A_S + _SETTLED_S + watched_s
+    times = Samples(np.arange(began_s - _PAST_S, until_s, interval_s))
+    history = Samples(np.arange(began_s - _HISTORY_S, began_s - 60, 30))
+    with prometheus:
+        sent = waiting = 0
+        body: list[bytes] = []
+        for one in Ranks(size, times, history).series():
+            body.append(one)
+            sent, waiting = sent + 1, waiting + len(one)
+            if waiting >= _BODY_BYTES:
+                send(prometheus, body)
+                body, waiting = [], 0
+        send(prometheus, body)
+        filled_s = time.time() - began_s
+        # The first evaluations make new series, and some are of a part of the ranks.
+        time.sleep(max(0.0, until_s - watched_s - time.time()))
+        before = numbers(prometheus)
+        taken = watch(prometheus, until_s=time.time() + watched_s)
+        after = numbers(prometheus)
+        report(size, sent, filled_s, taken, before, after, each=each)
+
+
+def watch(prometheus: Prometheus, until_s: float) -> dict[tuple[str, str], list[float]]:
+    """What each rule took at each evaluation; its group and its name."""
+    taken: dict[tuple[str, str], dict[str, float]] = {}
+    while time.time() < until_s:
+        for group in prometheus.api("rules")["groups"]:
+            for number, rule in enumerate(group["rules"]):
+                at = (group["name"], f"{number}:{rule['name']}")
+                taken.setdefault(at, {})[rule["lastEvaluation"]] = rule["evaluationTime"]
+        time.sleep(5.0)
+    return {at: list(found.values()) for at, found in taken.items()}
+
+
+def numbers(prometheus: Prometheus) -> dict[str, float]:
+    with urllib.request.urlopen(f"{prometheus.url}/metrics", timeout=60) as answer:
+        found: dict[str, float] = {}
+        for name, _, value in parse(answer.read().decode()):
+            found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def report(
+    size: int,
+    sent: int,
+    filled_s: float,
+    taken: Mapping[tuple[str, str], list[float]],
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    *,
+    each: bool,
+) -> None:
+    middle = {at: sorted(found)[len(found) // 2] for at, found in taken.items()}
+    groups = len({group for group, _ in taken})
+
+    def grown(name: str) -> float:
+        return after[name] - before[name]
+
+    evaluations = grown("prometheus_rule_group_iterations_total") / groups
+    cpu_s = grown("process_cpu_seconds_total") / evaluations
+    print(f"\n## {size} ranks, {size // RANKS} nodes")
+    print(f"series read: {sent}, written in {filled_s:.0f} s")
+    print(f"series in Prometheus: {after['prometheus_tsdb_head_series']:.0f}")
+    print(f"memory of Prometheus: {after['process_resident_memory_bytes'] / 2**20:.0f} MiB")
+    print(f"one evaluation of all rules and alerts: {sum(middle.values()):.2f} s")
+    samples = grown("prometheus_engine_query_samples_total") / evaluations
+    print(f"samples that it reads: {samples:.0f}")
+    print(f"processor time of Prometheus: {cpu_s:.2f} s an evaluation, {evaluations:.1f} of them")
+    by_group: dict[str, float] = {}
+    for (group, _), took_s in middle.items():
+        by_group[group] = by_group.get(group, 0.0) + took_s
+    for group, took_s in sorted(by_group.items(), key=lambda pair: -pair[1]):
+        print(f"  {group}: {took_s:.2f} s")
+    if each:
+        for (group, rule), took_s in sorted(middle.items(), key=lambda pair: -pair[1])[:45]:
+            print(f"    {took_s:.3f} s  {group} {rule}")
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    asked.add_argument("sizes", nargs="+", type=int, help="ranks")
+    asked.add_argument("--interval", type=int, default=15, help="seconds between exports")
+    asked.add_argument("--watched", type=int, default=100, help="seconds")
+    asked.add_argument("--each", action="store_true", help="print the dearest rules")
+    given = asked.parse_args()
+    for size in given.sizes:
+        with tempfile.TemporaryDirectory(prefix="rules-") as folder:
+            measure(
+                size,
+                interval_s=given.interval,
+                watched_s=given.watched,
+                each=given.each,
+                folder=Path(folder),
+            )
+
+
+if __name__ == "__main__":
+    main()
