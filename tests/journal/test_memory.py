@@ -125,7 +125,7 @@ answer(
 
 @pytest.mark.parametrize(
     ("size", "kib"),
-    [("64k", 0), ("300k", 0), ("1020k", 0), ("1m", 128), ("3m", 128), ("8m", 512), ("64m", 2048)],
+    [("64k", 0), ("300k", 0), ("1020k", 0), ("1m", 128), ("3m", 256), ("8m", 1024), ("64m", 2048)],
 )
 def test_the_journal_takes_no_more_than_an_eighth_of_the_room(
     elsewhere: Elsewhere, tmp_path: Path, size: str, kib: int

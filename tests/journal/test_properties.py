@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,15 @@ def drain(reader: JournalReader, most_readings: int = 1) -> list[Scalars | Docum
 # -- any interleaving
 
 
+def printable(text: str) -> str:
+    """As a reader gives a text back: control characters and halves of a character are replaced."""
+    kept = "\t\n"
+    return "".join(
+        "\ufffd" if unicodedata.category(each) in ("Cc", "Cs") and each not in kept else each
+        for each in text
+    )
+
+
 class Conversation(RuleBasedStateMachine):
     """A writer and a reader, and a model that remembers everything that was written."""
 
@@ -124,7 +134,7 @@ class Conversation(RuleBasedStateMachine):
         assert self.writer is not None
         number = self.writer.name(text, split)
         if number:
-            self.names[number] = Name(text, split)
+            self.names[number] = Name(printable(text), printable(split))
         return number
 
     @rule(size=st.sampled_from((SMALLEST, 131_073, 200_004, 262_144, 524_288)))

@@ -389,7 +389,11 @@ class JournalWriter:
 
     def was_removed(self) -> bool:
         """Whether the file has no name any more, so that no further agent finds it."""
-        return file_of(self._fd) == self._file and os.fstat(self._fd).st_nlink == 0
+        try:
+            found = os.fstat(self._fd)
+        except OSError:
+            return False  # Closed meanwhile, by a signal's handler.
+        return (found.st_dev, found.st_ino) == self._file and found.st_nlink == 0
 
     def close(self) -> None:
         """Closes the file, which stays for the agent. A forked child leaves it to the parent."""
