@@ -162,9 +162,10 @@ def _watch(
     place: Place, training: subprocess.Popen[bytes], seconds: float, injected: Injection
 ) -> tuple[int | None, list[tuple[float, dict[int, int]]]]:
     """Show the progress until the end: the exit status, and each rank's memory over time."""
-    if url := _first_endpoint(place, training):
-        print(f"Look:  curl {url}")
-        print(f"       otel-ddp status --dir {place.directory}", flush=True)
+    url = _first_endpoint(place, training)
+    print(f"Look:  otel-ddp status --dir {place.directory}", flush=True)
+    if url:
+        print(f"       curl {url}", flush=True)
     gives_up_at = time.monotonic() + seconds
     held: list[tuple[float, dict[int, int]]] = []
     while True:
