@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import otel_ddp
+from conftest import Here
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
 
@@ -190,3 +192,12 @@ def test_no_text_keeps_the_search_busy(piece: str) -> None:
     for _ in range(20):
         without_secrets(text)
         is_secret(text[:1000], text)
+
+
+def test_the_reason_of_an_end_goes_through_it_too(place: Here) -> None:
+    run = otel_ddp.init(run="r")
+    run.finish("failed", reason="refused by https://me:pw@host, password=hunter2")
+
+    (path,) = place.journals()
+    assert b"hunter2" not in path.read_bytes()
+    assert f"refused by https://host, password={HIDDEN}".encode() in path.read_bytes()

@@ -32,7 +32,7 @@ _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
 _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# Letters and digits almost without a pause, as nobody names a column.
+# Letters and digits almost without a separator: a column has no such name.
 _RANDOM = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}")
 _LONGEST_NAME = 200
 _LONGEST_VALUE = 200

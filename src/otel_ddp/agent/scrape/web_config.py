@@ -103,7 +103,7 @@ class WebConfig:
             name, _, password = base64.b64decode(given, validate=True).decode().partition(":")
         except ValueError:
             return False
-        # Of a name that is unknown somebody's hash is asked, so that an answer takes as long.
+        # An unknown name is compared with the hash of another user: its answer takes as long.
         hashed = rules.users.get(name) or next(iter(rules.users.values()))
         digest = blake2s(given.encode() + hashed, key=self._salt).digest()
         if digest in self._known:
@@ -137,7 +137,7 @@ def _read(path: Path) -> _Rules:
     except Refused:
         raise
     except containment.ANY_ERROR as error:
-        # A value of a kind that nobody has thought of must not end the agent.
+        # A value of an unexpected type must not end the agent.
         raise Refused(f"{path} cannot be used: {_short(error)}") from None
 
 
