@@ -87,7 +87,9 @@ def runs(pid: str) -> bool:
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("then", ["raise RuntimeError", "time.sleep(600)"])
+@pytest.mark.parametrize(
+    "then", [pytest.param("raise RuntimeError", marks=pytest.mark.stress), "time.sleep(600)"]
+)
 def test_a_set_up_that_fails_leaves_nothing_behind(start: str, then: str, tmp_path: Path) -> None:
     with pytest_whose_set_up(start, then, tmp_path) as tests:
         output, _ = tests.communicate()

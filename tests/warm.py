@@ -11,8 +11,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
+import itertools
 import json
+import multiprocessing
 import os
 import runpy
 import selectors
@@ -31,8 +34,13 @@ import leftovers
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _REQUEST_BYTES = 1 << 20
+_MOST_STREAMS = 64
+# torchrun's own variable.
+_OF_PROGRAMS = "PYTHON_EXEC"
+_FORK = "--fork"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
+_WHAT = ("-m", "-c")
 
 
 class Python(NamedTuple):
@@ -40,41 +48,46 @@ class Python(NamedTuple):
 
     executable: str
     env: dict[str, str]
-    """With these variables torchrun starts its ranks like this."""
+    """With these variables a program starts its own like this: ranks, and children by spawn."""
 
 
 _life = contextlib.ExitStack()
-_python: Python | None = None
+_pythons: dict[int, Python] = {}
 
 
-def python() -> Python:
-    """It lasts until `stop`; the first one takes as long as importing torch."""
-    global _python
-    if _python is None:
-        _python = _life.enter_context(_started())
-    return _python
+def python(node: int = 0) -> Python:
+    """It lasts until `stop`; the first one takes as long as importing torch.
+
+    Nodes on one machine are told apart by the processes that start their ranks.
+    """
+    if not _pythons:
+        _pythons[0] = _life.enter_context(_started([sys.executable, __file__, "fork"]))
+    if node not in _pythons:
+        _pythons[node] = _life.enter_context(_started([_pythons[0].executable, _FORK]))
+    return _pythons[node]
 
 
 def stop() -> None:
-    """End it, and whatever it runs."""
-    global _python
-    _python = None
+    """End all of them, and whatever they run."""
+    _pythons.clear()
     _life.close()
 
 
 @contextlib.contextmanager
-def _started() -> Iterator[Python]:
+def _started(command: list[str]) -> Iterator[Python]:
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
-        address, executable = Path(folder, "address"), Path(folder, "python")
-        # Without the site packages: it starts within milliseconds.
-        command = f"{sys.executable} -S {__file__} stand-for {address}"
-        executable.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        executable.chmod(0o700)
+        address = Path(folder, "address")
+        python, python_of_programs = Path(folder, "python"), Path(folder, "python-of-programs")
+        for each, role in ((python, "stand-for"), (python_of_programs, "stand-for-some")):
+            # Without the site packages: it starts within milliseconds.
+            stands = f"{sys.executable} -S {__file__} {role} {address}"
+            each.write_text(f'#!/bin/sh\nexec {stands} "$@"\n')
+            each.chmod(0o700)
         # It ends when its input does, and belongs to no test.
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         env.pop(leftovers.TESTS, None)
         with subprocess.Popen(
-            [sys.executable, __file__, "fork", str(address)],
+            [*command, str(address)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
@@ -82,22 +95,36 @@ def _started() -> Iterator[Python]:
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            yield Python(str(executable), {"PYTHON_EXEC": str(executable)})
+            yield Python(str(python), {_OF_PROGRAMS: str(python_of_programs)})
 
 
 # -- the process that stands for a program
 
 
+def _needs_torch(arguments: list[str]) -> bool:
+    """The agent does not, and what else programs start with a line of code."""
+    return "-c" not in arguments or "--multiprocessing-fork" in arguments
+
+
 def _stand_for_it(address: str, arguments: list[str]) -> None:
-    request = {"arguments": arguments, "env": dict(os.environ), "folder": os.getcwd()}
+    streams = [int(each) for each in os.listdir("/proc/self/fd")]
+    # One of them was the directory itself.
+    streams = sorted(each for each in streams if os.path.exists(f"/proc/self/fd/{each}"))
+    request = {
+        "arguments": arguments,
+        "env": dict(os.environ),
+        "folder": os.getcwd(),
+        "streams": streams,
+    }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as there:
         there.connect(address)
-        socket.send_fds(there, [json.dumps(request).encode()], [0, 1, 2])
+        socket.send_fds(there, [json.dumps(request).encode()], streams)
         pid = int(there.recv(100))
         for number in _PASSED_ON:
             signal.signal(number, lambda number, _: os.kill(pid, number))
         # They are the program's alone: whoever reads them sees its end.
-        os.closerange(0, 3)
+        for stream in streams:
+            os.close(stream)
         status = int(there.recv(100))
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) in _PASSED_ON:
@@ -137,7 +164,7 @@ def _requests(address: str) -> list[str]:
                 os._exit(0)
             elif child is None:
                 parent, _ = listener.accept()
-                message, streams, _, _ = socket.recv_fds(parent, _REQUEST_BYTES, 3)
+                message, streams, _, _ = socket.recv_fds(parent, _REQUEST_BYTES, _MOST_STREAMS)
                 server = os.getpid()
                 if (pid := os.fork()) == 0:
                     _die_with(server)
@@ -184,11 +211,18 @@ def _die_with(parent: int) -> None:
 def _as_asked(request: dict[str, Any], streams: list[int]) -> list[str]:
     """Make a fork what the program expects to be; its arguments."""
     os.setsid()
-    for number, stream in enumerate(streams):
+    # Above all numbers that they are to have.
+    above = [fcntl.fcntl(each, fcntl.F_DUPFD, max(request["streams"]) + 1) for each in streams]
+    for stream in streams:
+        os.close(stream)
+    for number, stream in zip(request["streams"], above, strict=True):
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()
     os.environ.update(request["env"])
+    if _OF_PROGRAMS in os.environ:
+        sys.executable = os.environ[_OF_PROGRAMS]
+        multiprocessing.set_executable(sys.executable)
     os.chdir(request["folder"])
     sys.path[1:1] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return list(request["arguments"])
@@ -212,8 +246,9 @@ def _import_torch() -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    what, *rest = (each for each in arguments if each != "-u")
-    sys.stdout.reconfigure(line_buffering="-u" in arguments)  # type: ignore[union-attr]
+    flags = list(itertools.takewhile(lambda each: each not in _WHAT and each[0] == "-", arguments))
+    what, *rest = arguments[len(flags) :]
+    sys.stdout.reconfigure(line_buffering="-u" in flags)  # type: ignore[union-attr]
     if what == "-m":
         sys.path[0], sys.argv = os.getcwd(), rest
         # Imported before the fork; Python would wonder.
@@ -230,22 +265,38 @@ def _run(arguments: list[str]) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
-def _end() -> None:
+def _end(status: int) -> None:
     """End as Python does, but without freeing one by one the objects that torch consists of."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":
     role, place, *given = sys.argv[1:]
-    if role == "stand-for":
+    if role == "stand-for-some" and not _needs_torch(given):
+        os.execv(sys.executable, [sys.executable, *given])
+    elif role != "fork":
         _stand_for_it(place, given)
     else:
         _die_with(os.getppid())
         _import_torch()
-        # What follows happens in the forks. What one raises is reported as Python does it.
-        _run(_requests(place))
-        _end()
+        # What follows happens in the forks.
+        what = _requests(place)
+        while what[0] == _FORK:
+            what = _requests(what[1])
+        status = 0
+        try:
+            _run(what)
+        except SystemExit as left:
+            if left.code is not None and not isinstance(left.code, int):
+                sys.stderr.write(f"{left.code}\n")
+            status = left.code if isinstance(left.code, int) else int(left.code is not None)
+        except Exception as error:  # noqa: BLE001
+            sys.last_value = error
+            sys.excepthook(type(error), error, error.__traceback__)
+            status = 1
+        # Here nothing is being handled any more.
+        _end(status)

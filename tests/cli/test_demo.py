@@ -15,9 +15,11 @@ from otel_ddp.cli import main
 
 
 def begin(node: Node, *arguments: str) -> subprocess.Popen[str]:
+    """Its ranks have torch imported already."""
+    executable, more = warm.python()
     return subprocess.Popen(
-        [sys.executable, "-m", "otel_ddp", "demo", *arguments],
-        env=node.env,
+        [executable, "-m", "otel_ddp", "demo", *arguments],
+        env={**node.env, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -51,8 +53,7 @@ def test_a_demo_that_is_ended_leaves_nothing_and_prints_no_error(how: signal.Sig
 
 
 def test_a_demo_does_not_use_the_variables_of_real_trainings() -> None:
-    # Its ranks have torch imported already.
-    with Node(**warm.python().env) as node:
+    with Node() as node:
         node.env.update(
             OTEL_DDP_AGENT="external", OTEL_DDP_LINGER_S="0", OTEL_DDP_RUN="mine", OTEL_DDP_RANK="7"
         )

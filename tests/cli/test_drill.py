@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from cli.drill_servers import DrillServers
 from node import PATIENCE_S, until
 from otel_ddp.cli import main
@@ -492,8 +493,10 @@ def test_a_play_has_a_node_and_an_identity_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_rank_that_cannot_train_is_told_with_its_last_line(
-    tmp_path: Path, number: int, sentence: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, sentence: str
 ) -> None:
+    # Its ranks have torch imported already.
+    monkeypatch.setattr(sys, "executable", warm.python().executable)
     play = three_plays()[number]
 
     play.start(tmp_path / "play", Place(tmp_path / "place"), os.environ)

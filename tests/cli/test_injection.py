@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 
-import warm
 from node import Node, finished
 from otel_ddp.cli.demo import what_grew
 from otel_ddp.cli.demo.injection import Injection, parse
@@ -44,8 +42,8 @@ def test_it_hits_its_rank_alone() -> None:
 
 def demo(*arguments: str) -> str:
     """What it prints; its ranks have torch imported already."""
-    with Node(**warm.python().env) as node:
-        return finished(node.start(sys.executable, "-m", "otel_ddp", "demo", *arguments))
+    with Node() as node:
+        return finished(node.warm("-m", "otel_ddp", "demo", *arguments))
 
 
 def test_a_demo_that_loses_its_loss_ends_with_who_lost_it_first() -> None:

@@ -31,12 +31,12 @@ def test_recorded_ranks_are_four_two_and_one_and_all_have_one_run() -> None:
         script.write_text(TRAIN)
         port = free_port()
         launches = [
-            # Nodes on one machine are told apart by the processes that start their ranks.
             node.start(
-                *(warm.python().executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *(warm.python(rank).executable, "-m", "torch.distributed.run", "--nnodes", "2"),
                 *("--nproc-per-node", "2", "--node-rank", str(rank)),
                 *("--master-addr", "127.0.0.1", "--master-port", str(port)),
                 str(script),
+                env=warm.python(rank).env,
             )
             for rank in range(2)
         ]

@@ -53,7 +53,7 @@ class Launch:
     """Commands that together are one program, run to their end; and what came of them."""
 
     def __init__(self, *commands: Sequence[str], **env: str) -> None:
-        # The ranks of a torchrun have torch imported already.
+        # What the programs start has torch imported already, too.
         env |= {**warm.python().env, "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port())}
         with Node(**env) as node:
             with Receiver() as receiver:
@@ -161,17 +161,20 @@ def _attributes(record: Any) -> dict[str, Any]:
 
 
 def python(program: str) -> list[str]:
-    """Started as it is; what it starts itself imports torch anew."""
+    """Started as it is."""
     return [warm.python().executable, str(EXAMPLES / program)]
 
 
-def torchrun(program: str, *arguments: str, nodes: tuple[str, ...] = ()) -> list[str]:
-    """Two ranks of one node; or with *nodes*, what this node is told of its place among them."""
-    # Nodes on one machine are told apart by the processes that start their ranks.
-    start = (*(("env", "-u", "PYTHON_EXEC") if nodes else ()), warm.python().executable)
-    where = nodes or ("--standalone", "--nproc-per-node", "2")
-    how = ("-m", "torch.distributed.run", *where)
-    return [*start, *how, str(EXAMPLES / program), *arguments]
+def torchrun(
+    program: str,
+    *arguments: str,
+    where: tuple[str, ...] = ("--standalone", "--nproc-per-node", "2"),
+    node: int = 0,
+) -> list[str]:
+    """Two ranks of one node, unless *where* says otherwise."""
+    executable, more = warm.python(node)
+    start = ("env", *(f"{name}={value}" for name, value in more.items()), executable)
+    return [*start, "-m", "torch.distributed.run", *where, str(EXAMPLES / program), *arguments]
 
 
 def job(program: str) -> list[list[str]]:
@@ -186,7 +189,8 @@ def two_nodes(program: str, *arguments: str, ranks: int) -> list[list[str]]:
     where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
     each = ("--nproc-per-node", str(ranks), "--node-rank")
     return [
-        torchrun(program, *arguments, nodes=(*where, *each, node_rank)) for node_rank in ("0", "1")
+        torchrun(program, *arguments, where=(*where, *each, str(node)), node=node)
+        for node in range(2)
     ]
 
 

@@ -60,9 +60,14 @@ if __name__ == "__main__":
 """
 
 
-def torchrun() -> tuple[str, str, str]:
+def torchrun(node: int = 0) -> tuple[str, str, str]:
     """Torch is imported already, but not in the workers that it starts."""
-    return (warm.python().executable, "-m", "torch.distributed.run")
+    return (warm.python(node).executable, "-m", "torch.distributed.run")
+
+
+def all_warm(node: int = 0) -> tuple[str, ...]:
+    """What stands before a command whose workers are to have torch imported already, too."""
+    return ("env", *(f"{name}={value}" for name, value in warm.python(node).env.items()))
 
 
 @pytest.fixture
@@ -146,7 +151,7 @@ def test_workers_of_a_launcher_on_one_node_share_a_settled_run(scripts: Path) ->
         (*torchrun(), f"--master-port={free_port()}", two, "worker.py", plain),
         (*torchrun(), f"--master-port={free_port()}", two, "--no-python", *shell, wrapped),
         (
-            *(sys.executable, "-W", "ignore", "-m", "torch.distributed.launch"),
+            *(warm.python().executable, "-Wignore", "-m", "torch.distributed.launch"),
             *(f"--master-port={free_port()}", two, "--use-env", "worker.py", legacy),
         ),
         (sys.executable, "worker.py", lone),
@@ -172,7 +177,7 @@ def test_spawned_processes_settle_with_their_process_group(scripts: Path) -> Non
     with launched(
         scripts,
         (
-            *(warm.python().executable, scripts / "spawner.py", by_address, by_file),
+            *(*all_warm(), warm.python().executable, scripts / "spawner.py", by_address, by_file),
             *(scripts / "store", str(free_port())),
         ),
     ):
@@ -197,7 +202,7 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
     def node(index: int, directory: Path) -> tuple[str | Path, ...]:
         where = ("--master-addr=127.0.0.1", f"--master-port={port}")
         place = ("--nnodes=2", f"--node-rank={index}", "--nproc-per-node=1")
-        return (*torchrun(), *place, *where, "worker.py", directory, "group")
+        return (*all_warm(index), *torchrun(index), *place, *where, "worker.py", directory, "group")
 
     # The same address and port twice: only the store can tell the launches apart.
     for directory in (first, second):

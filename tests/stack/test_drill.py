@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 from tools.stack.build import Binaries
 
 import leftovers
+import warm
 from node import Node, until
 from otel_ddp.catalog import RANK_LABELS
 from otel_ddp.journal.place import Place
@@ -48,9 +48,11 @@ class Servers:
         self.node.export_to(collector.http)
 
     def drill(self, *options: str) -> subprocess.Popen[str]:
+        """Its ranks have torch imported already."""
+        executable, more = warm.python()
         return subprocess.Popen(
-            [sys.executable, "-m", "otel_ddp", "drill", *options],
-            env={**self.node.env, "PROMETHEUS_URL": self.prometheus.url},
+            [executable, "-m", "otel_ddp", "drill", *options],
+            env={**self.node.env, **more, "PROMETHEUS_URL": self.prometheus.url},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
