@@ -284,8 +284,13 @@ class Conversation(RuleBasedStateMachine):
         assert self.totals == found
 
 
-TestConversation = Conversation.TestCase
-TestConversation.settings = settings(QUIET, max_examples=150, stateful_step_count=40)
+class TestConversation(Conversation.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(QUIET, max_examples=50, stateful_step_count=40)
+
+
+@pytest.mark.stress
+class TestLongConversation(Conversation.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(QUIET, max_examples=300, stateful_step_count=60)
 
 
 # -- torn, cut, flipped
@@ -410,7 +415,7 @@ def hurt(data: bytearray, where: range, what: tuple[str, float, int, bytes]) -> 
         data[word : word + 8] = noise[:8]
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("area", ["anywhere", "head", "definitions", "latest", "ring"])
 def test_a_damaged_journal_yields_only_what_was_written(
     journals: tuple[Path, list[Written]], which: int, area: str

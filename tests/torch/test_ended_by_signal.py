@@ -160,10 +160,12 @@ def assert_ended(journal: Journal, job: Job, handler: Handler) -> None:
 
 
 LEAVES = pytest.mark.parametrize("leaves", [False, True], ids=["and goes on", "and leaves"])
-# The distance from one moment to the next: no divisor of how often anything is done in a round.
-EVERY = pytest.mark.parametrize(
-    "every", [pytest.param(1, marks=pytest.mark.stress), 7], ids="every {}".format
-)
+
+
+def every(distance: int) -> pytest.MarkDecorator:
+    """From one moment to the next; no divisor of how often anything is done in a round."""
+    all_of_them = pytest.param(1, marks=pytest.mark.stress)
+    return pytest.mark.parametrize("every", [all_of_them, distance], ids="every {}".format)
 
 
 def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
@@ -174,7 +176,7 @@ def interrupted(job: Job, act: Callable[[], Any], moment: int) -> Handler:
     return handler
 
 
-@EVERY
+@every(7)
 @LEAVES
 def test_a_handler_ends_the_run_at_any_moment(
     leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
@@ -196,11 +198,12 @@ def test_a_handler_ends_the_run_at_any_moment(
     assert moment > 300
 
 
+@every(5)
 @LEAVES
 def test_a_handler_ends_the_run_while_it_is_being_ended(
-    leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
+    leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for moment in itertools.count(1):
+    for moment in itertools.count(1, every):
         job = Job(leaves)
         caplog.clear()
         handler = interrupted(job, job.run.finish, moment)
@@ -220,12 +223,13 @@ def test_a_handler_ends_the_run_while_it_is_being_ended(
     assert moment > 50
 
 
+@every(5)
 @LEAVES
 def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
-    leaves: bool, place: Here, caplog: pytest.LogCaptureFixture
+    leaves: bool, every: int, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
     callbacks = list(gc.callbacks)
-    for moment in itertools.count(1):
+    for moment in itertools.count(1, every):
         job, other = Job(leaves), nn.Linear(4, 1)
         job.run.unwatch()
         caplog.clear()
@@ -247,7 +251,7 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
 
 # A file of Python's own, between the opening and the `with`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@EVERY
+@every(7)
 def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_end(
     every: int, place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
