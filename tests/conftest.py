@@ -39,6 +39,14 @@ _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 _THREADS_END_S = 5.0
 
 
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Fork the processes that run tests side by side from one that has imported torch."""
+    if getattr(config.option, "tx", None):
+        executable = warm.share().executable
+        config.option.tx = [f"{each}//python={executable}" for each in config.option.tx]
+        config.add_cleanup(warm.stop)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files by their folders, and leave the tests of each file in their order."""
     order = [*_LONGEST, *_FIRST]

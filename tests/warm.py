@@ -38,6 +38,8 @@ _MOST_STREAMS = 64
 # torchrun's own variable.
 _OF_PROGRAMS = "PYTHON_EXEC"
 _FORK = "--fork"
+# The folder of one that others have started.
+_SHARED = "WARM_PYTHON"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _WHAT = ("-m", "-c")
@@ -60,29 +62,44 @@ def python(node: int = 0) -> Python:
 
     Nodes on one machine are told apart by the processes that start their ranks.
     """
-    if not _pythons:
+    if not _pythons and _SHARED in os.environ:
+        _pythons[0] = _python_in(Path(os.environ[_SHARED]))
+    elif not _pythons:
         _pythons[0] = _life.enter_context(_started([sys.executable, __file__, "fork"]))
     if node not in _pythons:
         _pythons[node] = _life.enter_context(_started([_pythons[0].executable, _FORK]))
     return _pythons[node]
 
 
+def share() -> Python:
+    """The one that all processes started from here on use, too."""
+    found = python()
+    os.environ[_SHARED] = str(Path(found.executable).parent)
+    return found
+
+
 def stop() -> None:
-    """End all of them, and whatever they run."""
+    """End all of them that this process has started, and whatever they run."""
     _pythons.clear()
     _life.close()
+
+
+def _python_in(folder: Path) -> Python:
+    return Python(str(folder / "python"), {_OF_PROGRAMS: str(folder / "python-of-programs")})
 
 
 @contextlib.contextmanager
 def _started(command: list[str]) -> Iterator[Python]:
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
-        address = Path(folder, "address")
-        python, python_of_programs = Path(folder, "python"), Path(folder, "python-of-programs")
-        for each, role in ((python, "stand-for"), (python_of_programs, "stand-for-some")):
+        address, found = Path(folder, "address"), _python_in(Path(folder))
+        for path, role in (
+            (Path(found.executable), "stand-for"),
+            (Path(found.env[_OF_PROGRAMS]), "stand-for-some"),
+        ):
             # Without the site packages: it starts within milliseconds.
             stands = f"{sys.executable} -S {__file__} {role} {address}"
-            each.write_text(f'#!/bin/sh\nexec {stands} "$@"\n')
-            each.chmod(0o700)
+            path.write_text(f'#!/bin/sh\nexec {stands} "$@"\n')
+            path.chmod(0o700)
         # It ends when its input does, and belongs to no test.
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         env.pop(leftovers.TESTS, None)
@@ -95,7 +112,7 @@ def _started(command: list[str]) -> Iterator[Python]:
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            yield Python(str(python), {_OF_PROGRAMS: str(python_of_programs)})
+            yield found
 
 
 # -- the process that stands for a program
