@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ HERE = Path(__file__).parent
 def launch():
     with Node() as node:
         process = {start}
+        (HERE / "root").write_text(str(node.root))
         (HERE / "pids.new").write_text(process.stdout.readline())
         (HERE / "pids.new").rename(HERE / "pids")
         {then}
@@ -107,3 +109,5 @@ def test_tests_that_are_killed_leave_nothing_behind(start: str, tmp_path: Path) 
         tests.kill()
 
     until(lambda: left(tmp_path) == [], "the end of both")
+    # Files outlive a process that is killed.
+    shutil.rmtree((tmp_path / "root").read_text())
