@@ -132,13 +132,15 @@ def _stand_for_it(address: str, arguments: list[str]) -> None:
         "env": dict(os.environ),
         "folder": os.getcwd(),
         "streams": streams,
+        "ignored": [each for each in _PASSED_ON if signal.getsignal(each) == signal.SIG_IGN],
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as there:
         there.connect(address)
         socket.send_fds(there, [json.dumps(request).encode()], streams)
         pid = int(there.recv(100))
         for number in _PASSED_ON:
-            signal.signal(number, lambda number, _: os.kill(pid, number))
+            if number not in request["ignored"]:
+                signal.signal(number, lambda number, _: os.kill(pid, number))
         # They are the program's alone: whoever reads them sees its end.
         for stream in streams:
             os.close(stream)
@@ -235,6 +237,9 @@ def _as_asked(request: dict[str, Any], streams: list[int]) -> list[str]:
     for number, stream in zip(request["streams"], above, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    for number in _PASSED_ON:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
     os.environ.clear()
     os.environ.update(request["env"])
     if _OF_PROGRAMS in os.environ:

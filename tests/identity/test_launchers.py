@@ -199,14 +199,15 @@ def test_two_torchruns_without_an_id_agree_through_the_store(scripts: Path) -> N
     first, second = directories(scripts, "first", "second")
     port = str(free_port())
 
-    def node(index: int, directory: Path) -> tuple[str | Path, ...]:
+    def torchrun_of(node: int, directory: Path) -> tuple[str | Path, ...]:
         where = ("--master-addr=127.0.0.1", f"--master-port={port}")
-        place = ("--nnodes=2", f"--node-rank={index}", "--nproc-per-node=1")
-        return (*all_warm(index), *torchrun(index), *place, *where, "worker.py", directory, "group")
+        place = ("--nnodes=2", f"--node-rank={node % 2}", "--nproc-per-node=1")
+        return (*all_warm(node), *torchrun(node), *place, *where, "worker.py", directory, "group")
 
-    # The same address and port twice: only the store can tell the launches apart.
-    for directory in (first, second):
-        with launched(scripts, node(0, directory), node(1, directory)):
+    # The same address and port twice: only the store can tell the launches apart. No two workers
+    # have the same parent, as no torchrun starts both.
+    for nodes, directory in (((0, 1), first), ((2, 3), second)):
+        with launched(scripts, *(torchrun_of(node, directory) for node in nodes)):
             pass
 
     before = [said(each, "before") for each in (first, second)]
