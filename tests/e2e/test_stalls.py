@@ -204,7 +204,7 @@ def test_a_rank_that_waits_for_data_for_good_is_named(released: dict[str, Stall]
     assert_told(released["data"], "data", "not_reached")
 
     sentence = released["data"].verdict["sentence"]
-    # That it sleeps is known from the second look at it on.
+    # That it sleeps is told from the second look on.
     assert "(batches)" in sentence
     assert "rank 0 waits for it" in sentence
 
@@ -217,7 +217,7 @@ def test_a_rank_that_does_not_come_to_a_users_own_all_reduce_is_named(
 
     sentence = released["late"].verdict["sentence"]
     assert "train.py:" in sentence
-    assert "(synchronise) and sleeps" in sentence
+    assert "(synchronise)" in sentence
     assert "rank 0 waits for it" in sentence
 
 
