@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,16 +17,13 @@ import pytest
 
 import otel_ddp
 from extras import needed
+from otel_ddp.cli import shipped
 
 ROOT = Path(__file__).parents[1]
 
 
-# What `otel-ddp drill` asks for.
-DEPLOYED = {
-    f"cli/drill/deploy/{path.relative_to(ROOT / 'deploy')}"
-    for folder in ("grafana/dashboards", "prometheus/rules", "prometheus/alerts")
-    for path in (ROOT / "deploy" / folder).iterdir()
-}
+# What `otel-ddp deploy` writes.
+DEPLOYED = {f"deploy/{name}" for name in shipped.files()}
 
 
 class Built(NamedTuple):
@@ -134,11 +132,11 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
 
     assert python("-c", code) == str(built.wheel / "otel_ddp" / "__init__.py")
     assert python("-m", "otel_ddp", "--version") == f"otel-ddp {otel_ddp.__version__}"
-    shipped = (
-        "from otel_ddp.cli.drill.shipped import board_files, rule_names\n"
-        "print(len(board_files()), 'TrainingStalled' in rule_names())"
-    )
-    assert python("-c", shipped) == "6 True"
+    told = python("-m", "otel_ddp", "deploy", "here")
+    assert told.startswith(f"{len(DEPLOYED)} files of otel_ddp {otel_ddp.__version__} are in here")
+    assert {f"deploy/{name}" for name in files(tmp_path / "here")} == DEPLOYED
+    boards = [json.loads(path.read_text()) for path in tmp_path.glob("here/grafana/dashboards/*")]
+    assert len({each["uid"] for each in boards}) == 6
     (script,) = built.distribution.entry_points
     assert (script.name, script.value) == ("otel-ddp", "otel_ddp.cli:main")
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from otel_ddp.cli.drill.shipped import board_files, rule_names
+from otel_ddp.cli.shipped import board_files, rule_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from otel_ddp.cli.drill.collector import collector
 from otel_ddp.cli.drill.http_api import HttpApi, NoAnswer
 from otel_ddp.cli.drill.plays import Play, environment, three_plays
 from otel_ddp.cli.drill.prometheus import Prometheus, Rule, missing_rules, recorded_names
-from otel_ddp.cli.drill.shipped import board_files, rule_names
+from otel_ddp.cli.shipped import board_files, rule_names
 from otel_ddp.journal.place import Place
 from otlp_receiver import Receiver
 

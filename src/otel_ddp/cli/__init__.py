@@ -14,11 +14,13 @@ from otel_ddp.journal import system_requirements
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
     "demo": "train a small model with two ranks and show what was recorded",
+    "deploy": "write the files of collector, Prometheus and Grafana that fit this version",
     "doctor": "check the whole installation, and tell what to correct",
     "drill": "play troubles, and check that the deployed alerts and boards show them",
     "replay": "send the data that offline runs have kept on disk",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
+    "up": "start collector, Prometheus, Tempo and Grafana on this machine with Docker",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from otel_ddp import catalog
-from otel_ddp.cli.drill import shipped
+from otel_ddp.cli import shipped
 from otel_ddp.cli.drill.boards import Board, answers
 from otel_ddp.cli.drill.grafana import deployed
 from otel_ddp.cli.drill.http_api import HttpApi, NoAnswer

@@ -1,4 +1,4 @@
-"""Finds the boards and the names of the rules that come with this version."""
+"""Finds what is deployed beside the agent: the files of this version, its boards and rules."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import re
 from pathlib import Path
 from typing import Any
 
-# A wheel has copies beside this file; an editable installation has the checkout.
-_WHEEL = Path(__file__).with_name("deploy")
-_CHECKOUT = Path(__file__).parents[4] / "deploy"
+# A wheel has copies; an editable installation has the checkout.
+_WHEEL = Path(__file__).parents[1] / "deploy"
+_CHECKOUT = Path(__file__).parents[3] / "deploy"
+# The rules' own tests, which no deployment needs, are in the checkout alone.
+_TESTS = "prometheus/tests/"
 _RULE = re.compile(r"^ *- (?:alert|record): *(\S+)", re.MULTILINE)
 
 
 def _deploy() -> Path:
     return _WHEEL if _WHEEL.is_dir() else _CHECKOUT
+
+
+def files() -> dict[str, Path]:
+    """Each file to deploy, by its path in the folder `deploy`."""
+    folder = _deploy()
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    return {
+        name: path for name, path in found.items() if path.is_file() and not name.startswith(_TESTS)
+    }
 
 
 def board_files() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,82 @@
+"""otel-ddp deploy: writes collector, Prometheus, Grafana and the rest for this version."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp import __version__
+from otel_ddp.cli import shipped
+
+_MOST_NAMED = 10
+
+
+class Refused(Exception):
+    """Says why nothing was written, or not all of it."""
+
+
+class Written(NamedTuple):
+    """How many files there are, and how many of them were not there like this."""
+
+    files: int
+    new: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write what is deployed beside the agents, of this very version: configurations of the "
+        "collector, rules and alerts of Prometheus, Grafana's boards, and files for Docker "
+        "Compose, Kubernetes, Slurm and systemd. A file that was changed is left as it is: then "
+        "nothing is written."
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="made if it is not there")
+    add_force_option(parser)
+
+
+def add_force_option(parser: argparse.ArgumentParser) -> None:
+    """Add --force, the same for `up`."""
+    parser.add_argument(
+        "--force", action="store_true", help="replace files that differ from this version's"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    folder: Path = options.directory
+    try:
+        written = write(folder, force=options.force)
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{written.files} files of otel_ddp {__version__} are in {folder} ({written.new} new).")
+    print(f"On one machine, with Docker: otel-ddp up --dir {folder}")
+    print(f"Everything else: {folder}/README.md")
+    return 0
+
+
+def write(folder: Path, *, force: bool = False) -> Written:
+    """Write all files, or raise Refused and name those that differ."""
+    files = shipped.files()
+    try:
+        new = [name for name, path in files.items() if not _is_there(folder / name, path)]
+        differ = [name for name in new if (folder / name).exists()]
+        if differ and not force:
+            names = ", ".join(differ[:_MOST_NAMED]) + (", ..." if len(differ) > _MOST_NAMED else "")
+            raise Refused(
+                f"Nothing was written: in {folder}, {len(differ)} differ from the files of "
+                f"otel_ddp {__version__}: {names}. Name another directory, or replace them with "
+                "--force."
+            )
+        for name in new:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(files[name].read_bytes())
+            if name.endswith(".sh"):
+                (folder / name).chmod(0o755)
+    except OSError as error:
+        raise Refused(f"{error.filename or folder} cannot be written: {error.strerror}.") from error
+    return Written(len(files), len(new))
+
+
+def _is_there(path: Path, shipped_file: Path) -> bool:
+    return path.is_file() and path.read_bytes() == shipped_file.read_bytes()

@@ -1,0 +1,166 @@
+"""otel-ddp deploy and up: what they write, what they leave alone, and what they say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from otel_ddp import __version__
+from otel_ddp.cli import main, shipped
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+# Writes down what it is asked; fails where a file of that name is beside it, with its content.
+DOCKER = """#!/bin/sh
+here=$(dirname "$0")
+echo "$*" >> "$here/asked"
+case "$1 $2" in
+    "compose version") failure=no-compose ;;
+    "version "*) failure=no-daemon ;;
+    *) failure=no-start ;;
+esac
+if [ -f "$here/$failure" ]; then cat "$here/$failure" >&2; exit 17; fi
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_all_that_is_deployed_is_written_but_the_tests_of_the_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "here"
+
+    assert main(["deploy", str(folder)]) == 0
+
+    everything = contents(DEPLOY)
+    tests = {name for name in everything if name.startswith("prometheus/tests/")}
+    assert contents(folder) == {k: v for k, v in everything.items() if k not in tests}
+    assert tests
+    assert os.access(folder / "slurm" / "epilog.sh", os.X_OK)
+    files = len(everything) - len(tests)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{files} files of otel_ddp {__version__} are in {folder} ({files} new)")
+    assert f"otel-ddp up --dir {folder}\n" in said
+
+
+def test_every_file_that_the_compose_file_mounts_is_written(tmp_path: Path) -> None:
+    main(["deploy", str(tmp_path)])
+
+    services = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]
+    mounted = [
+        each["source"]
+        for service in services.values()
+        for each in service["volumes"]
+        if each["type"] == "bind"
+    ]
+    assert len(mounted) >= 5
+    assert [each for each in mounted if not (tmp_path / each).exists()] == []
+
+
+def test_a_file_that_was_changed_is_left_alone_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["deploy", str(tmp_path)])
+    rules = tmp_path / "prometheus" / "rules" / "run.yml"
+    rules.write_text("mine")
+    (tmp_path / "compose.yaml").unlink()
+    capsys.readouterr()
+
+    assert main(["deploy", str(tmp_path)]) == 1
+
+    assert rules.read_text() == "mine"
+    assert not (tmp_path / "compose.yaml").exists()
+    said = capsys.readouterr().err
+    assert "1 differ from the files" in said
+    assert "prometheus/rules/run.yml" in said
+    assert "--force" in said
+    assert main(["deploy", str(tmp_path), "--force"]) == 0
+    assert "(2 new)" in capsys.readouterr().out
+    assert rules.read_bytes() == shipped.files()["prometheus/rules/run.yml"].read_bytes()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_directory_that_cannot_be_made_is_said_in_a_line(
+    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert main(["deploy", str(tmp_path / where)]) == 1
+
+    assert "cannot be written: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a stand-in for Docker."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(DOCKER)
+    (folder / "docker").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return folder
+
+
+def test_up_writes_the_files_and_starts_them(
+    docker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up"]) == 0
+
+    compose = tmp_path / "data" / "otel-ddp" / "deploy" / "compose.yaml"
+    assert compose.read_bytes() == (DEPLOY / "compose.yaml").read_bytes()
+    asked = (docker / "asked").read_text().splitlines()
+    assert asked[-1] == f"compose -f {compose} up --detach --wait"
+    said = capfd.readouterr().out
+    assert "Grafana: http://localhost:3000" in said
+    assert f"docker compose -f {compose} down" in said
+
+
+@pytest.mark.parametrize(
+    ("lacks", "sentence"),
+    [
+        ("no-compose", "This Docker has no `docker compose`: install its plugin."),
+        ("no-daemon", "Docker's daemon does not answer (Cannot connect. Is it running?)."),
+    ],
+)
+def test_without_a_docker_that_works_nothing_is_written_and_the_reason_is_said(
+    docker: Path, tmp_path: Path, lacks: str, sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (docker / lacks).write_text("Trying.\nCannot connect. Is it running?\n")
+
+    assert main(["up", "--dir", str(tmp_path / "here")]) == 1
+
+    said = capfd.readouterr().err
+    assert said == f"{sentence} `otel-ddp deploy DIR` writes the files for servers of your own.\n"
+    assert not (tmp_path / "here").exists()
+
+
+def test_where_there_is_no_docker_at_all_up_says_what_to_do_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert main(["up"]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("Docker is not installed here. `otel-ddp deploy DIR` writes")
+
+
+def test_what_docker_says_as_it_fails_is_shown(
+    docker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (docker / "no-start").write_text("port is already allocated\n")
+
+    assert main(["up", "--dir", str(tmp_path / "here")]) == 1
+
+    said = capfd.readouterr().err
+    assert "port is already allocated\nDocker ended with status 17" in said
