@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # What .venv holds: extras of pyproject.toml. Each set that was installed leaves a stamp.
 DEMO := .venv/.with-torch
-STAMP := .venv/.with-torch,dev,schemas
+STAMP := .venv/.with-torch,dev,schemas,frameworks
 SITE_STAMP := .venv/.with-docs
 SITE := build/site
 # A process that measures itself must not share its cores with a pool of math threads.

@@ -211,6 +211,11 @@ class Journal:
         return {each["name"]: each for each in self._documents(layout.SPAN)}
 
     @property
+    def span_names(self) -> list[str]:
+        """In the order in which they ended."""
+        return [each["name"] for each in self._documents(layout.SPAN)]
+
+    @property
     def events(self) -> dict[str, dict[str, Any]]:
         return {each["name"]: each for each in self._documents(layout.EVENT)}
 

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -71,6 +72,13 @@ def python(node: int = 0) -> Python:
     return _pythons[node]
 
 
+@contextlib.contextmanager
+def with_imported(*modules: str) -> Iterator[Python]:
+    """One with these modules imported as well: for tests of what takes seconds to import."""
+    with _started([python().executable, _FORK], modules) as found:
+        yield found
+
+
 def share() -> Python:
     """The one that all processes started from here on use, too."""
     found = python()
@@ -89,7 +97,7 @@ def _python_in(folder: Path) -> Python:
 
 
 @contextlib.contextmanager
-def _started(command: list[str]) -> Iterator[Python]:
+def _started(command: list[str], modules: Sequence[str] = ()) -> Iterator[Python]:
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
         address, found = Path(folder, "address"), _python_in(Path(folder))
         for path, role in (
@@ -104,7 +112,7 @@ def _started(command: list[str]) -> Iterator[Python]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         env.pop(leftovers.TESTS, None)
         with subprocess.Popen(
-            [*command, str(address)],
+            [*command, str(address), *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
@@ -258,13 +266,17 @@ def _import_torch() -> None:
 
     # The first step of the first optimizer imports the compiler.
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()
+    # What extensions find left at the end they would complain about.
+    atexit.register(gc.unfreeze)
+    _ready_to_fork()
+
+
+def _ready_to_fork() -> None:
     # A thread is in no fork.
     assert os.listdir("/proc/self/task") == [str(os.getpid())]
     gc.collect()
     # Collecting garbage in a fork would copy all of it.
     gc.freeze()
-    # What extensions find left at the end they would complain about.
-    atexit.register(gc.unfreeze)
 
 
 def _run(arguments: list[str]) -> None:
@@ -308,7 +320,11 @@ if __name__ == "__main__":
         # What follows happens in the forks.
         what = _requests(place)
         while what[0] == _FORK:
-            what = _requests(what[1])
+            _, place, *modules = what
+            for module in modules:
+                importlib.import_module(module)
+            _ready_to_fork()
+            what = _requests(place)
         status = 0
         try:
             _run(what)

@@ -36,9 +36,10 @@ def can_measure(model: Any) -> bool:
 def start(model: Any, progress: Progress, found: Callable[[Any], None], **options: Any) -> None:
     """Measure the steps of this model, or of the models that are found: *found* gets the first."""
     # Only here: the hooks need a torch that is new enough.
-    from otel_ddp.torch import attach
+    from otel_ddp.torch import attach, wrappers
 
-    if model is None:
+    # Unwrapped, Lightning's module trains in its `training_step`, which calls no hook.
+    if model is None or wrappers.is_lightning_module(model):
         attach.search_for_models(progress, found, **options)
     else:
         attach.watch(model, progress, **options)

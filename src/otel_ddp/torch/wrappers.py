@@ -29,6 +29,11 @@ def describe(model: Any) -> dict[str, Any]:
     return {"model": type(inner).__name__[:_LONGEST_NAME], "parameters": counts}
 
 
+def is_lightning_module(model: Any) -> bool:
+    """Whether this is a LightningModule, of either of Lightning's packages."""
+    return any(each.__name__ == "LightningModule" for each in type(model).__mro__)
+
+
 def _unwrapped(model: Any) -> Any:
     """The model inside all of its wrappers."""
     for _ in range(_MOST_WRAPPERS):

@@ -1,0 +1,155 @@
+"""For Lightning: a logger for what it reports, and a callback that measures each rank."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import otel_ddp
+from otel_ddp import containment
+from otel_ddp.integrations.arguments import checked
+from otel_ddp.integrations.open_phase import OpenPhase
+from otel_ddp.recording import values
+
+# The classes of the two packages differ: those of the package that the program has imported.
+_PACKAGE = "lightning.pytorch"
+if _PACKAGE not in sys.modules and "pytorch_lightning" in sys.modules:
+    _PACKAGE = "pytorch_lightning"
+_Callback: Any = import_module(f"{_PACKAGE}.callbacks").Callback
+_Logger: Any = import_module(f"{_PACKAGE}.loggers.logger").Logger
+_on_rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
+
+
+class OtelDdpLogger(_Logger):  # type: ignore[misc]
+    """`Trainer(logger=OtelDdpLogger(group="mnist"))`; takes the arguments of `instrument`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self._arguments = checked(arguments)
+        self._run: otel_ddp.Run | None = None
+
+    @property
+    def experiment(self) -> otel_ddp.Run:
+        """The run of this rank. Lightning asks for it on every rank, before it trains."""
+        if self._run is None:
+            self._run = otel_ddp.instrument(**self._arguments)
+        return self._run
+
+    @property
+    def name(self) -> str:
+        """The group of the run, and the folder of its checkpoints."""
+        return self.experiment.group
+
+    @property
+    def version(self) -> str:
+        """The name of the run."""
+        return self.experiment.run
+
+    @containment.contained()
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        _log(metrics, step)
+
+    @containment.contained()
+    def log_hyperparams(
+        self, params: Mapping[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        self.experiment.config(params)
+
+    @containment.contained()
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        self.experiment.describe(model)
+
+    @containment.contained()
+    def finalize(self, status: str) -> None:
+        # After "success" a test may follow: a run that has not failed ends with its process.
+        if status == "failed":
+            _end_failed(sys.exc_info()[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A rank that Lightning spawns opens its own.
+        return {**vars(self), "_run": None}
+
+
+class OtelDdpCallback(_Callback):  # type: ignore[misc]
+    """`Trainer(callbacks=[OtelDdpCallback()])`: steps and phases of each rank, and how it ended.
+
+    Takes the arguments of `instrument`; beside an `OtelDdpLogger` it needs none.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self._arguments = checked(arguments)
+        self._phase = OpenPhase()
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
+        wrapped = trainer.strategy.model
+        # Unwrapped, the module's `training_step` is called: what that calls is found.
+        model = None if wrapped is pl_module else wrapped
+        run = otel_ddp.instrument(model, **self._arguments)
+        run.describe(pl_module)
+        containment.attempt(lambda: run.config({"trainer": _settings(trainer)}), None)
+        # Lightning tells when a checkpoint is about to be written, and not when it is.
+        trainer.save_checkpoint = _as_checkpoint(trainer.save_checkpoint)
+
+    @containment.contained()
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.end()
+        vars(trainer).pop("save_checkpoint", None)
+
+    @containment.contained()
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        vars(trainer).pop("save_checkpoint", None)
+        _end_failed(exception)
+
+    @containment.contained()
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.begin("eval")
+
+    @containment.contained()
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.end()
+
+    @containment.contained()
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.begin("eval")
+
+    @containment.contained()
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.end()
+
+
+@_on_rank_zero  # type: ignore[untyped-decorator]
+def _log(metrics: Mapping[str, Any], step: int | None) -> None:
+    """As other loggers of Lightning: values that are no mean of all ranks are those of rank 0."""
+    numbers = {name: value for name, value in metrics.items() if name != "epoch"}
+    otel_ddp.log(numbers, step=step, epoch=metrics.get("epoch"))
+
+
+def _as_checkpoint(save: Any) -> Any:
+    @functools.wraps(save)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with otel_ddp.phase("checkpoint"):
+            return save(*args, **kwargs)
+
+    return measured
+
+
+def _settings(trainer: Any) -> dict[str, Any]:
+    """How the Trainer trains."""
+    return {
+        "strategy": type(trainer.strategy).__name__,
+        "precision": trainer.precision,
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "gradient_clip_val": trainer.gradient_clip_val,
+    }
+
+
+def _end_failed(error: BaseException | None) -> None:
+    otel_ddp.finish("failed", reason="" if error is None else values.error_line(error))

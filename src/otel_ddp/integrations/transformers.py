@@ -1,0 +1,144 @@
+"""For Hugging Face's Trainer: measures each rank, and logs what the Trainer reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
+
+import otel_ddp
+from otel_ddp import containment
+from otel_ddp.integrations.arguments import checked
+from otel_ddp.integrations.open_phase import OpenPhase
+
+# The prefix of what an evaluation and a prediction report -> the split of these values.
+_SPLITS = {"eval_": "val", "test_": "test"}
+# The metrics of an evaluation of one set alone have this name; those of several have longer ones.
+_OF_ONE_SET = "eval_runtime"
+# A name for each class of a data set, and no setting.
+_NO_SETTINGS = frozenset({"id2label", "label2id"})
+
+
+class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
+    """`Trainer(..., callbacks=[OtelDdpCallback(group="finetune")])`; arguments as of `instrument`.
+
+    The run ends with its process, since an evaluation may follow the training.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self._arguments = checked(arguments)
+        self._phase = OpenPhase()
+        self._is_open = False
+
+    # -- the run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._open(args, more.get("model"))
+
+    def _open(self, args: Any, model: Any) -> None:
+        """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
+        self._is_open = True
+        arguments = dict(self._arguments)
+        # A run that the user has opened has its name already.
+        if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
+            arguments.setdefault("name", name)
+        # Without a model: callbacks are given the one inside of DDP, FSDP and the compiled one.
+        run = otel_ddp.instrument(**arguments)
+        if model is not None:
+            run.describe(model)
+        containment.attempt(lambda: run.config(_configuration(args, model)), None)
+
+    @containment.contained()
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._phase.end()
+
+    # -- values
+
+    @containment.contained()
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+        # The Trainer has computed the mean of all ranks, so it is the same on each.
+        if state.is_world_process_zero:
+            self._log(args, state, logs, more)
+
+    @containment.contained()
+    def on_predict(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
+    ) -> None:
+        self._phase.end()
+        if state.is_world_process_zero:
+            self._log(args, state, metrics, more)
+
+    def _log(self, args: Any, state: Any, found: Mapping[str, Any] | None, more: Any) -> None:
+        # A Trainer that only evaluates begins no training.
+        if not self._is_open:
+            self._open(args, more.get("model"))
+        by_split: dict[str | None, dict[str, Any]] = {}
+        for name, value in (found or {}).items():
+            if isinstance(value, str) or name == "epoch":
+                continue
+            prefix = next((each for each in _SPLITS if name.startswith(each)), "")
+            split = _SPLITS.get(prefix)
+            by_split.setdefault(split, {})[name.removeprefix(prefix)] = value
+        for split, values in by_split.items():
+            otel_ddp.log(values, step=state.global_step, epoch=state.epoch, split=split)
+
+    # -- evaluations and checkpoints: the Trainer announces them in its control before they begin
+
+    @containment.contained()
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._begin_announced(control)
+
+    @containment.contained()
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._begin_announced(control)
+
+    def _begin_announced(self, control: Any) -> None:
+        if control.should_evaluate:
+            self._phase.begin("eval")
+        elif control.should_save:
+            self._phase.begin("checkpoint")
+
+    @containment.contained()
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self._phase.name != "eval":
+            self._phase.begin("eval")
+
+    @containment.contained()
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any
+    ) -> None:
+        self._phase.end()
+        # Where another set follows, the next phase is an evaluation once more.
+        if control.should_save and _OF_ONE_SET in (metrics or ()):
+            self._phase.begin("checkpoint")
+
+    @containment.contained()
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._phase.end()
+
+    # Another callback may take back what was announced.
+
+    @containment.contained()
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._phase.end()
+
+    @containment.contained()
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._phase.end()
+
+
+def _configuration(args: Any, model: Any) -> dict[str, Any]:
+    """The settings of the Trainer and of the model; first those that differ from the default."""
+    found: dict[str, Any] = args.to_dict()
+    defaults = {name: field.default for name, field in args.__dataclass_fields__.items()}
+    changed = {k: v for k, v in found.items() if k in defaults and v != defaults[k]}
+    config: Any = getattr(model, "config", None)
+    of_model = config.to_dict() if hasattr(config, "to_dict") else {}
+    settings = {k: v for k, v in of_model.items() if k not in _NO_SETTINGS}
+    return {**changed, "model": settings, **{k: v for k, v in found.items() if k not in changed}}
+
+
+# So that `report_to="otel_ddp"` finds it, in a program that has imported this module.
+integration_utils.INTEGRATION_TO_CALLBACK["otel_ddp"] = OtelDdpCallback

@@ -1,0 +1,253 @@
+"""What a program of each framework has before the snippet of the docs, and after it."""
+
+# -- Hugging Face's Trainer
+
+TRANSFORMERS = """
+import json
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class TinyConfig(PretrainedConfig):
+    model_type = "tiny"
+
+    def __init__(self, width=4, **more):
+        self.width = width
+        super().__init__(**more)
+
+
+class Tiny(PreTrainedModel):
+    config_class = TinyConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = nn.Linear(config.width, 1)
+        self.post_init()
+
+    def forward(self, x, labels=None):
+        out = self.layer(x).squeeze(-1)
+        return {"loss": (out - labels).square().mean(), "logits": out}
+
+
+torch.manual_seed(0)
+model = Tiny(TinyConfig(width=4, num_labels=3))
+train_set = [{"x": torch.randn(4), "labels": torch.randn(())} for _ in range(64)]
+eval_set = train_set[:16]
+"""
+TRANSFORMERS_REPORT = """
+trainer.predict(eval_set)
+if trainer.is_world_process_zero():
+    with open("report.json", "w") as file:
+        json.dump(trainer.state.log_history, file)
+"""
+TRANSFORMERS_FAILING = """
+import transformers
+import otel_ddp.integrations.transformers
+
+
+def broken(features):
+    if trainer.state.global_step == 2:
+        raise RuntimeError("no more data")
+    return transformers.default_data_collator(features)
+
+
+arguments = transformers.TrainingArguments(
+    output_dir="out", report_to="otel_ddp", run_name="tiny-1", hub_token="hf_" + 20 * "x"
+)
+trainer = transformers.Trainer(model, arguments, train_dataset=train_set, data_collator=broken)
+trainer.train()
+"""
+
+# -- Lightning
+
+LIGHTNING = """
+import json
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Tiny(L.LightningModule):
+    def __init__(self, width, lr):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, 1)
+
+    def training_step(self, batch, number):
+        loss = self.layer(batch[0]).square().mean()
+        self.log_dict({"train_loss": loss, "batch": float(number)})
+        return loss
+
+    def validation_step(self, batch, number):
+        self.log("val_loss", self.layer(batch[0]).square().mean(), sync_dist=True)
+
+    def test_step(self, batch, number):
+        self.log("test_loss", self.layer(batch[0]).square().mean(), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4))
+model, train_loader, val_loader = Tiny(4, 0.1), DataLoader(data, 8), DataLoader(data, 16)
+"""
+LIGHTNING_REPORT = """
+trainer.test(model, val_loader, verbose=False)
+if trainer.is_global_zero:
+    with open(f"{trainer.loggers[1].log_dir}/metrics.csv") as file:
+        report = {"csv": file.read(), "folder": trainer.checkpoint_callback.dirpath}
+    with open("report.json", "w") as file:
+        json.dump(report, file)
+"""
+# A module by its name, without a callback; on one device, which calls no module but the layer.
+LIGHTNING_NAMED = """
+import otel_ddp
+
+otel_ddp.instrument(model, group="named")
+L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False).fit(model, train_loader)
+"""
+LIGHTNING_OPENED = """
+import otel_ddp
+from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
+
+otel_ddp.init(group="opened", config={"seed": 3})
+trainer = L.Trainer(max_epochs=1, logger=OtelDdpLogger(), callbacks=[OtelDdpCallback()])
+trainer.fit(model, train_loader)
+"""
+# Other programs have it imported.
+FORGET_LIGHTNING = """
+import sys
+
+for name in [each for each in sys.modules if each.partition(".")[0] == "lightning"]:
+    del sys.modules[name]
+"""
+LIGHTNING_BROKEN = """
+from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
+
+assert OtelDdpLogger.__base__.__module__.startswith(L.__name__)
+
+
+class Broken(Tiny):
+    def training_step(self, batch, number):
+        if number == 2:
+            raise RuntimeError("no more data")
+        return super().training_step(batch, number)
+
+
+trainer = L.Trainer(
+    max_epochs=1, log_every_n_steps=1, logger=OtelDdpLogger(group="old"), callbacks=[WITH]
+)
+trainer.fit(Broken(4, 0.1), train_loader)
+"""
+
+# -- Accelerate
+
+ACCELERATE = """
+import json
+
+import torch
+from accelerate.tracking import GeneralTracker
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 8)
+criterion = torch.nn.MSELoss()
+
+
+class Another(GeneralTracker):
+    name = "another"
+    requires_logging_directory = False
+    given = []
+
+    @property
+    def tracker(self):
+        return self.given
+
+    def log(self, values, step=None, **more):
+        self.given.append(values)
+"""
+ACCELERATE_REPORT = """
+if Another.given:
+    with open("report.json", "w") as file:
+        json.dump(Another.given, file)
+"""
+
+# -- Ignite
+
+IGNITE = """
+import json
+
+import ignite.distributed as idist
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+idist.initialize("gloo")
+torch.manual_seed(0)
+model = idist.auto_model(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.MSELoss()
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+train_loader, val_loader = idist.auto_dataloader(data, batch_size=16), DataLoader(data, 32)
+seen = {"train": [], "val": []}
+"""
+IGNITE_LOOK = """
+@trainer.on(Events.ITERATION_COMPLETED(every=2))
+def look_at_output():
+    seen["train"].append((trainer.state.iteration, trainer.state.epoch, trainer.state.output))
+
+
+@evaluator.on(Events.COMPLETED)
+def look_at_metrics():
+    seen["val"].append(
+        (trainer.state.iteration, trainer.state.epoch, evaluator.state.metrics["loss"])
+    )
+
+
+"""
+IGNITE_REPORT = """
+if idist.get_rank() == 0:
+    with open("report.json", "w") as file:
+        json.dump(seen, file)
+idist.finalize()
+"""
+IGNITE_FAILING = """
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.handlers import global_step_from_engine
+
+from otel_ddp.integrations.ignite import OtelDdpLogger
+
+
+trainer = create_supervised_trainer(model, optimizer, criterion)
+evaluator = create_supervised_evaluator(model)
+
+
+def outputs(output):
+    return {"mean": output[0].mean(), "parts": [1.5, {"name": "x", "none": None}]}
+
+
+@trainer.on(Events.EPOCH_COMPLETED)
+def validate():
+    evaluator.run(val_loader)
+    if trainer.state.epoch == 2:
+        raise RuntimeError("no more data")
+
+
+with OtelDdpLogger(trainer, group="failing") as logger:
+    logger.attach_output_handler(
+        evaluator,
+        Events.COMPLETED,
+        tag="generator",
+        output_transform=outputs,
+        global_step_transform=global_step_from_engine(trainer, Events.EPOCH_COMPLETED),
+    )
+    logger.attach_output_handler(
+        trainer, Events.ITERATION_COMPLETED, "train", output_transform=lambda output: output.missing
+    )
+    trainer.run(train_loader, max_epochs=3)
+"""

@@ -1,0 +1,241 @@
+"""What each integration records is what its framework reports, on two ranks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from integrations import programs
+from integrations.launch import Frameworks, Ran, Value, imported, snippet
+from otel_ddp import catalog
+
+
+@pytest.fixture(scope="module")
+def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frameworks]:
+    """All in one file: together they take half as long to import."""
+    with imported(tmp_path_factory.mktemp("frameworks")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("framework", "group"),
+    [
+        ("trainer", "finetune"),
+        ("lightning", "mnist"),
+        ("accelerate", "vision"),
+        ("ignite", "vision"),
+    ],
+)
+def test_every_rank_is_measured_and_one_logs(
+    request: pytest.FixtureRequest, framework: str, group: str
+) -> None:
+    ran: Ran = request.getfixturevalue(f"by_{framework}")
+
+    assert [each.identity["global_rank"] for each in ran.ranks] == [0, 1]
+    assert {each.identity["group"] for each in ran.ranks} == {group}
+    assert len({each.identity["run"] for each in ran.ranks}) == 1
+    assert [each.total(catalog.TRAINING_STEPS) for each in ran.ranks] == [8, 8]
+    assert [each.state for each in ran.ranks] == ["finished", "finished"]
+    assert [ran.logged(1, split) for split in ("train", "val", "test")] == [[], [], []]
+
+
+# -- Hugging Face's Trainer
+
+
+@pytest.fixture(scope="module")
+def by_trainer(frameworks: Frameworks) -> Ran:
+    return frameworks.run(
+        programs.TRANSFORMERS + snippet("Hugging Face's Trainer") + programs.TRANSFORMERS_REPORT
+    )
+
+
+def test_the_values_of_rank_0_are_those_of_the_trainers_history(
+    by_trainer: Ran,
+) -> None:
+    history = {"train": [], "val": []}
+    for entry in by_trainer.report:
+        split = "val" if "eval_loss" in entry else "train"
+        values = {
+            k.removeprefix("eval_"): v for k, v in entry.items() if k not in ("step", "epoch")
+        }
+        history[split].append(Value(entry["step"], entry["epoch"], values))
+
+    assert by_trainer.logged(0) == history["train"]
+    assert by_trainer.logged(0, "val") == history["val"]
+    assert {"loss", "grad_norm", "learning_rate"} <= history["train"][0].values.keys()
+    assert [each.step for each in history["val"]] == [4, 8]
+    ((step, epoch, predicted),) = by_trainer.logged(0, "test")
+    assert (step, epoch) == (8, 2.0)
+    assert predicted["loss"] == history["val"][-1].values["loss"]
+
+
+def test_the_trainers_evaluations_and_checkpoints_are_phases(by_trainer: Ran) -> None:
+    for rank in by_trainer.ranks:
+        # Two while it trains, and the prediction.
+        assert rank.span_names == ["eval", "checkpoint", "eval", "checkpoint", "eval"]
+
+
+def test_the_configuration_is_that_of_trainer_and_model(by_trainer: Ran) -> None:
+    config = by_trainer.ranks[0].config
+
+    assert (config["num_train_epochs"], config["logging_steps"]) == (2, 2)
+    assert (config["model.width"], config["model.model_type"]) == (4, "tiny")
+    assert by_trainer.ranks[0].facts["model"] == "Tiny"
+    # Labels have room for the first ones: what the program has chosen.
+    assert "num_train_epochs" in list(config)[:10]
+    assert not any(name.startswith("model.id2label") for name in config)
+
+
+def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: Frameworks) -> None:
+    ran = frameworks.run(programs.TRANSFORMERS + programs.TRANSFORMERS_FAILING, ranks=1, fails=True)
+
+    (rank,) = ran.ranks
+    assert rank.total(catalog.TRAINING_STEPS) == 2
+    assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
+    assert rank.identity["name"] == "tiny-1"
+    assert 20 * "x" not in str(rank.config)
+
+
+# -- Lightning
+
+
+@pytest.fixture(scope="module")
+def by_lightning(frameworks: Frameworks) -> Ran:
+    return frameworks.run(programs.LIGHTNING + snippet("Lightning") + programs.LIGHTNING_REPORT)
+
+
+def test_the_values_of_rank_0_are_those_of_lightnings_own_logger(by_lightning: Ran) -> None:
+    rows = list(csv.DictReader(io.StringIO(by_lightning.report["csv"])))
+    written: dict[str, list[Value]] = {"train": [], "val": [], "test": []}
+    for row in rows:
+        values = {k: float(v) for k, v in row.items() if v and k not in ("step", "epoch")}
+        split = next(each for each in written if f"{each}_loss" in values)
+        written[split].append(Value(int(row["step"]), float(row["epoch"]), values))
+
+    for split, values in written.items():
+        assert by_lightning.logged(0, split) == values, split
+    assert [each.step for each in written["train"]] == [1, 3, 5, 7]
+    assert [each.step for each in written["val"]] == [3, 7]
+    assert len(written["test"]) == 1
+
+
+def test_lightnings_evaluations_and_checkpoints_are_phases(by_lightning: Ran) -> None:
+    for rank in by_lightning.ranks:
+        # Before it trains, Lightning tries the validation.
+        assert rank.span_names == ["eval", "eval", "checkpoint", "eval", "checkpoint", "eval"]
+
+
+def test_the_configuration_is_that_of_module_and_trainer(by_lightning: Ran) -> None:
+    config = by_lightning.ranks[0].config
+
+    assert (config["width"], config["lr"]) == (4, 0.1)
+    assert (config["trainer.max_epochs"], config["trainer.strategy"]) == (2, "DDPStrategy")
+    assert by_lightning.ranks[0].facts["model"] == "Tiny"
+
+
+def test_checkpoints_lie_in_a_folder_of_the_runs_name(by_lightning: Ran) -> None:
+    identity = by_lightning.ranks[0].identity
+
+    assert by_lightning.report["folder"].endswith(f"/mnist/{identity['run']}/checkpoints")
+
+
+def test_a_module_that_is_named_is_measured_on_one_device(frameworks: Frameworks) -> None:
+    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_NAMED, ranks=1)
+
+    (rank,) = ran.ranks
+    assert rank.total(catalog.TRAINING_STEPS) == 8
+
+
+def test_a_run_that_the_program_has_opened_is_taken_over(frameworks: Frameworks) -> None:
+    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_OPENED, ranks=1)
+
+    (rank,) = ran.ranks
+    assert rank.identity["group"] == "opened"
+    assert (rank.config["seed"], rank.config["width"]) == (3, 4)
+    assert rank.total(catalog.TRAINING_STEPS) == 8
+
+
+@pytest.mark.parametrize(
+    ("package", "callback"), [("lightning", ""), ("pytorch_lightning", "OtelDdpCallback()")]
+)
+def test_an_exception_is_the_end_of_the_run_under_the_old_name_of_lightning_too(
+    frameworks: Frameworks, package: str, callback: str
+) -> None:
+    program = programs.LIGHTNING.replace("import lightning as L", f"import {package} as L")
+    program += programs.LIGHTNING_BROKEN.replace("WITH", callback)
+    if package == "pytorch_lightning":
+        program = programs.FORGET_LIGHTNING + program
+    ran = frameworks.run(program, ranks=1, fails=True)
+
+    (rank,) = ran.ranks
+    assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
+    assert rank.total(catalog.TRAINING_STEPS) == 2
+    assert [each.step for each in ran.logged(0)] == [0, 1]
+
+
+# -- Accelerate
+
+
+@pytest.fixture(scope="module")
+def by_accelerate(frameworks: Frameworks) -> Ran:
+    program = programs.ACCELERATE + snippet("Accelerate") + programs.ACCELERATE_REPORT
+    alone = 'log_with=OtelDdpTracker(group="vision")'
+    assert alone in program
+    return frameworks.run(program.replace(alone, alone.replace("=", "=[Another(), ", 1) + "]"))
+
+
+def test_the_values_of_rank_0_are_those_of_another_tracker(by_accelerate: Ran) -> None:
+    given = [Value(n, each["epoch"], each) for n, each in enumerate(by_accelerate.report, start=1)]
+
+    assert len(given) == 8
+    assert by_accelerate.logged(0) == given
+    assert by_accelerate.ranks[0].config["lr"] == 0.1
+
+
+# -- Ignite
+
+
+@pytest.fixture(scope="module")
+def by_ignite(frameworks: Frameworks) -> Ran:
+    program = snippet("Ignite")
+    assert "\nwith OtelDdpLogger" in program
+    program = program.replace("\nwith OtelDdpLogger", f"{programs.IGNITE_LOOK}\nwith OtelDdpLogger")
+    return frameworks.run(programs.IGNITE + program + programs.IGNITE_REPORT)
+
+
+def test_the_values_of_rank_0_are_those_of_the_engines(by_ignite: Ran) -> None:
+    held = {
+        split: [Value(step, epoch, {"loss": loss}) for step, epoch, loss in seen]
+        for split, seen in by_ignite.report.items()
+    }
+    rates = [each for each in by_ignite.logged(0) if "lr/group_0" in each.values]
+
+    assert [each for each in by_ignite.logged(0) if each not in rates] == held["train"]
+    assert by_ignite.logged(0, "val") == held["val"]
+    assert [each.step for each in held["train"]] == [2, 4, 6, 8]
+    assert [each.step for each in held["val"]] == [4, 8]
+    assert [(each.epoch, each.values) for each in rates] == [
+        (1, {"lr/group_0": 0.1}),
+        (2, {"lr/group_0": 0.1}),
+    ]
+    assert [each.span_names for each in by_ignite.ranks] == [["eval", "eval"]] * 2
+    assert by_ignite.ranks[0].config["lr"] == 0.1
+
+
+def test_any_output_is_logged_as_ignite_names_it_and_an_exception_ends_the_run(
+    frameworks: Frameworks,
+) -> None:
+    ran = frameworks.run(
+        programs.IGNITE.replace('idist.initialize("gloo")', "") + programs.IGNITE_FAILING,
+        ranks=1,
+        fails=True,
+    )
+
+    (rank,) = ran.ranks
+    assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
+    first, second = ran.logged(0)
+    assert (first.step, first.epoch, second.step, second.epoch) == (1, 1, 2, 2)
+    assert first.values.keys() == {"generator/mean", "generator/parts/0"}
