@@ -24,7 +24,8 @@ _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 _INTRODUCTION = """\
 # Calls and commands
 
-These names are public. Every other name may change without notice."""
+These names are public, and so are the classes of [the integrations](frameworks.md). Every other
+name may change without notice."""
 
 _SUMMARY = [
     (

@@ -54,9 +54,21 @@ def broken(features):
 
 
 arguments = transformers.TrainingArguments(
-    output_dir="out", report_to="otel_ddp", run_name="tiny-1", hub_token="hf_" + 20 * "x"
+    output_dir="out",
+    report_to="otel_ddp",
+    run_name="tiny-1",
+    hub_token="hf_" + 20 * "x",
+    eval_strategy="steps",
+    eval_steps=1,
+    save_steps=1,
 )
-trainer = transformers.Trainer(model, arguments, train_dataset=train_set, data_collator=broken)
+trainer = transformers.Trainer(
+    model,
+    arguments,
+    train_dataset=train_set,
+    eval_dataset={"one": eval_set, "other": eval_set},
+    data_collator=broken,
+)
 trainer.train()
 """
 
@@ -126,6 +138,8 @@ for name in [each for each in sys.modules if each.partition(".")[0] == "lightnin
     del sys.modules[name]
 """
 LIGHTNING_BROKEN = """
+import contextlib
+
 from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
 
 assert OtelDdpLogger.__base__.__module__.startswith(L.__name__)
@@ -139,9 +153,15 @@ class Broken(Tiny):
 
 
 trainer = L.Trainer(
-    max_epochs=1, log_every_n_steps=1, logger=OtelDdpLogger(group="old"), callbacks=[WITH]
+    max_epochs=1,
+    log_every_n_steps=1,
+    enable_checkpointing=False,
+    logger=LOGGER,
+    callbacks=[CALLBACK],
 )
-trainer.fit(Broken(4, 0.1), train_loader)
+# The end of the process says nothing.
+with contextlib.suppress(RuntimeError):
+    trainer.fit(Broken(4, 0.1), train_loader)
 """
 
 # -- Accelerate

@@ -97,6 +97,9 @@ def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: F
     assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
     assert rank.identity["name"] == "tiny-1"
     assert 20 * "x" not in str(rank.config)
+    # When the evaluation of one set ends, that of the other follows, and then the checkpoint.
+    assert rank.span_names == ["eval", "eval"]
+    assert [min(each.values) for each in ran.logged(0, "val")] == ["one_loss", "other_loss"]
 
 
 # -- Lightning
@@ -158,22 +161,24 @@ def test_a_run_that_the_program_has_opened_is_taken_over(frameworks: Frameworks)
     assert rank.total(catalog.TRAINING_STEPS) == 8
 
 
-@pytest.mark.parametrize(
-    ("package", "callback"), [("lightning", ""), ("pytorch_lightning", "OtelDdpCallback()")]
-)
-def test_an_exception_is_the_end_of_the_run_under_the_old_name_of_lightning_too(
-    frameworks: Frameworks, package: str, callback: str
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_an_exception_is_the_end_of_the_run_for_the_logger_and_for_the_callback(
+    frameworks: Frameworks, package: str
 ) -> None:
-    program = programs.LIGHTNING.replace("import lightning as L", f"import {package} as L")
-    program += programs.LIGHTNING_BROKEN.replace("WITH", callback)
+    """Each alone, and once with the package's other name."""
+    program, logger, callback = programs.LIGHTNING, "OtelDdpLogger()", ""
     if package == "pytorch_lightning":
-        program = programs.FORGET_LIGHTNING + program
-    ran = frameworks.run(program, ranks=1, fails=True)
+        logger, callback = "False", "OtelDdpCallback()"
+        other = program.replace("import lightning", "import pytorch_lightning")
+        program = programs.FORGET_LIGHTNING + other
+    program += programs.LIGHTNING_BROKEN.replace("LOGGER", logger).replace("CALLBACK", callback)
+
+    ran = frameworks.run(program, ranks=1)
 
     (rank,) = ran.ranks
     assert (rank.state, rank.reason) == ("failed", "RuntimeError: no more data")
     assert rank.total(catalog.TRAINING_STEPS) == 2
-    assert [each.step for each in ran.logged(0)] == [0, 1]
+    assert [each.step for each in ran.logged(0)] == ([0, 1] if package == "lightning" else [])
 
 
 # -- Accelerate
