@@ -150,6 +150,9 @@ def test_a_module_that_is_named_is_measured_on_one_device(frameworks: Frameworks
 
     (rank,) = ran.ranks
     assert rank.total(catalog.TRAINING_STEPS) == 8
+    assert rank.total(catalog.TRAINING_SAMPLES) == 64
+    for phase in ("data", "forward", "backward", "optimizer"):
+        assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
 
 
 def test_a_run_that_the_program_has_opened_is_taken_over(frameworks: Frameworks) -> None:
