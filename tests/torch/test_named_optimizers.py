@@ -86,6 +86,36 @@ def test_a_wrapped_optimizer_of_copies_is_known_to_be_the_models(place: Here) ->
     assert place.only().values["learning_rate"] == pytest.approx(0.1)
 
 
+class Engine(nn.Module):
+    """As DeepSpeed's: a model with its optimizer, which steps copies of the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 1)
+        copies = [each.detach().clone().requires_grad_() for each in self.module.parameters()]
+        for each in copies:
+            each.grad = torch.zeros_like(each)
+        self.optimizer = Light(Light(SGD(copies, lr=0.1)))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(inputs)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_engine_that_holds_its_optimizer_of_copies_is_measured(place: Here, named: bool) -> None:
+    engine, another = Engine(), SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    otel_ddp.instrument(engine if named else None)
+
+    for _ in range(3):
+        engine(INPUT).sum().backward()
+        engine.optimizer.step()
+        another.step()
+    otel_ddp.finish()
+
+    assert place.only().total(catalog.TRAINING_STEPS) == 3
+    assert place.only().total(catalog.TRAINING_PHASE_TIME, phase="optimizer") > 0
+
+
 @pytest.mark.parametrize("name", ["optimizer", "step_optimizer"])
 def test_what_wraps_no_optimizer_of_torch_gets_one_warning_and_training_goes_on(
     place: Here, caplog: pytest.LogCaptureFixture, name: str

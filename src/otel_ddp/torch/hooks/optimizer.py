@@ -75,7 +75,7 @@ def forget_others() -> None:
 
 
 def torchs_own(given: Any) -> Optimizer | None:
-    """The optimizer whose step calls torch's hooks: this one, or one that it wraps."""
+    """The optimizer whose step calls torch's hooks: this one, or one that it wraps or holds."""
     found: Optimizer | None = None
     level, seen = [given], 0
     while level and seen < _DEEPEST:
@@ -113,8 +113,11 @@ def _size(optimizer: Optimizer) -> int:
 
 def _is_ours(optimizer: Optimizer) -> bool:
     # Compared at its first step, not before: sharding replaces a model's parameters.
-    mine = {id(p) for module in model_hooks.watched() for p in module.parameters()}
+    models = model_hooks.watched()
+    mine = {id(p) for module in models for p in module.parameters()}
     owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+    # DeepSpeed's engine holds its optimizer, whose parameters are copies.
+    owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
     if not owned and _search is not None:
         _search.unknown_optimizer_came()
