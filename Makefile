@@ -45,7 +45,7 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'alone and not stress' $(ALONE)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
-stress: $(STAMP)
+stress: .venv/.with-torch,dev,schemas,frameworks,deepspeed
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 

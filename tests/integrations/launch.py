@@ -76,6 +76,7 @@ class Frameworks:
             **dict.fromkeys(("HOME", "TMPDIR"), str(folder)),
             "ACCELERATE_USE_CPU": "true",
             "CUDA_VISIBLE_DEVICES": "",
+            "DS_ACCELERATOR": "cpu",
             "HF_HUB_OFFLINE": "1",
             "OTEL_DDP_AGENT": "off",
         }

@@ -164,6 +164,33 @@ with contextlib.suppress(RuntimeError):
     trainer.fit(Broken(4, 0.1), train_loader)
 """
 
+# -- DeepSpeed
+
+DEEPSPEED = """
+import deepspeed
+import torch
+
+# It would be compiled first, for a minute.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+train_set = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+criterion = torch.nn.MSELoss()
+config = {
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}},
+    "zero_optimization": {"stage": STAGE},
+}
+"""
+DEEPSPEED_REPORT = """
+import json
+
+if engine.global_rank == 0:
+    with open("report.json", "w") as file:
+        json.dump({"steps": engine.global_steps, "loss": loss.item()}, file)
+"""
+
 # -- Accelerate
 
 ACCELERATE = """

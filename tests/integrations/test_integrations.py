@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from extras import needed
 from integrations import programs
 from integrations.launch import Frameworks, Ran, Value, imported, snippet
 from otel_ddp import catalog
@@ -247,3 +248,24 @@ def test_any_output_is_logged_as_ignite_names_it_and_an_exception_ends_the_run(
     first, second = ran.logged(0)
     assert (first.step, first.epoch, second.step, second.epoch) == (1, 1, 2, 2)
     assert first.values.keys() == {"generator/mean", "generator/parts/0"}
+
+
+# -- DeepSpeed
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_engine_of_deepspeed_is_measured_under_every_stage_of_zero(
+    frameworks: Frameworks, stage: int
+) -> None:
+    needed("deepspeed", "deepspeed")
+    program = programs.DEEPSPEED.replace("STAGE", str(stage))
+    ran = frameworks.run(program + snippet("DeepSpeed") + programs.DEEPSPEED_REPORT)
+
+    assert [each.total(catalog.TRAINING_STEPS) for each in ran.ranks] == [2, 2]
+    assert [each.total(catalog.TRAINING_SAMPLES) for each in ran.ranks] == [32, 32]
+    assert ran.report["steps"] == 2
+    assert ran.ranks[0].values["loss"] == pytest.approx(ran.report["loss"])
+    assert ran.ranks[0].config["zero_optimization.stage"] == stage
+    for phase in ("data", "forward", "backward", "optimizer"):
+        assert ran.ranks[1].total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
