@@ -164,6 +164,33 @@ with contextlib.suppress(RuntimeError):
     trainer.fit(Broken(4, 0.1), train_loader)
 """
 
+# -- all of them
+
+# A method -> how many arguments it is given, none of which it understands.
+MISUSED = """
+from unittest.mock import sentinel
+
+from otel_ddp.integrations import accelerate, ignite, lightning, transformers
+
+METHODS = {
+    transformers.OtelDdpCallback(): {
+        **dict.fromkeys(["on_train_begin", "on_step_begin", "on_step_end", "on_epoch_begin"], 3),
+        **dict.fromkeys(["on_epoch_end", "on_prediction_step", "on_save", "on_train_end"], 3),
+        **dict.fromkeys(["on_log", "on_evaluate", "on_predict"], 4),
+    },
+    lightning.OtelDdpCallback(): {
+        **dict.fromkeys(["on_fit_start", "on_validation_start", "on_validation_end"], 2),
+        **dict.fromkeys(["on_test_start", "on_test_end", "on_fit_end"], 2),
+    },
+    lightning.OtelDdpLogger(): {"log_metrics": 2, "log_hyperparams": 1, "log_graph": 1},
+    accelerate.OtelDdpTracker(): {"store_init_configuration": 1, "log": 2},
+    ignite.OutputHandler("train", "all"): {"__call__": 3},
+}
+for each, methods in METHODS.items():
+    for name, count in methods.items():
+        getattr(each, name)(*[sentinel.anything] * count)
+"""
+
 # -- DeepSpeed
 
 DEEPSPEED = """

@@ -43,6 +43,13 @@ def test_every_rank_is_measured_and_one_logs(
     assert [ran.logged(1, split) for split in ("train", "val", "test")] == [[], [], []]
 
 
+def test_no_integration_raises_whatever_its_framework_gives_it(frameworks: Frameworks) -> None:
+    ran = frameworks.run(programs.MISUSED, ranks=1)
+
+    assert "OtelDdpCallback.on_log failed; training goes on without it." in ran.printed
+    assert [each.state for each in ran.ranks] == ["finished"]
+
+
 # -- Hugging Face's Trainer
 
 

@@ -87,14 +87,15 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
-        wrapped = trainer.strategy.model
-        # Unwrapped, the module's `training_step` is called: what that calls is found.
-        model = None if wrapped is pl_module else wrapped
-        run = otel_ddp.instrument(model, **self._arguments)
+        run = otel_ddp.instrument(_wrapped(trainer, pl_module), **self._arguments)
         run.describe(pl_module)
-        containment.attempt(lambda: run.config({"trainer": _settings(trainer)}), None)
+        self._look_at(trainer, run)
+
+    @containment.contained()
+    def _look_at(self, trainer: Any, run: otel_ddp.Run) -> None:
         # Lightning tells when a checkpoint is about to be written, and not when it is.
         trainer.save_checkpoint = _as_checkpoint(trainer.save_checkpoint)
+        run.config({"trainer": _settings(trainer)})
 
     @containment.contained()
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -128,6 +129,16 @@ def _log(metrics: Mapping[str, Any], step: int | None) -> None:
     """As other loggers of Lightning: values that are no mean of all ranks are those of rank 0."""
     numbers = {name: value for name, value in metrics.items() if name != "epoch"}
     otel_ddp.log(numbers, step=step, epoch=metrics.get("epoch"))
+
+
+@containment.contained()
+def _wrapped(trainer: Any, module: Any) -> Any:
+    """What the strategy calls, if that is a wrapper.
+
+    Of a module without one Lightning calls `training_step`: what that calls is found.
+    """
+    model = trainer.strategy.model
+    return None if model is module else model
 
 
 def _as_checkpoint(save: Any) -> Any:
