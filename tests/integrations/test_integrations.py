@@ -95,6 +95,10 @@ def test_the_configuration_is_that_of_trainer_and_model(by_trainer: Ran) -> None
     # Labels have room for the first ones: what the program has chosen.
     assert "num_train_epochs" in list(config)[:10]
     assert not any(name.startswith("model.id2label") for name in config)
+    assert config["learning_rate"] == 5e-05
+    assert "max_steps" in config
+    assert "lr_scheduler_kwargs" not in config
+    assert "training_run_info" not in by_trainer.printed
 
 
 def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: Frameworks) -> None:

@@ -33,7 +33,7 @@ class OtelDdpLogger(BaseLogger):  # type: ignore[misc]
         self.run = otel_ddp.instrument(model, **checked(arguments))
         self._evaluators: list[Any] = []
 
-    def attach_output_handler(self, engine: Any, event_name: Any, *args: Any, **kwargs: Any) -> Any:
+    def attach(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
         """As with other loggers of Ignite. An engine that is not the trainer evaluates."""
         if engine is not self.trainer and engine not in self._evaluators:
             self._evaluators.append(engine)
@@ -42,7 +42,7 @@ class OtelDdpLogger(BaseLogger):  # type: ignore[misc]
             # handled, so there is none.
             engine.add_event_handler(Events.STARTED, lambda: phase.begin("eval"))
             engine.add_event_handler(Events.COMPLETED, lambda: phase.end())
-        return super().attach_output_handler(engine, event_name, *args, **kwargs)
+        return super().attach(engine, *args, **kwargs)
 
     def log(self, found: Mapping[str, Any], tag: str | None, step: int | None = None) -> None:
         """Record these values on rank 0. A *tag* that names a split is one, others are a prefix."""

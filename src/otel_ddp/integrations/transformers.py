@@ -130,14 +130,25 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _configuration(args: Any, model: Any) -> dict[str, Any]:
-    """The settings of the Trainer and of the model; first those that differ from the default."""
+    """The settings of the Trainer and of the model; first those that differ from the default.
+
+    What is not set is left out: labels have room for a hundred settings.
+    """
     found: dict[str, Any] = args.to_dict()
     defaults = {name: field.default for name, field in args.__dataclass_fields__.items()}
     changed = {k: v for k, v in found.items() if k in defaults and v != defaults[k]}
     config: Any = getattr(model, "config", None)
     of_model = config.to_dict() if hasattr(config, "to_dict") else {}
-    settings = {k: v for k, v in of_model.items() if k not in _NO_SETTINGS}
-    return {**changed, "model": settings, **{k: v for k, v in found.items() if k not in changed}}
+    others = {k: v for k, v in found.items() if k not in changed}
+    return {**changed, "model": _set(of_model), **_set(others)}
+
+
+def _set(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _NO_SETTINGS and value not in (None, "", [], {})
+    }
 
 
 # So that `report_to="otel_ddp"` finds it, in a program that has imported this module.
