@@ -103,5 +103,5 @@ def imported(folder: Path) -> Iterator[Frameworks]:
     """Imports the frameworks, and runs programs in subfolders of this folder."""
     for module in _MODULES:
         needed(module.partition(".")[0], "frameworks")
-    with warm.started(*_MODULES, "torch.distributed.run") as python:
+    with warm.with_imported(*_MODULES, "torch.distributed.run") as python:
         yield Frameworks(python, folder)
