@@ -99,6 +99,25 @@ def test_one_verdict_says_what_bounds_the_run(more: dict[str, int], phase: str) 
     assert f"{share * 100:.0f} %" in verdict.sentence
 
 
+def test_an_open_bound_has_the_present_share_without_a_further_change() -> None:
+    run = Run()
+    ms = {**COMPUTE, "data": 40}
+    (opened, _) = run.steps(500, ms, ms)[0]
+    ms = {**COMPUTE, "data": 95}
+    changes = run.steps(300, ms, ms)
+
+    (present,) = run.bounds.present()
+
+    assert changes == []
+    assert "30 % of the step" in opened.sentence
+    assert "50 % of the step" in present.sentence
+    assert present.evidence["shares"]["data"] == pytest.approx(0.5, abs=0.001)
+    assert (present.since_ns, present.step) == (opened.since_ns, opened.step)
+    run.bounds.forget(labels_of(0))
+    run.bounds.forget(labels_of(1))
+    assert run.bounds.present() == []
+
+
 def test_the_larger_of_two_bounds_is_reported() -> None:
     changes = Run().steps(500, {**COMPUTE, "data": 60, "other": 80})
 
@@ -298,6 +317,23 @@ def test_a_steady_leak_is_reported_once_after_ten_minutes() -> None:
 )
 def test_what_does_not_grow_without_end_is_nothing(used: Callable[[float], float]) -> None:
     assert watched(used, 60) == []
+
+
+def test_an_open_creep_has_the_present_figures_without_a_further_change() -> None:
+    creep = MemoryCreep()
+    creep.set_limit(labels_of(0), 16 * GB)
+    ((opened, _),) = fed(creep, leak, 0, 60)
+
+    changes = fed(creep, lambda minute: leak(60) + 40 * MB * (minute - 60), 60, 60)
+    (present,) = creep.present()
+
+    assert changes == []
+    assert present.evidence["bytes_per_s"] == pytest.approx(40 * MB / 60, rel=0.1)
+    assert "steadily for 119 minutes" in present.sentence
+    assert present.evidence["full_in_s"] < opened.evidence["full_in_s"] / 2
+    assert present.since_ns == opened.since_ns
+    creep.forget(labels_of(0))
+    assert creep.present() == []
 
 
 def test_without_a_limit_there_is_no_verdict() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from otel_ddp.diagnosis.alignment import shift_by_clock
 from otel_ddp.diagnosis.medians import lower_median, median
@@ -154,6 +155,10 @@ class Bounds:
         changes, self._changes = self._changes, []
         return changes
 
+    def present(self) -> list[Verdict]:
+        """The open verdict, with the shares of the last check that found the same bound."""
+        return [self._open] if self._open else []
+
     def shares(self) -> Mapping[str, float]:
         """Where the time of the typical rank goes; empty while there are too few steps."""
         ranks = self._ranks.values()
@@ -212,19 +217,31 @@ class Bounds:
         leading = self._leading(shares)
         self._checks = self._checks + 1 if leading == self._candidate else 1
         self._candidate = leading
-        if self._checks < _CHECKS or leading == (self._open.phase if self._open else ""):
+        if leading == (self._open.phase if self._open else ""):
+            if self._open:
+                self._open = self._open._replace(**self._figures(leading, shares))
+            return
+        if self._checks < _CHECKS:
             return
         if not leading:
             if self._open:
                 self._changes.append(Change(self._open, False))
             self._open = None
             return
-        sentence = self._sentence(leading, shares[leading])
-        evidence = {"shares": rounded(shares), "steps": _STEPS}
         self._open = Verdict(
-            "bound", run_labels(labels), leading, sentence, evidence, facts.number, facts.ended_ns
+            "bound",
+            run_labels(labels),
+            leading,
+            **self._figures(leading, shares),
+            step=facts.number,
+            since_ns=facts.ended_ns,
         )
         self._changes.append(Change(self._open, True))
+
+    def _figures(self, leading: str, shares: Mapping[str, float]) -> dict[str, Any]:
+        """What of a verdict moves with the shares."""
+        evidence = {"shares": rounded(shares), "steps": _STEPS}
+        return {"sentence": self._sentence(leading, shares[leading]), "evidence": evidence}
 
     def _sentence(self, leading: str, share: float) -> str:
         own = self._own_phases()

@@ -68,37 +68,54 @@ class MemoryCreep:
         changes, self._changes = self._changes, []
         return changes
 
+    def present(self) -> list[Verdict]:
+        """The open verdicts, with the figures of the last half minute."""
+        return [memory.open for memory in list(self._memory.values()) if memory.open]
+
     def _judge(self, labels: Labels, memory: _Memory) -> None:
         growth = _growth(memory.spells) if memory.limit else 0.0
-        left = memory.limit - memory.spells[-1].least
-        full_s = max(left, 0.0) / growth if growth > 0 else float("inf")
-        lasted_s = (memory.spells[-1].began_ns - memory.spells[0].began_ns) / 1e9
-        creeps = full_s < _FULL_WITHIN_S and growth * lasted_s > _GROWN * memory.limit
-        if not creeps:
-            if memory.open and growth <= 0:
+        if growth <= 0:
+            if memory.open:
                 self._changes.append(Change(memory.open, False))
                 memory.open = None
             return
         if memory.open:
+            memory.open = _verdict(labels, memory, growth, memory.open.since_ns)
             return
-        mega = 1 << 20
-        sentence = (
-            f"the memory of {rank_name(labels)} has grown steadily for {lasted_s / 60:.0f} "
-            f"minutes, by {growth * 60 / mega:.3g} MiB a minute: it reaches its limit of "
-            f"{memory.limit / (mega << 10):.3g} GiB in {_hours(full_s)}. Look for lists of tensors "
-            "that only grow, such as losses kept with their graphs."
-        )
-        evidence = {
-            "bytes_per_s": round(growth, 1),
-            "used_bytes": round(memory.spells[-1].least),
-            "limit_bytes": round(memory.limit),
-            "full_in_s": round(full_s),
-            "over_s": round(lasted_s),
-        }
-        memory.open = Verdict(
-            "creep", labels, "", sentence, evidence, None, memory.spells[0].began_ns
-        )
-        self._changes.append(Change(memory.open, True))
+        since_ns = memory.spells[0].began_ns
+        lasted_s = (memory.spells[-1].began_ns - since_ns) / 1e9
+        if (
+            _full_in_s(memory, growth) < _FULL_WITHIN_S
+            and growth * lasted_s > _GROWN * memory.limit
+        ):
+            memory.open = _verdict(labels, memory, growth, since_ns)
+            self._changes.append(Change(memory.open, True))
+
+
+def _full_in_s(memory: _Memory, growth: float) -> float:
+    """*growth*: bytes a second."""
+    return max(memory.limit - memory.spells[-1].least, 0.0) / growth
+
+
+def _verdict(labels: Labels, memory: _Memory, growth: float, since_ns: int) -> Verdict:
+    last = memory.spells[-1]
+    lasted_s = (last.began_ns - since_ns) / 1e9
+    full_s = _full_in_s(memory, growth)
+    mega = 1 << 20
+    sentence = (
+        f"the memory of {rank_name(labels)} has grown steadily for {lasted_s / 60:.0f} "
+        f"minutes, by {growth * 60 / mega:.3g} MiB a minute: it reaches its limit of "
+        f"{memory.limit / (mega << 10):.3g} GiB in {_hours(full_s)}. Look for lists of tensors "
+        "that only grow, such as losses kept with their graphs."
+    )
+    evidence = {
+        "bytes_per_s": round(growth, 1),
+        "used_bytes": round(last.least),
+        "limit_bytes": round(memory.limit),
+        "full_in_s": round(full_s),
+        "over_s": round(lasted_s),
+    }
+    return Verdict("creep", labels, "", sentence, evidence, None, since_ns)
 
 
 def _growth(spells: deque[_Spell]) -> float:

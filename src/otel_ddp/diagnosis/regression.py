@@ -44,6 +44,9 @@ class Regression:
         self._slow: list[_Block] = []
         self._recovered = 0
         self._open: Verdict | None = None
+        # Another phase than the one that was told, and how many blocks in a row have found it.
+        self._other_phase = ""
+        self._other_blocks = 0
 
     def feed(self, ranks: Sequence[StepFacts], step_ns: float, explained: bool) -> list[Change]:
         """One ordinary step of all ranks; `explained` while a verdict on one rank says why."""
@@ -75,7 +78,10 @@ class Regression:
         grown = block.parts["amount"] / usual["amount"] - 1 if usual["amount"] else 0.0
         slower = step / usual["step"] - 1 - max(grown, 0.0)
         if self._open:
-            self._recovered = self._recovered + 1 if slower < _SLOWER_STILL else 0
+            if slower >= _SLOWER_STILL:
+                self._recovered = 0
+                return self._continue(self._open, block)
+            self._recovered += 1
             if self._recovered < _BLOCKS:
                 return []
             verdict, self._open, self._recovered = self._open, None, 0
@@ -86,15 +92,35 @@ class Regression:
             self._slow.clear()
             self._follow(block)
             return []
-        self._slow.append(block)
+        self._append(block)
         long_enough = block.ended_ns - self._slow[0].ended_ns >= _LONG_NS
         if len(self._slow) < _BLOCKS or not long_enough:
-            if len(self._slow) > 2 * _BLOCKS:
-                # The first block says since when, the last ones how slow the run is.
-                del self._slow[1]
             return []
+        self._other_phase, self._other_blocks = "", 0
         self._open = self._verdict()
         return [Change(self._open, True)]
+
+    def _append(self, block: _Block) -> None:
+        self._slow.append(block)
+        if len(self._slow) > 2 * _BLOCKS:
+            # The first block says since when, the last ones how slow the run is.
+            del self._slow[1]
+
+    def _continue(self, before: Verdict, block: _Block) -> list[Change]:
+        """One more block while the verdict is open: it gets the present figures."""
+        self._append(block)
+        phase = self._phase(*self._now())
+        if phase == before.phase:
+            self._other_blocks = 0
+        else:
+            self._other_blocks = self._other_blocks + 1 if phase == self._other_phase else 1
+            self._other_phase = phase
+        changed = self._other_blocks >= _BLOCKS
+        if changed:
+            self._other_blocks = 0
+        verdict = self._verdict(phase if changed else before.phase)
+        self._open = verdict._replace(since_ns=before.since_ns)
+        return [Change(self._open, True)] if changed else []
 
     def _follow(self, block: _Block) -> None:
         share = min(max(block.ended_ns - self._last_ns, 0) / 1e9 / _FOLLOWS_S, 1.0)
@@ -102,15 +128,25 @@ class Regression:
         for word, value in block.parts.items():
             self._usual[word] += share * (value - self._usual[word])
 
-    def _verdict(self) -> Verdict:
+    def _now(self) -> tuple[float, dict[str, float]]:
+        """How long a step takes now, and what each phase takes more than usual."""
         recent = self._slow[-_BLOCKS:]
         now = {word: median([each.parts[word] for each in recent]) for word in self._usual}
-        usual_s, now_s = self._usual["step"], now["step"]
         more = {word: now[word] - self._usual[word] for word in (*WORK_PHASES, "comm_wait")}
+        return now["step"], more
+
+    def _phase(self, now_s: float, more: Mapping[str, float]) -> str:
+        most = _MOST_OF * (now_s - self._usual["step"])
         phase = max(more, key=lambda word: more[word])
-        if more[phase] < _MOST_OF * (now_s - usual_s):
-            together = sum(more[word] for word in COMPUTE_PHASES)
-            phase = "compute" if together >= _MOST_OF * (now_s - usual_s) else "mixed"
+        if more[phase] >= most:
+            return phase
+        return "compute" if sum(more[word] for word in COMPUTE_PHASES) >= most else "mixed"
+
+    def _verdict(self, phase: str = "") -> Verdict:
+        """*phase*: the one to tell, if not the one that has grown now."""
+        now_s, more = self._now()
+        usual_s = self._usual["step"]
+        phase = phase or self._phase(now_s, more)
         where = {
             "mixed": "Several phases take longer.",
             "compute": "Forward, backward and the optimizer are all slower: look at clocks, heat "
@@ -131,6 +167,10 @@ class Regression:
         }
         since_ns = self._slow[0].ended_ns
         return Verdict("regression", self._who, phase, sentence, evidence, None, since_ns)
+
+    def present(self) -> list[Verdict]:
+        """The open verdict, with the figures of the last steps that were slow."""
+        return [self._open] if self._open else []
 
     def close(self) -> list[Change]:
         """The run has no ranks on this node any more."""

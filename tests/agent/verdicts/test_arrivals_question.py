@@ -125,10 +125,10 @@ class Bench:
             rank.new_steps()
             self.arrivals.set_waits_known(rank.journal.labels, False)
 
-    def train(self, steps: int, late_ms: float) -> None:
+    def train(self, steps: int, late_ms: float, all_ms: float = 20.0) -> None:
         for _ in range(steps):
             # No two steps take equally long.
-            own = [20 + late + self.random.gauss(0, 1) for late in (0.0, late_ms)]
+            own = [all_ms + late + self.random.gauss(0, 1) for late in (0.0, late_ms)]
             for rank, mine in zip(self.ranks, own, strict=True):
                 spent = [("data", 10.0), ("forward", max(own) + 5), ("backward", 30.0)]
                 rank.step(spent, [10.0, 10.0 + mine])
@@ -204,6 +204,20 @@ def test_lost_time_includes_the_steps_in_between(bench: Bench) -> None:
     assert lost_s == pytest.approx(seen_s * 23 / 5.7, rel=0.15)
     (verdict,) = bench.arrivals.present()
     assert verdict.evidence["lost_s"] == pytest.approx(lost_s, abs=0.001)
+
+
+def test_a_run_that_has_become_slower_is_left_to_its_journals(bench: Bench) -> None:
+    changes = []
+    for turn in range(30):
+        bench.train(60, 0.0, all_ms=20.0 if turn < 15 else 80.0)
+        for rank in bench.ranks:
+            # So much of it lies between two samples.
+            rank.now_ns += 60_000 * MS
+        bench.pause_s(in_s=20.0)
+        changes += bench.poll()
+
+    assert changes == []
+    assert bench.arrivals.present() == []
 
 
 def test_until_there_is_enough_the_report_says_what_is_missing(bench: Bench) -> None:

@@ -433,6 +433,21 @@ def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
     assert bench.open() == []
 
 
+def test_what_bounds_a_run_is_shown_with_its_present_share(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(400)
+    (opened,) = bench.judge.verdicts()
+
+    # A straggler's waits are a part of the step that computes no more.
+    bench.train(200, late_ms=30)
+    (present,) = [each for each in bench.judge.verdicts() if each["kind"] == "bound"]
+
+    assert of("bound", bench.reported()) == [("opened", "INFO")]
+    assert present["evidence"]["shares"]["compute"] != opened["evidence"]["shares"]["compute"]
+    assert present["sentence"] != opened["sentence"]
+    assert present["since_ns"] == opened["since_ns"]
+
+
 def killed(bench: Bench) -> Path:
     """Rank 1 dies in backward; checks what is reported and written at once."""
     bench.join(0, 1)
@@ -628,16 +643,26 @@ def test_growing_memory_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatc
         asked.append(bench.now_ns)
         return Memory((1 << 30) + len(asked) * (8 << 20), 64 << 30)
 
+    def found(kind: str) -> dict[str, Any]:
+        (verdict,) = [each for each in bench.judge.verdicts() if each["kind"] == kind]
+        return verdict
+
     monkeypatch.setattr(ExitCauses, "memory", memory)
     bench.join(0)
     for _ in range(400):
         bench.poll(later_s=2)
+    opened = found("creep")
+    for _ in range(100):
+        bench.poll(later_s=2)
+    present = found("creep")
     reported = of("creep", bench.reported())
     bench.ranks[0].writer.state(STATES["finished"], 1)
     bench.poll()
 
     assert reported == [("opened", "WARN")]
-    assert len(asked) == 80
+    assert len(asked) == 100
+    assert present["evidence"]["used_bytes"] > opened["evidence"]["used_bytes"]
+    assert present["sentence"] != opened["sentence"]
     assert of("creep", bench.reported()) == [("closed", "INFO")]
 
 

@@ -158,7 +158,7 @@ class Arrivals:
 
     def present(self) -> list[Verdict]:
         """The open verdicts with the figures of the last comparison."""
-        return self._stragglers.present()
+        return [each for each in self._stragglers.present() if each.kind in _SPEED]
 
     def _has_enough(self, now_ns: int) -> bool:
         """Whether the next answers are worth what they cost."""

@@ -239,6 +239,8 @@ class RunCase:
             *self.stalls.present(),
             *self.stragglers.present(),
             *self.arrivals.present(),
+            *self.bounds.present(),
+            *self.creep.present(),
         ]
 
     def _poll_stalls(self, processes: Sequence[ProcessCase], now_ns: int) -> list[Change]:

@@ -204,7 +204,8 @@ class Stragglers:
     def present(self) -> list[Verdict]:
         """The open verdicts with the figures of the last check."""
         recurring = self._recurring.present() if self._recurring is not None else []
-        return [*(case.present for case in self._cases.values()), *recurring]
+        slower = self._regression.present() if self._regression is not None else []
+        return [*(case.present for case in self._cases.values()), *recurring, *slower]
 
     # -- verdicts
 
