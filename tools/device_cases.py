@@ -358,6 +358,15 @@ def all_bound(**changes: float) -> list[Case]:
     ]
 
 
+def hardly_ahead(steps: int) -> list[Case]:
+    """All loaders are too slow, in workers, and the hosts are hardly ahead."""
+    ahead = SETTINGS["one step ahead"]
+    return [
+        case._replace(setting=case.setting._replace(kernels=ahead.kernels), steps=steps)
+        for case in all_bound(load_ms=130, prefetch=4, launch_ms=ahead.launch_ms)
+    ]
+
+
 def balanced(steps: int, ranks: Sequence[int] = (2, 3, 4, 8)) -> list[Case]:
     """No rank late, for so many steps in all."""
     chance = random.Random(SEED)
@@ -481,12 +490,7 @@ def rows() -> Iterator[str]:
     yield quiet_row("all alike", balanced(200_000))
     workers = [case._replace(steps=1_500) for case in all_bound(load_ms=130, prefetch=4)]
     yield quiet_row("all alike, and bound by loaders that prefetch", workers)
-    ahead = SETTINGS["one step ahead"]
-    hardly = [
-        case._replace(setting=case.setting._replace(kernels=ahead.kernels), steps=1_500)
-        for case in all_bound(load_ms=130, prefetch=4, launch_ms=ahead.launch_ms)
-    ]
-    yield quiet_row("the same, and hosts are hardly ahead", hardly)
+    yield quiet_row("the same, and hosts are hardly ahead", hardly_ahead(1_500))
     yield quiet_row("a host is late, and its device has enough to do", late_at_no_cost(50_000))
     for lead in (3, 5, 10, 100):
         title = f"one rank synchronises in every tenth step, the others' hosts are {lead} ahead"

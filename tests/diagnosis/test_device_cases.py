@@ -84,6 +84,21 @@ def test_loaders_that_are_too_slow_on_all_ranks_and_vary_much_blame_no_rank() ->
     assert not any(each.named for each in found)
 
 
+def test_loaders_in_workers_that_are_too_slow_blame_no_rank_of_hosts_hardly_ahead() -> None:
+    cases = [case for case in tool.hardly_ahead(1_500) if case.setting.jitter]
+    found = [tool.replayed(case) for case in (cases[0], cases[5], cases[10], cases[11])]
+
+    assert not any(each.verdicts for each in found)
+
+
+def test_a_loader_within_the_loop_is_named_where_all_are_too_slow() -> None:
+    cases = tool.one_late((0.15,), ("loader",), ("input-bound",), every=5)
+    outcomes = [tool.Outcome.of(case) for case in cases]
+
+    assert len(outcomes) >= 3
+    assert all(each.rank_right and each.side_right for each in outcomes)
+
+
 def test_all_hosts_that_work_long_between_steps_blame_no_rank() -> None:
     found = [tool.replayed(case) for case in tool.all_bound(host_ms=110)[:12:5]]
 

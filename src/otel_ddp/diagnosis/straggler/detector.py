@@ -135,6 +135,7 @@ class Stragglers:
         """The process has ended."""
         self._present.discard(labels)
         self._alignment.remove(labels)
+        self._pace.forget(labels)
         self._waits_unknown.discard(labels)
         self._on_device.discard(labels)
         self._clock_unknown.discard(labels)
@@ -151,7 +152,7 @@ class Stragglers:
     def _start_again(self) -> None:
         self._rows.clear()
         self._history.clear()
-        self._pace.clear()
+        self._pace.start_again(self._alignment.ranks)
         if self._recurring is not None:
             self._recurring.start_again(self._alignment.ranks)
 
@@ -166,6 +167,7 @@ class Stragglers:
             self._start_again()
         if self._regression is None:
             self._regression = Regression(run_labels(labels))
+        self._pace.begin(labels, steps)
         for row in self._alignment.feed(labels, steps, _FIRST_STEPS):
             self._feed_row(row, self._regression)
 

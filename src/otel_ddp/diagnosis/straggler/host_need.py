@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
@@ -15,8 +16,15 @@ _FAR = 3.0
 # A loader that has batches ready hides how long it needs for one. What it has shown of that before
 # counts for at least so many steps: equal loaders take thousands to change their places.
 _SHOWN_STEPS = 10_000
-# It has batches ready if the host waits for them less than this part of the longest usual wait.
-_READY = 0.75
+# It follows this fast what the host waits, so that no loader is slow by chance.
+_SHOWS = 0.02
+# The loader is ahead of the host if this waits less than this part of what the loader has shown:
+# all ranks go at one pace, so a shorter wait is a lead, and no faster loader.
+_AHEAD = 0.95
+# It has batches ready if the host waits less than this part. Then it may have shown what it needs
+# in so many of the first steps alone: among many ranks equal loaders are soon ahead of the slowest.
+_READY = 0.5
+_SHOWN_IN = 4
 # Whether a host waits for its device between steps is looked at this often, over so many steps.
 _CHECK_EVERY = 10
 _WAITS_STEPS = 60
@@ -38,32 +46,48 @@ class HostNeed:
 
     def __init__(self) -> None:
         self._first_ns: list[tuple[int, ...]] = []
-        self._usual_ns: list[float] = []
+        self._last_first = 0
+        self._usual_ns = [0.0] * len(WORK_PHASES)
         # Of `other`, without waits for its device.
         self._alone_ns = 0.0
         self._steps = 0
-        # The longest usual wait for a batch, in this block of steps and in the one before.
+        # The usual wait for a batch; the longest one in this block of steps and in the one before.
+        self._load_ns = 0.0
         self._shown_ns = [0.0, 0.0]
+        self._shown_first_ns = 0.0
         # Between steps: how long it took, and by how much the device was behind at the beginning.
         self._between_ns: deque[tuple[int, int]] = deque(maxlen=_WAITS_STEPS)
         self.waits: bool | None = None
         """Whether the host waits for its device between steps; None: that cannot be told yet."""
 
-    def follow(self, facts: StepFacts) -> None:
-        """One more step."""
-        needed_ns = facts.host_ns or ()
-        if len(self._first_ns) < _BEGINS:
-            self._first_ns.append(needed_ns)
+    def begin(self, steps: Sequence[StepFacts]) -> None:
+        """More steps of this rank, as soon as they are known: the first ones say how it began."""
+        for facts in steps[: _BEGINS - len(self._first_ns)]:
+            if facts.host_ns is None:
+                continue
+            self._first_ns.append(facts.host_ns)
+            self._last_first = facts.number
             self._usual_ns = [median(each) for each in zip(*self._first_ns, strict=True)]
             self._alone_ns = self._usual_ns[_OTHER]
+            self._load_ns = self._shown_ns[0] = self._usual_ns[_DATA]
+            loads_ns = sorted([each[_DATA] for each in self._first_ns])
+            self._shown_first_ns = loads_ns[-min(_SHOWN_IN, len(loads_ns))]
+
+    def follow(self, facts: StepFacts) -> None:
+        """One more step that is compared with those of the other ranks."""
+        if facts.number <= self._last_first:
             return
+        needed_ns = facts.host_ns or ()
         usual_ns = self._usual_ns
         for at, ns in enumerate(needed_ns):
             usual_ns[at] += _FOLLOWS * (min(ns, _FAR * usual_ns[at] + 1) - usual_ns[at])
         self._steps += 1
         if self._steps % _SHOWN_STEPS == 0:
             self._shown_ns = [0.0, self._shown_ns[0]]
-        self._shown_ns[0] = max(self._shown_ns[0], usual_ns[_DATA])
+            self._shown_first_ns = 0.0
+        most_ns = _FAR * self._load_ns + 1
+        self._load_ns += _SHOWS * (min(needed_ns[_DATA], most_ns) - self._load_ns)
+        self._shown_ns[0] = max(self._shown_ns[0], self._load_ns)
         if facts.behind_ns is None:
             return
         took_ns, behind_ns = needed_ns[_OTHER], facts.behind_ns
@@ -82,11 +106,17 @@ class HostNeed:
             return self._usual_ns
         return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
 
-    @property
-    def loads_ns(self) -> float:
-        """How long it may have to wait for a batch once none is ready."""
+    def loads_ns(self, at_most_ns: float) -> float:
+        """How long it may have to wait for a batch once none is ready.
+
+        Where some are, that may be as much as another rank waits, *at_most_ns*, if it has shown
+        half of it.
+        """
         usual_ns, shown_ns = self._usual_ns[_DATA], max(self._shown_ns)
-        return shown_ns if usual_ns < _READY * shown_ns else usual_ns
+        most_ns = max(shown_ns, self._shown_first_ns)
+        if usual_ns < _READY * most_ns:
+            return max(most_ns, at_most_ns) if 2 * most_ns >= at_most_ns else most_ns
+        return shown_ns if usual_ns < _AHEAD * shown_ns else usual_ns
 
 
 def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | None:

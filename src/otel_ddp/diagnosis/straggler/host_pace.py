@@ -8,6 +8,7 @@ needs more than the others' hosts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.straggler.host_need import HostNeed
+from otel_ddp.diagnosis.verdict import Labels
 
 # How fast the share of the step that is not told as lateness is forgotten.
 _FORGETS = 0.02
@@ -35,14 +37,25 @@ class HostPace:
     """The hosts of the ranks of one run on this node."""
 
     def __init__(self) -> None:
-        self._hosts: list[HostNeed] = []
+        self._hosts: dict[Labels, HostNeed] = {}
+        # Of the ranks that are compared, in their order.
+        self._compared: list[HostNeed] = []
         self.unclear = 0.0
         """The share of a step that some rank's device waits for its host beyond what this is known
         to need more than the others, who may or may not be faster."""
 
-    def clear(self) -> None:
-        """Forget all: the ranks are others now."""
-        self._hosts = []
+    def begin(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
+        """More steps of a rank, as soon as they are known."""
+        if steps and steps[0].host_ns is not None:
+            self._hosts.setdefault(labels, HostNeed()).begin(steps)
+
+    def forget(self, labels: Labels) -> None:
+        """The process has ended."""
+        self._hosts.pop(labels, None)
+
+    def start_again(self, ranks: Sequence[Labels]) -> None:
+        """From now on these ranks are compared, in this order."""
+        self._compared = [self._hosts.setdefault(labels, HostNeed()) for labels in ranks]
         self.unclear = 0.0
 
     def adjusted(self, row: Row) -> Row:
@@ -65,21 +78,20 @@ class HostPace:
         """Learn what hosts usually need; whether there are devices that they may be ahead of."""
         if any(each.host_ns is None for each in facts):
             return False
-        if len(self._hosts) != len(facts):
-            self._hosts = [HostNeed() for _ in facts]
-        for host, each in zip(self._hosts, facts, strict=True):
+        for host, each in zip(self._compared, facts, strict=True):
             host.follow(each)
         return True
 
     def _more_ns(self) -> list[_MoreNs]:
         """What each host usually needs more than the others'."""
-        wait = any(each.waits for each in self._hosts)
-        usual_ns = [each.usual_ns(wait) for each in self._hosts]
+        wait = any(each.waits for each in self._compared)
+        usual_ns = [each.usual_ns(wait) for each in self._compared]
         more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
-        loads_ns = [each.loads_ns for each in self._hosts]
         found = []
         for i, each_ns in enumerate(more_ns):
-            known_ns = usual_ns[i][_DATA] - median(without(loads_ns, i))
+            own_ns = usual_ns[i][_DATA]
+            loads_ns = [each.loads_ns(own_ns) for each in self._compared]
+            known_ns = own_ns - median(without(loads_ns, i))
             found.append(_MoreNs(each_ns, min(known_ns, each_ns[_DATA])))
         return found
 
