@@ -92,7 +92,8 @@ LATE = tuple(name for name, each in SCENARIOS.items() if each.expected)
 WITH_VERDICT = (*LATE, "all launch slowly")
 # What never becomes a verdict is looked at after so many steps; a verdict takes 120.
 STEPS = 170
-# It takes 120 on a machine of one's own; where ranks lose their cores, it takes more to be sure.
+# It takes 120 on a machine of one's own, and in the simulation: test_device_cases.py. Where ranks
+# lose their cores, it takes more to be sure.
 SOON = 200
 # A verdict that was not reached by then never comes.
 MOST_STEPS = 400

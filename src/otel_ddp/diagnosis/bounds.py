@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from otel_ddp.diagnosis.alignment import shift_by_clock
+from otel_ddp.diagnosis.launch_need import LaunchNeed
 from otel_ddp.diagnosis.medians import lower_median, median
 from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
@@ -63,6 +64,14 @@ class _Rank:
     def __init__(self) -> None:
         self.seen = 0
         self.steps: deque[StepFacts] = deque(maxlen=_STEPS)
+        self._launches = LaunchNeed()
+
+    def learn(self, steps: Sequence[StepFacts]) -> None:
+        """More steps, the first ones too: what its host needs may show in these alone."""
+        self.seen += len(steps)
+        if steps and steps[0].paced_ns is not None:
+            for each in steps:
+                self._launches.follow(each)
 
     def shares(self) -> dict[str, float]:
         """The share of its time that each use took."""
@@ -85,6 +94,11 @@ class _Rank:
         """The share of its time that the host of a rank with a device waits for batches."""
         spent_ns = [each.host_ns[_DATA] for each in self.steps if each.host_ns]
         return sum(spent_ns) / sum([each.took_ns for each in self.steps])
+
+    def launches_on_host(self) -> float:
+        """The share of its time that its host needs to launch; 0 where that is not known."""
+        step_ns = sum([each.took_ns for each in self.steps]) / len(self.steps)
+        return self._launches.usual_ns(step_ns) / step_ns
 
 
 class Bounds:
@@ -131,7 +145,7 @@ class Bounds:
         if rank is None:
             rank = self._ranks[labels] = _Rank()
         rest = steps[max(_FIRST_STEPS - rank.seen, 0) :]
-        rank.seen += len(steps)
+        rank.learn(steps)
         check_at = _CHECK_EVERY * len(self._ranks)
         while rest:
             some = rest[: max(check_at - self._fed, 0) or len(rest)]
@@ -172,8 +186,10 @@ class Bounds:
         # Of two ranks the lower one: a single rank that waits for data is a straggler, not a bound.
         shares = {word: lower_median([each[word] for each in by_rank]) for word in by_rank[0]}
         # Where all loaders are slow, a device whose host happens to be ahead does not run dry.
-        by_host = lower_median([rank.data_on_host() for rank in ranks])
-        shares["data"] = max(shares["data"], min(by_host, max(each["data"] for each in by_rank)))
+        # The same is true where all hosts launch slowly.
+        for word, on_host in (("data", _Rank.data_on_host), ("launch", _Rank.launches_on_host)):
+            by_host = lower_median(list(map(on_host, ranks)))
+            shares[word] = max(shares[word], min(by_host, max(each[word] for each in by_rank)))
         for word in self._own_phases() & shares.keys():
             # A late rank waits least there, and the others wait for it.
             shares[word] = min([each[word] for each in by_rank])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from otel_ddp.diagnosis.launch_need import LaunchNeed
 from otel_ddp.diagnosis.medians import median
 from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
 
@@ -25,6 +26,8 @@ _AHEAD = 0.95
 # in so many of the first steps alone: among many ranks equal loaders are soon ahead of the slowest.
 _READY = 0.5
 _SHOWN_IN = 4
+# But not where first batches take longer than later ones, also on the rank that waits: by this.
+_STARTS_SLOWLY = 1.5
 # Whether a host waits for its device between steps is looked at this often, over so many steps.
 _CHECK_EVERY = 10
 _WAITS_STEPS = 60
@@ -59,6 +62,7 @@ class HostNeed:
         self._between_ns: deque[tuple[int, int]] = deque(maxlen=_WAITS_STEPS)
         self.waits: bool | None = None
         """Whether the host waits for its device between steps; None: that cannot be told yet."""
+        self.launches = LaunchNeed()
 
     def begin(self, steps: Sequence[StepFacts]) -> None:
         """More steps of this rank, as soon as they are known: the first ones say how it began."""
@@ -66,6 +70,7 @@ class HostNeed:
             if facts.host_ns is None:
                 continue
             self._first_ns.append(facts.host_ns)
+            self.launches.follow(facts)
             self._last_first = facts.number
             self._usual_ns = [median(each) for each in zip(*self._first_ns, strict=True)]
             self._alone_ns = self._usual_ns[_OTHER]
@@ -77,6 +82,7 @@ class HostNeed:
         """One more step that is compared with those of the other ranks."""
         if facts.number <= self._last_first:
             return
+        self.launches.follow(facts)
         needed_ns = facts.host_ns or ()
         usual_ns = self._usual_ns
         for at, ns in enumerate(needed_ns):
@@ -106,17 +112,27 @@ class HostNeed:
             return self._usual_ns
         return [self._alone_ns if at == _OTHER else ns for at, ns in enumerate(self._usual_ns)]
 
-    def loads_ns(self, at_most_ns: float) -> float:
-        """How long it may have to wait for a batch once none is ready.
+    @property
+    def began_as_it_is(self) -> bool:
+        """Whether its host waited for the first batches about as long as it does now."""
+        return self._shown_first_ns <= _STARTS_SLOWLY * self._usual_ns[_DATA]
 
-        Where some are, that may be as much as another rank waits, *at_most_ns*, if it has shown
-        half of it.
+    def loads_ns(self, rank: HostNeed) -> float:
+        """How long its host may have to wait for a batch once none is ready.
+
+        Where some are, that may be as long as that of another *rank* does, if it has shown half of
+        it.
         """
-        usual_ns, shown_ns = self._usual_ns[_DATA], max(self._shown_ns)
-        most_ns = max(shown_ns, self._shown_first_ns)
+        usual_ns, shown_ns, theirs_ns = self._usual_ns[_DATA], max(self._shown_ns), rank.waits_ns
+        most_ns = max(shown_ns, self._shown_first_ns if rank.began_as_it_is else 0)
         if usual_ns < _READY * most_ns:
-            return max(most_ns, at_most_ns) if 2 * most_ns >= at_most_ns else most_ns
+            return max(most_ns, theirs_ns) if 2 * most_ns >= theirs_ns else most_ns
         return shown_ns if usual_ns < _AHEAD * shown_ns else usual_ns
+
+    @property
+    def waits_ns(self) -> float:
+        """How long its host usually waits for a batch."""
+        return self._usual_ns[_DATA]
 
 
 def _waits(between_ns: deque[tuple[int, int]], before: bool | None) -> bool | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.straggler.host_need import HostNeed
 from otel_ddp.diagnosis.verdict import Labels
 
@@ -22,7 +22,10 @@ from otel_ddp.diagnosis.verdict import Labels
 _FORGETS = 0.02
 # What a host needs more in a phase is none where it is less than one part of the step in so many.
 _SMALL = 64
+# Hosts launch alike if the one needs at least this part of what the other needs.
+_ALIKE = 0.9
 _DATA = WORK_PHASES.index("data")
+_COMPUTE = [WORK_PHASES.index(word) for word in COMPUTE_PHASES]
 
 
 class _MoreNs(NamedTuple):
@@ -31,6 +34,8 @@ class _MoreNs(NamedTuple):
     by_phase: tuple[float, ...]
     data_for_sure: float
     """Of `data`, if other loaders are still as slow as they were."""
+    launches_alike: bool
+    """At least half of the other hosts are known to need as long to launch a step."""
 
 
 class HostPace:
@@ -68,7 +73,7 @@ class HostPace:
         if not any(map(any, idle_ns)):
             self.unclear -= _FORGETS * self.unclear
             return row
-        more_ns = self._more_ns()
+        more_ns = self._more_ns(facts[0].took_ns)
         pairs = [_adjusted(*each) for each in zip(facts, idle_ns, more_ns, strict=True)]
         most = max(unclear_ns / each.took_ns for each, unclear_ns in pairs)
         self.unclear += _FORGETS * (most - self.unclear)
@@ -82,21 +87,28 @@ class HostPace:
             host.follow(each)
         return True
 
-    def _more_ns(self) -> list[_MoreNs]:
-        """What each host usually needs more than the others'."""
+    def _more_ns(self, step_ns: int) -> list[_MoreNs]:
+        """What each host usually needs more than the others', where a step takes this long."""
         wait = any(each.waits for each in self._compared)
         usual_ns = [each.usual_ns(wait) for each in self._compared]
         more_ns = _by_rank([excesses([each[at] for each in usual_ns]) for at in _PHASES])
+        launches_ns = [each.launches.usual_ns(step_ns) for each in self._compared]
         found = []
-        for i, each_ns in enumerate(more_ns):
-            own_ns = usual_ns[i][_DATA]
-            loads_ns = [each.loads_ns(own_ns) for each in self._compared]
-            known_ns = own_ns - median(without(loads_ns, i))
-            found.append(_MoreNs(each_ns, min(known_ns, each_ns[_DATA])))
+        for i, (host, each_ns) in enumerate(zip(self._compared, more_ns, strict=True)):
+            loads_ns = [each.loads_ns(host) for each in self._compared]
+            known_ns = host.waits_ns - median(without(loads_ns, i))
+            alike = _are_alike(launches_ns[i], without(launches_ns, i))
+            found.append(_MoreNs(each_ns, min(known_ns, each_ns[_DATA]), alike))
         return found
 
 
 _PHASES = range(len(WORK_PHASES))
+
+
+def _are_alike(own_ns: float, others_ns: list[float]) -> bool:
+    """Whether at least half of the other hosts need as long; 0 is what is not known."""
+    known = sum(each >= _ALIKE * own_ns > 0 for each in others_ns)
+    return 2 * known >= len(others_ns)
 
 
 def _above_least(values: list[int]) -> list[float]:
@@ -138,4 +150,6 @@ def _adjusted(facts: StepFacts, idle_ns: list[int], more_ns: _MoreNs) -> tuple[S
         wait_ns=facts.wait_ns - sum(kept_ns),
     )
     clear_ns = max(idle_ns[_DATA] - hidden_ns, 0)
+    if more_ns.launches_alike:
+        clear_ns += sum(map(idle_ns.__getitem__, _COMPUTE))
     return found, max(-sum(kept_ns) - clear_ns, 0.0)

@@ -1,0 +1,92 @@
+"""What hosts need for their batches and launches, where that shows only now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from otel_ddp.diagnosis.launch_need import LaunchNeed
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.diagnosis.straggler.host_need import HostNeed
+
+MS = 1_000_000
+
+
+def step(
+    number: int, *, data_ms: float = 0, launch_ms: float = 40, keeps_up: bool = False
+) -> StepFacts:
+    """A step of 100 ms; its device *keeps_up* with the host in forward, or not at all."""
+    forward_ns = round((launch_ms if keeps_up else 90) * MS)
+    return StepFacts(
+        *(number, number * 100 * MS, 100 * MS, 0, (0, forward_ns, 0, 0, 0), {}, False, 0),
+        paced_ns=(0, forward_ns if keeps_up else 0, 0, 0, 0),
+        host_ns=(round(data_ms * MS), round(launch_ms * MS), 0, 0, 0),
+    )
+
+
+def host(waits_ms: Iterable[float]) -> HostNeed:
+    """One that has waited for its batches like this."""
+    need = HostNeed()
+    for number, data_ms in enumerate(waits_ms):
+        facts = step(number, data_ms=data_ms)
+        need.begin([facts])
+        need.follow(facts)
+    return need
+
+
+def test_batches_that_are_ready_may_take_as_long_as_those_of_the_rank_that_waits() -> None:
+    waits = host([80] * 200)
+    ready = host([70] * 8 + [0] * 192)
+
+    assert ready.loads_ns(waits) == pytest.approx(80 * MS)
+
+
+def test_batches_that_were_always_ready_are_loaded_in_time() -> None:
+    waits = host([2] * 100 + [80] * 100)
+    ready = host([2] * 200)
+
+    assert ready.loads_ns(waits) == pytest.approx(2 * MS)
+
+
+def test_first_batches_that_take_long_on_all_ranks_say_nothing_of_later_ones() -> None:
+    waits = host([130] * 5 + [30] * 195)
+    ready = host([100] * 5 + [0] * 195)
+
+    assert ready.loads_ns(waits) == 0
+
+
+def test_a_shorter_wait_than_before_is_a_lead() -> None:
+    waits = host([80] * 200)
+    ahead = host([80] * 150 + [65] * 50)
+
+    assert ahead.loads_ns(waits) == pytest.approx(80 * MS, rel=0.01)
+
+
+def launching(*steps: StepFacts) -> float:
+    """What is known after these steps, in milliseconds, where a step takes 100."""
+    need = LaunchNeed()
+    for each in steps:
+        need.follow(each)
+    return need.usual_ns(100 * MS) / MS
+
+
+def test_a_host_shows_what_it_needs_to_launch_where_its_device_keeps_up() -> None:
+    keeps_up = [step(i, launch_ms=95, keeps_up=True) for i in range(3)]
+    queue_is_full = [step(i, launch_ms=88) for i in range(3, 500)]
+
+    assert launching(*keeps_up, *queue_is_full) == 95
+    assert launching(*keeps_up[1:], *queue_is_full) == 0
+
+
+def test_what_a_host_needs_is_not_known_where_its_device_never_keeps_up() -> None:
+    assert launching(*[step(i, launch_ms=88) for i in range(500)]) == 0
+
+
+def test_what_a_host_has_shown_is_forgotten_in_time_and_where_steps_are_shorter_now() -> None:
+    keeps_up = [step(i, launch_ms=95, keeps_up=True) for i in range(20)]
+    slow = [step(i, launch_ms=130, keeps_up=True) for i in range(20)]
+    queue_is_full = [step(i) for i in range(20, 2_100)]
+
+    assert launching(*keeps_up, *queue_is_full) == 0
+    assert launching(*slow) == 0
