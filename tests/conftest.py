@@ -33,6 +33,7 @@ _STRANGE = (
 
 # The files that take longest start first: what starts last is what all others are waited for.
 _LONGEST = ("test_rules", "test_examples", "test_programs", "test_dashboards", "test_outages")
+_LONGEST_TIMED = ("test_verdicts", "test_device_verdicts")
 _FIRST = ("stack", "e2e", "torch", "cli", "identity", "journal")
 
 
@@ -49,7 +50,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files by their folders, and leave the tests of each file in their order."""
-    order = [*_LONGEST, *_FIRST]
+    order = [*_LONGEST, *_LONGEST_TIMED, *_FIRST]
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from node import Node, finished, until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TRAIN = Path(__file__).parents[1] / "device_standin" / "train.py"
 # The kernel tells the signal that has ended a process from here on.

@@ -12,7 +12,7 @@ import pytest
 from node import Node, finished, until
 from otlp_receiver import Point, Receiver
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TRAIN = Path(__file__).parents[1] / "device_standin" / "train.py"
 # Milliseconds of a device for each step; of two all-reduces, the first is hidden by backward.

@@ -15,7 +15,7 @@ import pytest
 from node import Labels, Node, finished, until
 from otlp_receiver import Receiver
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TRAIN = Path(__file__).parents[1] / "device_standin" / "train.py"
 SPEED = ("straggler", "imbalance", "regression", "stall")

@@ -13,7 +13,7 @@ from otel_ddp.agent.node_status import survey
 from otel_ddp.cli.status import lines
 from otlp_receiver import Receiver
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TRAIN = """
 import os, sys, time

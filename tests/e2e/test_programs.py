@@ -405,7 +405,7 @@ def test_settings_and_types_of_values_arrive_as_they_were_named(
     launch.assert_calm()
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("launcher", "program"),
     [(python, "from_swanlab/train.py"), (torchrun, "trainer_ddp/train.py")],

@@ -12,7 +12,7 @@ from node import Node, finished, until
 from otel_ddp.agent.node_status import survey
 
 pytestmark = [
-    pytest.mark.alone,
+    pytest.mark.timed,
     # On a busy machine cores are taken from both ranks.
     pytest.mark.stress,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each rank needs a core"),

@@ -12,7 +12,7 @@ from node import Labels, Node, finished, until, without_figures
 from otel_ddp.agent.node_status import survey
 from otlp_receiver import Receiver
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 LATE_S = 0.03
 WORK = {"data", "forward", "backward", "optimizer", "other"}

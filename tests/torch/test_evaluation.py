@@ -20,7 +20,7 @@ from conftest import Here
 from loops import INPUT, PAUSE_S, Slow, phase, totals, train
 from otel_ddp.torch.hooks import model as model_hooks
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @pytest.fixture

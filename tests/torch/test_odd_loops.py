@@ -21,7 +21,7 @@ from conftest import Here, Journal
 from loops import INPUT, PAUSE_S, Slow, idle_after, in_a_thread, phase, totals, train
 from otel_ddp.journal.place import Place
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @pytest.fixture

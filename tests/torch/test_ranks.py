@@ -16,7 +16,7 @@ from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.journal.reader import JournalReader, Steps
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 STEPS = 24
 LATE_S = 0.03

@@ -27,7 +27,7 @@ from otel_ddp.torch.readings.gradient_norm import square_norm
 from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.workload import shares_its_batch, workload
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 INPUT = torch.ones(8, 4)
 WORDS = torch.ones(2, 5, dtype=torch.long)

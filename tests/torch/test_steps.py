@@ -35,7 +35,7 @@ from otel_ddp.journal.reader import JournalReader, Steps
 from otel_ddp.torch import versions
 from otel_ddp.torch.hooks import model as model_hooks
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def test_of_a_main_thread_that_only_waits_the_training_thread_is_named(
         assert re.search(r"its thread uploader at train\.py:\d+ \(uploads\)", verdict.sentence)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_a_rank_that_computes_on_and_on_is_told_from_one_that_sleeps(
     hang: Callable[[str], Job],
 ) -> None:
