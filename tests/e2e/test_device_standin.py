@@ -115,7 +115,8 @@ def test_the_host_runs_ahead_and_nothing_of_ours_waits_for_the_device(seen: Seen
         assert least_ms < device["backward"] < most_ms
         steps, spent_ms = steps_by_host(seen.points, "ahead", rank)
         assert steps == AHEAD_STEPS
-        assert spent_ms < sum(device.values()) / 2
+        # One that waited in each step would need as long as the device; a busy machine takes more.
+        assert spent_ms < 0.8 * sum(device.values())
 
 
 @pytest.mark.parametrize(("rank", "queued_ms"), [("0", STEP_MS), ("1", SLOW_MS)])
