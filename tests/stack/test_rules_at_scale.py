@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench.rules_at_scale import Ranks, Samples, read_by_rules, send
+from bench.rules_at_scale import Ranks, Samples, read_by_rules, send, side_by_side
 from tools.stack.build import Binaries
 
 from stack.servers import Prometheus
@@ -37,3 +37,7 @@ def test_every_series_that_it_makes_is_stored(binaries: Binaries, tmp_path: Path
     assert {each.name for each in names} <= read_by_rules()
     assert backward.value == SIZE
     assert [each.labels["rank"] for each in late] == ["1"]
+
+
+def test_groups_that_are_due_at_once_share_two_cores() -> None:
+    assert side_by_side([1.0, 4.0, 2.0, 2.0]) == 5.0
