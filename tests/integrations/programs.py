@@ -325,3 +325,31 @@ with OtelDdpLogger(trainer, group="failing") as logger:
     )
     trainer.run(train_loader, max_epochs=3)
 """
+# In the middle of the training an evaluation raises or is interrupted.
+IGNITE_EVALUATION_BREAKS = """
+import contextlib
+
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+
+from otel_ddp.integrations.ignite import OtelDdpLogger
+
+
+trainer = create_supervised_trainer(model, optimizer, criterion)
+evaluator = create_supervised_evaluator(model)
+
+
+@evaluator.on(Events.ITERATION_COMPLETED)
+def breaks():
+    BREAK
+
+
+@trainer.on(Events.EPOCH_COMPLETED(once=1))
+def validate():
+    with contextlib.suppress(RuntimeError):
+        evaluator.run(val_loader)
+
+
+logger = OtelDdpLogger(trainer, group="breaks")
+logger.attach_output_handler(evaluator, Events.COMPLETED, tag="val", metric_names="all")
+trainer.run(train_loader, max_epochs=2)
+"""

@@ -261,6 +261,20 @@ def test_any_output_is_logged_as_ignite_names_it_and_an_exception_ends_the_run(
     assert first.values.keys() == {"generator/mean", "generator/parts/0"}
 
 
+@pytest.mark.parametrize("how", ['raise RuntimeError("no metric")', "evaluator.interrupt()"])
+def test_training_goes_on_outside_of_an_evaluation_that_was_broken_off(
+    frameworks: Frameworks, how: str
+) -> None:
+    program = programs.IGNITE.replace('idist.initialize("gloo")', "")
+    program += programs.IGNITE_EVALUATION_BREAKS.replace("BREAK", how)
+
+    ran = frameworks.run(program, ranks=1)
+
+    (rank,) = ran.ranks
+    assert rank.span_names == ["eval"]
+    assert (rank.state, rank.phase) == ("finished", "other")
+
+
 # -- DeepSpeed
 
 

@@ -38,10 +38,12 @@ class OtelDdpLogger(BaseLogger):  # type: ignore[misc]
         if engine is not self.trainer and engine not in self._evaluators:
             self._evaluators.append(engine)
             phase = OpenPhase()
-            # An engine that raises is not completed. Ignite takes an error that has a handler for
-            # handled, so there is none.
             engine.add_event_handler(Events.STARTED, lambda: phase.begin("eval"))
             engine.add_event_handler(Events.COMPLETED, lambda: phase.end())
+            # An engine that raises or is interrupted is not completed. Ignite takes an error that
+            # has a handler for handled, so there is none: the phase ends when training goes on.
+            goes_on = Events.GET_BATCH_STARTED | Events.COMPLETED
+            self.trainer.add_event_handler(goes_on, lambda: phase.end())
         return super().attach(engine, *args, **kwargs)
 
     def log(self, found: Mapping[str, Any], tag: str | None, step: int | None = None) -> None:
