@@ -99,6 +99,9 @@ class Tiny(L.LightningModule):
     def test_step(self, batch, number):
         self.log("test_loss", self.layer(batch[0]).square().mean(), sync_dist=True)
 
+    def predict_step(self, batch, number):
+        return self.layer(batch[0])
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
@@ -162,6 +165,41 @@ trainer = L.Trainer(
 # The end of the process says nothing.
 with contextlib.suppress(RuntimeError):
     trainer.fit(Broken(4, 0.1), train_loader)
+"""
+
+# The first training of a process fails, and the second one has the same logger.
+LIGHTNING_AGAIN = """
+import contextlib
+
+from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
+
+
+class Broken(Tiny):
+    def training_step(self, batch, number):
+        raise RuntimeError("no more data")
+
+
+logger, folders = OtelDdpLogger(group="trials"), []
+for each in (Broken(4, 0.1), model):
+    trainer = L.Trainer(
+        max_epochs=1,
+        enable_checkpointing=False,
+        logger=logger,
+        callbacks=[OtelDdpCallback()],
+    )
+    with contextlib.suppress(RuntimeError):
+        trainer.fit(each, train_loader)
+    folders.append([logger.name, logger.version])
+with open("report.json", "w") as file:
+    json.dump(folders, file)
+"""
+LIGHTNING_WITHOUT_TRAINING = """
+from otel_ddp.integrations.lightning import OtelDdpCallback
+
+trainer = L.Trainer(logger=False, callbacks=[OtelDdpCallback(group="evaluated")])
+trainer.validate(model, val_loader, verbose=False)
+trainer.test(model, val_loader, verbose=False)
+trainer.predict(model, val_loader)
 """
 
 # -- all of them

@@ -196,6 +196,29 @@ def test_an_exception_is_the_end_of_the_run_for_the_logger_and_for_the_callback(
     assert [each.step for each in ran.logged(0)] == ([0, 1] if package == "lightning" else [])
 
 
+def test_a_logger_that_is_used_again_after_a_failure_opens_a_run_of_the_same_group(
+    frameworks: Frameworks,
+) -> None:
+    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_AGAIN, ranks=1)
+
+    by_state = {each.state: each.identity for each in ran.ranks}
+    assert by_state.keys() == {"failed", "finished"}
+    assert {each["group"] for each in by_state.values()} == {"trials"}
+    # A run that has failed keeps its name, and none begins where the name is asked for.
+    assert ran.report == [["trials", by_state[s]["run"]] for s in ("failed", "finished")]
+
+
+def test_the_callback_alone_measures_evaluations_without_a_training(
+    frameworks: Frameworks,
+) -> None:
+    ran = frameworks.run(programs.LIGHTNING + programs.LIGHTNING_WITHOUT_TRAINING, ranks=1)
+
+    (rank,) = ran.ranks
+    assert rank.identity["group"] == "evaluated"
+    # A validation, a test and a prediction.
+    assert rank.span_names == ["eval", "eval", "eval"]
+
+
 # -- Accelerate
 
 

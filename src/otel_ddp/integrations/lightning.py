@@ -35,19 +35,20 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
     @property
     def experiment(self) -> otel_ddp.Run:
         """The run of this rank. Lightning asks for it on every rank, before it trains."""
-        if self._run is None:
+        # An exception has ended the run: what follows, such as another trial, is a run of its own.
+        if self._run is None or self._run.is_closed:
             self._run = otel_ddp.instrument(**self._arguments)
         return self._run
 
     @property
     def name(self) -> str:
         """The group of the run, and the folder of its checkpoints."""
-        return self.experiment.group
+        return (self._run or self.experiment).group
 
     @property
     def version(self) -> str:
         """The name of the run."""
-        return self.experiment.run
+        return (self._run or self.experiment).run
 
     @containment.contained()
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -85,6 +86,11 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Open the run of a program that tests, validates or predicts without a training."""
+        if stage != "fit":
+            otel_ddp.instrument(**self._arguments)
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
         run = otel_ddp.instrument(_wrapped(trainer, pl_module), **self._arguments)
@@ -121,6 +127,14 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
 
     @containment.contained()
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.end()
+
+    @containment.contained()
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        self._phase.begin("eval")
+
+    @containment.contained()
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         self._phase.end()
 
 
