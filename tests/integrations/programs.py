@@ -72,6 +72,16 @@ trainer = transformers.Trainer(
 trainer.train()
 """
 
+TRANSFORMERS_EVALUATED = """
+from transformers import Trainer, TrainingArguments
+
+from otel_ddp.integrations.transformers import OtelDdpCallback
+
+arguments = TrainingArguments(output_dir="out", report_to="none")
+callbacks = [OtelDdpCallback(group="evaluated")]
+Trainer(model, arguments, eval_dataset=eval_set, callbacks=callbacks).evaluate()
+"""
+
 # -- Lightning
 
 LIGHTNING = """

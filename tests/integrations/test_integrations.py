@@ -114,6 +114,14 @@ def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: F
     assert [min(each.values) for each in ran.logged(0, "val")] == ["one_loss", "other_loss"]
 
 
+def test_every_rank_of_a_trainer_that_only_evaluates_is_measured(frameworks: Frameworks) -> None:
+    ran = frameworks.run(programs.TRANSFORMERS + programs.TRANSFORMERS_EVALUATED)
+
+    assert [each.identity["group"] for each in ran.ranks] == ["evaluated", "evaluated"]
+    assert [each.span_names for each in ran.ranks] == [["eval"], ["eval"]]
+    assert [len(ran.logged(rank, "val")) for rank in (0, 1)] == [1, 0]
+
+
 # -- Lightning
 
 

@@ -50,6 +50,11 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
             run.describe(model)
         containment.attempt(lambda: run.config(_configuration(args, model)), None)
 
+    def _open_without_training(self, args: Any, more: Mapping[str, Any]) -> None:
+        # A Trainer that only evaluates or predicts begins no training.
+        if not self._is_open:
+            self._open(args, more.get("model"))
+
     @containment.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
@@ -71,9 +76,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
             self._log(args, state, metrics, more)
 
     def _log(self, args: Any, state: Any, found: Mapping[str, Any] | None, more: Any) -> None:
-        # A Trainer that only evaluates begins no training.
-        if not self._is_open:
-            self._open(args, more.get("model"))
+        self._open_without_training(args, more)
         by_split: dict[str | None, dict[str, Any]] = {}
         for name, value in (found or {}).items():
             if isinstance(value, str) or name == "epoch":
@@ -103,6 +106,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     @containment.contained()
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self._phase.name != "eval":
+            self._open_without_training(args, more)
             self._phase.begin("eval")
 
     @containment.contained()
