@@ -66,6 +66,24 @@ def test_every_file_that_the_compose_file_mounts_is_written(tmp_path: Path) -> N
     assert [each for each in mounted if not (tmp_path / each).exists()] == []
 
 
+def test_the_users_of_the_servers_can_read_what_is_written_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        main(["deploy", str(tmp_path / "here")])
+    finally:
+        os.umask(before)
+
+    # Of the folder itself they see nothing: what is mounted lies inside.
+    modes = {
+        path.relative_to(tmp_path / "here").as_posix(): path.stat().st_mode & 0o777
+        for path in (tmp_path / "here").rglob("*")
+    }
+    unreadable = {name: oct(mode) for name, mode in modes.items() if mode & 0o044 != 0o044}
+    assert unreadable == {}
+    assert (modes["prometheus"], modes["compose.yaml"]) == (0o755, 0o644)
+    assert modes["slurm/epilog.sh"] == 0o755
+
+
 def test_a_file_that_was_changed_is_left_alone_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +141,24 @@ def test_up_writes_the_files_and_starts_them(
     said = capfd.readouterr().out
     assert "Grafana: http://localhost:3000" in said
     assert f"docker compose -f {compose} down" in said
+
+
+def test_the_commands_that_up_names_work_from_any_folder(
+    docker: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["deploy", "my files"]) == 0
+    assert main(["up", "--dir", "my files"]) == 0
+
+    compose = f"docker compose -f '{tmp_path}/my files/compose.yaml'"
+    said = capfd.readouterr().out.splitlines()
+    assert "On one machine, with Docker: otel-ddp up --dir 'my files'" in said
+    assert f"{compose} up --detach --wait" in said
+    assert f"The end of it: {compose} down" in said
 
 
 @pytest.mark.parametrize(

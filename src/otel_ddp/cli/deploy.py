@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"{written.files} files of otel_ddp {__version__} are in {folder} ({written.new} new).")
-    print(f"On one machine, with Docker: otel-ddp up --dir {folder}")
+    print(f"On one machine, with Docker: otel-ddp up --dir {shlex.quote(str(folder))}")
     print(f"Everything else: {folder}/README.md")
     return 0
 
@@ -69,13 +70,26 @@ def write(folder: Path, *, force: bool = False) -> Written:
                 "--force."
             )
         for name in new:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(files[name].read_bytes())
-            if name.endswith(".sh"):
-                (folder / name).chmod(0o755)
+            _write(folder, Path(name), files[name].read_bytes())
     except OSError as error:
         raise Refused(f"{error.filename or folder} cannot be written: {error.strerror}.") from error
     return Written(len(files), len(new))
+
+
+def _write(folder: Path, name: Path, content: bytes) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    # The servers run as other users, who have to read it whatever the umask is here.
+    _allow(path, 0o555 if name.suffix == ".sh" else 0o444)
+    for inner in name.parents[:-1]:
+        _allow(folder / inner, 0o555)
+
+
+def _allow(path: Path, wanted: int) -> None:
+    mode = path.stat().st_mode & 0o7777
+    if mode & wanted != wanted:
+        path.chmod(mode | wanted)
 
 
 def _is_there(path: Path, shipped_file: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,20 +34,22 @@ def run(options: argparse.Namespace) -> int:
     if why := _no_docker():
         print(f"{why} {_INSTEAD}", file=sys.stderr)
         return 1
-    folder: Path = options.dir or _default_folder()
+    folder = (options.dir or _default_folder()).absolute()
     try:
         deploy.write(folder, force=options.force)
     except deploy.Refused as error:
         print(error, file=sys.stderr)
         return 1
     compose = ["docker", "compose", "-f", str(folder / "compose.yaml")]
-    print(f"{' '.join(compose)} up --detach --wait", flush=True)
+    # To be pasted, from any folder.
+    typed = shlex.join(compose)
+    print(f"{typed} up --detach --wait", flush=True)
     if status := subprocess.run([*compose, "up", "--detach", "--wait"], check=False).returncode:
         print(f"Docker ended with status {status}: its own lines say why.", file=sys.stderr)
         return 1
     print("Grafana: http://localhost:3000   Prometheus: http://localhost:9090")
     print("Next: `otel-ddp demo`, or your own training: agents here find the collector.")
-    print(f"The end of it: {' '.join(compose)} down")
+    print(f"The end of it: {typed} down")
     return 0
 
 
