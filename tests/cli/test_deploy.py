@@ -137,10 +137,25 @@ def test_up_writes_the_files_and_starts_them(
     compose = tmp_path / "data" / "otel-ddp" / "deploy" / "compose.yaml"
     assert compose.read_bytes() == (DEPLOY / "compose.yaml").read_bytes()
     asked = (docker / "asked").read_text().splitlines()
-    assert asked[-1] == f"compose -f {compose} up --detach --wait"
+    assert asked[-1] == f"compose -f {compose} up --detach --wait --force-recreate"
     said = capfd.readouterr().out
     assert "Grafana: http://localhost:3000" in said
     assert f"docker compose -f {compose} down" in said
+
+
+def test_servers_that_run_are_left_alone_unless_their_files_are_new(
+    docker: Path, tmp_path: Path
+) -> None:
+    rules = tmp_path / "data" / "otel-ddp" / "deploy" / "prometheus" / "rules" / "run.yml"
+
+    main(["up"])
+    main(["up"])
+    rules.write_text("of an earlier version")
+    main(["up", "--force"])
+
+    asked = (docker / "asked").read_text().splitlines()
+    again = ["--force-recreate" in each for each in asked if each.startswith("compose -f ")]
+    assert again == [True, False, True]
 
 
 def test_the_commands_that_up_names_work_from_any_folder(

@@ -36,15 +36,19 @@ def run(options: argparse.Namespace) -> int:
         return 1
     folder = (options.dir or _default_folder()).absolute()
     try:
-        deploy.write(folder, force=options.force)
+        written = deploy.write(folder, force=options.force)
     except deploy.Refused as error:
         print(error, file=sys.stderr)
         return 1
     compose = ["docker", "compose", "-f", str(folder / "compose.yaml")]
     # To be pasted, from any folder.
     typed = shlex.join(compose)
-    print(f"{typed} up --detach --wait", flush=True)
-    if status := subprocess.run([*compose, "up", "--detach", "--wait"], check=False).returncode:
+    start = ["up", "--detach", "--wait"]
+    # Compose leaves servers alone that run already, and these have read the files before.
+    if written.new:
+        start.append("--force-recreate")
+    print(f"{typed} {' '.join(start)}", flush=True)
+    if status := subprocess.run([*compose, *start], check=False).returncode:
         print(f"Docker ended with status {status}: its own lines say why.", file=sys.stderr)
         return 1
     print("Grafana: http://localhost:3000   Prometheus: http://localhost:9090")
