@@ -53,6 +53,9 @@ PROMETHEUS_NAMES = {
     "training.scalar.step": "training_scalar_step",
     "training.scalar.epoch": "training_scalar_epoch",
     "training.nonfinite": "training_nonfinite_total",
+    # Summary
+    "training.scalar.best": "training_scalar_best",
+    "training.scalar.best.step": "training_scalar_best_step",
     # Diagnosis
     "training.straggler": "training_straggler",
     "training.straggler.excess": "training_straggler_excess_ratio",
@@ -293,3 +296,4 @@ def test_the_documentation_is_what_the_catalogue_says() -> None:
     written = (DOCS / "metrics.md").read_text(encoding="utf-8")
 
     assert written == catalog.markdown(), "docs/metrics.md is out of date: run `make docs`."
+    assert [each.name for each in METRICS if f"`{each.name}`" not in written] == []

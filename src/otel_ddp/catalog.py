@@ -436,6 +436,30 @@ TRAINING_NONFINITE = _learning.metric(
     "How many logged values were NaN or infinite, counted from 0 once a name is first logged.",
 )
 
+# --- Summary -----------------------------------------------------------------------------------
+
+# What a user may say of a name: its lowest or its highest value is the best one, or neither is.
+BEST = ("min", "max", "none")
+
+_summary = _Section(
+    "Summary",
+    "run",
+    "The best value so far of each name that gets better in one direction: `direction` is `min` or "
+    "`max`, guessed from the name (a loss falls, an accuracy grows) or given by `best=`. The first "
+    "200 names, sent by global rank 0 alone. `name` and `split` are as under Learning.",
+    ("name", "split", "direction"),
+)
+
+TRAINING_SCALAR_BEST = _summary.metric(
+    "training.scalar.best",
+    _G,
+    "",
+    "The best finite value so far, over all attempts that this node's agent has seen.",
+)
+TRAINING_SCALAR_BEST_STEP = _summary.metric(
+    "training.scalar.best.step", _G, "{step}", "The step to which the best value belongs."
+)
+
 # --- Diagnosis ---------------------------------------------------------------------------------
 
 _diagnosis = _Section(
@@ -914,7 +938,10 @@ OTEL_DDP_CAPABILITY = _ourselves.metric(
 METRICS: tuple[Metric, ...] = tuple(_declared)
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
-_SECTIONS = (_run, _progress, _speed, _learning, _diagnosis, _process, _gpu, _host, _ourselves)
+_SECTIONS = (
+    *(_run, _progress, _speed, _learning, _summary),
+    *(_diagnosis, _process, _gpu, _host, _ourselves),
+)
 
 _INTRO = """\
 <!-- Generated from src/otel_ddp/catalog.py by `make docs`: change it there. -->

@@ -65,6 +65,18 @@ def test_what_a_process_logged_is_on_the_endpoint_after_it_ended() -> None:
         assert labels == ["g", "r", "train", "0", "0"]
 
 
+def test_a_rank_that_is_started_again_keeps_its_best_values() -> None:
+    attempt = "import otel_ddp\nrun = otel_ddp.init(run='r')\nrun.log({{'loss': {}}}, step={})"
+    with Node() as node:
+        node.run(attempt.format(1.0, 7))
+        until(lambda: node.value("training_scalar_best") == 1.0, "the first attempt to be read")
+        node.run(attempt.format(2.0, 5))
+
+        until(lambda: node.value("training_scalar", name="loss") == 2.0, "the second one")
+        assert node.value("training_scalar_best", name="loss", direction="min") == 1.0
+        assert node.value("training_scalar_best_step", name="loss") == 7.0
+
+
 def test_nothing_configured_means_scrape_only_and_the_status_says_so() -> None:
     with Node() as node:
         node.run(TRAIN)

@@ -36,6 +36,7 @@ from tools.dashboards.selectors import (
 QUESTION = "What is running, what is healthy, and what did it cost?"
 
 _RATE = "[$__rate_interval]"
+_FALLS, _GROWS = 'direction="min"', 'direction="max"'
 _HOURS = f"* {RULES_EVERY_S} / 3600"
 
 
@@ -185,7 +186,7 @@ def _table() -> Panel:
             "Runs",
             "One row a run that was there in this time: state, progress, value, cost, "
             "configuration.",
-            "Click a run for its own board. Filter any column by its head, say by config_lr.",
+            "Click a run for its own board. Sort or filter by any head: by Best, or by config_lr.",
         ),
         # Without a list of labels: whatever a run says of its configuration becomes a column.
         rows(
@@ -198,6 +199,8 @@ def _table() -> Panel:
         rows(by_run("max", f"max_over_time({there}{IN_RANGE})"), "ranks"),
         rows(having_role(either(stepped, of_rank_0), IN_RANGE), "step"),
         rows(by_run("avg", last(value)), "last"),
+        rows(having_role(_best_of_run(), IN_RANGE), "best"),
+        rows(by_run("max", _step_of_best()), "best_step"),
         rows(by_run("min", f"min_over_time({value}[$__range])"), "lowest"),
         rows(by_run("max", f"max_over_time({value}[$__range])"), "highest"),
         rows(by_run("sum", f"sum_over_time({used}[$__range]) {_HOURS}"), "used"),
@@ -227,6 +230,9 @@ def _table() -> Panel:
             Column("world_size", "Of", width=60),
             Column("Value #step", "Step", decimals=0, width=85),
             Column("Value #last", "Last", "short", width=80),
+            # Sorted by it, a group's runs are a leaderboard.
+            Column("Value #best", "Best", "short", width=80),
+            Column("Value #best_step", "At step", decimals=0, width=90),
             Column("Value #lowest", "Lowest", "short", width=95),
             Column("Value #highest", "Highest", "short", width=100),
             Column("Value #used", "GPU-hours", "h", decimals=1, width=115),
@@ -247,6 +253,22 @@ def _table() -> Panel:
         nothing="no runs in this time: is the Pipeline whole?",
         size=(24, 10),
     )
+
+
+def _best(*selectors: str) -> str:
+    return last(metric("training.scalar.best", WHOLE_RUNS, LOGGED, RANK_0, *selectors))
+
+
+def _best_of_run() -> str:
+    """Over the nodes on which rank 0 has been: each agent knows its own part."""
+    lowest = f"min by ({BY_RUN}) ({_best(_FALLS)})"
+    return f"({lowest} or max by ({BY_RUN}) ({_best(_GROWS)}))"
+
+
+def _step_of_best() -> str:
+    step = last(metric("training.scalar.best.step", WHOLE_RUNS, LOGGED, RANK_0))
+    there = f"({_best()} == on ({BY_RUN}) group_left () {_best_of_run()})"
+    return f"{step} and on ({BY_RANK}) {there}"
 
 
 def _over_time() -> list[Panel]:

@@ -16,7 +16,12 @@ TAKEN_SUFFIX = ".taken"
 # Also beside it: the question to a process that hangs, and the answer.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
-COMPANION_SUFFIXES = (TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half")
+# And the extremes of what a process has logged.
+SUMMARY_SUFFIX = ".summary"
+COMPANION_SUFFIXES = (
+    *(TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half"),
+    *(SUMMARY_SUFFIX, f"{SUMMARY_SUFFIX}.half"),
+)
 
 # The fixed part of the head; its last word is the checksum of the words before it.
 FIXED = Struct("<8sIIQQQQQQQQQQQQqq16s")

@@ -15,6 +15,7 @@ from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_info import ConfigRecords
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.catalog import STATES
 from otel_ddp.journal.layout import END, SPAN
 from otel_ddp.journal.locks import lock_holder
@@ -38,9 +39,10 @@ class JournalFeed:
         ledger: Ledger,
         name_node: Callable[[dict[str, Any]], str],
         parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+        summaries: Summaries | None = None,
     ) -> None:
         """*parent_ended*: whether the parent ended this process, which died without a last record;
-        None: not known yet."""
+        None: not known yet. *summaries*: those of the node's other journals."""
         self.reader: JournalReader = reader
         # The process id as the agent sees it, which differs if only the process is in a container.
         # 0 if the agent cannot see it: the process's own number may be another process here.
@@ -58,7 +60,7 @@ class JournalFeed:
         self._parent_ended = parent_ended
         self._ended_by_parent: bool | None = None
         self._known_identities = -1
-        self._values = LoggedValues(reader, ledger)
+        self._values = LoggedValues(reader, ledger, summaries or Summaries())
         self._series = ProcessSeries(self, ledger)
         self._config = ConfigRecords()
         self._stream = StepStream(reader.created_ns)
@@ -145,6 +147,7 @@ class JournalFeed:
                 self.documents.append(record)
         if self._sent and self.identity.get("global_rank") == 0:
             self.documents += self._config.new_records(self.reader, now_ns)
+        self._values.keep_summary()
         self._values.keep_times(now_ns)
 
     @property
@@ -209,6 +212,7 @@ class JournalFeed:
         """
         if self.labels and self.exported and is_newest:
             self._series.update(now_ns)
+            self._values.update_best(now_ns)
 
     def step(self) -> int | None:
         """The last step that the process recorded."""

@@ -18,6 +18,7 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.process_status import long_texts
 from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
@@ -63,6 +64,7 @@ class Journals:
         self._ledger = ledger
         self._parent_ended = parent_ended
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
+        self._summaries = Summaries()
         self._journals: dict[Path, JournalFeed] = {}
         self._ended: list[Ended] = []
         self._committed: Marks = {}
@@ -103,7 +105,7 @@ class Journals:
                 log.warning("%s", why)
             else:
                 self._journals[path] = JournalFeed(
-                    reader, self._ledger, self._names.name, self._parent_ended
+                    reader, self._ledger, self._names.name, self._parent_ended, self._summaries
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
@@ -277,6 +279,7 @@ class Journals:
             for each in old:
                 if each.labels and each.labels not in in_use:
                     self._ledger.drop(each.labels)
+                    self._summaries.forget(each.labels)
 
     # -- questions
 

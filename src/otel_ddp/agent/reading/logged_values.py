@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from otel_ddp import catalog, containment
 from otel_ddp.agent.ledger import MS, Labels, Ledger, Series
+from otel_ddp.agent.reading.best_values import BestValues
 from otel_ddp.agent.reading.series_times import ALL, SeriesTimes
+from otel_ddp.agent.reading.summary import Key, Summaries, Summary
+from otel_ddp.agent.reading.summary_file import SummaryFile
 from otel_ddp.journal.reader import JournalReader, Scalars
 
 # A value that is read now was logged at most this long ago, if everything before it is read.
@@ -19,12 +22,13 @@ class _Entry(NamedTuple):
     value: Series
     step: Series
     epoch: Series
+    key: Key
 
 
 class LoggedValues:
     """One a process. The caller of every method holds the ledger's lock."""
 
-    def __init__(self, reader: JournalReader, ledger: Ledger) -> None:
+    def __init__(self, reader: JournalReader, ledger: Ledger, summaries: Summaries) -> None:
         self.last_step: int | None = None
         self.last_epoch: float | None = None
         self.too_fast = 0
@@ -35,6 +39,11 @@ class LoggedValues:
         # By the number of the name.
         self._entries: dict[int, _Entry] = {}
         self._restored = False
+        # Of rank 0 alone: 2 series a name are little for one rank, and much for thousands.
+        self._summary: Summary | None = None
+        self._summaries = summaries
+        self._summary_file = SummaryFile(reader.path)
+        self._best = BestValues(reader, ledger)
         self._times = SeriesTimes(reader)
         self._times_found = self._times.found()
         # Names with a point so late that their next value may have the same time.
@@ -51,6 +60,9 @@ class LoggedValues:
     def relabel(self, labels: Labels) -> None:
         """Go on with new series, under these labels."""
         self._labels = labels
+        self._summary = None
+        if self._exported and self._reader.identity.get("global_rank") == 0:
+            self._summary = self._summaries.of(labels)
         self._entries.clear()
         self._late.clear()
         self._restored = False
@@ -60,6 +72,8 @@ class LoggedValues:
         if self._restored:
             return
         self._restored = True
+        if self._summary is not None:
+            self._summary_file.restore(self._summary)
         for record in self._reader.latest():
             if record.position < self._reader.position:
                 self._show(record)
@@ -81,6 +95,8 @@ class LoggedValues:
             for series, seen in ((entry.value, value), (entry.step, step), (entry.epoch, epoch)):
                 if seen is not None and record.time_ns >= series.time_ns:
                     series.value, series.time_ns = float(seen), record.time_ns
+            if self._summary is not None:
+                self._summary.feed(entry.key, value, step, record.time_ns)
 
     def feed(self, record: Scalars, now_ns: int) -> None:
         """Add the values of one record. *now_ns*: when it was read."""
@@ -92,6 +108,8 @@ class LoggedValues:
             entry = self._entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
+            if self._summary is not None:
+                self._summary.feed(entry.key, value, record.step, record.time_ns)
             at = self._log(entry, value, record)
             if at is None:
                 too_fast = number
@@ -141,22 +159,32 @@ class LoggedValues:
         labels = (*self._labels, ("name", name.text), ("split", name.split))
         start_ns = self._reader.created_ns
         project = str(self._reader.identity.get("project") or "")
-        made = [
+        value, step, epoch = (
             self._ledger.series(metric, labels, start_ns, project)
             for metric in (
                 catalog.TRAINING_SCALAR,
                 catalog.TRAINING_SCALAR_STEP,
                 catalog.TRAINING_SCALAR_EPOCH,
             )
-        ]
+        )
         nonfinite = self._ledger.series(catalog.TRAINING_NONFINITE, labels, start_ns, project)
         if nonfinite.value is None:
             # So that the first event is an increase, for every name although few ever need it.
             # A 0 that is made together with the first event may never be scraped, and without a 0
             # before it Prometheus' increase() does not see that event.
             nonfinite.value = 0.0
-        entry = self._entries[number] = _Entry(*made)
+        entry = self._entries[number] = _Entry(value, step, epoch, name)
         return entry
+
+    def update_best(self, now_ns: int) -> None:
+        """Write the best values into the ledger."""
+        if self._summary is not None:
+            self._best.update(self._labels, self._summary, now_ns)
+
+    def keep_summary(self) -> None:
+        """Write down, for the next agent, the extremes of what was read."""
+        if self._summary is not None:
+            self._summary_file.keep(self._summary)
 
     def keep_times(self, now_ns: int) -> None:
         """Write down, for the next agent, the times that new values may meet."""
