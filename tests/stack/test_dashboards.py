@@ -213,6 +213,20 @@ def test_a_run_is_one_row_whatever_the_roles_of_its_processes(
             assert {labels["world_size"] for labels in found} == {str(WORLD_SIZE)}
 
 
+def test_the_best_loss_of_each_run_is_its_lowest_one_and_has_a_step(reader: Reader) -> None:
+    values = reader.opened(BOARDS["Runs"])
+    table = {each.ref: each for each in BOARDS["Runs"].questions if each.panel == "Runs"}
+
+    best, lowest, step = (
+        {each.labels["run"]: each.value for each in answer(table[ref], values, reader.page)}
+        for ref in ("best", "lowest", "best_step")
+    )
+
+    assert BASE.name in best
+    assert best == lowest
+    assert step.keys() == best.keys()
+
+
 def test_nobody_is_missing_where_roles_differ_and_an_evaluator_is_beside(reader: Reader) -> None:
     shown = {"run": (BASE.name,)}
     board = BOARDS["Ranks"]
