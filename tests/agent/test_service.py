@@ -234,4 +234,5 @@ def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
     assert [each["journal"] for each in ended] == [path.name for path in copies]
     prose = [(each["description"], each["config"]) for each in ended]
     assert prose == [("", {})] * 2 + [("why", {"lr": 0.1})] * 20
+    assert [each["summary"] for each in ended] == [[]] * 22
     assert {each["tags"] for each in ended} == {"a"}

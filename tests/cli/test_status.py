@@ -79,6 +79,46 @@ def test_a_verdict_that_is_over_is_shown_from_when_to_when(
     assert tomorrow[0] == "  - 1970-01-01 00:00:00 to 1970-01-01 02:00:00: first"
 
 
+def test_the_best_value_of_each_name_is_shown_with_its_step_and_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    low = {"value": 0.125, "step": 40, "time_ns": 7_000_000_000}
+    high = {"value": 0.75, "step": None, "time_ns": 8_000_000_000}
+
+    def row(name: str, split: str, direction: str) -> dict[str, Any]:
+        return {"name": name, "split": split, "direction": direction, "min": low, "max": high}
+
+    earlier = process(summary=[{**row("loss", "val", "min"), "min": high}], state="failed")
+    later = process(
+        started_ns=2,
+        summary=[
+            *(row("loss", "train", "min"), row("lr", "train", ""), row("acc", "val", "max")),
+            *(row("loss", "val", "min"), {"direction": "min"}, 4, {"direction": ["min"]}),
+            {"name": "huge", "direction": "max", "max": {"value": 10**400}},
+        ],
+    )
+
+    shown_lines = shown(earlier, later)
+
+    assert [line for line in shown_lines if "best" in line] == [
+        "  best loss (val): 0.125, at step 40, at 00:00:07",
+        "  best acc (val): 0.75, at 00:00:08",
+        "  best loss (train): 0.125, at step 40, at 00:00:07",
+    ]
+
+
+def test_of_many_best_values_six_are_shown() -> None:
+    best = {"value": 1.0, "step": 1, "time_ns": 1}
+    rows = [{"name": f"loss{n}", "split": "val", "direction": "min", "min": best} for n in range(8)]
+
+    shown_lines = shown(process(summary=rows))
+
+    assert len([line for line in shown_lines if line.startswith("  best")]) == 6
+    assert shown_lines[-1] == "  and 2 further names have a best value: --json has all"
+
+
 def ranks_by_run(shown_lines: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in shown_lines:

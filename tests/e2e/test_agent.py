@@ -75,6 +75,10 @@ def test_a_rank_that_is_started_again_keeps_its_best_values() -> None:
         until(lambda: node.value("training_scalar", name="loss") == 2.0, "the second one")
         assert node.value("training_scalar_best", name="loss", direction="min") == 1.0
         assert node.value("training_scalar_best_step", name="loss") == 7.0
+        *_, second = node.processes()
+        (loss,) = second["summary"]
+        assert (loss["min"]["value"], loss["min"]["step"]) == (1.0, 7)
+        assert (loss["max"]["value"], loss["last"]["value"]) == (2.0, 2.0)
 
 
 def test_nothing_configured_means_scrape_only_and_the_status_says_so() -> None:
@@ -392,7 +396,7 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
         for rank in (0, 1):
             assert f"rank {rank} on" in output.stdout
         assert output.stdout.count(": finished") == 2
-        assert "accuracy (val)" in output.stdout
+        assert "best accuracy (val)" in output.stdout
         verdicts = output.stdout.partition("Verdicts:")[2]
         assert "rank 1" in verdicts
         assert "keeps the others waiting: backward takes" in verdicts

@@ -14,10 +14,11 @@ from otel_ddp.agent.node_status import survey
 from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.gpus import gpu_lines
-from otel_ddp.cli.text import cell, integer, mappings, print_answer
+from otel_ddp.cli.text import cell, integer, mappings, number, print_answer
 from otel_ddp.errors import ConfigError
 
 _WIDEST_ROLE = 24
+_MOST_BEST = 6
 ENDED_STATES = ("finished", "failed", "killed")
 # The sentence where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
@@ -82,6 +83,7 @@ def lines(
     for run, processes in runs.items():
         yield ""
         yield from _table(run, processes, now_ns)
+        yield from best_lines(processes, now_ns)
         yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))
         yield from (f"  ! {sentence}" for sentence in _run_notes(found, run))
         for verdict in mappings(found.get("verdicts")):
@@ -203,6 +205,32 @@ def _not_judged(agent: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]
     for each in mappings(agent.get("insufficient")):
         if _run(each) == run:
             yield f"  stragglers: {cell(each.get('why'), '?')}"
+
+
+def best_lines(processes: Iterable[Mapping[str, Any]], now_ns: int) -> Iterable[str]:
+    """A line for the best value of each name, those that were not trained on first."""
+    # A later attempt goes on with the summary of an earlier one.
+    names = {
+        (cell(row.get("name"), "?"), cell(row.get("split"))): row
+        for each in processes
+        for row in mappings(each.get("summary"))
+        if row.get("direction")
+    }
+    shown = sorted(names.items(), key=lambda item: item[0][1] == "train")
+    for (name, split), row in shown[:_MOST_BEST]:
+        best = row.get(str(row.get("direction")))
+        value = number(best.get("value")) if isinstance(best, Mapping) else None
+        if best is None or value is None:
+            continue
+        step, time_ns = integer(best.get("step")), integer(best.get("time_ns"))
+        parts = (
+            f"best {name} ({split}): {value:.6g}",
+            "" if step is None else f"at step {step}",
+            "" if time_ns is None else f"at {_at(time_ns, now_ns)}",
+        )
+        yield "  " + ", ".join(filter(None, parts))
+    if len(shown) > _MOST_BEST:
+        yield f"  and {len(shown) - _MOST_BEST} further names have a best value: --json has all"
 
 
 _HEADS = ("rank", "local", "node", "pid", "state", "step", "phase", "since")

@@ -353,4 +353,7 @@ class Journals:
         """The processes whose journals are deleted."""
         all_ended = [each.description for each in self._ended[-_MOST_ENDED:]]
         older, newer = all_ended[:-_MOST_LONG_TEXTS], all_ended[-_MOST_LONG_TEXTS:]
-        return [*({**each, "description": "", "config": {}} for each in older), *newer]
+        return [
+            *({**each, "description": "", "config": {}, "summary": []} for each in older),
+            *newer,
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.reading import finished_workers
+from otel_ddp.agent.reading import finished_workers, summary_file
 from otel_ddp.journal.reader import JournalReader
 
 _STATES = {code: word for word, code in catalog.STATES.items()}
@@ -25,8 +25,12 @@ def state_of(recorded: int | None, alive: bool) -> int:
 
 
 def long_texts(reader: JournalReader) -> dict[str, Any]:
-    """The long texts of a process's description."""
-    return {"description": reader.identity.get("description"), "config": reader.config}
+    """The long parts of a process's description."""
+    return {
+        "description": reader.identity.get("description"),
+        "config": reader.config,
+        "summary": summary_file.described(reader),
+    }
 
 
 def describe(

@@ -70,6 +70,11 @@ def summary(served: Sequence[Sample]) -> Iterator[str]:
         for each in _of(served, catalog.TRAINING_SCALAR, rank=rank):
             name = f"{each.labels['name']} ({each.labels['split']})"
             yield f"    {name:24} {each.value:.4f}"
+        for each in _of(served, catalog.TRAINING_SCALAR_BEST, rank=rank):
+            logged = {"name": each.labels["name"], "split": each.labels["split"]}
+            step = _first(served, catalog.TRAINING_SCALAR_BEST_STEP, rank=rank, **logged)
+            name = f"best {logged['name']} ({logged['split']})"
+            yield f"    {name:24} {each.value:.4f} at step {step}"
         for each in _of(served, catalog.TRAINING_PHASE_TIME, rank=rank):
             yield f"    {'time in ' + each.labels['phase']:24} {each.value:.3f} s"
     yield f"  {len(served)} series in all"
