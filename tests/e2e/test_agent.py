@@ -66,17 +66,25 @@ def test_what_a_process_logged_is_on_the_endpoint_after_it_ended() -> None:
 
 
 def test_a_rank_that_is_started_again_keeps_its_best_values() -> None:
-    attempt = "import otel_ddp\nrun = otel_ddp.init(run='r')\nrun.log({{'loss': {}}}, step={})"
+    attempt = """
+import otel_ddp
+run = otel_ddp.init(run="r", best={{"tokens": "max"}})
+run.log({{"loss": {0}, "tokens": {0}}}, step={1})
+"""
     with Node() as node:
         node.run(attempt.format(1.0, 7))
-        until(lambda: node.value("training_scalar_best") == 1.0, "the first attempt to be read")
+        until(
+            lambda: node.value("training_scalar_best", name="loss") == 1.0,
+            "the first attempt to be read",
+        )
         node.run(attempt.format(2.0, 5))
 
         until(lambda: node.value("training_scalar", name="loss") == 2.0, "the second one")
         assert node.value("training_scalar_best", name="loss", direction="min") == 1.0
         assert node.value("training_scalar_best_step", name="loss") == 7.0
+        assert node.value("training_scalar_best", name="tokens", direction="max") == 2.0
         *_, second = node.processes()
-        (loss,) = second["summary"]
+        loss, _ = second["summary"]
         assert (loss["min"]["value"], loss["min"]["step"]) == (1.0, 7)
         assert (loss["max"]["value"], loss["last"]["value"]) == (2.0, 2.0)
 

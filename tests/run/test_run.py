@@ -622,6 +622,30 @@ def test_other_arguments_of_a_second_init_give_a_warning(
         otel_ddp.init("bogus")
 
 
+def test_where_best_values_lie_is_recorded_and_a_second_init_adds_to_it(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = otel_ddp.init(best={"wer": "min", "aux_loss": "none"})
+    assert otel_ddp.init(best={"aux_loss": "min", "speed": "max"}) is run
+
+    assert place.only().facts["best"] == {"wer": "min", "aux_loss": "min", "speed": "max"}
+    assert caplog.messages == []
+
+
+def test_without_a_word_on_best_values_nothing_of_them_is_recorded(place: Here) -> None:
+    otel_ddp.init()
+
+    assert "best" not in place.only().facts
+
+
+@pytest.mark.parametrize(
+    "best", [{"wer": "lowest"}, {"wer": None}, {1: "min"}, {"": "min"}, {"wer": ["min"]}, "wer", 3]
+)
+def test_a_best_value_that_lies_nowhere_is_an_error(best: Any, place: Here) -> None:
+    with pytest.raises(ConfigError, match='best must map names to "min", "max" or "none"'):
+        otel_ddp.init(best=best)
+
+
 @pytest.mark.parametrize("model", ["not a model", lambda x: x])
 def test_a_model_that_is_no_module_gives_a_warning(
     model: Any, place: Here, caplog: pytest.LogCaptureFixture

@@ -49,7 +49,7 @@ def before_there_is_a_model() -> None:
 def open_runs() -> None:
     otel_ddp.init()
     otel_ddp.init(0.1, group="g", run="r", project="p", name="n", description="d", node="a")
-    otel_ddp.init(tags="a,b")
+    otel_ddp.init(tags="a,b", best={"wer": "min", "speed": "max", "aux_loss": "none"})
     otel_ddp.instrument(torch.nn.Linear(1, 1), tags=["a", "b"])
     otel_ddp.init(strategy=choose, global_rank=0, local_rank=0, world_size=1, config={"lr": 0.1})
     with otel_ddp.init() as run:
@@ -66,6 +66,7 @@ def wrong(run: Run) -> None:
     run.log({"loss": 0.5}, stepp=1)  # type: ignore[call-arg]
     otel_ddp.init(group=1)  # type: ignore[arg-type]
     otel_ddp.init(tags=[1])  # type: ignore[list-item]
+    otel_ddp.init(best={"wer": "lowest"})  # type: ignore[dict-item]
     otel_ddp.init(grup="g")  # type: ignore[call-arg]
     otel_ddp.instrumment(None)  # type: ignore[attr-defined]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from otel_ddp.identity.strategy import UNSAID, Strategy
 from otel_ddp.run import current_run
@@ -37,10 +37,13 @@ def init(
     world_size: int | None = None,
     config: Any = None,
     parallel: Mapping[str, Any] | None = None,
+    best: Mapping[str, Literal["min", "max", "none"]] | None = None,
 ) -> Run:
     """Open the run of this process, or return the one that is open.
 
     Each argument has a variable (OTEL_DDP_GROUP, ...), and the launcher gives its default.
+    *best* says where the best value of a name lies, if the name does not:
+    `best={"wer": "min", "speed": "max", "aux_loss": "none"}`.
     """
     return _open(locals())
 
@@ -76,6 +79,7 @@ def instrument(
     tags: str | Collection[str] | None = None,
     config: Any = None,
     parallel: Mapping[str, Any] | None = None,
+    best: Mapping[str, Literal["min", "max", "none"]] | None = None,
     optimizer: Any = None,
     step_optimizer: Any = None,
     scaler: Any = None,
@@ -86,7 +90,7 @@ def instrument(
     Without a *model*, as with a trainer that builds its own, the models that train are found when
     they are called for the first time.
     *parallel* is the `rank`, `local_rank` and `world_size` of a trainer's configuration. The
-    launcher and a live process group take precedence.
+    launcher and a live process group take precedence. *best* is as for `init`.
     *optimizer* has parameters that are not the model's own, such as copies in float32. If there are
     several, *step_optimizer* is the one whose step ends a training step. *scaler* knows the steps
     that it skipped. *flops_per_sample* counts forward and backward, where counting is not enough.

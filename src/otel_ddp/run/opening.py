@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp import catalog, containment
+from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, pool_tasks
 from otel_ddp.identity.git_commit import revision
 from otel_ddp.journal import place, writer
@@ -25,6 +27,18 @@ def open_journal(conf: Settings, size: int, identity: dict[str, Any]) -> Journal
     if remark:
         containment.warn_once("journal", "%s.", remark)
     return opened
+
+
+def directions(best: Any) -> dict[str, str]:
+    """What the argument `best` says: where the best value of each name lies."""
+    if best is None:
+        return {}
+    found = dict(best) if isinstance(best, Mapping) else {"": best}
+    if not all(name and isinstance(name, str) and found[name] in catalog.BEST for name in found):
+        raise ConfigError(
+            f'best must map names to "min", "max" or "none", as in {{"wer": "min"}}; got {best!r}.'
+        )
+    return found
 
 
 def own_task() -> pool_tasks.Task | None:

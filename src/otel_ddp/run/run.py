@@ -56,6 +56,8 @@ class Run:
         self._progress: Progress | None = None
         self._place: place.Place | None = None
         self._ending = Ending()
+        # As the user says: name -> where its best value lies.
+        self._best: dict[str, str] = {}
         self._settled = False
         # A run that came into a child by pickle or by fork opens itself at its first use. So does a
         # handle by which a process logs for another rank.
@@ -109,10 +111,10 @@ class Run:
     # -- opening
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
-        """A second `init` only adds configuration; other arguments are ignored with a warning."""
+        """A second `init` adds configuration and where best values lie; a warning names others."""
         process = self.identity
         for name, value in arguments.items():
-            if value is None or name in ("config", "parallel"):
+            if value is None or name in ("config", "parallel", "best"):
                 continue
             if name == "strategy":
                 known, asked = self._choice.text, Choice(value).text
@@ -123,6 +125,10 @@ class Run:
                 announcements.comes_too_late(name, known, asked)
         if arguments["config"] is not None:
             self.config(arguments["config"])
+        added = opening.directions(arguments["best"])
+        if added and (recorder := self._ready()) is not None:
+            self._best |= added
+            recorder.facts({"best": self._best.copy()})
 
     def open(self) -> None:
         """Reads the environment as it is now and starts the journal. Strict: this may raise."""
@@ -132,6 +138,7 @@ class Run:
             return
         asked = dict(self._arguments)
         strategy, config = asked.pop("strategy", None), asked.pop("config", None)
+        self._best = opening.directions(asked.pop("best", None))
         conf = self._settings = settings.read()
         self._choice = Choice(conf.strategy if strategy is None else strategy)
         if self._logs_for is not None:
@@ -169,6 +176,7 @@ class Run:
                 **({} if self._logs_for is None else {"proxy": True}),
                 "terms": agent_environment.digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
+                **({"best": self._best.copy()} if self._best else {}),
             }
         )
         if self._speaks_for_all():
@@ -288,7 +296,7 @@ class Run:
     def identity(self) -> Identity:
         """The identity of this process: its run, group, node and ranks."""
         if self._identity is None:
-            others = ("strategy", "config")
+            others = ("strategy", "config", "best")
             arguments = {k: v for k, v in self._arguments.items() if k not in others}
             self._identity = self._resolve(arguments)
         return self._identity
