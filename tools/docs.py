@@ -144,6 +144,8 @@ def _arguments(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 def _unquoted(signature: str) -> str:
     """With annotations as they stand in the source, not as the strings that Python keeps."""
+    # Python puts double quotes around an annotation with quotes of its own.
+    signature = re.sub(r': "([^"]*)"', lambda found: ": " + found[1].replace("'", '"'), signature)
     return re.sub(r"((?:^|: )'([^']*)')", lambda found: found[1].replace("'", ""), signature)
 
 
