@@ -13,10 +13,12 @@ import pytest
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.summary import MOST_NAMES, Summaries
 from otel_ddp.agent.reading.summary_file import described
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
+from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 
@@ -256,3 +258,32 @@ def test_people_see_last_lowest_and_highest_with_step_and_time(node: Node) -> No
             "max": {"value": 3.0, "step": 2, "time_ns": at_ns + 2},
         }
     ]
+
+
+def test_a_rank_whose_series_are_dropped_begins_anew_and_leaves_no_file(tmp_path: Path) -> None:
+    place = Place(tmp_path / "place")
+    place.directory.mkdir(mode=0o700)
+    ledger = Ledger()
+    journals = Journals(place, ledger, "h")
+    best = []
+    for loss, linger_s in ((1.0, 1000.0), (2.0, 0.0), (3.0, 0.0)):
+        writer = JournalWriter(place.directory, layout.SMALLEST_FILE, IDENTITY)
+        writer.scalars(Shape([writer.name("loss", "val")]), time.time_ns(), 1, nan, [loss])
+        writer.close()
+        journals.find()
+        journals.poll()
+        journals.update_series(time.time_ns())
+        best += [
+            series.value
+            for each, rows in ledger.families()
+            for series in rows
+            if each is catalog.TRAINING_SCALAR_BEST
+        ]
+        journals.commit(journals.marks())
+        done = journals.done()
+        journals.close(done)
+        journals.delete(done)
+        journals.forget_ended(linger_s)
+
+    assert best == [1.0, 1.0, 3.0]
+    assert list(place.directory.glob(f"*{layout.SUMMARY_SUFFIX}*")) == []
