@@ -177,6 +177,12 @@ def _learning() -> list[Panel]:
     x = metric("training.scalar.step", RUN, any_split, RANK_0)
     rate = metric("training.scalar", RUN, 'name="learning_rate"', RANK_0)
     norm = metric("training.scalar", RUN, 'name=~".*grad_norm.*"', RANK_0)
+    best = "name, split, direction"
+    falls, grows = (
+        f"last_over_time({metric('training.scalar.best', RUN, RANK_0, way)}[$__range])"
+        for way in ('direction="min"', 'direction="max"')
+    )
+    step = metric("training.scalar.best.step", RUN, RANK_0)
     return [
         against(
             Text(
@@ -247,6 +253,25 @@ def _learning() -> list[Panel]:
             ],
             sort=("Values", True),
             size=(8, 7),
+        ),
+        listing(
+            Text(
+                "Best values",
+                "The lowest value of what should fall, the highest of what should grow: by the "
+                "name, or as the script says. Over all attempts that one agent has seen.",
+                "Far below the present step: it learns no more, and there is the checkpoint to "
+                "keep.",
+            ),
+            rows(f"min by ({best}) ({falls}) or max by ({best}) ({grows})", "best"),
+            rows(f"max by ({best}) (last_over_time({step}[$__range]))", "step"),
+            columns=[
+                Column("name"),
+                Column("split"),
+                Column("direction"),
+                Column("Value #best", "Best", "short"),
+                Column("Value #step", "At step", decimals=0),
+            ],
+            size=(24, 6),
         ),
     ]
 
