@@ -121,6 +121,11 @@ def open_files() -> dict[int, str]:
     return found
 
 
+def _threads() -> set[threading.Thread]:
+    """All but the one that tqdm keeps for good: torch's compiler shows bars where it can."""
+    return {each for each in threading.enumerate() if type(each).__name__ != "TMonitor"}
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher around the test, no failure of ours hidden, nothing of it left behind."""
@@ -132,7 +137,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(containment, "failures", {})
     monkeypatch.setattr(containment, "warned", set())
     monkeypatch.setattr(containment, "count_failure", None)
-    threads = set(threading.enumerate())
+    threads = _threads()
     files = open_files()
     yield
     # Only where the test imported it: some tests look at what is imported.
@@ -141,10 +146,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         api.finish()
     os.environ.clear()
     os.environ.update(found)
-    for each in set(threading.enumerate()) - threads:
+    for each in _threads() - threads:
         # One that ends by itself is not left behind.
         each.join(_THREADS_END_S)
-    left = set(threading.enumerate()) - threads
+    left = _threads() - threads
     assert not left, f"the test leaves threads behind: {left}"
     forgotten = []
     for number, path in open_files().items() - files.items():

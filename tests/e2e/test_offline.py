@@ -188,6 +188,8 @@ def test_an_interrupted_replay_goes_on_where_it_stopped(kept: Kept) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # Where tests run in the background Ctrl-C is ignored, and that is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         assert receiver.wait_for(lambda r: r.hanging > 0)
         taken = len(receiver.requests)
