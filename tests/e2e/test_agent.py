@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
+import warm
 from node import Node, finished, until
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.journal.reader import JournalReader
@@ -390,10 +391,12 @@ run = otel_ddp.init(run="r")
 
 
 def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
+    # Its ranks have torch imported already.
+    executable, more = warm.python()
     with Node() as node:
         output = subprocess.run(
-            [sys.executable, "-m", "otel_ddp", "demo", "--inject", "backward:1:30ms"],
-            env=node.env,
+            [executable, "-m", "otel_ddp", "demo", "--inject", "backward:1:30ms"],
+            env={**node.env, **more},
             capture_output=True,
             text=True,
             timeout=300,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import subprocess
 from collections import Counter
@@ -44,7 +45,9 @@ ALERT_NAMES = sorted({rule["alert"] for rule in ALERT_RULES})
 
 def promtool(*arguments: str | Path, cwd: Path = PROMETHEUS) -> subprocess.CompletedProcess[str]:
     command = [str(binaries().promtool), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    # A quarter of its time would go into collecting garbage.
+    env = {**os.environ, "GOGC": "400"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 # -- names
