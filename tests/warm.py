@@ -299,13 +299,13 @@ def _run(arguments: list[str]) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
-def _end(status: int) -> None:
+def _end() -> None:
     """End as Python does, but without freeing one by one the objects that torch consists of."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status & 0xFF)
+    os._exit(0)
 
 
 if __name__ == "__main__":
@@ -325,16 +325,10 @@ if __name__ == "__main__":
                 importlib.import_module(module)
             _ready_to_fork()
             what = _requests(place)
-        status = 0
         try:
             _run(what)
         except SystemExit as left:
-            if left.code is not None and not isinstance(left.code, int):
-                sys.stderr.write(f"{left.code}\n")
-            status = left.code if isinstance(left.code, int) else int(left.code is not None)
-        except Exception as error:  # noqa: BLE001
-            sys.last_value = error
-            sys.excepthook(type(error), error, error.__traceback__)
-            status = 1
-        # Here nothing is being handled any more.
-        _end(status)
+            # Python reports it, and takes as long as ever to leave: it frees all of torch.
+            if left.code:
+                raise
+        _end()
