@@ -249,7 +249,7 @@ class JournalReader:
             start = layout.NAME_HEAD.size
             name = payload[start : start + name_bytes]
             split = payload[start + name_bytes : start + name_bytes + split_bytes]
-            self.names[number] = Name(_text(name), _text(split))
+            self.names[number] = Name(clean_text(name), clean_text(split))
             return
         content = _document(payload)
         if content is None:
@@ -445,7 +445,7 @@ class JournalReader:
         text = block[layout.REASON_HEAD.size : layout.REASON_HEAD.size + size]
         if len(text) != size or not size or crc != checksum(text, layout.REASON):
             return ""
-        return _text(text)
+        return clean_text(text)
 
     def writer_is_alive(self) -> bool:
         """Whether a process holds the journal's lock: true across PID namespaces, unlike a pid."""
@@ -506,7 +506,7 @@ def _scalars(payload: bytes, position: int) -> Scalars | None:
     )
 
 
-def _text(encoded: bytes) -> str:
+def clean_text(encoded: bytes) -> str:
     return _UNPRINTABLE.sub("\ufffd", encoded.decode(errors="replace"))
 
 

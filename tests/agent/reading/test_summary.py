@@ -204,7 +204,17 @@ def test_a_damaged_summary_is_none(node: Node) -> None:
     beside = rank.writer.path.with_suffix(layout.SUMMARY_SUFFIX)
     rank.log("loss", 3.0, 1)
 
-    for content in (b"", b"{", b"{}", b"[1]", b'[["loss", "val", 1, 1, 1, "x", 1, 1]]', b"\xff"):
+    huge = b"1" + b"0" * 400
+    for content in (
+        *(b"", b"{", b"{}", b"[1]", b"\xff"),
+        b'[["loss", "val", 1.0, 1, 1, "x", 1, 1]]',
+        # No float can be as large.
+        b'[["loss", "train", %b, 1, 1, 1.0, 1, 1]]' % huge,
+        b'[["loss", "train", 1.0, %b, 1, 1.0, %b, 1]]' % (huge, huge),
+        # No label may be like that.
+        b'[["loss\\ud800", "val", 1.0, 1, 1, 1.0, 1, 1]]',
+        b'[["loss\\u001b[31m", "val", 1.0, 1, 1, 1.0, 1, 1]]',
+    ):
         beside.write_bytes(content)
         node.new_agent()
         rank.read_by_another_agent()

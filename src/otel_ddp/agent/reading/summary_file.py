@@ -12,7 +12,7 @@ from typing import Any
 from otel_ddp.agent.reading.direction import direction
 from otel_ddp.agent.reading.summary import Extremes, Key, Point, Summary
 from otel_ddp.journal import layout
-from otel_ddp.journal.reader import JournalReader
+from otel_ddp.journal.reader import JournalReader, clean_text
 
 # Larger than 200 names of the longest kind.
 _MOST_BYTES = 1024 * 1024
@@ -98,9 +98,17 @@ def _is_row(row: Any) -> bool:
     if not isinstance(row, list) or len(row) != 8:
         return False
     texts, points = row[:2], (row[2:5], row[5:8])
-    return all(isinstance(each, str) for each in texts) and all(
-        isinstance(value, (int, float))
-        and (step is None or isinstance(step, int))
-        and isinstance(time_ns, int)
+    return all(map(_is_clean, texts)) and all(
+        isinstance(value, float) and (step is None or _is_word(step)) and _is_word(time_ns)
         for value, step, time_ns in points
     )
+
+
+def _is_clean(text: Any) -> bool:
+    """Whether it can be a label as it is, like every text that a journal gives."""
+    return isinstance(text, str) and clean_text(text.encode(errors="replace")) == text
+
+
+def _is_word(number: Any) -> bool:
+    """Whether a journal can hold it: a larger one is no float, either."""
+    return isinstance(number, int) and abs(number) < 1 << 63
