@@ -1,7 +1,8 @@
 """Trains on the stand-in for a device, one scenario after the other: train.py FOLDER SCENARIOS.
 
 Scenarios are a list in JSON. Each has a "name", and settings for "all" ranks, for the "first" one,
-and for the "chosen" one in the middle: see `Settings`.
+and for the "chosen" one in the middle: see `Settings`. With "begins", the settings of the first and
+of the chosen one apply from that step on.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,8 @@ import otel_ddp
 _LAYERS, _FIRST_LOADS = 2, 5
 
 
-class Settings(NamedTuple):
+@dataclass
+class Settings:
     """What a rank does in each step."""
 
     forward_s: float = 0.004
@@ -159,7 +162,14 @@ class Stop:
             return False
 
 
-def train(device: Device, folder: Path, name: str, settings: Settings) -> None:
+def train(
+    device: Device,
+    folder: Path,
+    name: str,
+    settings: Settings,
+    begins: int,
+    then: Mapping[str, Any],
+) -> None:
     """One scenario, from its first step to its last; then the idle times of the device."""
     stop = Stop(folder, name, settings)
     device.compute.idle_s.clear()
@@ -172,6 +182,8 @@ def train(device: Device, folder: Path, name: str, settings: Settings) -> None:
     optimizer.device, optimizer.settings = device, settings
     run = otel_ddp.instrument(model, group="g", run=name)
     for step, batch in enumerate(otel_ddp.data(_batches(settings)), 1):
+        if step == begins:
+            vars(settings).update(then)
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -207,8 +219,11 @@ def main(folder: Path, scenarios: list[dict[str, Any]]) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for each in scenarios:
         alone = {0: "first", world_size // 2: "chosen"}.get(rank, "")
-        settings = Settings(**{**each.get("all", {}), **each.get(alone, {})})
-        train(device, folder, each["name"], settings)
+        settings, own = Settings(**each.get("all", {})), each.get(alone, {})
+        begins = each.get("begins", 0)
+        if not begins:
+            vars(settings).update(own)
+        train(device, folder, each["name"], settings, begins, own)
     dist.destroy_process_group()
 
 

@@ -57,6 +57,18 @@ def test_a_rank_that_is_late_from_the_beginning_is_named_soon(
     assert found.named[1].phase in tool.EXPECTED[where].phases
 
 
+@pytest.mark.parametrize("where", ["device", "loader", "forward launches", "host"])
+def test_a_rank_that_becomes_very_late_is_named_within_100_steps(where: str) -> None:
+    setting = tool.SETTINGS["host ahead"]
+    varied = setting._replace(ranks=2, jitter=0.02, seed=3)
+    trouble = Trouble(1, where, tool.amount(setting, where, 2.5), begins=100)
+
+    found = tool.replayed(tool.Case(varied, (trouble,), steps=220))
+
+    assert set(found.named) == {1}
+    assert found.named[1].step + tool.BEGINS <= 200
+
+
 def test_only_the_rank_that_costs_something_is_named() -> None:
     cases = tool.late_at_no_cost(48 * 600, beside=("device", 0.3))[::12]
     outcomes = [tool.Outcome.of(case) for case in cases]

@@ -63,6 +63,11 @@ def test_a_shorter_wait_than_before_is_a_lead() -> None:
     assert ahead.loads_ns(waits) == pytest.approx(80 * MS, rel=0.01)
 
 
+def test_batches_that_begin_to_take_long_are_known_after_ten_of_them() -> None:
+    assert host([0] * 100 + [30] * 10).waits_ns == pytest.approx(30 * MS)
+    assert host([0] * 100 + [30, 0] * 20).waits_ns < 0.001 * MS
+
+
 def launching(*steps: StepFacts) -> float:
     """What is known after these steps, in milliseconds, where a step takes 100."""
     need = LaunchNeed()

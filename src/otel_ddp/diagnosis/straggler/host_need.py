@@ -14,6 +14,8 @@ _BEGINS = 20
 # From then on its usual time follows it this fast, and no pause moves it by more than this.
 _FOLLOWS = 0.05
 _FAR = 3.0
+# So many steps in a row that are all further away are no pause: it takes what all of them take.
+_STAYS = 10
 # A loader that has batches ready hides how long it needs for one. What it has shown of that before
 # counts for at least so many steps: equal loaders take thousands to change their places.
 _SHOWN_STEPS = 10_000
@@ -51,6 +53,8 @@ class HostNeed:
         self._first_ns: list[tuple[int, ...]] = []
         self._last_first = 0
         self._usual_ns = [0.0] * len(WORK_PHASES)
+        # By phase, how many of the last steps were far away in a row, and the least of them.
+        self._far = [(0, 0)] * len(WORK_PHASES)
         # Of `other`, without waits for its device.
         self._alone_ns = 0.0
         self._steps = 0
@@ -86,7 +90,12 @@ class HostNeed:
         needed_ns = facts.host_ns or ()
         usual_ns = self._usual_ns
         for at, ns in enumerate(needed_ns):
-            usual_ns[at] += _FOLLOWS * (min(ns, _FAR * usual_ns[at] + 1) - usual_ns[at])
+            most_ns = _FAR * usual_ns[at] + 1
+            usual_ns[at] += _FOLLOWS * (min(ns, most_ns) - usual_ns[at])
+            if ns > most_ns:
+                self._go_far(at, ns)
+            elif self._far[at][0]:
+                self._far[at] = (0, 0)
         self._steps += 1
         if self._steps % _SHOWN_STEPS == 0:
             self._shown_ns = [0.0, self._shown_ns[0]]
@@ -102,6 +111,14 @@ class HostNeed:
         self._between_ns.append((took_ns, behind_ns))
         if self._steps % _CHECK_EVERY == 0:
             self.waits = _waits(self._between_ns, self.waits)
+
+    def _go_far(self, at: int, ns: int) -> None:
+        many, least_ns = self._far[at]
+        many, least_ns = many + 1, min(ns, least_ns) if many else ns
+        if many == _STAYS:
+            self._usual_ns[at] = max(self._usual_ns[at], least_ns)
+            many = 0
+        self._far[at] = (many, least_ns)
 
     def usual_ns(self, others_wait: bool) -> list[float]:
         """What it needs for each phase, but for waits for its device between steps.
