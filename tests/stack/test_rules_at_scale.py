@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench.rules_at_scale import Ranks, Samples, read_by_rules, send, side_by_side
+import pytest
+from bench.rules_at_scale import Ranks, Samples, all_at_once, read_by_rules, send
 from tools.stack.build import Binaries
 
-from stack.servers import Prometheus
+from stack.servers import DEPLOY, Prometheus
 
 SIZE = 16
 
@@ -39,5 +40,11 @@ def test_every_series_that_it_makes_is_stored(binaries: Binaries, tmp_path: Path
     assert [each.labels["rank"] for each in late] == ["1"]
 
 
-def test_groups_that_are_due_at_once_share_two_cores() -> None:
-    assert side_by_side([1.0, 4.0, 2.0, 2.0]) == 5.0
+@pytest.mark.stress
+def test_after_a_pause_all_groups_are_due_at_once(binaries: Binaries, tmp_path: Path) -> None:
+    with Prometheus(binaries, tmp_path, config=DEPLOY / "prometheus" / "prometheus.yml") as server:
+        took_s = all_at_once(server)
+        groups = server.api("rules")["groups"]
+
+    assert took_s > 0
+    assert all(each["evaluationTime"] for each in groups)

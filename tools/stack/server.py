@@ -76,6 +76,11 @@ class Server:
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def send_signal(self, how: signal.Signals) -> None:
+        """To the running server."""
+        if self._process is not None:
+            self._process.send_signal(how)
+
     def kill(self) -> None:
         """kill -9: no chance to write anything down."""
         self._end(signal.SIGKILL)
