@@ -24,7 +24,7 @@ KNOWS = {
         "recording": "catalog containment journal settings",
         "torch": "catalog containment identity journal recording",
         "run": "catalog containment errors identity journal recording settings torch",
-        "agent": "__init__ catalog containment diagnosis errors journal settings",
+        "agent": "__init__ catalog containment diagnosis errors identity journal settings",
         "cli": "__init__ agent catalog diagnosis errors identity journal settings torch",
         "integrations": "__init__ containment recording",
         "__init__": "errors identity run",
@@ -92,6 +92,7 @@ KNOWS = {
     },
     "identity": {
         "__init__": "",
+        "boards": "",
         "git_commit": "",
         "launchers": "",
         "pool_tasks": "launchers",

@@ -23,6 +23,7 @@ WRONG = {
     "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
     "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),
     "OTEL_DDP_MAX_NAMES": ("0", "must be a whole number from 1 to 1000000"),
+    "OTEL_DDP_GRAFANA_URL": ("grafana:3000", "must be an address that begins with http"),
     "OTEL_DDP_MAX_NAME_LENGTH": ("1e3", "must be a whole number from 32 to 4096"),
 }
 # What came, the field, the default that is used, and the warning.

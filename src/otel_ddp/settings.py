@@ -64,6 +64,7 @@ class Settings(NamedTuple):
     spool_directory: str
     spool_bytes: int
     postmortem_directory: str
+    grafana_url: str
 
     @property
     def offline(self) -> bool:
@@ -104,6 +105,16 @@ def _meeting_place(variable: str, text: str) -> str:
 def _web_config(variable: str, text: str) -> str:
     # The agent has another working directory.
     return text if text.lower() == "insecure" else _meeting_place(variable, text)
+
+
+def _web_page(variable: str, text: str) -> str:
+    # It is shown to everybody, so it may not have a password.
+    if not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", text, re.IGNORECASE):
+        raise ConfigError(
+            f"{variable} must be an address that begins with http:// or https://, without user "
+            f"and password, got {text.rpartition('@')[2]!r}. {_ADVICE}"
+        )
+    return text
 
 
 def _host(variable: str, text: str) -> str:
@@ -385,6 +396,14 @@ TABLE: tuple[Setting, ...] = (
         _directory,
         "Where a post-mortem is written when ranks die or stand still. By default a private "
         "directory in /var/tmp.",
+    ),
+    Setting(
+        "grafana_url",
+        ("OTEL_DDP_GRAFANA_URL",),
+        "",
+        _web_page,
+        "The Grafana with the boards, as a browser reaches it: `https://grafana.example.org`. "
+        "`run.url`, `otel-ddp status` and every verdict then have the address of the board.",
     ),
 )
 

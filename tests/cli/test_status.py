@@ -151,6 +151,15 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
     ]
 
 
+def test_the_address_of_a_runs_board_is_shown_where_the_agent_knows_it() -> None:
+    agent = {"alive": True, "pid": 1, "grafana": "https://g.example"}
+    found = {"agents": [agent], "processes": [process(run="r", group="g", rank=0)]}
+
+    shown_lines = list(lines(found, 0))
+
+    assert "  board https://g.example/d/otel-ddp-run?var-group=g&var-run=r" in shown_lines
+
+
 def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
     other = {"who": {"group": "g", "run": "one"}, "sentence": "of another run"}
     found = {

@@ -580,6 +580,13 @@ def test_a_copy_of_a_run_is_that_run(place: Here) -> None:
     assert copy.deepcopy({"held": run})["held"] is run
 
 
+def test_a_run_has_the_address_of_its_board_where_a_grafana_is_named(place: Here) -> None:
+    with otel_ddp.init(group="g", run="mine") as run:
+        assert run.url == ""
+        os.environ["OTEL_DDP_GRAFANA_URL"] = "https://g.example/"
+        assert run.url == "https://g.example/d/otel-ddp-run?var-group=g&var-run=mine"
+
+
 def test_a_run_shows_itself_in_one_line(place: Here) -> None:
     with otel_ddp.init(run="mine") as run:
         assert repr(run) == "<otel_ddp.Run 'mine' rank 0 of 1>"

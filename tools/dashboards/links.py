@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-UIDS = {
-    "Runs": "otel-ddp-runs",
-    "Run": "otel-ddp-run",
-    "Ranks": "otel-ddp-ranks",
-    "GPUs & nodes": "otel-ddp-gpus",
-    "Compare": "otel-ddp-compare",
-    "Pipeline": "otel-ddp-pipeline",
-}
+from otel_ddp.identity.boards import UIDS
+
 # Every board has it, and by it they find each other.
 TAG = "otel-ddp"
 

@@ -71,6 +71,7 @@ class Agent:
             conf.stall_timeout_s,
             postmortem.directory(conf.postmortem_directory),
             self.exit_causes,
+            grafana=conf.grafana_url,
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
         )
@@ -328,6 +329,7 @@ class Agent:
             "started_ns": self._started_ns,
             "scrape": self._url(),
             "export": self.exporter.describe(),
+            "grafana": self.conf.grafana_url,
             "remark": "; ".join(filter(None, (self._remark, self.journals.remark()))),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),

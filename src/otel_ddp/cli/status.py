@@ -16,6 +16,7 @@ from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.gpus import gpu_lines
 from otel_ddp.cli.text import cell, integer, mappings, number, print_answer
 from otel_ddp.errors import ConfigError
+from otel_ddp.identity import boards
 
 _WIDEST_ROLE = 24
 _MOST_BEST = 6
@@ -80,9 +81,12 @@ def lines(
         runs.setdefault(_run(each), []).append(each)
     if not runs:
         yield "no runs" if named else "no runs of this user"
+    grafana = next(filter(None, (cell(each.get("grafana")) for each in alive)), "")
     for run, processes in runs.items():
         yield ""
         yield from _table(run, processes, now_ns)
+        if board := boards.address(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
+            yield f"  board {board}"
         yield from best_lines(processes, now_ns)
         yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))
         yield from (f"  ! {sentence}" for sentence in _run_notes(found, run))

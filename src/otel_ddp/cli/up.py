@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"Docker ended with status {status}: its own lines say why.", file=sys.stderr)
         return 1
     print("Grafana: http://localhost:3000   Prometheus: http://localhost:9090")
+    print("So that runs and verdicts lead there: export OTEL_DDP_GRAFANA_URL=http://localhost:3000")
     print("Next: `otel-ddp demo`, or your own training: agents here find the collector.")
     print(f"The end of it: {typed} down")
     return 0

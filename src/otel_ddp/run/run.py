@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from otel_ddp import catalog, containment, settings
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import identity, pool_tasks
+from otel_ddp.identity import boards, identity, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
@@ -326,6 +326,12 @@ class Run:
     def job_type(self) -> str:
         """The role of this process."""
         return self.identity.job_type
+
+    @property
+    def url(self) -> str:
+        """The board of this run, where `OTEL_DDP_GRAFANA_URL` names a Grafana; else empty."""
+        grafana = settings.read().grafana_url
+        return boards.address(grafana, "Run", {"group": self.group, "run": self.run})
 
     # -- what users say
 

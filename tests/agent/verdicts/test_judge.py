@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import re
 import struct
@@ -99,6 +100,7 @@ class Bench:
         self.gpus: list[dict[str, Any]] = []
         self.judge = Judge(
             *(self.ledger, FLOOR_S, folder / "incidents", ExitCauses()),
+            grafana="https://g.example",
             clock=lambda: self.now_ns,
             gpus=lambda: list(self.gpus),
         )
@@ -233,6 +235,30 @@ def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:
     assert past["sentence"].startswith("rank 1 (node-1) stalled in data about every 50 steps, for ")
 
 
+def test_a_verdict_has_the_address_of_the_board_that_shows_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "otel_ddp.agent")
+    bench.join(0, 1)
+    bench.train(150, late_ms=30)
+
+    (verdict,) = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
+    run, since_ms = verdict["who"]["run"], verdict["since_ns"] // 10**6
+    assert verdict["board"] == (
+        f"https://g.example/d/otel-ddp-ranks?var-group=g&var-run={run}"
+        f"&from={since_ms - 600_000}&to=now"
+    )
+    records = [
+        document.content["attributes"]["otel_ddp.board.url"]
+        for _, _, documents in bench.judge.flush_documents()
+        for document in documents
+        if document.content["name"] == "training.straggler"
+    ]
+    assert records == [verdict["board"]] * 2
+    (line,) = [each for each in caplog.messages if each.startswith(verdict["sentence"])]
+    assert line.endswith(f" · {verdict['board']}")
+
+
 def test_figures_that_move_are_shown_and_are_no_record(bench: Bench) -> None:
     bench.join(0, 1)
     of_rank = {"labels": {}, "throttled": ["power"], "sm_clock_hz": 1980e6}
@@ -298,7 +324,7 @@ def test_a_verdict_that_ends_with_its_rank_is_not_reported_as_solved(
 
     (body,) = bodies
     assert body.startswith(f"no longer, as {ended} ended: rank 1 (node-1) keeps the others")
-    assert body in caplog.messages
+    assert [each for each in caplog.messages if each.startswith(body)]
 
 
 def test_verdicts_that_are_over_are_kept_with_what_they_cost(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.process_case import ProcessCase
-from otel_ddp.agent.verdicts.reports import VerdictReporter, plain
+from otel_ddp.agent.verdicts.reports import VerdictReporter
 from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.core_evidence import Cores
@@ -35,13 +35,16 @@ class Judge:
         floor_s: float,
         postmortems: Path,
         causes: ExitCauses,
+        *,
+        grafana: str = "",
         clock: Callable[[], int] = time.monotonic_ns,
         gpus: Callable[[], Sequence[Gpu]] = tuple,
         cores: Callable[[], Cores] = dict,
     ) -> None:
         """*floor_s*: the shortest stall limit; *gpus*: the node's devices as known now.
 
-        *cores*: for how long the ranks have waited for a core lately.
+        *grafana*: the address that verdicts lead to, if any. *cores*: for how long the ranks have
+        waited for a core lately.
         """
         self._ledger = ledger
         self._clock = clock
@@ -53,7 +56,7 @@ class Judge:
         self._poll_at = self._watch_at = 0
         # All times in verdicts are on this clock: it is set once, and then goes on without jumps.
         self._origin_ns = time.time_ns() - clock()
-        self._reporter = VerdictReporter(ledger, postmortems, gpus)
+        self._reporter = VerdictReporter(ledger, postmortems, grafana, gpus)
         self._series = VerdictSeries(ledger, self._origin_ns)
 
     @containment.contained()
@@ -178,7 +181,9 @@ class Judge:
         """The open verdicts."""
         # The endpoint's threads call this too while the loop goes on, so each list is a copy.
         cases = list(self._cases.values())
-        open_ones = [plain(each) for case in cases for each in list(case.verdicts.values())]
+        open_ones = [
+            self._reporter.plain(each) for case in cases for each in list(case.verdicts.values())
+        ]
         return open_ones[-_MOST_SHOWN:]
 
     def past(self) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
 from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
+from otel_ddp.identity import boards
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
@@ -28,17 +29,24 @@ log = logging.getLogger("otel_ddp.agent")
 _HARMLESS: frozenset[Kind] = frozenset({"bound"})
 # Findings about one rank and a phase, which have a series.
 _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
+# Findings that compare ranks; the others are seen best on the board of the run.
+_OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
 
 
 class VerdictReporter:
     """One per node, for all of its runs."""
 
     def __init__(
-        self, ledger: Ledger, postmortems: Path, gpus: Callable[[], Sequence[Gpu]]
+        self,
+        ledger: Ledger,
+        postmortems: Path,
+        grafana: str,
+        gpus: Callable[[], Sequence[Gpu]],
     ) -> None:
         """*gpus*: the node's devices as known now."""
         self._ledger = ledger
         self._postmortems = postmortems
+        self._grafana = grafana
         self._gpus = gpus
         self._findings: dict[tuple[Labels, str, str], str] = {}
         self._documents: list[tuple[Labels, str, list[Document]]] = []
@@ -60,7 +68,7 @@ class VerdictReporter:
             case.verdicts[key] = verdict
         else:
             if verdict.kind not in _HARMLESS:
-                case.past.append(_past(verdict, ended_with, now_ns))
+                case.past.append(self._past(verdict, ended_with, now_ns))
             # A verdict of this kind that opens in the same poll continues the incident.
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
             case.gpus.pop(verdict.key, None)
@@ -78,7 +86,9 @@ class VerdictReporter:
                 about = "" if verdict.kind == "death" else str(verdict.labels)
                 self._findings[case.run, verdict.kind, about] = verdict.sentence
             body = _sentence(change, ended_with)
-            log.log(logging.WARNING if _warns(change) else logging.INFO, "%s", body)
+            board = self._board(verdict)
+            level = logging.WARNING if _warns(change) else logging.INFO
+            log.log(level, "%s%s", body, f" · {board}" if board else "")
             self._record(change, body, journals, now_ns)
         if change.opened and verdict.kind in ("death", "stall"):
             self._write_postmortem(case, verdict, journals)
@@ -111,6 +121,8 @@ class VerdictReporter:
             "sentence": verdict.sentence,
             **dict(_flat(verdict.evidence)),
         }
+        if board := self._board(verdict):
+            attributes["otel_ddp.board.url"] = board
         name = f"training.{verdict.kind}"
         trace = f"step/{verdict.step}" if verdict.step is not None else f"name/{name}"
         since_ns = min(verdict.since_ns or now_ns, now_ns)
@@ -150,10 +162,10 @@ class VerdictReporter:
         case.postmortem[verdict.key] = postmortem.write(
             self._postmortems,
             dict(case.run).get("run", ""),
-            verdict=plain(verdict),
+            verdict=self.plain(verdict),
             processes=[described for described, _ in snapshots.values()],
             values=[value for _, values in snapshots.values() for value in values],
-            open_verdicts=[plain(e) for e in case.verdicts.values() if e.key != verdict.key],
+            open_verdicts=[self.plain(e) for e in case.verdicts.values() if e.key != verdict.key],
             gpus=gpus,
             now_ns=time.time_ns(),
             earlier=earlier,
@@ -164,6 +176,34 @@ class VerdictReporter:
         documents, self._documents = self._documents, []
         return documents
 
+    def plain(self, verdict: Verdict) -> dict[str, Any]:
+        """A verdict as JSON. Programs read these keys."""
+        return {
+            "kind": verdict.kind,
+            "who": dict(verdict.labels),
+            "phase": verdict.phase,
+            "sentence": verdict.sentence,
+            "evidence": dict(verdict.evidence),
+            "step": verdict.step,
+            "since_ns": verdict.since_ns,
+            "board": self._board(verdict),
+        }
+
+    def _past(self, verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
+        """A verdict that is over, as JSON: with its numbers and words, without its long tables."""
+        numbers = {k: v for k, v in verdict.evidence.items() if not isinstance(v, list)}
+        return {
+            **self.plain(verdict),
+            "sentence": past_sentence(verdict),
+            "evidence": numbers,
+            "until_ns": verdict.until_ns or now_ns,
+            "ended_with": ended_with,
+        }
+
+    def _board(self, verdict: Verdict) -> str:
+        title = "Ranks" if verdict.kind in _OF_RANKS else "Run"
+        return boards.address(self._grafana, title, dict(verdict.labels), verdict.since_ns)
+
     def findings(self) -> list[str]:
         """The sentences of all verdicts, of those that are over too; the latest last."""
         return list(self._findings.values())
@@ -173,32 +213,6 @@ class VerdictReporter:
         self._findings = {
             key: sentence for key, sentence in self._findings.items() if key[0] != run
         }
-
-
-def plain(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON. Programs read these keys."""
-    return {
-        "kind": verdict.kind,
-        "who": dict(verdict.labels),
-        "phase": verdict.phase,
-        "sentence": verdict.sentence,
-        "evidence": dict(verdict.evidence),
-        "step": verdict.step,
-        "since_ns": verdict.since_ns,
-    }
-
-
-def _past(verdict: Verdict, ended_with: str, now_ns: int) -> dict[str, Any]:
-    """A verdict that is over, as JSON: with its numbers and words, without its long tables."""
-    return {
-        **plain(verdict),
-        "sentence": past_sentence(verdict),
-        "evidence": {
-            name: value for name, value in verdict.evidence.items() if not isinstance(value, list)
-        },
-        "until_ns": verdict.until_ns or now_ns,
-        "ended_with": ended_with,
-    }
 
 
 def _sentence(change: Change, ended: str) -> str:

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grafana",
         type=_url,
         metavar="URL",
-        help="ask what its boards ask, through it (default: GRAFANA_URL, else the boards of this "
-        "version are asked of Prometheus)",
+        help="ask what its boards ask, through it (default: OTEL_DDP_GRAFANA_URL, else the boards "
+        "of this version are asked of Prometheus)",
     )
     parser.add_argument(
         "--grafana-token-file",
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             options.prometheus or _url(env.get("PROMETHEUS_URL") or _PROMETHEUS),
             _token(options.prometheus_token_file, "PROMETHEUS_TOKEN"),
         )
-        grafana_url = options.grafana or _url(env.get("GRAFANA_URL", ""))
+        grafana_url = options.grafana or _url(env.get("OTEL_DDP_GRAFANA_URL", ""))
         grafana = (
             HttpApi(grafana_url, _token(options.grafana_token_file, "GRAFANA_TOKEN"))
             if grafana_url
