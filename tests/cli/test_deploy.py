@@ -106,6 +106,40 @@ def test_a_file_that_was_changed_is_left_alone_and_named(
     assert rules.read_bytes() == shipped.files()["prometheus/rules/run.yml"].read_bytes()
 
 
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
+    main(["deploy", str(tmp_path)])
+    compose, mine = tmp_path / "compose.yaml", tmp_path / "mine.yaml"
+    mine.write_text("mine")
+    compose.unlink()
+    compose.symlink_to(mine)
+
+    assert main(["deploy", str(tmp_path)]) == 1
+    assert main(["deploy", str(tmp_path), "--force"]) == 0
+
+    assert mine.read_text() == "mine"
+    assert not compose.is_symlink()
+    assert compose.read_bytes() == shipped.files()["compose.yaml"].read_bytes()
+
+
+def test_where_a_file_cannot_be_replaced_none_is_left_half_written(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").mkdir()
+
+    assert main(["deploy", str(tmp_path), "--force"]) == 1
+
+    assert not list(tmp_path.rglob(".*.new"))
+
+
+def test_a_directory_without_a_name_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit):
+        main(["deploy", ""])
+
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("where", ["file", "file/below"])
 def test_a_directory_that_cannot_be_made_is_said_in_a_line(
     tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from otel_ddp import __version__
 from otel_ddp.cli import shipped
+from otel_ddp.cli.text import print_answer
 
 _MOST_NAMED = 10
 
@@ -32,8 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compose, Kubernetes, Slurm and systemd. A file that was changed is left as it is: then "
         "nothing is written."
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="made if it is not there")
+    parser.add_argument("directory", metavar="DIR", type=_folder, help="made if it is not there")
     add_force_option(parser)
+
+
+def _folder(text: str) -> Path:
+    # As an unset variable leaves it: that would be the working directory.
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a directory")
+    return Path(text)
 
 
 def add_force_option(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +59,11 @@ def run(options: argparse.Namespace) -> int:
     except Refused as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{written.files} files of otel_ddp {__version__} are in {folder} ({written.new} new).")
-    print(f"On one machine, with Docker: otel-ddp up --dir {shlex.quote(str(folder))}")
-    print(f"Everything else: {folder}/README.md")
-    return 0
+    return print_answer(
+        f"{written.files} files of otel_ddp {__version__} are in {folder} ({written.new} new).\n"
+        f"On one machine, with Docker: otel-ddp up --dir {shlex.quote(str(folder))}\n"
+        f"Everything else: {folder}/README.md"
+    )
 
 
 def write(folder: Path, *, force: bool = False) -> Written:
@@ -61,7 +71,7 @@ def write(folder: Path, *, force: bool = False) -> Written:
     files = shipped.files()
     try:
         new = [name for name, path in files.items() if not _is_there(folder / name, path)]
-        differ = [name for name in new if (folder / name).exists()]
+        differ = [name for name in new if os.path.lexists(folder / name)]
         if differ and not force:
             names = ", ".join(differ[:_MOST_NAMED]) + (", ..." if len(differ) > _MOST_NAMED else "")
             raise Refused(
@@ -79,9 +89,15 @@ def write(folder: Path, *, force: bool = False) -> Written:
 def _write(folder: Path, name: Path, content: bytes) -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    # The servers run as other users, who have to read it whatever the umask is here.
-    _allow(path, 0o555 if name.suffix == ".sh" else 0o444)
+    # A server that reads it meanwhile gets all of it, and a link is replaced, not its target.
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_bytes(content)
+        # The servers run as other users, who have to read it whatever the umask is here.
+        _allow(new, 0o555 if name.suffix == ".sh" else 0o444)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
     for inner in name.parents[:-1]:
         _allow(folder / inner, 0o555)
 
