@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,10 @@ def test_a_rank_that_is_late_from_the_beginning_is_named_soon(
     assert found.named[1].phase in tool.EXPECTED[where].phases
 
 
-@pytest.mark.parametrize("where", ["device", "loader", "forward launches", "host"])
+@pytest.mark.parametrize(
+    "where",
+    ["loader", *(pytest.param(each, marks=pytest.mark.stress) for each in ("device", "host"))],
+)
 def test_a_rank_that_becomes_very_late_is_named_within_100_steps(where: str) -> None:
     setting = tool.SETTINGS["host ahead"]
     varied = setting._replace(ranks=2, jitter=0.02, seed=3)
@@ -123,9 +127,14 @@ def test_loaders_that_are_too_slow_on_all_ranks_and_vary_much_blame_no_rank() ->
     assert not any(each.named for each in found)
 
 
-def test_loaders_in_workers_that_are_too_slow_blame_no_rank_of_hosts_hardly_ahead() -> None:
+@pytest.mark.parametrize(
+    "chosen", [(5, 10), pytest.param(range(12), marks=pytest.mark.stress)], ids=["some", "all"]
+)
+def test_loaders_in_workers_that_are_too_slow_blame_no_rank_of_hosts_hardly_ahead(
+    chosen: Sequence[int],
+) -> None:
     cases = [case for case in tool.hardly_ahead(1_500) if case.setting.jitter]
-    found = [tool.replayed(case) for case in (cases[0], cases[5], cases[10], cases[11])]
+    found = [tool.replayed(cases[at]) for at in chosen]
 
     assert not any(each.verdicts for each in found)
 
@@ -145,8 +154,9 @@ def test_all_hosts_that_work_long_between_steps_blame_no_rank() -> None:
     assert all(each.bound == "other" or each.insufficient for each in found)
 
 
-def test_balanced_ranks_lead_to_no_verdict() -> None:
-    cases = tool.balanced(12_000, ranks=(2, 3))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.stress)])
+def test_balanced_ranks_lead_to_no_verdict(part: int) -> None:
+    cases = tool.balanced(12_000, ranks=(2, 3))[part::2]
     found = [tool.replayed(case) for case in cases]
 
     assert not any(each.verdicts for each in found)

@@ -40,7 +40,7 @@ EXPECTED = {
         TORCHRUN,
         2,
         "perplexity",
-        {"training_steps_total": 87, "training_tokens_total": 44256},
+        {"training_steps_total": 58, "training_tokens_total": 29504},
     ),
     "gan.py": (TORCHRUN, 2, "distance", {"training_steps_total": 200}),
     "quickstart.py": ([], 1, "accuracy", {}),
