@@ -134,7 +134,7 @@ def _work(boards: Boards, shown: list[Board]) -> None:
 
 def _is_whole(collector: Receiver) -> bool:
     names = {point.metric for point in collector.points()[-2000:]}
-    wanted = (catalog.TRAINING_CHECKPOINT_TIMESTAMP, catalog.GPU_PROCESS_MEMORY_USAGE)
+    wanted = (catalog.TRAINING_CHECKPOINT_TIMESTAMP, catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE)
     return {metric.name for metric in wanted} <= names
 
 
@@ -183,12 +183,12 @@ def _only_elsewhere() -> Iterator[Row]:
         return Row(metric.name, of, named, [value], [per_s], of != "rank", "added")
 
     for metric in (
-        catalog.TORCH_CUDA_MEMORY_ALLOCATED,
-        catalog.TORCH_CUDA_MEMORY_RESERVED,
-        catalog.TORCH_CUDA_MEMORY_PEAK,
+        catalog.TRAINING_CUDA_MEMORY_ALLOCATED,
+        catalog.TRAINING_CUDA_MEMORY_RESERVED,
+        catalog.TRAINING_CUDA_MEMORY_PEAK,
     ):
         yield row(metric, "rank", 5.0 * 10**10, 0.0)
-    yield row(catalog.TORCH_CUDA_ALLOC_RETRIES, "rank", 0.0, 0.0)
+    yield row(catalog.TRAINING_CUDA_ALLOC_RETRIES, "rank", 0.0, 0.0)
     yield row(catalog.TRAINING_OOMS, "rank", 0.0, 0.0)
     yield row(
         catalog.TRAINING_FLOPS_PEAK,
@@ -204,7 +204,7 @@ def _only_elsewhere() -> Iterator[Row]:
         yield row(catalog.TRAINING_PHASE_TIME, "rank", 4.0, 0.03, **own)
     for port in range(8):
         for way in ("receive", "transmit"):
-            own = {"hw_id": f"mlx5_{port}/1", "network_io_direction": way}
+            own = {"hw_id": f"mlx5_{port}/1", "hw_type": "network", "network_io_direction": way}
             yield row(catalog.HW_NETWORK_IO, "node", 10.0**12, 4e9 + port, **own)
 
 

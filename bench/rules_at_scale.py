@@ -162,7 +162,7 @@ class Ranks:
             values = np.full_like(self._since, self._times.times_s[0] - 3600)
         elif metric.kind is catalog.Kind.COUNTER:
             values = value + per_s * self._since
-        elif row.metric == "gpu.throttle.active":
+        elif row.metric == "otel_ddp.gpu.throttle.active":
             # A healthy fleet: the recorded board was too warm, and would fire an alert a GPU.
             values = np.full_like(self._since, attributes["reason"] == "sw_power")
         elif value.is_integer():

@@ -382,23 +382,23 @@ TRAINING_FLOPS_PEAK = _speed.metric(
     "dtype",
     "device",
 )
-TORCH_CUDA_MEMORY_ALLOCATED = _speed.metric(
-    "torch.cuda.memory.allocated", _G, "By", "GPU memory that the rank's tensors occupy."
+TRAINING_CUDA_MEMORY_ALLOCATED = _speed.metric(
+    "training.cuda.memory.allocated", _U, "By", "GPU memory that the rank's tensors occupy."
 )
-TORCH_CUDA_MEMORY_RESERVED = _speed.metric(
-    "torch.cuda.memory.reserved",
-    _G,
+TRAINING_CUDA_MEMORY_RESERVED = _speed.metric(
+    "training.cuda.memory.reserved",
+    _U,
     "By",
     "GPU memory that PyTorch's allocator holds for the rank, whether or not tensors use it.",
 )
-TORCH_CUDA_MEMORY_PEAK = _speed.metric(
-    "torch.cuda.memory.peak",
+TRAINING_CUDA_MEMORY_PEAK = _speed.metric(
+    "training.cuda.memory.peak",
     _G,
     "By",
     "The most GPU memory that the rank's tensors have occupied at one time.",
 )
-TORCH_CUDA_ALLOC_RETRIES = _speed.metric(
-    "torch.cuda.alloc_retries",
+TRAINING_CUDA_ALLOC_RETRIES = _speed.metric(
+    "training.cuda.alloc_retries",
     _C,
     "{retry}",
     "How often PyTorch's allocator had to empty its cache to serve a request.",
@@ -562,17 +562,17 @@ PROCESS_CPU_TIME = _process.metric(
     "process.cpu.time", _C, "s", "Processor time that the training process has used.", "cpu.mode"
 )
 PROCESS_MEMORY_USAGE = _process.metric(
-    "process.memory.usage", _G, "By", "Physical memory that the training process occupies."
+    "process.memory.usage", _U, "By", "Physical memory that the training process occupies."
 )
 PROCESS_MEMORY_VIRTUAL = _process.metric(
-    "process.memory.virtual", _G, "By", "Address space that the training process has reserved."
+    "process.memory.virtual", _U, "By", "Address space that the training process has reserved."
 )
 PROCESS_THREAD_COUNT = _process.metric(
-    "process.thread.count", _G, "{thread}", "How many threads the training process has."
+    "process.thread.count", _U, "{thread}", "How many threads the training process has."
 )
 PROCESS_UNIX_FILE_DESCRIPTOR_COUNT = _process.metric(
     "process.unix.file_descriptor.count",
-    _G,
+    _U,
     "{file_descriptor}",
     "How many files, sockets and pipes the training process has open.",
 )
@@ -595,28 +595,28 @@ PROCESS_UPTIME = _process.metric(
     "process.uptime", _G, "s", "How long ago the training process was started."
 )
 
-PROCESS_CHILDREN_COUNT = _process.metric(
-    "process.children.count",
-    _G,
+TRAINING_CHILDREN_COUNT = _process.metric(
+    "training.children.count",
+    _U,
     "{process}",
     "How many processes the training process has started that still live, but for other ranks: "
     "data loader workers, mostly.",
 )
-PROCESS_CHILDREN_CPU_TIME = _process.metric(
-    "process.children.cpu.time",
+TRAINING_CHILDREN_CPU_TIME = _process.metric(
+    "training.children.cpu.time",
     _C,
     "s",
     "Processor time that these processes have used, those that have ended included.",
     "cpu.mode",
 )
-PROCESS_CHILDREN_MEMORY_USAGE = _process.metric(
-    "process.children.memory.usage",
-    _G,
+TRAINING_CHILDREN_MEMORY_USAGE = _process.metric(
+    "training.children.memory.usage",
+    _U,
     "By",
     "Physical memory that these processes occupy; what they share is counted for each.",
 )
-PROCESS_CHILDREN_DISK_IO = _process.metric(
-    "process.children.disk.io",
+TRAINING_CHILDREN_DISK_IO = _process.metric(
+    "training.children.disk.io",
     _C,
     "By",
     "Bytes that these processes have read from and written to storage, those that have ended "
@@ -630,8 +630,8 @@ _gpu = _Section(
     "GPU",
     "gpu",
     "Every GPU of a node, sent once per node under every strategy. `hw.id` is its UUID, `gpu` its "
-    "index, `hw.name` its model.",
-    ("hw.id", "gpu", "hw.name"),
+    "index, `hw.model` its model.",
+    ("hw.id", "hw.type", "hw.model", "gpu"),
 )
 
 HW_GPU_UTILIZATION = _gpu.metric(
@@ -641,8 +641,8 @@ HW_GPU_UTILIZATION = _gpu.metric(
     "Share of the time in which the GPU did anything at all, or its encoder or decoder did.",
     "hw.gpu.task",
 )
-GPU_MEM_CONTROLLER_UTILIZATION = _gpu.metric(
-    "gpu.mem_controller.utilization",
+OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION = _gpu.metric(
+    "otel_ddp.gpu.mem_controller.utilization",
     _G,
     "1",
     "Share of the time in which the GPU's memory was read or written.",
@@ -652,8 +652,8 @@ HW_GPU_MEMORY_USAGE = _gpu.metric(
 )
 HW_GPU_MEMORY_LIMIT = _gpu.metric("hw.gpu.memory.limit", _U, "By", "Memory that the GPU has.")
 HW_POWER = _gpu.metric("hw.power", _G, "W", "Power that the GPU draws.")
-GPU_POWER_LIMIT = _gpu.metric(
-    "gpu.power.limit", _G, "W", "Power that the GPU may draw under the limit in force."
+OTEL_DDP_GPU_POWER_LIMIT = _gpu.metric(
+    "otel_ddp.gpu.power.limit", _G, "W", "Power that the GPU may draw under the limit in force."
 )
 HW_ENERGY = _gpu.metric("hw.energy", _C, "J", "Energy that the GPU has used.")
 HW_TEMPERATURE = _gpu.metric(
@@ -666,22 +666,22 @@ HW_TEMPERATURE = _gpu.metric(
 HW_FAN_SPEED_RATIO = _gpu.metric(
     "hw.fan.speed_ratio", _G, "1", "Speed of the GPU's fan, as a share of its highest.", "fan"
 )
-GPU_CLOCK_FREQUENCY = _gpu.metric(
-    "gpu.clock.frequency",
+OTEL_DDP_GPU_CLOCK_FREQUENCY = _gpu.metric(
+    "otel_ddp.gpu.clock.frequency",
     _G,
     "Hz",
     "Frequency at which the GPU runs its multiprocessors or its memory.",
-    "gpu.clock.domain",
+    "domain",
 )
-GPU_THROTTLE_ACTIVE = _gpu.metric(
-    "gpu.throttle.active",
+OTEL_DDP_GPU_THROTTLE_ACTIVE = _gpu.metric(
+    "otel_ddp.gpu.throttle.active",
     _G,
     "",
     "1 while the GPU holds its clocks back for this reason, otherwise 0.",
     "reason",
 )
-GPU_THROTTLE_DURATION = _gpu.metric(
-    "gpu.throttle.duration",
+OTEL_DDP_GPU_THROTTLE_DURATION = _gpu.metric(
+    "otel_ddp.gpu.throttle.duration",
     _C,
     "s",
     "Time for which the GPU has held its clocks back for this reason.",
@@ -695,34 +695,34 @@ HW_GPU_IO = _gpu.metric(
     "pci",
     "network.io.direction",
 )
-GPU_PCIE_LINK_GENERATION = _gpu.metric(
-    "gpu.pcie.link.generation",
+OTEL_DDP_GPU_PCIE_LINK_GENERATION = _gpu.metric(
+    "otel_ddp.gpu.pcie.link.generation",
     _G,
     "",
     "Generation of PCIe that the GPU's link runs at now, and the highest that it could.",
     "pci",
-    "state",
+    "link",
 )
-GPU_PCIE_LINK_WIDTH = _gpu.metric(
-    "gpu.pcie.link.width",
+OTEL_DDP_GPU_PCIE_LINK_WIDTH = _gpu.metric(
+    "otel_ddp.gpu.pcie.link.width",
     _G,
     "{lane}",
     "Lanes that the GPU's PCIe link uses now, and the most that it could.",
     "pci",
-    "state",
+    "link",
 )
-GPU_NVLINK_IO = _gpu.metric(
-    "gpu.nvlink.io",
+OTEL_DDP_GPU_NVLINK_IO = _gpu.metric(
+    "otel_ddp.gpu.nvlink.io",
     _C,
     "By",
     "Bytes that the GPU has received and sent over NVLink.",
     "network.io.direction",
 )
-GPU_NVLINK_ERRORS = _gpu.metric(
-    "gpu.nvlink.errors", _C, "{error}", "Errors on the NVLink connections of the GPU."
+OTEL_DDP_GPU_NVLINK_ERRORS = _gpu.metric(
+    "otel_ddp.gpu.nvlink.errors", _C, "{error}", "Errors on the NVLink connections of the GPU."
 )
-GPU_PCIE_REPLAYS = _gpu.metric(
-    "gpu.pcie.replays",
+OTEL_DDP_GPU_PCIE_REPLAYS = _gpu.metric(
+    "otel_ddp.gpu.pcie.replays",
     _C,
     "{replay}",
     "How often a PCIe transfer of the GPU had to be repeated.",
@@ -735,31 +735,31 @@ HW_ERRORS = _gpu.metric(
     "Memory errors that the GPU has found, corrected or not.",
     "error.type",
 )
-GPU_XID_ERRORS = _gpu.metric(
-    "gpu.xid.errors",
+OTEL_DDP_GPU_XID_ERRORS = _gpu.metric(
+    "otel_ddp.gpu.xid.errors",
     _C,
     "{error}",
     "Faults of the GPU that the driver reported, by Xid code.",
     "pci",
     "code",
 )
-GPU_REMAPPED_ROWS = _gpu.metric(
-    "gpu.remapped_rows",
+OTEL_DDP_GPU_REMAPPED_ROWS = _gpu.metric(
+    "otel_ddp.gpu.remapped_rows",
     _C,
     "{row}",
     "Rows of GPU memory that were replaced by spare ones after errors.",
     "cause",
 )
-GPU_ENGINE_ACTIVE = _gpu.metric(
-    "gpu.engine.active",
+OTEL_DDP_GPU_ENGINE_ACTIVE = _gpu.metric(
+    "otel_ddp.gpu.engine.active",
     _G,
     "1",
     "Share of the time in which this part of the GPU was busy, where the device measures it.",
     "engine",
 )
-GPU_PROCESS_MEMORY_USAGE = _gpu.metric(
-    "gpu.process.memory.usage",
-    _G,
+OTEL_DDP_GPU_PROCESS_MEMORY_USAGE = _gpu.metric(
+    "otel_ddp.gpu.process.memory.usage",
+    _U,
     "By",
     "Memory of the GPU that the process of this rank occupies.",
     labels="rank",
@@ -781,8 +781,8 @@ SYSTEM_CPU_UTILIZATION = _host.metric(
     "Share of the node's processor time that went into each mode, over all processors.",
     "cpu.mode",
 )
-SYSTEM_CPU_LOAD_AVERAGE_1M = _host.metric(
-    "system.cpu.load_average.1m",
+OTEL_DDP_HOST_LOAD_AVERAGE_1M = _host.metric(
+    "otel_ddp.host.load_average.1m",
     _G,
     "{thread}",
     "Threads that ran or wanted to run, averaged over the last minute.",
@@ -838,10 +838,11 @@ HW_NETWORK_IO = _host.metric(
     "By",
     "Bytes that an InfiniBand port of the node has received and sent, RDMA included.",
     "hw.id",
+    "hw.type",
     "network.io.direction",
 )
-SYSTEM_LINUX_PRESSURE = _host.metric(
-    "system.linux.pressure",
+OTEL_DDP_HOST_PRESSURE = _host.metric(
+    "otel_ddp.host.pressure",
     _C,
     "s",
     "Time for which some or all tasks stood still for want of processors, memory or storage.",

@@ -634,7 +634,7 @@ def test_the_board_of_gpus_begins_with_the_four_numbers_that_trackers_show() -> 
     assert [set(each) for each in asked] == [
         {"hw_gpu_utilization_ratio"},
         {"hw_temperature_celsius"},
-        {"gpu_mem_controller_utilization_ratio"},
+        {"otel_ddp_gpu_mem_controller_utilization_ratio"},
         {"hw_gpu_memory_usage_bytes", "hw_gpu_memory_limit_bytes"},
     ]
 

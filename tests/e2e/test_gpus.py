@@ -67,7 +67,7 @@ def told(node: Node, device: int) -> Labels:
     """The labels of a GPU's power, without what is the GPU's own."""
     found = node.series("hw_power_watts", gpu=str(device))
     assert len(found) <= 1, "one number, told once"
-    own = ("hw_id", "gpu", "hw_name", "node", "group", "job_type")
+    own = ("hw_id", "hw_type", "hw_model", "gpu", "node", "group", "job_type")
     return {k: v for k, v in found[0][0].items() if k not in own} if found else {"": "none yet"}
 
 
@@ -122,7 +122,7 @@ def test_a_rank_that_says_nothing_is_found_by_its_process(node: Node, boards: Bo
 
     theirs = {"run": "first", "rank": "0", "local_rank": "0"}
     until(lambda: told(node, 5) == theirs, "the GPU on which its process was seen")
-    (held,) = until(lambda: node.series("gpu_process_memory_usage_bytes"), "its memory")
+    (held,) = until(lambda: node.series("otel_ddp_gpu_process_memory_usage_bytes"), "its memory")
     assert (held[0]["gpu"], held[0]["rank"], held[1]) == ("5", "0", 3 * GIB)
     (gpu,) = [each for each in node.agent()["gpus"] if each["labels"].get("rank") == "0"]
     assert (gpu["index"], gpu["name"]) == ("5", "NVIDIA H100 80GB HBM3")

@@ -13,7 +13,7 @@ from otlp_receiver import Receiver
 
 RANK = "import otel_ddp, sys; otel_ddp.init(); print('there', flush=True); sys.stdin.read()"
 # Not every machine has these.
-SELDOM = {"hw.network.io", "system.paging.usage", "system.linux.pressure", "system.disk.io"}
+SELDOM = {"hw.network.io", "system.paging.usage", "otel_ddp.host.pressure", "system.disk.io"}
 OF_HOST = {
     metric.prometheus
     for metric in catalog.METRICS
@@ -107,8 +107,10 @@ sys.stdin.read()
     assert started.stdout is not None
     assert started.stdout.readline() == "there\n"
 
-    until(lambda: node.value("process_children_count") == 1, "one worker")
+    until(lambda: node.value("training_children_count") == 1, "one worker")
     until(
-        lambda: (node.value("process_children_cpu_time_seconds_total", cpu_mode="user") or 0) > 0.2,
+        lambda: (
+            (node.value("training_children_cpu_time_seconds_total", cpu_mode="user") or 0) > 0.2
+        ),
         "what it has worked",
     )

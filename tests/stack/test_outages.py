@@ -18,8 +18,8 @@ OUTAGE_S = 20.0
 # What an agent tells of a process and its workers counts from its own first look on.
 OF_ONE_AGENT = (
     "process_disk_io_bytes_total",
-    "process_children_disk_io_bytes_total",
-    "process_children_cpu_time_seconds_total",
+    "training_children_disk_io_bytes_total",
+    "training_children_cpu_time_seconds_total",
 )
 
 

@@ -241,7 +241,11 @@ def test_every_series_of_the_cases_is_in_the_catalogue() -> None:
         ("rank:training_state:latest", ["rank:training_state:latest"]),
         ("training_step_duration_seconds", ["training_step_duration_seconds"]),
         ('label_replace(training_state, "fase", "x", "", "")', ["fase"]),
-        ("gpu_xid_errors_total offset 10m > 0 unless on (hw_id, code) gpu_xid_errors_total", []),
+        (
+            "otel_ddp_gpu_xid_errors_total offset 10m > 0 "
+            "unless on (hw_id, code) otel_ddp_gpu_xid_errors_total",
+            [],
+        ),
         (
             'sum by (exporter) ({__name__=~"otelcol_exporter_sent_(spans|logs)"})',
             ["otelcol_exporter_sent_logs"],

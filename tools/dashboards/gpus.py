@@ -128,7 +128,7 @@ def _first_four() -> list[Panel]:
                 "Share of the time in which the GPU's memory was read or written; the busiest.",
                 "High with low MFU: bound by memory. Larger batches or fused kernels help.",
             ),
-            over_time(_few(_gpu("gpu.mem_controller.utilization")), _WHOSE),
+            over_time(_few(_gpu("otel_ddp.gpu.mem_controller.utilization")), _WHOSE),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -154,15 +154,15 @@ def _first_four() -> list[Panel]:
 
 def _wrong() -> list[Panel]:
     def held(*more: str) -> str:
-        share = f"avg_over_time({_gpu('gpu.throttle.active', _WRONG, *more)}[10m])"
+        share = f"avg_over_time({_gpu('otel_ddp.gpu.throttle.active', _WRONG, *more)}[10m])"
         return f"max by ({_BY}, reason) ({share}) > 0"
 
     # A GPU has been without a rank as well, before and after: it is shown once.
     for_long = f"({held(_OF_RANK)} or on (node, hw_id, reason) {held()})"
-    faults = _gpu("gpu.xid.errors")
+    faults = _gpu("otel_ddp.gpu.xid.errors")
     errors = _gpu("hw.errors", 'error_type="uncorrected"')
     corrected = _gpu("hw.errors", 'error_type="corrected"')
-    remapped = _gpu("gpu.remapped_rows")
+    remapped = _gpu("otel_ddp.gpu.remapped_rows")
     core = _gpu("hw.temperature", 'hw_sensor_location="core"')
     where = [Column("node"), Column("gpu", "GPU"), Column("rank")]
     return [
@@ -294,7 +294,7 @@ def _gpu_lines(
 
 def _power() -> list[Panel]:
     power = _gpu("hw.power")
-    clock = "gpu.clock.frequency"
+    clock = "otel_ddp.gpu.clock.frequency"
     return [
         _gpu_lines(
             "Power",
@@ -305,7 +305,7 @@ def _power() -> list[Panel]:
         ),
         _gpu_lines(
             "Power against its limit",
-            _few(power, share_of=_gpu("gpu.power.limit")),
+            _few(power, share_of=_gpu("otel_ddp.gpu.power.limit")),
             "percentunit",
             "Share of what the GPU may draw.",
             "At 1 it lowers its clock: usual under load. Unequal limits make unequal ranks.",
@@ -319,14 +319,14 @@ def _power() -> list[Panel]:
         ),
         _gpu_lines(
             "Clock of the multiprocessors",
-            _few(_gpu(clock, 'gpu_clock_domain="sm"'), "bottomk"),
+            _few(_gpu(clock, 'domain="sm"'), "bottomk"),
             "hertz",
             "Of many GPUs, the slowest.",
             "One below its neighbours is a straggler in the making: see what holds it back.",
         ),
         _gpu_lines(
             "Clock of the memory",
-            _few(_gpu(clock, 'gpu_clock_domain="memory"'), "bottomk"),
+            _few(_gpu(clock, 'domain="memory"'), "bottomk"),
             "hertz",
             "Of many GPUs, the slowest.",
             "It should not move under load.",
@@ -342,7 +342,7 @@ def _power() -> list[Panel]:
         _gpu_lines(
             "Held back, by reason",
             # Counted between two moments, shown at two others: a little more than all of it.
-            f"clamp_max({_few_rates(_gpu('gpu.throttle.duration'), 'reason')}, 1)",
+            f"clamp_max({_few_rates(_gpu('otel_ddp.gpu.throttle.duration'), 'reason')}, 1)",
             "percentunit",
             "Share of the time in which each GPU ran slower, for any reason, the power limit "
             "included.",
@@ -360,7 +360,7 @@ def _power() -> list[Panel]:
 
 
 def _inside() -> list[Panel]:
-    engines = _gpu("gpu.engine.active")
+    engines = _gpu("otel_ddp.gpu.engine.active")
     coders = _gpu("hw.gpu.utilization", 'hw_gpu_task!="general"')
     by_engine = f"avg by (engine) ({engines})"
     return [
@@ -384,7 +384,7 @@ def _inside() -> list[Panel]:
         ),
         _gpu_lines(
             "Memory of each rank",
-            _few(_gpu("gpu.process.memory.usage")),
+            _few(_gpu("otel_ddp.gpu.process.memory.usage")),
             "bytes",
             "GPU memory that the process of a rank occupies.",
             "Far less than what is in use on the GPU: somebody else has a part of it.",
@@ -396,10 +396,12 @@ def _inside() -> list[Panel]:
 def _ways() -> list[Panel]:
     way = "network_io_direction"
     pcie = _gpu("hw.gpu.io")
+    nvlink_errors = _gpu("otel_ddp.gpu.nvlink.errors")
+    replays = _gpu("otel_ddp.gpu.pcie.replays")
 
     def below_best(what: str, name: str) -> str:
-        current = _each(_gpu(name, 'state="current"'))
-        best = _each(_gpu(name, 'state!="current"'))
+        current = _each(_gpu(name, 'link="current"'))
+        best = _each(_gpu(name, 'link!="current"'))
         chosen = f"bottomk($shown, {current} / {best}) < 1"
         return f'label_replace({chosen}, "what", "{what}", "", "")'
 
@@ -415,7 +417,7 @@ def _ways() -> list[Panel]:
         ),
         _gpu_lines(
             "NVLink",
-            _few_rates(_gpu("gpu.nvlink.io"), way),
+            _few_rates(_gpu("otel_ddp.gpu.nvlink.io"), way),
             "Bps",
             "Bytes received and sent.",
             "None between ranks of one node: NCCL goes another way; NCCL_DEBUG=INFO says why.",
@@ -423,7 +425,7 @@ def _ways() -> list[Panel]:
         ),
         _gpu_lines(
             "Errors on the way",
-            f"{_few_rates(_gpu('gpu.nvlink.errors'))} or {_few_rates(_gpu('gpu.pcie.replays'))}",
+            f"{_few_rates(nvlink_errors)} or {_few_rates(replays)}",
             "short",
             "Errors of NVLink, and transfers over PCIe that were repeated.",
             "A steady rate: the cable, the socket, or the board.",
@@ -437,8 +439,8 @@ def _ways() -> list[Panel]:
                 "Fewer lanes, or a low generation under load: reseat the board.",
             ),
             rows(
-                f"{below_best('generation', 'gpu.pcie.link.generation')}"
-                f" or {below_best('lanes', 'gpu.pcie.link.width')}",
+                f"{below_best('generation', 'otel_ddp.gpu.pcie.link.generation')}"
+                f" or {below_best('lanes', 'otel_ddp.gpu.pcie.link.width')}",
                 "share",
             ),
             columns=[
@@ -493,7 +495,7 @@ def _nodes() -> list[Panel]:
     idle = _node("system.cpu.utilization", 'cpu_mode="idle"')
     used = _node("system.memory.usage", 'system_memory_state="used"')
     limit = _node("system.memory.limit")
-    load = _node("system.cpu.load_average.1m")
+    load = _node("otel_ddp.host.load_average.1m")
     return [
         _node_lines(
             "Processors of nodes",
@@ -593,7 +595,7 @@ def _node_more() -> list[Panel]:
         ),
         _node_lines(
             "Standing still for want of",
-            f"clamp_max({rate('system.linux.pressure', 'resource', 'stall_type')}, 1)",
+            f"clamp_max({rate('otel_ddp.host.pressure', 'resource', 'stall_type')}, 1)",
             "percentunit",
             "Share of the time in which some or all tasks waited for processor, memory or storage.",
             "Memory above a tenth: about to fail. Storage: the disk is the limit.",

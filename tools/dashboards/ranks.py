@@ -277,8 +277,8 @@ def _worst() -> Panel:
         return f"max by ({by}) (last_over_time({expr}[$__range])) and on ({by}) {worst}"
 
     core = metric("hw.temperature", RANKS_OF_RUN, 'hw_sensor_location="core"')
-    clock = metric("gpu.clock.frequency", RANKS_OF_RUN, 'gpu_clock_domain="sm"')
-    held = metric("gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
+    clock = metric("otel_ddp.gpu.clock.frequency", RANKS_OF_RUN, 'domain="sm"')
+    held = metric("otel_ddp.gpu.throttle.active", RANKS_OF_RUN, 'reason=~"hw_.*|sw_thermal"')
     data = recorded("rank_phase:training_phase_time:per_step2m", RANKS_OF_RUN, 'phase="data"')
     own = f"max by ({by}, phase) ({metric('training.own_collectives', RANKS_OF_RUN)})"
     return listing(
@@ -477,7 +477,7 @@ def _process() -> list[Panel]:
         ),
         each(
             "Processors of loader workers",
-            rate("process.children.cpu.time"),
+            rate("training.children.cpu.time"),
             "none",
             "How many processors its child processes keep busy: data loader workers, mostly.",
             "All of them busy and data waited for: more workers, or less work a sample.",
@@ -498,7 +498,7 @@ def _process() -> list[Panel]:
         ),
         each(
             "Memory of loader workers",
-            last("process.children.memory.usage"),
+            last("training.children.memory.usage"),
             "bytes",
             "Physical memory of its child processes; what they share counts for each.",
             "Grows with each epoch: workers that copy the data set's Python objects.",
@@ -519,7 +519,7 @@ def _process() -> list[Panel]:
         ),
         each(
             "Storage of loader workers",
-            rate("process.children.disk.io"),
+            rate("training.children.disk.io"),
             "Bps",
             "Bytes that its child processes read and write.",
             "At the limit of the disk: that is what data is waited for.",
@@ -540,7 +540,7 @@ def _process() -> list[Panel]:
         ),
         each(
             "Child processes",
-            last("process.children.count"),
+            last("training.children.count"),
             "none",
             "Processes that the training process has started and that live.",
             "Fewer than before: a loader worker was killed, for memory mostly.",

@@ -397,7 +397,7 @@ def test_pressure_is_that_of_the_container(node: NodeTree) -> None:
         node.write(f"proc/pressure/{resource}", pressure(1))
         node.group("", {f"{resource}.pressure": pressure(2_000_000)})
 
-    found = values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE)
+    found = values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE)
 
     # A container can be out of processors altogether: its quota is used up.
     assert set(found) == {f"{r} {s}" for r in ("cpu", "memory", "io") for s in ("some", "full")}
@@ -411,7 +411,7 @@ def test_pressure_is_that_of_the_cgroup_that_limits(node: NodeTree) -> None:
         node.write(f"proc/pressure/{resource}", pressure(1_000_000))
         node.group("/job", {f"{resource}.pressure": pressure(2_000_000)})
 
-    found = values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE)
+    found = values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE)
 
     assert (found["memory some"], found["io some"], found["cpu some"]) == (2.0, 2.0, 1.0)
 
@@ -422,7 +422,7 @@ def test_without_a_containers_pressure_the_nodes_counts(version: int, node: Node
     mount("/docker/abc", top="/docker/abc", machine=False)
     node.write("proc/pressure/io", pressure(1_000_000))
 
-    assert values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE)["io some"] == 1.0
+    assert values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE)["io some"] == 1.0
 
 
 # -- finding cgroups

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import conventions
 from agent.node.node_trees import NodeTree
 from nvml_boards import FakeNvml, h100, state
 from otel_ddp import catalog
@@ -21,7 +22,7 @@ from otel_ddp.agent.node.process.process import ProcessReader
 from otel_ddp.agent.node.process.process_stat import read_process_stat
 
 # Of a board, under a rank's labels: that needs both, and `test_sampling.py` sees it.
-OF_BOTH = {"gpu.process.memory.usage"}
+OF_BOTH = {"otel_ddp.gpu.process.memory.usage"}
 
 
 def rows(section: str) -> set[str]:
@@ -34,6 +35,8 @@ def told(measurements: list[Measurement]) -> set[str]:
         # In the catalogue's order, and none that it does not know.
         expected = [each for each in measurement.metric.attributes if each in named]
         assert named == expected, measurement.metric.name
+        for name, value in measurement.attributes:
+            assert value in conventions.values().get(name, {value}), measurement.metric.name
     return {measurement.metric.name for measurement in measurements}
 
 

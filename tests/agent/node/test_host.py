@@ -82,7 +82,7 @@ def test_other_time_that_goes_back_is_no_share_and_counted(node: NodeTree) -> No
 
 
 def test_the_load_is_that_of_the_last_minute(node: NodeTree) -> None:
-    assert values(node.host().read(), catalog.SYSTEM_CPU_LOAD_AVERAGE_1M) == {"": 1.25}
+    assert values(node.host().read(), catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M) == {"": 1.25}
 
 
 # -- memory
@@ -254,10 +254,10 @@ def test_an_infiniband_port_counts_in_words_of_four_bytes(node: NodeTree) -> Non
     node.port("mlx5_1", 1, received="1", sent="5000000000")
 
     assert values(node.host().read(), catalog.HW_NETWORK_IO) == {
-        "mlx5_0:1 receive": 4000,
-        "mlx5_0:1 transmit": 8000,
-        "mlx5_1:1 receive": 4,
-        "mlx5_1:1 transmit": 20_000_000_000,
+        "mlx5_0:1 network receive": 4000,
+        "mlx5_0:1 network transmit": 8000,
+        "mlx5_1:1 network receive": 4,
+        "mlx5_1:1 network transmit": 20_000_000_000,
     }
 
 
@@ -265,7 +265,7 @@ def test_a_counter_that_has_stopped_at_its_end_is_absent(node: NodeTree) -> None
     node.port("mthca0", 1, received=str(0xFFFFFFFF), sent="1")
     host = node.host()
 
-    assert values(host.read(), catalog.HW_NETWORK_IO) == {"mthca0:1 transmit": 4}
+    assert values(host.read(), catalog.HW_NETWORK_IO) == {"mthca0:1 network transmit": 4}
     assert host.errors == 1
 
 
@@ -281,7 +281,7 @@ def test_pressure_is_in_seconds_and_a_node_has_no_full_stall_of_processors(
     for resource, totals in {"cpu": (3_000_000, 0), "memory": (10, 5), "io": (7, 2)}.items():
         node.write(f"proc/pressure/{resource}", PRESSURE.format(*totals))
 
-    assert values(node.host().read(), catalog.SYSTEM_LINUX_PRESSURE) == {
+    assert values(node.host().read(), catalog.OTEL_DDP_HOST_PRESSURE) == {
         "cpu some": 3.0,
         "memory some": 0.00001,
         "memory full": 0.000005,
@@ -335,15 +335,15 @@ def test_counters_count_since_the_machine_was_started_and_nothing_else_counts(
         ("stat", "\0\0\0", catalog.SYSTEM_CPU_UTILIZATION, 2),
         ("stat", f"cpu  1 2 -3 4 5 6 7 8 9\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
         ("stat", f"cpu 1 2\nbtime {BOOT_S}\n", catalog.SYSTEM_CPU_UTILIZATION, 1),
-        ("loadavg", "-1.5 0 0\n", catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, 1),
-        ("loadavg", "nan 0 0\n", catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, 1),
-        ("loadavg", f"{'1' * 5000}.5 0 0\n", catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, 1),
+        ("loadavg", "-1.5 0 0\n", catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, 1),
+        ("loadavg", "nan 0 0\n", catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, 1),
+        ("loadavg", f"{'1' * 5000}.5 0 0\n", catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, 1),
         ("meminfo", "MemTotal\n" + "x" * 5000, catalog.SYSTEM_MEMORY_LIMIT, 8),
         ("diskstats", "8 0 sda 1\n", catalog.SYSTEM_DISK_IO, 1),
         ("diskstats", "8 0 sda 1 1 -5 1 1 1 9e9 1\n", catalog.SYSTEM_DISK_IO, 2),
         ("net/dev", "eth0: 99999999999999999999 1 -1\n", catalog.SYSTEM_NETWORK_IO, 4),
-        ("pressure/io", "some total=\n", catalog.SYSTEM_LINUX_PRESSURE, 1),
-        ("pressure/io", "most avg10=1 total=5\n", catalog.SYSTEM_LINUX_PRESSURE, 1),
+        ("pressure/io", "some total=\n", catalog.OTEL_DDP_HOST_PRESSURE, 1),
+        ("pressure/io", "most avg10=1 total=5\n", catalog.OTEL_DDP_HOST_PRESSURE, 1),
     ],
 )
 def test_a_corrupt_file_costs_only_its_own_numbers(
@@ -383,7 +383,7 @@ def test_a_refused_file_is_counted_and_logged_once(
     host = node.host()
 
     for _ in range(3):
-        assert values(host.read(), catalog.SYSTEM_CPU_LOAD_AVERAGE_1M) == {}
+        assert values(host.read(), catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M) == {}
 
     assert host.errors == 3
     assert len(caplog.records) == 1
@@ -395,7 +395,7 @@ def test_a_file_without_permission_is_counted(node: NodeTree) -> None:
     (node.proc / "loadavg").chmod(0)
     host = node.host()
 
-    assert values(host.read(), catalog.SYSTEM_CPU_LOAD_AVERAGE_1M) == {}
+    assert values(host.read(), catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M) == {}
     assert host.errors == 1
 
 

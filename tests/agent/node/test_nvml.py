@@ -94,7 +94,7 @@ def ask_all(questions: Any) -> Answers:
             assert key not in found, f"{key} twice"
             names = [name for name, _ in each.attributes]
             # The reader of a device prepends its identity.
-            assert each.metric.attributes == ("hw.id", "gpu", "hw.name", *names)
+            assert each.metric.attributes == ("hw.id", "hw.type", "hw.model", "gpu", *names)
             found[key] = each.value
     return found
 
@@ -147,52 +147,52 @@ def test_a_board_with_everything_answers_in_our_units(seen: Seen) -> None:
         ("hw.gpu.utilization", "general"): 0.87,
         ("hw.gpu.utilization", "encoder"): 0.0,
         ("hw.gpu.utilization", "decoder"): 0.03,
-        ("gpu.mem_controller.utilization", ""): 0.41,
+        ("otel_ddp.gpu.mem_controller.utilization", ""): 0.41,
         ("hw.gpu.memory.usage", ""): 60 * GIB,
         ("hw.gpu.memory.limit", ""): 80 * GIB,
         ("hw.power", ""): 412.345,
-        ("gpu.power.limit", ""): 700.0,
+        ("otel_ddp.gpu.power.limit", ""): 700.0,
         ("hw.energy", ""): pytest.approx(123_456.789),
         ("hw.temperature", "core"): 64,
         ("hw.temperature", "memory"): 71,
         ("hw.fan.speed_ratio", "0"): 0.3,
         ("hw.fan.speed_ratio", "1"): 0.35,
-        ("gpu.clock.frequency", "sm"): 1_980_000_000,
-        ("gpu.clock.frequency", "memory"): 2_619_000_000,
-        ("gpu.throttle.active", "application_clocks"): 0,
-        ("gpu.throttle.active", "sw_power"): 1,
-        ("gpu.throttle.active", "hw_slowdown"): 0,
-        ("gpu.throttle.active", "sync_boost"): 0,
-        ("gpu.throttle.active", "sw_thermal"): 1,
-        ("gpu.throttle.active", "hw_thermal"): 0,
-        ("gpu.throttle.active", "hw_power_brake"): 0,
-        ("gpu.throttle.active", "display_clock"): 0,
-        ("gpu.throttle.duration", "sw_power"): pytest.approx(4.0),
-        ("gpu.throttle.duration", "thermal"): pytest.approx(0.5),
-        ("gpu.throttle.duration", "sync_boost"): 0,
-        ("gpu.throttle.duration", "board_limit"): 0,
-        ("gpu.throttle.duration", "reliability"): 0,
+        ("otel_ddp.gpu.clock.frequency", "sm"): 1_980_000_000,
+        ("otel_ddp.gpu.clock.frequency", "memory"): 2_619_000_000,
+        ("otel_ddp.gpu.throttle.active", "application_clocks"): 0,
+        ("otel_ddp.gpu.throttle.active", "sw_power"): 1,
+        ("otel_ddp.gpu.throttle.active", "hw_slowdown"): 0,
+        ("otel_ddp.gpu.throttle.active", "sync_boost"): 0,
+        ("otel_ddp.gpu.throttle.active", "sw_thermal"): 1,
+        ("otel_ddp.gpu.throttle.active", "hw_thermal"): 0,
+        ("otel_ddp.gpu.throttle.active", "hw_power_brake"): 0,
+        ("otel_ddp.gpu.throttle.active", "display_clock"): 0,
+        ("otel_ddp.gpu.throttle.duration", "sw_power"): pytest.approx(4.0),
+        ("otel_ddp.gpu.throttle.duration", "thermal"): pytest.approx(0.5),
+        ("otel_ddp.gpu.throttle.duration", "sync_boost"): 0,
+        ("otel_ddp.gpu.throttle.duration", "board_limit"): 0,
+        ("otel_ddp.gpu.throttle.duration", "reliability"): 0,
         # Two seconds at 100 and at 300 MiB/s.
         ("hw.gpu.io", "transmit"): 200 << 20,
         ("hw.gpu.io", "receive"): 600 << 20,
-        ("gpu.pcie.replays", "00000000:1B:00.0"): 2,
-        ("gpu.pcie.link.generation", "current"): 4,
-        ("gpu.pcie.link.generation", "max"): 5,
-        ("gpu.pcie.link.width", "current"): 8,
-        ("gpu.pcie.link.width", "max"): 16,
-        ("gpu.nvlink.io", "transmit"): 1_024_000_000,
-        ("gpu.nvlink.io", "receive"): 2_048_000_000,
-        ("gpu.nvlink.errors", ""): 5,
+        ("otel_ddp.gpu.pcie.replays", "00000000:1B:00.0"): 2,
+        ("otel_ddp.gpu.pcie.link.generation", "current"): 4,
+        ("otel_ddp.gpu.pcie.link.generation", "max"): 5,
+        ("otel_ddp.gpu.pcie.link.width", "current"): 8,
+        ("otel_ddp.gpu.pcie.link.width", "max"): 16,
+        ("otel_ddp.gpu.nvlink.io", "transmit"): 1_024_000_000,
+        ("otel_ddp.gpu.nvlink.io", "receive"): 2_048_000_000,
+        ("otel_ddp.gpu.nvlink.errors", ""): 5,
         ("hw.errors", "corrected"): 12,
         ("hw.errors", "uncorrected"): 1,
-        ("gpu.remapped_rows", "corrected"): 3,
-        ("gpu.remapped_rows", "uncorrected"): 1,
-        ("gpu.engine.active", "sm"): 0.635,
-        ("gpu.engine.active", "tensor"): 0.41,
-        ("gpu.engine.active", "dram"): 0.5525,
-        ("gpu.engine.active", "fp64"): 0,
-        ("gpu.engine.active", "fp32"): 0.07,
-        ("gpu.engine.active", "fp16"): 0.02,
+        ("otel_ddp.gpu.remapped_rows", "corrected"): 3,
+        ("otel_ddp.gpu.remapped_rows", "uncorrected"): 1,
+        ("otel_ddp.gpu.engine.active", "sm"): 0.635,
+        ("otel_ddp.gpu.engine.active", "tensor"): 0.41,
+        ("otel_ddp.gpu.engine.active", "dram"): 0.5525,
+        ("otel_ddp.gpu.engine.active", "fp64"): 0,
+        ("otel_ddp.gpu.engine.active", "fp32"): 0.07,
+        ("otel_ddp.gpu.engine.active", "fp16"): 0.02,
     }
     assert seen.driver.impossible == 0
     assert seen.driver.remarks == ()
@@ -204,11 +204,16 @@ def test_an_older_board_answers_older_calls(seen: Seen) -> None:
     assert found["hw.power", ""] == 111.0
     # The older call counts what the driver keeps for itself as used, where it keeps anything.
     assert found["hw.gpu.memory.usage", ""] == 5 * GIB
-    assert found["gpu.throttle.active", "sw_power"] == 1
-    assert found["gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
+    assert found["otel_ddp.gpu.throttle.active", "sw_power"] == 1
+    assert found["otel_ddp.gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
     names = {name for name, _ in found}
-    missing = {"gpu.engine.active", "gpu.nvlink.io", "gpu.nvlink.errors", "hw.gpu.io"}
-    assert not names & (missing | {"gpu.remapped_rows", "hw.fan.speed_ratio"})
+    missing = {
+        "otel_ddp.gpu.engine.active",
+        "otel_ddp.gpu.nvlink.io",
+        "otel_ddp.gpu.nvlink.errors",
+        "hw.gpu.io",
+    }
+    assert not names & (missing | {"otel_ddp.gpu.remapped_rows", "hw.fan.speed_ratio"})
     assert ("hw.temperature", "memory") not in found
 
 
@@ -291,9 +296,9 @@ def test_a_missing_field_does_not_affect_the_others(seen: Seen) -> None:
     found = seen.answers(h100().without("field.82", "field.75"))
 
     assert ("hw.temperature", "memory") not in found
-    assert ("gpu.throttle.duration", "thermal") not in found
+    assert ("otel_ddp.gpu.throttle.duration", "thermal") not in found
     assert found["hw.power", ""] == 412.345
-    assert found["gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
+    assert found["otel_ddp.gpu.throttle.duration", "sw_power"] == pytest.approx(4.0)
 
 
 def test_a_field_that_fails_once_is_left_out_once(seen: Seen) -> None:
@@ -331,9 +336,9 @@ def test_links_of_the_fifth_generation_are_added_up(seen: Seen) -> None:
 
     found = seen.answers(board)
 
-    assert found["gpu.nvlink.io", "transmit"] == 2001
-    assert found["gpu.nvlink.io", "receive"] == 6001
-    assert found["gpu.nvlink.errors", ""] == 11
+    assert found["otel_ddp.gpu.nvlink.io", "transmit"] == 2001
+    assert found["otel_ddp.gpu.nvlink.io", "receive"] == 6001
+    assert found["otel_ddp.gpu.nvlink.errors", ""] == 11
 
 
 def test_a_sum_that_lacks_a_part_is_left_out(seen: Seen) -> None:
@@ -393,25 +398,25 @@ def test_counters_of_the_driver_count_since_the_machine_was_started(seen: Seen) 
         ("utilization.gpu", 101, "hw.gpu.utilization"),
         ("utilization.gpu", 0xFFFFFFFF, "hw.gpu.utilization"),
         ("temperature", 255, "hw.temperature"),
-        ("power_limit_mw", 0xFFFFFFFF, "gpu.power.limit"),
-        ("clock_mhz.1", 0xFFFFFFFF, "gpu.clock.frequency"),
+        ("power_limit_mw", 0xFFFFFFFF, "otel_ddp.gpu.power.limit"),
+        ("clock_mhz.1", 0xFFFFFFFF, "otel_ddp.gpu.clock.frequency"),
         ("energy_mj", 2**64 - 1, "hw.energy"),
         ("memory.total", 0, "hw.gpu.memory.limit"),
         ("memory.used", 2**64 - 1, "hw.gpu.memory.usage"),
         ("ecc.0.0", 0xFFFFFFFF, "hw.errors"),
         ("ecc.0.0", 2**64 - 1, "hw.errors"),
-        ("remapped.corrected", 0xFFFFFFFF, "gpu.remapped_rows"),
-        ("replays", 0xFFFFFFFF, "gpu.pcie.replays"),
-        ("link.width.max", 0, "gpu.pcie.link.width"),
+        ("remapped.corrected", 0xFFFFFFFF, "otel_ddp.gpu.remapped_rows"),
+        ("replays", 0xFFFFFFFF, "otel_ddp.gpu.pcie.replays"),
+        ("link.width.max", 0, "otel_ddp.gpu.pcie.link.width"),
         ("fan.0", 255, "hw.fan.speed_ratio"),
-        ("event_reasons", 2**64 - 1, "gpu.throttle.active"),
+        ("event_reasons", 2**64 - 1, "otel_ddp.gpu.throttle.active"),
         ("field.186", f"1 {0xFFFFFFFF}", "hw.power"),
         ("field.186", "5 -1000", "hw.power"),
         ("field.82", f"1 {0xFFFFFFFF}", "hw.temperature"),
-        ("field.74", f"3 {2**64 - 1}", "gpu.throttle.duration"),
-        ("field.52", f"1 {0xFFFFFFFF}", "gpu.nvlink.errors"),
-        ("gpm.2", "nan", "gpu.engine.active"),
-        ("gpm.5", 250, "gpu.engine.active"),
+        ("field.74", f"3 {2**64 - 1}", "otel_ddp.gpu.throttle.duration"),
+        ("field.52", f"1 {0xFFFFFFFF}", "otel_ddp.gpu.nvlink.errors"),
+        ("gpm.2", "nan", "otel_ddp.gpu.engine.active"),
+        ("gpm.5", 250, "otel_ddp.gpu.engine.active"),
         ("gpm.20", -1, "hw.gpu.io"),
     ],
 )
@@ -432,7 +437,7 @@ def test_an_impossible_number_is_absent_and_counted(
     assert metric in one(seen.driver.remarks)
     missing = whole.keys() - found.keys()
     # Of a mask of bits nothing can be believed.
-    assert len(missing) == (8 if metric == "gpu.throttle.active" else 1)
+    assert len(missing) == (8 if metric == "otel_ddp.gpu.throttle.active" else 1)
     assert {name for name, _ in missing} == {metric}
 
     ask_all(questions)
@@ -446,7 +451,7 @@ def test_rounding_above_the_whole_is_the_whole(seen: Seen) -> None:
 
     found = seen.answers(board)
 
-    assert found["gpu.engine.active", "sm"] == 1.0
+    assert found["otel_ddp.gpu.engine.active", "sm"] == 1.0
     assert found["hw.fan.speed_ratio", "0"] == 1.0
     assert seen.driver.impossible == 0
 
@@ -1039,7 +1044,12 @@ def test_a_real_board_answers_in_our_units() -> None:
         driver.close()
 
     names = {each.metric.name for each in found}
-    assert {"hw.gpu.memory.limit", "hw.power", "hw.temperature", "gpu.throttle.active"} <= names
+    assert {
+        "hw.gpu.memory.limit",
+        "hw.power",
+        "hw.temperature",
+        "otel_ddp.gpu.throttle.active",
+    } <= names
     limits = [each.value for each in found if each.metric.name == "hw.gpu.memory.limit"]
     assert all(limit > GIB for limit in limits)
     assert driver.impossible == 0

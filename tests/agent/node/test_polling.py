@@ -33,7 +33,7 @@ A100 = Device("GPU-cccc", "2", "NVIDIA A100")
 THREE = (H100, T4, A100)
 
 POWER = Measurement(catalog.HW_POWER, 300.0)
-LIMIT = Measurement(catalog.GPU_POWER_LIMIT, 700.0)
+LIMIT = Measurement(catalog.OTEL_DDP_GPU_POWER_LIMIT, 700.0)
 ENERGY = Measurement(catalog.HW_ENERGY, 5000.0, start_ns=42)
 CORE = Measurement(catalog.HW_TEMPERATURE, 50.0, (("hw.sensor_location", "core"),))
 
@@ -143,26 +143,23 @@ class Bench:
 def test_measurements_begin_with_the_attributes_of_their_device() -> None:
     bench = Bench(H100)
     bench.driver.answers[H100.uuid, "power"] = [CORE, ENERGY]
+    of_board = (
+        *(("hw.id", "GPU-aaaa"), ("hw.type", "gpu")),
+        *(("hw.model", "NVIDIA H100"), ("gpu", "0")),
+    )
 
     bench.tick()
 
     assert bench.of(H100).measurements[:2] == (
-        CORE._replace(
-            attributes=(
-                *(("hw.id", "GPU-aaaa"), ("gpu", "0"), ("hw.name", "NVIDIA H100")),
-                ("hw.sensor_location", "core"),
-            )
-        ),
-        ENERGY._replace(
-            attributes=(("hw.id", "GPU-aaaa"), ("gpu", "0"), ("hw.name", "NVIDIA H100"))
-        ),
+        CORE._replace(attributes=(*of_board, ("hw.sensor_location", "core"))),
+        ENERGY._replace(attributes=of_board),
     )
 
 
 def test_the_identity_is_what_the_catalogue_has_first_in_its_section() -> None:
     names = tuple(name for name, _ in identity(H100))
 
-    sections = [each.attributes[:3] for each in catalog.METRICS if each.section == "GPU"]
+    sections = [each.attributes[:4] for each in catalog.METRICS if each.section == "GPU"]
     assert set(sections) == {names}
 
 
@@ -174,9 +171,9 @@ def test_boards_that_differ_show_what_each_of_them_has() -> None:
     sample = bench.tick()
 
     assert bench.shown() == list(THREE)
-    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert bench.values(T4) == {"hw.power": 300.0}
-    assert bench.values(A100) == {"hw.power": 250.0, "gpu.power.limit": 700.0}
+    assert bench.values(A100) == {"hw.power": 250.0, "otel_ddp.gpu.power.limit": 700.0}
     assert (sample.remark, sample.errors, sample.version) == ("", 0, "driver 999.1")
 
 
@@ -213,7 +210,7 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
     assert bench.values(H100) == {
         "hw.temperature": 50.0,
         "hw.energy": 5000.0,
-        "gpu.power.limit": 700.0,
+        "otel_ddp.gpu.power.limit": 700.0,
     }
     assert sample.errors == 3
     assert len(caplog.records) == 1
@@ -241,7 +238,7 @@ def test_numbers_at_the_edge_of_the_possible_are_shown() -> None:
     assert bench.values(H100) == {
         "hw.gpu.utilization": 1.0,
         "hw.power": 0.0,
-        "gpu.power.limit": 700.0,
+        "otel_ddp.gpu.power.limit": 700.0,
     }
     assert sample.errors == 0
 
@@ -269,7 +266,7 @@ def test_all_is_asked_at_once_and_then_each_question_at_its_own_period() -> None
 
     assert bench.driver.asked[H100.uuid, "power"] == 101
     assert bench.driver.asked[H100.uuid, "limit"] == 11
-    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
 
 def test_a_call_that_comes_a_little_early_asks_all_the_same() -> None:
@@ -320,7 +317,7 @@ def test_an_answer_that_becomes_unsupported_is_no_longer_shown() -> None:
 
     bench.tick(1.0)
 
-    assert bench.values(H100) == {"gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"otel_ddp.gpu.power.limit": 700.0}
 
 
 def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_periods(
@@ -332,10 +329,10 @@ def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_pe
         bench.driver.answers[board.uuid, "power"] = RuntimeError("unknown error")
 
     sample = bench.ticks(3)
-    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert sample.errors == 6
     sample = bench.tick(1.0)
-    assert bench.values(H100) == {"gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"otel_ddp.gpu.power.limit": 700.0}
     assert sample.errors == 8
     assert [each.getMessage() for each in caplog.records] == [
         "GPU: power failed (RuntimeError: unknown error); it is tried again."
@@ -367,7 +364,7 @@ def test_a_device_that_cannot_say_what_to_ask_is_asked_again() -> None:
 
     bench.tick(1.0)
 
-    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
 
 # ------------------------------------------------------------------------------ drivers that fail
@@ -429,7 +426,7 @@ def test_a_lost_board_does_not_affect_the_others() -> None:
         sample = bench.tick(1.0)
         assert sample.remark == "GPU 1 (Tesla T4) does not answer any more: GPU is lost."
         for board in (H100, A100):
-            assert bench.values(board) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+            assert bench.values(board) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
     assert bench.values(T4) == {}
     assert sample.errors == 0
@@ -460,7 +457,7 @@ def test_after_a_loss_the_driver_is_opened_anew_in_a_few_seconds() -> None:
     sample = bench.tick(1.0)
 
     assert (bench.driver.opened, bench.driver.closed) == (2, 1)
-    assert bench.values(T4) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(T4) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert sample.remark == ""
 
 
@@ -485,7 +482,7 @@ def test_a_board_that_is_lost_during_a_question_does_not_affect_the_others() -> 
     bench.tick()
 
     assert bench.values(H100) == {}
-    assert bench.values(A100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(A100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
 
 
 def test_a_node_whose_every_board_is_lost_shows_none() -> None:
@@ -560,7 +557,7 @@ def test_a_board_that_comes_or_goes_is_seen_within_a_minute_and_the_others_not_a
     bench.tick(1.0)
 
     assert bench.shown() == [H100, A100]
-    assert bench.values(A100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(A100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert bench.driver.asked[H100.uuid, "limit"] == 1
     assert bench.driver.opened == 1
 
@@ -572,7 +569,7 @@ def test_a_list_of_devices_that_fails_once_changes_nothing() -> None:
 
     sample = bench.ticks(61)
 
-    assert bench.values(H100) == {"hw.power": 300.0, "gpu.power.limit": 700.0}
+    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert sample.errors == 1
     assert sample.remark == ""
 

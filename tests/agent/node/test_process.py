@@ -250,15 +250,15 @@ def test_a_dead_process_or_a_zombie_has_no_measurements(puppet: Puppet) -> None:
 
 
 def test_descendants_of_any_depth_are_counted(puppet: Puppet) -> None:
-    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 0
-    assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == 0
+    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 0
+    assert puppet.value(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == 0
 
     puppet.does("fork('server')")
     puppet.does("fork('worker')", "server")
     puppet.does("fork_in_thread('other')")
 
-    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 3
-    assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) > 3 << 20
+    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 3
+    assert puppet.value(catalog.TRAINING_CHILDREN_MEMORY_USAGE) > 3 << 20
 
 
 def test_other_ranks_and_we_ourselves_are_no_descendants(puppet: Puppet) -> None:
@@ -268,20 +268,20 @@ def test_other_ranks_and_we_ourselves_are_no_descendants(puppet: Puppet) -> None
     puppet.does("fork('worker')")
     puppet.reader = ProcessReader(own_pid=agent)
 
-    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT, rank) == 1
-    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 3
+    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT, rank) == 1
+    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 3
 
 
 def test_a_zombie_is_no_living_child_but_its_time_counts(puppet: Puppet) -> None:
     puppet.does("fork('worker')")
     puppet.does("spin()", "worker")
-    before = puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME)
+    before = puppet.value(catalog.TRAINING_CHILDREN_CPU_TIME)
 
     puppet.does("end('worker')")
 
-    assert puppet.value(catalog.PROCESS_CHILDREN_COUNT) == 0
-    assert puppet.value(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == 0
-    assert puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME) >= before
+    assert puppet.value(catalog.TRAINING_CHILDREN_COUNT) == 0
+    assert puppet.value(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == 0
+    assert puppet.value(catalog.TRAINING_CHILDREN_CPU_TIME) >= before
 
 
 @pytest.mark.parametrize("way", ["reap", "kill"])
@@ -297,14 +297,14 @@ def test_the_use_of_a_worker_stays_when_it_has_ended(
     puppet.does(f"{way}('worker')")
     after = puppet.read()
 
-    time_s = sum(values(after, catalog.PROCESS_CHILDREN_CPU_TIME).values())
+    time_s = sum(values(after, catalog.TRAINING_CHILDREN_CPU_TIME).values())
     assert SPUN_S - 2 / TICKS_PER_S <= time_s < 2 * SPUN_S
-    assert values(before, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
-    assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
+    assert values(before, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
+    assert values(after, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
     # The kernel has added it to the process that waited, where it would show a second time.
     assert written(puppet.pid) == size
     assert values(after, catalog.PROCESS_DISK_IO)["write"] == 0
-    assert values(after, catalog.PROCESS_CHILDREN_COUNT) == {"": 0}
+    assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
 
 
 def test_children_that_no_process_waits_for_are_not_subtracted_from_the_process(
@@ -323,15 +323,15 @@ def test_children_that_no_process_waits_for_are_not_subtracted_from_the_process(
     until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the worker")
     after = puppet.read()
 
-    for metric in (catalog.PROCESS_CHILDREN_CPU_TIME, catalog.PROCESS_CHILDREN_DISK_IO):
+    for metric in (catalog.TRAINING_CHILDREN_CPU_TIME, catalog.TRAINING_CHILDREN_DISK_IO):
         assert values(after, metric) == values(before, metric)
-    assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
+    assert values(after, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
     assert values(after, catalog.PROCESS_DISK_IO)["write"] == own
 
     # Later use is added to it.
     puppet.does("fork('next')")
     puppet.does("spin()", "next")
-    assert puppet.value(catalog.PROCESS_CHILDREN_CPU_TIME) >= 2 * (SPUN_S - 2 / TICKS_PER_S)
+    assert puppet.value(catalog.TRAINING_CHILDREN_CPU_TIME) >= 2 * (SPUN_S - 2 / TICKS_PER_S)
 
 
 def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: P
 
     def of_both(measurements: list[Measurement]) -> tuple[float, float]:
         own = values(measurements, catalog.PROCESS_DISK_IO)
-        children = values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)
+        children = values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)
         return own["write"], children["write"]
 
     pids = {name: puppet.does(f"fork({name!r})") for name in ("seen", "unseen", "stays")}
@@ -366,7 +366,7 @@ def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: P
     assert of_both(before) == (0, sum(sizes.values()))
     assert of_both(first) == (0, 0)
     assert of_both(after) == (own, more)
-    assert set(values(first, catalog.PROCESS_CHILDREN_CPU_TIME).values()) == {0}
+    assert set(values(first, catalog.TRAINING_CHILDREN_CPU_TIME).values()) == {0}
     # What begins anew says so; what the kernel counts goes on.
     anew = {
         metric.name: begins[0] < begins[1] == begins[2]
@@ -379,8 +379,8 @@ def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: P
         "process.cpu.time": False,
         "process.context_switches": False,
         "process.disk.io": True,
-        "process.children.cpu.time": True,
-        "process.children.disk.io": True,
+        "training.children.cpu.time": True,
+        "training.children.disk.io": True,
     }
 
 
@@ -389,14 +389,14 @@ def test_what_a_server_has_waited_for_is_not_counted_twice(puppet: Puppet, tmp_p
     puppet.does("fork('worker')", "server")
     write = f"write({str(tmp_path / 'file')!r}, 300_000)"
     puppet.does(write, "server", "worker")
-    before = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    before = values(puppet.read(), catalog.TRAINING_CHILDREN_DISK_IO)["write"]
 
     puppet.does("reap('worker')", "server")
-    by_server = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    by_server = values(puppet.read(), catalog.TRAINING_CHILDREN_DISK_IO)["write"]
     puppet.does("reap('server')")
     measurements = puppet.read()
 
-    assert before == by_server == values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    assert before == by_server == values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"]
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
@@ -405,13 +405,13 @@ def test_a_server_and_its_worker_may_end_between_two_reads(puppet: Puppet, tmp_p
     puppet.does("fork('worker')", "server")
     write = f"write({str(tmp_path / 'file')!r}, 300_000)"
     puppet.does(write, "server", "worker")
-    before = values(puppet.read(), catalog.PROCESS_CHILDREN_DISK_IO)["write"]
+    before = values(puppet.read(), catalog.TRAINING_CHILDREN_DISK_IO)["write"]
 
     puppet.does("reap('worker')", "server")
     puppet.does("reap('server')")
     measurements = puppet.read()
 
-    assert values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == before
+    assert values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == before
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 
@@ -438,11 +438,11 @@ def test_the_use_of_an_orphan_stays_when_it_has_left_the_family(
     puppet.does(write, "new")
     later = puppet.read()
 
-    size = values(before, catalog.PROCESS_CHILDREN_DISK_IO)["write"]
-    assert values(after, catalog.PROCESS_CHILDREN_COUNT) == {"": 0}
-    assert values(after, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size
-    assert values(later, catalog.PROCESS_CHILDREN_DISK_IO)["write"] == size + written(new)
-    time_s = sum(values(later, catalog.PROCESS_CHILDREN_CPU_TIME).values())
+    size = values(before, catalog.TRAINING_CHILDREN_DISK_IO)["write"]
+    assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
+    assert values(after, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
+    assert values(later, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size + written(new)
+    time_s = sum(values(later, catalog.TRAINING_CHILDREN_CPU_TIME).values())
     assert time_s >= 2 * (SPUN_S - 2 / TICKS_PER_S)
 
 
@@ -502,10 +502,10 @@ def test_exact_numbers(node: NodeTree) -> None:
     assert of(catalog.PROCESS_DISK_IO) == {"read": 4000, "write": 8000}
     assert of(catalog.PROCESS_CONTEXT_SWITCHES) == {"voluntary": 40, "involuntary": 2}
     assert of(catalog.PROCESS_UPTIME) == {"": node.clock.now - 5000 * tick}
-    assert of(catalog.PROCESS_CHILDREN_COUNT) == {"": 1}
-    assert of(catalog.PROCESS_CHILDREN_CPU_TIME) == {"user": 102 * tick, "system": 10 * tick}
-    assert of(catalog.PROCESS_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
-    assert of(catalog.PROCESS_CHILDREN_DISK_IO) == {"read": 9, "write": 18}
+    assert of(catalog.TRAINING_CHILDREN_COUNT) == {"": 1}
+    assert of(catalog.TRAINING_CHILDREN_CPU_TIME) == {"user": 102 * tick, "system": 10 * tick}
+    assert of(catalog.TRAINING_CHILDREN_MEMORY_USAGE) == {"": 200 * PAGE}
+    assert of(catalog.TRAINING_CHILDREN_DISK_IO) == {"read": 9, "write": 18}
     started_ns = BOOT_S * 1_000_000_000 + 5000 * 1_000_000_000 // TICKS_PER_S
     for each in measurements:
         of_kernel = each.metric in (catalog.PROCESS_CPU_TIME, catalog.PROCESS_CONTEXT_SWITCHES)
@@ -583,9 +583,9 @@ def test_workers_with_unreadable_io_have_none(node: NodeTree) -> None:
     (node.proc / "78/io").symlink_to("io")
     reader = reader_of(node)
 
-    assert values(read(reader), catalog.PROCESS_CHILDREN_DISK_IO) == {}
+    assert values(read(reader), catalog.TRAINING_CHILDREN_DISK_IO) == {}
     node.ends(78)
-    assert values(read(reader), catalog.PROCESS_CHILDREN_DISK_IO) == {}
+    assert values(read(reader), catalog.TRAINING_CHILDREN_DISK_IO) == {}
 
 
 def test_a_count_never_falls_if_a_worker_ends_between_two_reads(
@@ -600,8 +600,8 @@ def test_a_count_never_falls_if_a_worker_ends_between_two_reads(
     def told() -> tuple[float, float, float]:
         measurements = read(reader)
         return (
-            values(measurements, catalog.PROCESS_CHILDREN_CPU_TIME)["user"],
-            values(measurements, catalog.PROCESS_CHILDREN_DISK_IO)["write"],
+            values(measurements, catalog.TRAINING_CHILDREN_CPU_TIME)["user"],
+            values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"],
             values(measurements, catalog.PROCESS_DISK_IO)["write"],
         )
 
@@ -648,15 +648,15 @@ def test_a_process_is_read_once_and_a_new_parent_is_seen(node: NodeTree) -> None
     node.process(79, parent=78)
     node.process(80, parent=1)
     reader = reader_of(node)
-    count = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+    count = values(read(reader), catalog.TRAINING_CHILDREN_COUNT)[""]
     # A process that is no descendant is not read again: this change stays unseen.
     node.process(80, parent=77)
-    same = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+    same = values(read(reader), catalog.TRAINING_CHILDREN_COUNT)[""]
 
     # Its parent ends, and the rank takes it over as a reaper of orphans does.
     node.ends(78)
     node.process(79, parent=77)
-    after = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+    after = values(read(reader), catalog.TRAINING_CHILDREN_COUNT)[""]
 
     assert (count, same, after) == (2, 2, 1)
 
@@ -683,7 +683,7 @@ def test_parents_that_form_a_ring_do_not_block(node: NodeTree) -> None:
     node.process(78, parent=77)
     node.process(79, parent=78)
     reader = reader_of(node)
-    count = values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""]
+    count = values(read(reader), catalog.TRAINING_CHILDREN_COUNT)[""]
     for pid, parent in ((80, 81), (81, 80)):
         node.process(pid, parent=77)
         read(reader)
@@ -693,4 +693,4 @@ def test_parents_that_form_a_ring_do_not_block(node: NodeTree) -> None:
     node.ends(81)
 
     assert count == 2
-    assert values(read(reader), catalog.PROCESS_CHILDREN_COUNT)[""] == 2
+    assert values(read(reader), catalog.TRAINING_CHILDREN_COUNT)[""] == 2

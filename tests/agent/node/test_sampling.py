@@ -24,7 +24,7 @@ from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.rank import Rank
 
 BOARD = Device("GPU-1234", "0", "H100")
-OF_BOARD = {"hw.id": "GPU-1234", "gpu": "0", "hw.name": "H100"}
+OF_BOARD = {"hw.id": "GPU-1234", "hw.type": "gpu", "hw.model": "H100", "gpu": "0"}
 FIRST = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": "0", "local_rank": "0"}
 # Of one run, though with another role.
 SECOND = {**FIRST, "job_type": "worker", "rank": "1", "local_rank": "1"}
@@ -63,8 +63,8 @@ class OneBoard:
     def _ask(self) -> Sequence[Measurement]:
         self.held.wait(30)
         busy = Measurement(catalog.HW_GPU_UTILIZATION, 0.5, (("hw.gpu.task", "general"),))
-        hot = Measurement(catalog.GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
-        calm = Measurement(catalog.GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
+        hot = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 1.0, (("reason", "hw_thermal"),))
+        calm = Measurement(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, 0.0, (("reason", "sw_power"),))
         return [Measurement(catalog.HW_POWER, self.power), busy, hot, calm]
 
     def users(self, device: Device) -> Sequence[User]:
@@ -136,7 +136,7 @@ def test_a_board_is_described_with_its_measurements(bench: Callable[..., Bench])
     driver.pids = [77]
     here = bench("gpu", driver=driver)
 
-    held = here.soon(catalog.GPU_PROCESS_MEMORY_USAGE, rank(FIRST, 77))
+    held = here.soon(catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE, rank(FIRST, 77))
 
     assert held == [({**FIRST, **OF_BOARD}, 1077.0)]
     said = here.sampling.describe()

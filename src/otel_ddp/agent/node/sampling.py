@@ -197,7 +197,7 @@ class Sampling:
             for measurement in each.measurements:
                 yield self._ownership.labels[each.device.uuid], measurement, taken_ns
         for used in self._ownership.memory:
-            metric = catalog.GPU_PROCESS_MEMORY_USAGE
+            metric = catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE
             measurement = Measurement(metric, float(used.used_bytes), identity(used.device))
             yield used.labels, measurement, taken_ns
 
@@ -271,7 +271,7 @@ class Sampling:
         known = len(identity(each.device))
         for measurement in each.measurements:
             kind = "".join(value for _, value in measurement.attributes[known:])
-            if measurement.metric is catalog.GPU_THROTTLE_ACTIVE:
+            if measurement.metric is catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE:
                 if measurement.value:
                     described["throttled"].append(kind)
             elif (key := _SHOWN.get((measurement.metric, kind))) is not None:
@@ -285,9 +285,9 @@ _SHOWN: dict[tuple[catalog.Metric, str], str] = {
     (catalog.HW_GPU_MEMORY_USAGE, ""): "used_bytes",
     (catalog.HW_GPU_MEMORY_LIMIT, ""): "limit_bytes",
     (catalog.HW_POWER, ""): "power_w",
-    (catalog.GPU_POWER_LIMIT, ""): "power_limit_w",
+    (catalog.OTEL_DDP_GPU_POWER_LIMIT, ""): "power_limit_w",
     (catalog.HW_TEMPERATURE, "core"): "temperature_c",
-    (catalog.GPU_CLOCK_FREQUENCY, "sm"): "sm_clock_hz",
+    (catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, "sm"): "sm_clock_hz",
 }
 
 

@@ -83,10 +83,10 @@ class MemoryReadings:
             return
         recorder = self._progress.recorder
         for metric, value in (
-            (catalog.TORCH_CUDA_MEMORY_ALLOCATED, reading.allocated),
-            (catalog.TORCH_CUDA_MEMORY_RESERVED, reading.reserved),
-            (catalog.TORCH_CUDA_MEMORY_PEAK, reading.peak),
-            (catalog.TORCH_CUDA_ALLOC_RETRIES, reading.retries),
+            (catalog.TRAINING_CUDA_MEMORY_ALLOCATED, reading.allocated),
+            (catalog.TRAINING_CUDA_MEMORY_RESERVED, reading.reserved),
+            (catalog.TRAINING_CUDA_MEMORY_PEAK, reading.peak),
+            (catalog.TRAINING_CUDA_ALLOC_RETRIES, reading.retries),
             (catalog.TRAINING_OOMS, reading.ooms),
         ):
             if value is not None:

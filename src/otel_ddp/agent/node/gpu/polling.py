@@ -56,7 +56,10 @@ class GpuSample(NamedTuple):
 
 def identity(device: Device) -> Attributes:
     """The first attributes of every metric in the catalogue's GPU section."""
-    return (("hw.id", device.uuid), ("gpu", device.index), ("hw.name", device.name))
+    return (
+        *(("hw.id", device.uuid), ("hw.type", "gpu")),
+        *(("hw.model", device.name), ("gpu", device.index)),
+    )
 
 
 class _PeriodicQuestion(Generic[T]):

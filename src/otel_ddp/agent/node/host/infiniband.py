@@ -32,7 +32,10 @@ class Infiniband:
             for direction, name in (("receive", "port_rcv_data"), ("transmit", "port_xmit_data")):
                 words = self._count(f"{folder}/{name}")
                 if words is not None:
-                    attributes = (("hw.id", identity), ("network.io.direction", direction))
+                    attributes = (
+                        *(("hw.id", identity), ("hw.type", "network")),
+                        ("network.io.direction", direction),
+                    )
                     moved_bytes = words * _WORD_BYTES
                     measurements.append(
                         Measurement(catalog.HW_NETWORK_IO, moved_bytes, attributes, boot_ns)

@@ -39,6 +39,6 @@ class Pressure:
                     continue
                 attributes = (("resource", resource), ("stall_type", stall_type))
                 measurements.append(
-                    Measurement(catalog.SYSTEM_LINUX_PRESSURE, total_us / 1e6, attributes, boot_ns)
+                    Measurement(catalog.OTEL_DDP_HOST_PRESSURE, total_us / 1e6, attributes, boot_ns)
                 )
         return measurements

@@ -113,7 +113,7 @@ class Processors:
         if number(whole) is None or number(part) is None:
             self._files.leave_out(path, "it does not begin with a number")
             return []
-        return [Measurement(catalog.SYSTEM_CPU_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
+        return [Measurement(catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
 
 
 def read_processor_times(files: KernelFiles, proc: Path) -> ProcessorTimes:

@@ -16,10 +16,6 @@ from otel_ddp.agent.node.process.process_family import Amounts, Family, Relative
 from otel_ddp.agent.node.process.process_stat import ProcessStat, read_process_stat
 from otel_ddp.agent.node.process.process_tree import ProcessTree
 from otel_ddp.catalog import (
-    PROCESS_CHILDREN_COUNT,
-    PROCESS_CHILDREN_CPU_TIME,
-    PROCESS_CHILDREN_DISK_IO,
-    PROCESS_CHILDREN_MEMORY_USAGE,
     PROCESS_CONTEXT_SWITCHES,
     PROCESS_CPU_TIME,
     PROCESS_DISK_IO,
@@ -28,6 +24,10 @@ from otel_ddp.catalog import (
     PROCESS_THREAD_COUNT,
     PROCESS_UNIX_FILE_DESCRIPTOR_COUNT,
     PROCESS_UPTIME,
+    TRAINING_CHILDREN_COUNT,
+    TRAINING_CHILDREN_CPU_TIME,
+    TRAINING_CHILDREN_DISK_IO,
+    TRAINING_CHILDREN_MEMORY_USAGE,
     Metric,
 )
 
@@ -186,13 +186,13 @@ class ProcessReader:
         relatives: dict[tuple[int, int], Relative],
     ) -> Iterator[Measurement]:
         alive = [each.stat for each in relatives.values() if each.stat.alive]
-        yield Measurement(PROCESS_CHILDREN_COUNT, len(alive))
+        yield Measurement(TRAINING_CHILDREN_COUNT, len(alive))
         pages = sum(each.resident_pages or 0 for each in alive)
-        yield Measurement(PROCESS_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
+        yield Measurement(TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
         total = family.total(stat)
         since_ns = family.start_ns
-        yield from _times(PROCESS_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns)
-        yield from _bytes(PROCESS_CHILDREN_DISK_IO, total, since_ns)
+        yield from _times(TRAINING_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns)
+        yield from _bytes(TRAINING_CHILDREN_DISK_IO, total, since_ns)
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:

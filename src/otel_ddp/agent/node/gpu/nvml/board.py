@@ -117,7 +117,7 @@ class Board:
             catalog.HW_GPU_UTILIZATION, rates.gpu / 100, task, at_most=1
         )
         yield from self._measurements.gauge(
-            catalog.GPU_MEM_CONTROLLER_UTILIZATION, rates.memory / 100, at_most=1
+            catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, rates.memory / 100, at_most=1
         )
 
     def _codec(self, task: str, function: str) -> Ask:
@@ -164,7 +164,7 @@ class Board:
 
     def _power_limit(self) -> Iterable[Measurement]:
         limit = self._calls.ask("nvmlDeviceGetEnforcedPowerLimit")
-        return self._measurements.power(catalog.GPU_POWER_LIMIT, limit)
+        return self._measurements.power(catalog.OTEL_DDP_GPU_POWER_LIMIT, limit)
 
     def _energy(self) -> Iterable[Measurement]:
         millijoules = self._calls.ask("nvmlDeviceGetTotalEnergyConsumption")
@@ -173,9 +173,9 @@ class Board:
     def _clock(self, domain: str, clock: int) -> Ask:
         def ask() -> Iterable[Measurement]:
             hertz = self._calls.ask("nvmlDeviceGetClockInfo", clock) * 1e6
-            attributes = (("gpu.clock.domain", domain),)
+            attributes = (("domain", domain),)
             return self._measurements.gauge(
-                catalog.GPU_CLOCK_FREQUENCY, hertz, attributes, at_most=_FASTEST_HZ
+                catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, hertz, attributes, at_most=_FASTEST_HZ
             )
 
         return ask
@@ -187,11 +187,11 @@ class Board:
             # The call's name before driver 535.
             bits = self._calls.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         if bits > U32:
-            self._measurements.gauge(catalog.GPU_THROTTLE_ACTIVE, bits, at_most=U32)
+            self._measurements.gauge(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, bits, at_most=U32)
             return
         for bit, reason in _THROTTLING.items():
             yield Measurement(
-                catalog.GPU_THROTTLE_ACTIVE, float(bool(bits & bit)), (("reason", reason),)
+                catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, float(bool(bits & bit)), (("reason", reason),)
             )
 
     def _ecc(self, kind: str, number: int) -> Ask:
@@ -211,16 +211,18 @@ class Board:
         corrected, uncorrected, _pending, _failed = self._calls.ask("nvmlDeviceGetRemappedRows")
         for cause, rows in (("corrected", corrected), ("uncorrected", uncorrected)):
             yield from self._measurements.events(
-                catalog.GPU_REMAPPED_ROWS, rows, (("cause", cause),)
+                catalog.OTEL_DDP_GPU_REMAPPED_ROWS, rows, (("cause", cause),)
             )
 
     def _pcie_replays(self) -> Iterable[Measurement]:
         replays = self._calls.ask("nvmlDeviceGetPcieReplayCounter")
-        return self._measurements.events(catalog.GPU_PCIE_REPLAYS, replays, (("pci", self._pci),))
+        return self._measurements.events(
+            catalog.OTEL_DDP_GPU_PCIE_REPLAYS, replays, (("pci", self._pci),)
+        )
 
-    def _link(self, metric: Metric, most: int, state: str, function: str) -> Ask:
+    def _link(self, metric: Metric, most: int, link: str, function: str) -> Ask:
         def ask() -> Iterable[Measurement]:
-            attributes = (("pci", self._pci), ("state", state))
+            attributes = (("pci", self._pci), ("link", link))
             value = self._calls.ask(function)
             return self._measurements.gauge(metric, value, attributes, at_least=1, at_most=most)
 
@@ -255,7 +257,7 @@ _CODECS = {
 }
 _LINK: Mapping[str, tuple[Metric, int, Mapping[str, str]]] = {
     "generation": (
-        catalog.GPU_PCIE_LINK_GENERATION,
+        catalog.OTEL_DDP_GPU_PCIE_LINK_GENERATION,
         20,
         {
             "current": "nvmlDeviceGetCurrPcieLinkGeneration",
@@ -263,7 +265,7 @@ _LINK: Mapping[str, tuple[Metric, int, Mapping[str, str]]] = {
         },
     ),
     "width": (
-        catalog.GPU_PCIE_LINK_WIDTH,
+        catalog.OTEL_DDP_GPU_PCIE_LINK_WIDTH,
         64,
         {"current": "nvmlDeviceGetCurrPcieLinkWidth", "max": "nvmlDeviceGetMaxPcieLinkWidth"},
     ),

@@ -101,7 +101,7 @@ class Fields:
             # A sum without one link would fall, which looks like a reset of the counter.
             if all(part in found for part in parts):
                 yield from self._measurements.counter(
-                    catalog.GPU_NVLINK_IO,
+                    catalog.OTEL_DDP_GPU_NVLINK_IO,
                     sum(found[part].value for part in parts),
                     (("network.io.direction", way),),
                     unit=self.nvlink_unit_bytes,
@@ -112,7 +112,7 @@ class Fields:
         if len(found) < len(self.nvlink_errors):
             return ()
         errors = sum(each.value for each in found.values())
-        return self._measurements.counter(catalog.GPU_NVLINK_ERRORS, errors)
+        return self._measurements.counter(catalog.OTEL_DDP_GPU_NVLINK_ERRORS, errors)
 
 
 def _links(calls: Calls) -> int:

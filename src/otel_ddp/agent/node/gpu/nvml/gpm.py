@@ -9,7 +9,7 @@ from typing import Any
 from otel_ddp.agent.node.gpu.nvml.calls import SUCCESS, Calls
 from otel_ddp.agent.node.gpu.nvml.measurements import Measurements
 from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.catalog import GPU_ENGINE_ACTIVE, HW_GPU_IO
+from otel_ddp.catalog import HW_GPU_IO, OTEL_DDP_GPU_ENGINE_ACTIVE
 
 _VERSION = 1
 _ENGINES = {"sm": 2, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12, "fp16": 13}
@@ -82,7 +82,7 @@ class Gpm:
             if 100 < percent < 101:  # by rounding
                 percent = 100.0
             yield from self._gauge(
-                GPU_ENGINE_ACTIVE, percent / 100, (("engine", engine),), at_most=1
+                OTEL_DDP_GPU_ENGINE_ACTIVE, percent / 100, (("engine", engine),), at_most=1
             )
         for direction in (each for each in _PCIE if each in found):
             mib_per_s = found[direction]

@@ -78,4 +78,6 @@ class Measurements:
 
     def throttled(self, reason: str, nanoseconds: float) -> tuple[Measurement, ...]:
         attributes = (("reason", reason),)
-        return self.counter(catalog.GPU_THROTTLE_DURATION, nanoseconds, attributes, unit=1e-9)
+        return self.counter(
+            catalog.OTEL_DDP_GPU_THROTTLE_DURATION, nanoseconds, attributes, unit=1e-9
+        )

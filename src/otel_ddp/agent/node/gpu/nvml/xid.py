@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_ddp.agent.node.gpu.nvml.calls import TIMEOUT, Calls
 from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.catalog import GPU_XID_ERRORS
+from otel_ddp.catalog import OTEL_DDP_GPU_XID_ERRORS
 
 _XID_EVENT = 8
 # Many faults at once must not delay the other questions.
@@ -28,7 +28,7 @@ class XidCounts:
     def measurements(self) -> Iterable[Measurement]:
         for code, times in sorted(self.codes.items()):
             attributes = (("pci", self._pci), ("code", str(code)))
-            yield Measurement(GPU_XID_ERRORS, times, attributes, self._since_ns)
+            yield Measurement(OTEL_DDP_GPU_XID_ERRORS, times, attributes, self._since_ns)
 
 
 class XidWatch:
