@@ -110,8 +110,9 @@ KNOWS = {
         "quick_log": "",
         "recorder": "device_scalars locked_journal quick_log values",
         "time_account": "locked_journal",
+        "trace_context": "",
         "progress": "recorder time_account",
-        "spans": "recorder values",
+        "spans": "recorder trace_context values",
     },
     "run": {
         "__init__": "",

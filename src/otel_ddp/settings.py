@@ -543,7 +543,7 @@ IDENTITY: tuple[Variable, ...] = (
     ),
     Variable(
         VARIABLES["project"],
-        "`project`: the `service.namespace` of what is exported.",
+        "`project`: the `service.name` of what is exported.",
     ),
     Variable(
         VARIABLES["name"],
@@ -616,7 +616,7 @@ EXPORT: tuple[Variable, ...] = (
         ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"),
         "`none`: this signal is not exported. `/metrics` is served all the same.",
     ),
-    Variable(("OTEL_SERVICE_NAME",), "`service.name`; `otel-ddp`."),
+    Variable(("OTEL_SERVICE_NAME",), "`service.name`; the project, or `otel-ddp`."),
     Variable(
         ("OTEL_RESOURCE_ATTRIBUTES",),
         "`key=value,key=value`: further attributes of the resource; they win over ours.",

@@ -177,7 +177,7 @@ def test_values_logged_at_one_moment_all_arrive_up_to_a_minute_ahead() -> None:
     assert [at for at, _ in series.history or ()] == sent
 
 
-def test_projects_become_namespaces_of_their_own() -> None:
+def test_projects_become_services_of_their_own() -> None:
     ledger = Ledger()
     for project in ("a", "b"):
         ledger.put(catalog.TRAINING_STATE, (("run", project),), 1.0, NOW_NS, project=project)
@@ -194,6 +194,6 @@ def test_projects_become_namespaces_of_their_own() -> None:
         for request in requests
     ]
     assert resources == [
-        {"service.name": "otel-ddp", "service.namespace": "a"},
-        {"service.name": "otel-ddp", "service.namespace": "b"},
+        {"service.name": "a"},
+        {"service.name": "b"},
     ]

@@ -124,3 +124,4 @@ def test_the_programs_of_compose_find_what_is_mounted() -> None:
         (target,) = (each for each in mounts if each in (wanted, *wanted.parents))
         assert (mounts[target] / wanted.relative_to(target)).is_file()
     assert "--web.enable-otlp-receiver" in SERVICES["prometheus"]["command"]
+    assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]

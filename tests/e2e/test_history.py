@@ -122,8 +122,7 @@ run.finish()
         assert point.attributes == {**labels, "name": "loss", "split": "train"}
         assert point.kind == "gauge"
         expected = {
-            "service.name": "otel-ddp",
-            "service.namespace": "p",
+            "service.name": "p",
             "service.instance.id": host,
             "host.name": "renamed",
             "team": "vision",
@@ -137,13 +136,20 @@ run.finish()
         inner, outer = spans["upload"], spans["checkpoint"]
         assert inner.trace_id == outer.trace_id
         assert inner.parent_span_id == outer.span_id
-        assert outer.parent_span_id == b""
+        whole = spans["global step"]
+        assert (outer.parent_span_id, whole.parent_span_id) == (whole.span_id, b"")
         attributes = {pair.key: pair.value for pair in inner.attributes}
         assert attributes["shards"].int_value == 3
         assert attributes["step"].int_value == 7
         assert {name: attributes[name].string_value for name in labels} == labels
         assert inner.status.code == 2
-        assert inner.status.message == "OSError"
+        assert inner.status.message == "OSError: gone"
+        assert attributes["error.type"].string_value == "OSError"
+        (event,) = inner.events
+        assert (event.name, {each.key: each.value.string_value for each in event.attributes}) == (
+            "exception",
+            {"exception.type": "OSError", "exception.message": "gone"},
+        )
         (record,) = receiver.logs()
         assert record.event_name == "retry"
         assert record.span_id == inner.span_id

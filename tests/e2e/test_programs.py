@@ -333,7 +333,7 @@ def test_a_launcher_that_passes_the_local_rank_is_understood(
     assert launch.ranks(exported=True) == ["0", "1"]
     assert {group for group, _ in launch.runs} == {"DDP"}
     losses = [each for each in launch.points if each.attributes.get("name") == "loss"]
-    assert {each.resource["service.namespace"] for each in losses} == {"guide"}
+    assert {each.resource["service.name"] for each in losses} == {"guide"}
     for rank in ("0", "1"):
         values = launch.history("loss", rank=rank, local_rank=rank)
         assert [each.step for each in values] == list(range(1, 81))

@@ -10,6 +10,8 @@ import pytest
 from node import Node, finished
 from otlp_receiver import Receiver
 
+# What a launcher that has traces of its own tells its ranks.
+LAUNCHER = (bytes.fromhex("4f" * 16), bytes.fromhex("5a" * 8))
 EVERY, STEPS = 10, 30
 SLOW, LATE, CHECKPOINT, LAST = 23, 25, 28, 30
 
@@ -98,6 +100,17 @@ class Spans:
             for each in receiver.spans()
         ]
         self.steps = {each.key: each for each in self.all if each.name == "step"}
+        self.runs = [each for each in self.all if each.name == "run"]
+        self.links = {
+            each.span_id: [(link.trace_id, link.span_id) for link in each.links]
+            for each in receiver.spans()
+        }
+        self.exemplars = [
+            exemplar
+            for point in receiver.points()
+            if point.metric == "training.step.duration"
+            for exemplar in point.value.exemplars
+        ]
 
     def children(self, step: Span) -> list[Span]:
         found = [each for each in self.all if each.parent == step.id]
@@ -111,15 +124,21 @@ class Spans:
 @pytest.fixture(scope="module")
 def spans() -> Spans:
     """What one launch of two ranks sent."""
-    with Node(OTEL_DDP_SAMPLE_STEPS=str(EVERY)) as node, Receiver() as receiver:
+    around = f"00-{LAUNCHER[0].hex()}-{LAUNCHER[1].hex()}-01"
+    env = {"OTEL_DDP_SAMPLE_STEPS": str(EVERY), "TRACEPARENT": around}
+    with Node(**env) as node, Receiver() as receiver:
         node.export_to(receiver.start_http())
         script = node.root / "train.py"
         script.write_text(TRAIN)
         finished(node.torchrun(2, str(script)))
         # The last step is sampled on both ranks, and all before it have been sent before it.
         last = {(STEPS, 0), (STEPS, 1)}
-        assert receiver.wait_for(lambda r: last <= Spans(r).steps.keys())
+        assert receiver.wait_for(lambda r: last <= Spans(r).steps.keys() and _ended(Spans(r)))
         return Spans(receiver)
+
+
+def _ended(spans: Spans) -> bool:
+    return len(spans.runs) == 2 and len(spans.exemplars) > 0
 
 
 def test_sampled_steps_of_all_ranks_share_a_trace_a_step(spans: Spans) -> None:
@@ -189,7 +208,8 @@ def test_a_step_with_a_checkpoint_is_there_on_the_rank_that_wrote_it(spans: Span
     other = spans.steps.get((CHECKPOINT, 1))
     assert other is None or "checkpoint" not in other.reasons
     # What the user's `with` recorded itself is another span, in the same trace.
-    (own,) = (each for each in spans.all if each.name == "checkpoint" and not each.parent)
+    inside = {each.id for each in spans.children(step)}
+    own = next(each for each in spans.all if each.name == "checkpoint" and each.id not in inside)
     assert own.key == (CHECKPOINT, 0)
     assert own.trace == step.trace
 
@@ -201,3 +221,37 @@ def test_a_span_of_the_users_is_in_the_trace_of_the_step_that_it_was_in(spans: S
     for key, span in own.items():
         assert span.trace == spans.steps[key].trace
         assert span.attributes["kind"] == "flip"
+
+
+def test_a_trace_has_one_first_span_and_all_others_are_below_it(spans: Spans) -> None:
+    ids = {(each.trace, each.id) for each in spans.all}
+    of_steps = {each.trace for each in spans.steps.values()}
+
+    for trace in of_steps:
+        (first,) = (each for each in spans.all if each.trace == trace and not each.parent)
+        assert first.name == "global step"
+    orphans = {each.name for each in spans.all if (each.trace, each.parent) not in ids}
+    # Above the runs is the launcher's span, which the launcher itself sends.
+    assert orphans == {"global step", "run"}
+
+
+def test_the_runs_are_below_the_launchers_span_and_steps_lead_to_them(spans: Spans) -> None:
+    assert {(each.trace, each.parent) for each in spans.runs} == {LAUNCHER}
+    by_rank = {each.attributes["rank"]: each for each in spans.runs}
+    for step in spans.steps.values():
+        run = by_rank[step.attributes["rank"]]
+        assert spans.links[step.id] == [(run.trace, run.id)]
+        assert run.began_ns <= step.began_ns
+        assert step.ended_ns <= run.ended_ns
+    assert {each.attributes["state"] for each in spans.runs} == {"finished"}
+
+
+def test_a_bucket_of_the_steps_duration_leads_to_a_step_of_that_length(spans: Spans) -> None:
+    by_id = {step.id: step for step in spans.steps.values()}
+
+    for each in spans.exemplars:
+        step = by_id[each.span_id]
+        assert (step.trace, step.ended_ns) == (each.trace_id, each.time_unix_nano)
+        assert each.as_double == step.took_ns / 1e9
+    slow = [by_id[each.span_id] for each in spans.exemplars if each.as_double > 0.5]
+    assert {"slow" in each.reasons for each in slow} == {True}

@@ -58,8 +58,10 @@ def test_a_trace_goes_on_where_the_step_changes_inside(place: Here) -> None:
         with run.span("step"):
             pass
 
-    spans = place.only().spans
-    assert {"name/epoch"} == {each["trace"] for each in spans.values()}
+    journal = place.only()
+    of_run = journal.facts["span"]
+    assert {of_run["trace"]} == {each["trace"] for each in journal.spans.values()}
+    assert journal.spans["epoch"]["parent"] == of_run["id"]
 
 
 def test_a_span_of_a_run_that_has_ended_is_around_nothing_of_the_next(place: Here) -> None:
@@ -70,7 +72,8 @@ def test_a_span_of_a_run_that_has_ended_is_around_nothing_of_the_next(place: Her
 
     (journal,) = (each for each in place.read() if each.spans)
     span = journal.spans["of the second"]
-    assert (span["parent"], span["trace"]) == ("", "name/of the second")
+    of_run = journal.facts["span"]
+    assert (span["parent"], span["trace"]) == (of_run["id"], of_run["trace"])
     assert journal.events["now"]["span"] == span["id"]
 
 
@@ -86,7 +89,8 @@ def test_threads_have_spans_of_their_own(place: Here) -> None:
             thread.start()
             thread.join()
 
-    assert place.only().spans["theirs"]["parent"] == ""
+    journal = place.only()
+    assert journal.spans["theirs"]["parent"] == journal.facts["span"]["id"]
 
 
 def test_tasks_and_async_generators_keep_their_own_parents(place: Here) -> None:
@@ -134,8 +138,13 @@ def test_an_exception_is_written_down_and_goes_on_untouched(place: Here) -> None
     assert raised.value is error
     assert (error.__context__, error.__cause__) == (None, None)
     spans = place.only().spans
-    assert (spans["inner"]["error"], spans["eval"]["error"]) == ("KeyError", "KeyError")
-    assert (spans["next"]["error"], spans["next"]["parent"]) == ("", "")
+    said = ("KeyError: 'mine'", ["KeyError", "KeyError"])
+    assert {(each["error"], *each["exception"]) for each in (spans["inner"], spans["eval"])} == {
+        (said[0], *said[1])
+    }
+    of_run = place.only().facts["span"]["id"]
+    assert (spans["next"]["error"], spans["next"]["parent"]) == ("", of_run)
+    assert "exception" not in spans["next"]
     assert place.only().phase == "other"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import groupby, product
@@ -231,6 +233,26 @@ def test_a_sampled_step_is_one_trace_over_all_ranks_of_both_nodes(launch: Launch
     traces = {step: {trace for of, _, trace in found if of == step} for step in steps}
     assert [len(each) for each in traces.values()] == [1] * len(steps)
     assert len(set.union(*traces.values())) == len(steps)
+
+
+@pytest.mark.parametrize("way", ["pushed", "scraped"])
+def test_buckets_of_the_steps_duration_lead_to_traces(launch: Launch, way: str) -> None:
+    asked = urllib.parse.urlencode(
+        {
+            "query": 'training_step_duration_seconds_bucket{run="alpha",rank="0"}',
+            "start": time.time() - 3600,
+            "end": time.time(),
+        }
+    )
+    found: list[dict[str, str]] = [
+        exemplar["labels"]
+        for series in getattr(launch, way).api(f"query_exemplars?{asked}")
+        for exemplar in series["exemplars"]
+    ]
+
+    steps = {(span["traceId"], span["spanId"]) for span in launch.spans() if span["name"] == "step"}
+    assert found
+    assert {(each["trace_id"], each["span_id"]) for each in found} <= steps
 
 
 def test_the_verdict_on_a_late_rank_arrives_as_a_log_record(launch: Launch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from otel_ddp.catalog import Kind, Metric
@@ -22,18 +23,31 @@ _MOST_LATE_NS = 60 * 10**9
 _REFUSED_NS = 600 * 10**9
 
 
+class Exemplar(NamedTuple):
+    """One measurement of a histogram, and the span in which it was made."""
+
+    value: float
+    time_ns: int
+    trace_id: bytes
+    span_id: bytes
+
+
 class Buckets(NamedTuple):
     """The value of a histogram: the count of each bucket, not cumulative, and the sum."""
 
     counts: tuple[float, ...]
     total: float
+    exemplars: Mapping[int, Exemplar] = MappingProxyType({})
+    """The last one of each bucket that has any."""
 
 
 class Series:
     """One metric with one set of attributes."""
 
     __slots__ = (
+        "__weakref__",
         "encoded",
+        "exemplars_ns",
         "history",
         "labels",
         "metric",
@@ -53,6 +67,8 @@ class Series:
         # Of logged values only, each of which is exported as a point.
         self.history: list[tuple[int, float]] | None = None
         self.encoded = b""
+        # Up to when exemplars were exported.
+        self.exemplars_ns = 0
 
 
 class Ledger:

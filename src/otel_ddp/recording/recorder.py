@@ -38,6 +38,8 @@ class Recorder(LockedJournal):
 
     def __init__(self, writer: JournalWriter, conf: Settings) -> None:
         super().__init__(writer, conf)
+        # The id, trace and parent of the span of the whole run.
+        self.run_span: Mapping[str, str] = {"id": "", "trace": "", "parent": ""}
         # Called with the time: every few seconds of logging, and at the first value.
         self.check_agent: Callable[[int], None] = lambda now: None
         self.on_first_value: Callable[[int], None] = lambda now: None

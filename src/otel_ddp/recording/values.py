@@ -273,6 +273,15 @@ def shown(value: Any, longest: int = 60) -> str:
     return _short(words, longest)
 
 
+def exception_names(error: BaseException) -> tuple[str, str]:
+    """What kind of exception this is, for `error.type` and, with its module, `exception.type`."""
+    kind = type(error)
+    module = str(kind.__module__)
+    return kind.__qualname__, (
+        kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    )
+
+
 def error_line(error: BaseException) -> str:
     """An exception in one line."""
     message = containment.attempt(lambda: str(error), "")

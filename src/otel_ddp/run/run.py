@@ -16,11 +16,11 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import boards, identity, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
-from otel_ddp.journal import agent_environment, layout, place, system_requirements
+from otel_ddp.journal import agent_environment, layout, place, system_requirements, trace_ids
 from otel_ddp.recording import agent_start, values
 from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import OpenSpan, record_event
+from otel_ddp.recording.spans import OpenSpan, record_event, run_facts
 from otel_ddp.run import announcements, current_run, opening, rank_handles
 from otel_ddp.run.ending import Act, Ending
 from otel_ddp.run.rank_handles import RankHandles
@@ -164,6 +164,7 @@ class Run:
             return
         self._place = place.Place(writer.path.parent)
         recorder = self._recorder = Recorder(writer, conf)
+        recorder.run_span = run_facts(os.environ)
         self._progress = Progress(recorder)
         recorder.on_first_value = self._progress.mark_running
         recorder.check_agent = self._check_agent
@@ -176,6 +177,7 @@ class Run:
                 **({} if self._logs_for is None else {"proxy": True}),
                 "terms": agent_environment.digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
+                "span": recorder.run_span,
                 **({"best": self._best.copy()} if self._best else {}),
             }
         )
@@ -396,9 +398,9 @@ class Run:
         try:
             yield
         except BaseException as raised:
-            self._end(opened, {}, type(raised).__name__)
+            self._end(opened, {}, raised)
             raise
-        self._end(opened, {}, "")
+        self._end(opened, {}, None)
 
     @contextlib.contextmanager
     def span(self, name: str, /, **attributes: Any) -> Iterator[None]:
@@ -407,9 +409,9 @@ class Run:
         try:
             yield
         except BaseException as raised:
-            self._end(opened, attributes, type(raised).__name__)
+            self._end(opened, attributes, raised)
             raise
-        self._end(opened, attributes, "")
+        self._end(opened, attributes, None)
 
     @containment.contained()
     def _begin(self, name: Any, phase: bool = False, expect_s: Any = None) -> _Opened | None:
@@ -425,17 +427,23 @@ class Run:
         if not 0.0 <= expected < 1e9:
             expected = 0.0
         entered = progress.begin(clean, expected) if phase else None
+        step: int | None = recorder.step if recorder.step >= 0 else None
+        counted = step
         if progress.steps_began:
             # The hooks count alike on all ranks; which ranks log does not matter.
-            trace, step = f"step/{progress.step_count + 1}", progress.next_logged_number()
-            return _Opened(progress, OpenSpan(recorder, clean, trace, step), entered)
-        logged = recorder.step
-        trace = f"step/{logged}" if logged >= 0 else f"name/{clean}"
-        span = OpenSpan(recorder, clean, trace, logged if logged >= 0 else None)
-        return _Opened(progress, span, entered)
+            counted, step = progress.step_count + 1, progress.next_logged_number()
+        trace = "" if counted is None else trace_ids.trace_of_step(counted)
+        # The id of a step's trace depends on the run; a span that is not exported is no parent.
+        run = self.run if self._settled and self._exported else ""
+        return _Opened(progress, OpenSpan(recorder, clean, trace, step, run), entered)
 
     @containment.contained()
-    def _end(self, opened: _Opened | None, attributes: Mapping[str, Any], error: str) -> None:
+    def _end(
+        self,
+        opened: _Opened | None,
+        attributes: Mapping[str, Any],
+        raised: BaseException | None,
+    ) -> None:
         if opened is None:
             return
         took_s = opened.span.leave()
@@ -446,7 +454,7 @@ class Run:
         # The phase first: it must end even if the span cannot be written.
         if opened.phase is not None:
             progress.end(opened.phase, took_s)
-        opened.span.record(recorder, took_s, attributes, error)
+        opened.span.record(recorder, took_s, attributes, raised)
 
     @containment.contained()
     def event(self, name: str, /, **attributes: Any) -> None:

@@ -32,6 +32,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_ddp.agent.export.otlp.encode import (
     HISTOGRAM_ATTRIBUTES,
+    SCHEMA_URL,
     LogRecord,
     Span,
     SpanEvent,
@@ -163,9 +164,13 @@ def test_the_official_encoder_writes_the_same_request(
         MetricsData(
             [
                 ResourceMetrics(
-                    Resource(resource),
-                    [ScopeMetrics(InstrumentationScope(scope, version), metrics, "")],
-                    "",
+                    Resource(resource, SCHEMA_URL),
+                    [
+                        ScopeMetrics(
+                            InstrumentationScope(scope, version, SCHEMA_URL), metrics, SCHEMA_URL
+                        )
+                    ],
+                    SCHEMA_URL,
                 )
             ]
         )

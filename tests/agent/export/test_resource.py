@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from opentelemetry.semconv.schemas import Schemas
 
+import conventions
 from otel_ddp.agent.export.otlp import resource
+from otel_ddp.agent.export.otlp.encode import SCHEMA_URL
 
 CONTAINER = "3f4a" * 16
 
@@ -27,16 +30,47 @@ def test_the_users_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     found = resource.describe("n1", "host", {}, tmp_path)
 
-    assert found["service.name"] == "trainer"
     assert found["team"] == "vision lab"
-    assert resource.with_project(found, "p")["service.namespace"] == "own"
+    of_project = resource.with_project(found, "p")
+    assert (of_project["service.name"], of_project["service.namespace"]) == ("trainer", "own")
 
 
-def test_a_project_is_the_namespace(tmp_path: Path) -> None:
+def test_a_project_is_the_service(tmp_path: Path) -> None:
     found = resource.describe("n1", "host", {}, tmp_path)
 
-    assert resource.with_project(found, "p")["service.namespace"] == "p"
-    assert "service.namespace" not in resource.with_project(found, "")
+    assert resource.with_project(found, "p")["service.name"] == "p"
+    assert resource.with_project(found, "")["service.name"] == "otel-ddp"
+
+
+def test_every_attribute_is_one_of_the_conventions(tmp_path: Path) -> None:
+    found = resource.describe("n1", "host", {}, tmp_path)
+
+    assert found.keys() <= conventions.attributes()
+    assert found["telemetry.sdk.language"] in conventions.values()["telemetry.sdk.language"]
+    assert found["telemetry.sdk.name"] == "otel_ddp"
+
+
+def test_the_schema_is_that_of_the_conventions_that_we_test_against() -> None:
+    assert [*Schemas][-1].value == SCHEMA_URL
+
+
+def test_a_host_has_the_id_of_its_machine_and_a_container_none(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "machine-id").write_text(f"{'4f' * 16}\n")
+
+    assert resource.describe("n", "h", {}, tmp_path)["host.id"] == "4f" * 16
+    folder = tmp_path / "proc" / "self"
+    folder.mkdir(parents=True)
+    (folder / "cgroup").write_text(f"12:memory:/docker/{CONTAINER}\n")
+    assert "host.id" not in resource.describe("n", "h", {}, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "uninitialized\n", "\udcff"])
+def test_a_machine_without_an_id_has_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "machine-id").write_text(text, errors="surrogateescape")
+
+    assert "host.id" not in resource.describe("n", "h", {}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -539,8 +539,8 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents)]
     (request,) = Renderer({}).documents(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
-    spans = message.resource_spans[0].scope_spans[0].spans
-    for span in spans:
+    whole, *spans = message.resource_spans[0].scope_spans[0].spans
+    for span in (whole, *spans):
         attributes = {pair.key: pair.value for pair in span.attributes}
         found = {name: attributes[name].string_value for name in catalog.RANK_LABELS}
         assert found == dict(bench.journal.labels)
@@ -550,7 +550,9 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
         began_ns,
         began_ns + 10_000_000,
     )
-    assert [span.parent_span_id for span in spans] == [b"", spans[0].span_id, spans[0].span_id]
+    own = spans[0].span_id
+    assert [span.parent_span_id for span in spans] == [whole.span_id, own, own]
+    assert (whole.name, whole.parent_span_id) == ("global step", b"")
     # The id is this rank's, not any rank's.
     step = Step(100, began_ns, began_ns + 10_000_000, Parts(began_ns, b"", ()), (), 0.0, False, 0)
     (root,) = StepSpans().spans(step, bench.journal.labels, every=100)

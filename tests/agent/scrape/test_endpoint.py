@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from otel_ddp import catalog, containment
-from otel_ddp.agent.ledger import Buckets, Labels, Ledger
+from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from shortages import no_threads
 
@@ -77,6 +77,30 @@ def test_openmetrics_is_served_where_it_is_asked_for(served: tuple[Ledger, Endpo
     assert samples["training_scalar"] == 0.25
     assert samples["training_steps_total"] == 12.0
     assert samples["training_checkpoint_duration_seconds_count"] == 2.0
+
+
+def test_openmetrics_has_the_exemplars_and_the_classic_text_does_not(
+    served: tuple[Ledger, Endpoint],
+) -> None:
+    ledger, endpoint = served
+    duration = catalog.TRAINING_STEP_DURATION
+    counts = (0.0, 0.0, 1.0, *[0.0] * (len(duration.bounds) - 2))
+    exemplar = Exemplar(0.004, 7_000_000_000, b"t" * 16, b"s" * 8)
+    ledger.put(duration, RANK, Buckets(counts, 0.004, {2: exemplar}), 1_000_000_000, 5)
+
+    _, text = get(endpoint, "/metrics", "application/openmetrics-text; version=1.0.0")
+    _, classic = get(endpoint, "/metrics")
+
+    found = {
+        sample.labels["le"]: sample.exemplar
+        for family in parse_openmetrics(text)
+        for sample in family.samples
+        if sample.name == "training_step_duration_seconds_bucket" and sample.exemplar
+    }
+    assert found.keys() == {"0.005"}
+    assert found["0.005"].labels == {"trace_id": "74" * 16, "span_id": "73" * 8}
+    assert (found["0.005"].value, float(found["0.005"].timestamp)) == (0.004, 7.0)
+    assert "trace_id" not in classic
 
 
 @pytest.mark.parametrize("odd", ['a"b', "a\nb", "a\\b", "ü√ 漢", "", "{}", "a,b=c"])

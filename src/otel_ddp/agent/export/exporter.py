@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import socket
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from otel_ddp.agent.export.delivery import Delivery, Sender
     from otel_ddp.agent.export.render import Renderer
     from otel_ddp.agent.export.spool import Spool
+
+log = logging.getLogger("otel_ddp.agent")
 
 # How long the agent waits for the collector when a process has ended, before it uses the disk.
 _SETTLE_S = 0.12
@@ -69,6 +72,7 @@ class Exporter:
         self._node, self._host = node, host
         self._env = env
         self._signals = exported_signals(env)
+        self._began_ns = time.time_ns()
         self._spool: Spool | None = None
         self._delivery: Delivery | None = None
         self._why_none = "no collector is configured"
@@ -104,11 +108,16 @@ class Exporter:
 
     def _start(self, sender: Sender | None) -> None:
         from otel_ddp.agent.export.delivery import Delivery
+        from otel_ddp.agent.export.deltas import Deltas
         from otel_ddp.agent.export.otlp import resource
+        from otel_ddp.agent.export.otlp.variables import temporality
         from otel_ddp.agent.export.render import Renderer
         from otel_ddp.agent.export.spool import Spool
 
-        renderer = Renderer(resource.describe(self._node, self._host))
+        preference = temporality(self._env, log.warning)
+        renderer = Renderer(
+            resource.describe(self._node, self._host), Deltas(preference, self._began_ns)
+        )
         directory = spool_directory(self._conf, self._place, self._node)
         spool = Spool(directory, self._conf.spool_bytes)
         ledger = self._ledger

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2s
-from itertools import accumulate
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from otel_ddp import __version__, containment
+from otel_ddp.agent.export.deltas import Deltas
 from otel_ddp.agent.export.otlp import encode, resource
 from otel_ddp.agent.export.otlp.outcome import Signal
 from otel_ddp.agent.export.queues import Request
+from otel_ddp.agent.export.request_builder import MOST_BYTES, SCOPE, RequestBuilder
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
-from otel_ddp.catalog import Kind, Metric
+from otel_ddp.catalog import Kind
+from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.reader import Document
 
 T = TypeVar("T")
 
-SCOPE = "otel_ddp"
-_MOST_POINTS = 2000
 _MOST_SPANS = 500
-# Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
-_MOST_BYTES = 900 * 1024
+_MOST_STEP_TRACES = 4096
 _S = 10**9
 _HOUR_NS = 3600 * _S
-_LATEST = 2**63
 
 
 class Renderer:
     """Renders for one resource; each project gets a resource of its own."""
 
-    def __init__(self, attributes: dict[str, str]) -> None:
+    def __init__(self, attributes: dict[str, str], deltas: Deltas | None = None) -> None:
         self._attributes = attributes
+        self._deltas = deltas or Deltas("cumulative", 0)
         self._resources: dict[str, bytes] = {}
+        # By run and name: the traces of steps whose first span was made, the latest ones.
+        self._step_traces: dict[tuple[str, str], None] = {}
 
     def _resource(self, project: str) -> bytes:
         if project not in self._resources:
@@ -49,18 +50,20 @@ class Renderer:
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        builders: dict[tuple[int, bool, str], _RequestBuilder] = {}
+        builders: dict[tuple[int, bool, str], RequestBuilder] = {}
         with ledger.lock:
             for metric, rows in ledger.families():
-                irreplaceable = is_logged(metric)
+                delta = self._deltas.applies_to(metric.kind)
+                irreplaceable = is_logged(metric) or delta
                 for series in rows:
-                    for hour, (oldest_ns, points) in _points(series, now_ns).items():
+                    points_of = self._points(series, now_ns, delta)
+                    for hour, (oldest_ns, points) in points_of.items():
                         # Of one hour, logged values go first.
                         key = (hour, not irreplaceable, series.project)
                         if key not in builders:
                             resource_of = self._resource(series.project)
-                            builders[key] = _RequestBuilder(resource_of, irreplaceable)
-                        builders[key].add(metric, points, oldest_ns)
+                            builders[key] = RequestBuilder(resource_of, irreplaceable)
+                        builders[key].add(metric, points, oldest_ns, delta)
         return [request for key in sorted(builders) for request in builders[key].build()]
 
     def documents(
@@ -72,14 +75,70 @@ class Renderer:
         for labels, project, documents in documents_of:
             for document in documents:
                 if document.kind == SPAN:
-                    if (span := _span(labels, document.content)) is not None:
-                        spans.setdefault(project, []).append(span)
+                    spans.setdefault(project, []).extend(self._spans(labels, document.content))
                 elif (record := _event(labels, document.content)) is not None:
                     records.setdefault(project, []).append(record)
         return [
             *self._requests("traces", encode.spans_request, spans, lambda span: span.start_ns),
             *self._requests("logs", encode.logs_request, records, lambda record: record.time_ns),
         ]
+
+    def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[encode.Span]:
+        """The span, behind the first one of its trace where no rank has been in that before."""
+        if (span := _span(labels, content)) is None:
+            return
+        run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
+        if not span.parent_span_id and trace_ids.is_of_step(trace):
+            # Ranks of other nodes may be in this trace. Their agents make this very span too.
+            first = trace_ids.first_span_id(run, trace)
+            if (run, trace) not in self._step_traces:
+                self._step_traces[run, trace] = None
+                if len(self._step_traces) > _MOST_STEP_TRACES:
+                    del self._step_traces[next(iter(self._step_traces))]
+                attributes = _attributes(labels, {"step": content.get("step")})
+                yield replace(
+                    span,
+                    name="global step",
+                    span_id=first,
+                    attributes=attributes,
+                    error=None,
+                    events=(),
+                )
+            span = replace(span, parent_span_id=first)
+        yield span
+
+    @containment.contained(default=MappingProxyType({}))
+    def _points(
+        self, series: Series, now_ns: int, delta: bool
+    ) -> Mapping[int, tuple[int, list[bytes]]]:
+        """A series' points, encoded, by the hour of their measurement, with the oldest one's time.
+
+        Contained for each series: one that OTLP cannot express must not lose the others, whose
+        logged values leave the ledger here.
+        """
+        hour = now_ns // _HOUR_NS
+        value, start_ns = series.value, series.start_ns
+        if delta:
+            if (added := self._deltas.take(series, now_ns)) is None:
+                return {}
+            value, start_ns = added
+        if isinstance(value, Buckets):
+            return {hour: (now_ns, [_histogram_point(series, value, now_ns, start_ns)])}
+        if value is None:
+            return {}
+        attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
+        series.encoded = attributes
+        if is_logged(series.metric):
+            history, series.history = series.history, None
+            found: dict[int, tuple[int, list[bytes]]] = {}
+            for at, logged in history or ():
+                # The times of a series grow, so the first one of an hour is its oldest.
+                _, points = found.setdefault(at // _HOUR_NS, (at, []))
+                points.append(encode.number_point(attributes, at, logged))
+            return found
+        if series.metric.kind is Kind.GAUGE:
+            start_ns = 0
+        return {hour: (now_ns, [encode.number_point(attributes, now_ns, value, start_ns)])}
 
     def _requests(
         self,
@@ -94,7 +153,7 @@ class Renderer:
             while parts:
                 part = parts.pop(0)
                 body = encoded(attributes, part, SCOPE, __version__)
-                if len(body) > _MOST_BYTES and len(part) > 1:
+                if len(body) > MOST_BYTES and len(part) > 1:
                     middle = len(part) // 2
                     parts[:0] = part[:middle], part[middle:]
                     continue
@@ -102,106 +161,30 @@ class Renderer:
                 yield Request(signal, body, len(part), oldest_s=oldest_s)
 
 
-class _RequestBuilder:
-    """Gathers points into requests of bounded count and size."""
-
-    def __init__(self, resource_of: bytes, irreplaceable: bool) -> None:
-        self._resource = resource_of
-        self._irreplaceable = irreplaceable
-        self._metrics: dict[str, tuple[Metric, list[bytes]]] = {}
-        self._count = 0
-        self._size_bytes = 0
-        self._oldest_ns = _LATEST
-        self._requests: list[Request] = []
-
-    def add(self, metric: Metric, points: list[bytes], oldest_ns: int) -> None:
-        while points:
-            fitting = self._fitting(points)
-            if not fitting:
-                self._end_request()
-                continue
-            self._oldest_ns = min(self._oldest_ns, oldest_ns)
-            self._metrics.setdefault(metric.name, (metric, []))[1].extend(fitting)
-            self._count += len(fitting)
-            self._size_bytes += sum(map(len, fitting))
-            points = points[len(fitting) :]
-
-    def _fitting(self, points: list[bytes]) -> list[bytes]:
-        """The first of these points for which there is room; one at least in an empty request."""
-        some = points[: _MOST_POINTS - self._count]
-        room_bytes = _MOST_BYTES - self._size_bytes
-        if sum(map(len, some)) <= room_bytes:
-            return some
-        sizes = accumulate(map(len, some))
-        fitting = [point for point, size in zip(some, sizes, strict=True) if size <= room_bytes]
-        return fitting or (some[:1] if not self._count else [])
-
-    def _end_request(self) -> None:
-        if not self._count:
-            return
-        metrics = [
-            encode.metric(metric.name, metric.description, metric.unit, metric.kind.value, points)
-            for metric, points in self._metrics.values()
-        ]
-        body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
-        oldest_s = self._oldest_ns // _S
-        self._requests.append(Request("metrics", body, self._count, self._irreplaceable, oldest_s))
-        self._metrics, self._oldest_ns = {}, _LATEST
-        self._count = self._size_bytes = 0
-
-    def build(self) -> list[Request]:
-        """All requests, the last one ended."""
-        self._end_request()
-        return self._requests
-
-
-@containment.contained(default=MappingProxyType({}))
-def _points(series: Series, now_ns: int) -> Mapping[int, tuple[int, list[bytes]]]:
-    """A series' points, encoded, by the hour of their measurement, with the oldest one's time.
-
-    Contained for each series: one that OTLP cannot express must not lose the others, whose logged
-    values leave the ledger here.
-    """
-    hour = now_ns // _HOUR_NS
-    value = series.value
-    if isinstance(value, Buckets):
-        attributes = series.encoded or encode.attribute_bytes(
-            dict(series.labels), encode.HISTOGRAM_ATTRIBUTES
-        )
-        series.encoded = attributes
-        counts = [int(count) for count in value.counts]
-        # fmt: off
-        point = encode.histogram_point(attributes, now_ns, series.start_ns, sum(counts),
-                                       value.total, series.metric.bounds, counts)
-        # fmt: on
-        return {hour: (now_ns, [point])}
-    if value is None:
-        return {}
-    attributes = series.encoded or encode.attribute_bytes(dict(series.labels))
+def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int) -> bytes:
+    attributes = series.encoded or encode.attribute_bytes(
+        dict(series.labels), encode.HISTOGRAM_ATTRIBUTES
+    )
     series.encoded = attributes
-    if is_logged(series.metric):
-        history, series.history = series.history, None
-        found: dict[int, tuple[int, list[bytes]]] = {}
-        for at, logged in history or ():
-            # The times of a series grow, so the first one of an hour is its oldest.
-            _, points = found.setdefault(at // _HOUR_NS, (at, []))
-            points.append(encode.number_point(attributes, at, logged))
-        return found
-    start_ns = series.start_ns if series.metric.kind is not Kind.GAUGE else 0
-    return {hour: (now_ns, [encode.number_point(attributes, now_ns, value, start_ns)])}
-
-
-def trace_id(labels: Labels, trace: str) -> bytes:
-    """Equal on all ranks that name their trace alike, so that ranks need not agree on one."""
-    run = dict(labels).get("run", "")
-    return blake2s(f"{run}/{trace}".encode("utf-8", "replace"), digest_size=16).digest()
+    counts = [int(count) for count in value.counts]
+    # Those that were not exported before, in the order of their times.
+    new = [each for each in value.exemplars.values() if each.time_ns > series.exemplars_ns]
+    new.sort(key=lambda each: each.time_ns)
+    if new:
+        series.exemplars_ns = new[-1].time_ns
+    # fmt: off
+    return encode.histogram_point(attributes, now_ns, start_ns, sum(counts),
+                                  value.total, series.metric.bounds, counts, new)
+    # fmt: on
 
 
 def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
+    run = dict(labels).get("run", "")
     try:
+        link = content.get("link")
         return encode.Span(
             name=str(content["name"]),
-            trace_id=trace_id(labels, str(content.get("trace") or "")),
+            trace_id=trace_ids.trace_id(run, str(content.get("trace") or "")),
             span_id=bytes.fromhex(content["id"]),
             parent_span_id=bytes.fromhex(content.get("parent") or ""),
             start_ns=_time_ns(content["start"]),
@@ -209,26 +192,40 @@ def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
             attributes=_attributes(labels, content),
             error=str(content["error"]) if content.get("error") else None,
             events=[
-                encode.SpanEvent(
-                    str(each["name"]), _time_ns(each["time"]), _mapping(each["attributes"])
-                )
-                for each in content.get("events") or ()
+                *_exception(content),
+                *(
+                    encode.SpanEvent(
+                        str(each["name"]), _time_ns(each["time"]), _mapping(each["attributes"])
+                    )
+                    for each in content.get("events") or ()
+                ),
             ],
+            links=[(trace_ids.trace_id(run, str(link[0])), bytes.fromhex(link[1]))] if link else (),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # a record of another version
 
 
+def _exception(content: dict[str, Any]) -> Iterator[encode.SpanEvent]:
+    """The exception that ended a span, as an event of it."""
+    if (names := content.get("exception")) is None:
+        return
+    _, full_name = names
+    said = str(content.get("error") or "").partition(": ")[2]
+    attributes = {"exception.type": str(full_name)} | ({"exception.message": said} if said else {})
+    yield encode.SpanEvent("exception", _time_ns(content["end"]), attributes)
+
+
 def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
     try:
-        trace = str(content.get("trace") or "")
+        trace, run = str(content.get("trace") or ""), dict(labels).get("run", "")
         return encode.LogRecord(
             time_ns=_time_ns(content["time"]),
             event_name=str(content["name"]),
             body=str(content.get("body") or content["name"]),
             severity="WARN" if content.get("severity") == "WARN" else "INFO",
             attributes=_attributes(labels, content),
-            trace_id=trace_id(labels, trace) if trace else b"",
+            trace_id=trace_ids.trace_id(run, trace) if trace else b"",
             span_id=bytes.fromhex(content.get("span") or ""),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -256,6 +253,8 @@ def _attributes(labels: Labels, content: dict[str, Any]) -> dict[str, Any]:
         found.update((key, value) for key, value in attributes.items() if value is not None)
     if content.get("step") is not None:
         found["step"] = int(content["step"])
+    if content.get("exception"):
+        found["error.type"] = str(content["exception"][0])
     # Last: an attribute of the user's never replaces a label.
     found.update(labels)
     return found

@@ -13,6 +13,7 @@ from otel_ddp.agent.reading.finished_workers import ended_by_parent, is_proxy
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_info import ConfigRecords
+from otel_ddp.agent.reading.run_span import context, run_span
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
@@ -63,6 +64,7 @@ class JournalFeed:
         self._values = LoggedValues(reader, ledger, summaries or Summaries())
         self._series = ProcessSeries(self, ledger)
         self._config = ConfigRecords()
+        self._has_run_span = False
         self._stream = StepStream(reader.created_ns)
         self._step_spans = StepSpans()
         self._steps: list[Step] = []
@@ -147,6 +149,10 @@ class JournalFeed:
                 self.documents.append(record)
         if self._sent and self.identity.get("global_rank") == 0:
             self.documents += self._config.new_records(self.reader, now_ns)
+        if self._sent and self.ended_at is not None and not self._has_run_span:
+            self._has_run_span = True
+            if (span := run_span(self.reader, self.state, self.gone_ns or now_ns)) is not None:
+                self.documents.append(Document(SPAN, span, self.reader.position))
         self._values.keep_summary()
         self._values.keep_times(now_ns)
 
@@ -166,8 +172,11 @@ class JournalFeed:
             return
         every = sampled_every(self.reader.facts)
         for step in steps:
-            for content in self._step_spans.spans(step, self.labels, every):
-                self.documents.append(Document(SPAN, content, record.position))
+            spans = self._step_spans.spans(step, self.labels, every)
+            if spans:
+                spans[0]["link"] = context(self.reader)
+                self._series.exemplify(step, spans[0])
+            self.documents += [Document(SPAN, each, record.position) for each in spans]
 
     def flush_steps(self) -> list[Step]:
         """The steps that were read since the last call."""

@@ -243,6 +243,7 @@ class Journals:
         reader = journal.reader
         return (
             journal.ended_at is not None
+            and not journal.documents
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
             # A process that is being taken over still looks for its mark.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.ledger import Buckets, Ledger, Series
+from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger, Series
 from otel_ddp.agent.reading.run_info import info_labels
 from otel_ddp.agent.reading.step_times import StepTimes
+from otel_ddp.agent.reading.steps import Step
 from otel_ddp.catalog import STATES
+from otel_ddp.journal.trace_ids import trace_id
 
 if TYPE_CHECKING:
     from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -29,11 +33,20 @@ class ProcessSeries:
         self._capabilities: set[tuple[str, str]] = set()
         self._step_times = StepTimes()
         self._phases: set[str] = set()
+        # Of the duration of steps: bucket -> the last step in it that has a span.
+        self._exemplars: dict[int, Exemplar] = {}
 
     def clear(self) -> None:
         """Begin anew: the ledger has dropped these series."""
         self._info = None
         self._info_version = (-1, -1)
+
+    def exemplify(self, step: Step, span: Mapping[str, Any]) -> None:
+        """This step has a span, and so stands for its bucket."""
+        took_s = step.took_ns / 1e9
+        bucket = bisect_left(catalog.TRAINING_STEP_DURATION.bounds, took_s)
+        trace = trace_id(dict(self._journal.labels).get("run", ""), span["trace"])
+        self._exemplars[bucket] = Exemplar(took_s, step.ended_ns, trace, bytes.fromhex(span["id"]))
 
     def update(self, now_ns: int) -> None:
         """Write what is true now into the ledger."""
@@ -84,7 +97,9 @@ class ProcessSeries:
             if total.bounds is None:
                 self._put(metric, total.values[0], now_ns, *more)
             elif len(total.bounds) == len(metric.bounds):
-                self._put(metric, Buckets(total.values[1:], total.values[0]), now_ns, *more)
+                found = self._exemplars if metric is catalog.TRAINING_STEP_DURATION else {}
+                buckets = Buckets(total.values[1:], total.values[0], found.copy())
+                self._put(metric, buckets, now_ns, *more)
 
     def _put_step_times(self, seconds: dict[str, float], now_ns: int) -> None:
         for phase in self._phases - seconds.keys():

@@ -12,6 +12,7 @@ from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import Part, Step
 from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import OF_BUFFERS, PHASE_CODE
+from otel_ddp.journal.trace_ids import trace_of_step
 
 SAMPLED_EVERY = 100
 
@@ -170,7 +171,7 @@ def _make_spans(
             "name": name,
             "id": _span_id(owner, index),
             "parent": _span_id(owner, 0) if index else "",
-            "trace": f"step/{number}",
+            "trace": trace_of_step(number),
             "start": began_ns,
             "end": ended_ns,
             "step": number if step.logged is None else step.logged,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as ShownExemplar
 
 from otel_ddp import catalog
-from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series
+from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger, Series
 from otel_ddp.catalog import Kind
 
 _TYPES = {
@@ -72,9 +73,18 @@ def _histogram(
     value: Buckets,
 ) -> None:
     total = 0.0
-    for bound, count in zip((*bounds, float("inf")), value.counts, strict=True):
+    edges = (*bounds, float("inf"))
+    for bucket, (bound, count) in enumerate(zip(edges, value.counts, strict=True)):
         total += count
         edge = "+Inf" if bound == float("inf") else repr(float(bound))
-        family.add_sample(f"{name}_bucket", {**labels, "le": edge}, total)
+        exemplar = value.exemplars.get(bucket)
+        shown = None if exemplar is None else _exemplar(exemplar)
+        # Only a scraper that asks for OpenMetrics gets it.
+        family.add_sample(f"{name}_bucket", {**labels, "le": edge}, total, exemplar=shown)
     family.add_sample(f"{name}_count", labels, total)
     family.add_sample(f"{name}_sum", labels, value.total)
+
+
+def _exemplar(exemplar: Exemplar) -> ShownExemplar:
+    ids = {"trace_id": exemplar.trace_id.hex(), "span_id": exemplar.span_id.hex()}
+    return ShownExemplar(ids, exemplar.value, exemplar.time_ns / 1e9)

@@ -20,6 +20,7 @@ from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.identity import boards
+from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
@@ -124,10 +125,11 @@ class VerdictReporter:
         if board := self._board(verdict):
             attributes["otel_ddp.board.url"] = board
         name = f"training.{verdict.kind}"
-        trace = f"step/{verdict.step}" if verdict.step is not None else f"name/{name}"
         since_ns = min(verdict.since_ns or now_ns, now_ns)
         identity = f"{verdict.key}/{opened}/{now_ns}".encode("utf-8", "replace")
         span_id = blake2s(identity, digest_size=8).hexdigest()
+        step = verdict.step
+        trace = f"verdict/{span_id}" if step is None else trace_ids.trace_of_step(step)
         common = {"name": name, "trace": trace, "step": verdict.step, "attributes": attributes}
         event = {"name": name, "time": now_ns, "attributes": attributes}
         span = {

@@ -20,10 +20,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from otel_ddp.agent.ledger import Exemplar
+
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
 MetricKind = Literal["counter", "gauge", "updown", "histogram"]
 Severity = Literal["INFO", "WARN", "ERROR"]
+
+# The release of the semantic conventions that our names are those of.
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
 # The number of the field `attributes`, which differs from message to message.
 NUMBER_ATTRIBUTES = 7
@@ -42,6 +47,7 @@ _TIMES = Struct("<BQBQ").pack
 _COUNT_SUM = Struct("<BQBd").pack
 
 _LONGEST_CACHED = 200
+_DELTA = b"\x10\x01"
 _CUMULATIVE = b"\x10\x02"
 _MONOTONIC = b"\x18\x01"
 
@@ -120,6 +126,7 @@ def histogram_point(
     total: float,
     bounds: Sequence[float],
     bucket_counts: Sequence[int],
+    exemplars: Iterable[Exemplar] = (),
 ) -> bytes:
     """One point of a histogram; there is one more bucket than there are bounds."""
     body = (
@@ -127,22 +134,34 @@ def histogram_point(
         + _COUNT_SUM(0x21, count, 0x29, total)
         + _element(6, pack(f"<{len(bucket_counts)}Q", *bucket_counts))
         + _element(7, pack(f"<{len(bounds)}d", *bounds))
+        + b"".join(_element(8, _exemplar(each)) for each in exemplars)
         + attributes
     )
     return _element(1, body)
 
 
+def _exemplar(exemplar: Exemplar) -> bytes:
+    ids = _element(4, exemplar.span_id) + _element(5, exemplar.trace_id)
+    return _TIME_VALUE(0x11, exemplar.time_ns, 0x19, exemplar.value) + ids
+
+
 def metric(
-    name: str, description: str, unit: str, kind: MetricKind, points: Iterable[bytes]
+    name: str,
+    description: str,
+    unit: str,
+    kind: MetricKind,
+    points: Iterable[bytes],
+    delta: bool = False,
 ) -> bytes:
-    """One metric with its points; sums are cumulative."""
+    """One metric with its points; sums are cumulative unless they are *delta*."""
     content = b"".join(points)
+    temporality = _DELTA if delta else _CUMULATIVE
     if kind == "gauge":
         data = _element(5, content)
     elif kind == "histogram":
-        data = _element(9, content + _CUMULATIVE)
+        data = _element(9, content + temporality)
     elif kind == "counter":
-        data = _element(7, content + _CUMULATIVE + _MONOTONIC)
+        data = _element(7, content + temporality + _MONOTONIC)
     else:
         data = _element(7, content + _CUMULATIVE)
     head = _element(1, _utf8(name)) + _element(2, _utf8(description)) + _element(3, _utf8(unit))
@@ -159,8 +178,9 @@ def metrics_request(
 ) -> bytes:
     """A whole ExportMetricsServiceRequest."""
     scope = _element(1, _utf8(scope_name)) + _element(2, _utf8(scope_version))
-    scope_metrics = _element(2, _element(1, scope) + b"".join(metrics))
-    return _element(1, resource + scope_metrics)
+    schema = _element(3, SCHEMA_URL.encode())
+    scope_metrics = _element(2, _element(1, scope) + b"".join(metrics) + schema)
+    return _element(1, resource + scope_metrics + schema)
 
 
 @dataclass(frozen=True)
@@ -185,6 +205,8 @@ class Span:
     attributes: Attributes = field(default_factory=dict)
     error: str | None = None
     events: Sequence[SpanEvent] = ()
+    links: Sequence[tuple[bytes, bytes]] = ()
+    """The trace and the id of each span that this one belongs to without being below it."""
 
 
 @dataclass(frozen=True)
@@ -212,9 +234,9 @@ def spans_request(
 ) -> bytes:
     """A whole ExportTraceServiceRequest."""
     request = ExportTraceServiceRequest()
-    of_resource = request.resource_spans.add()
+    of_resource = request.resource_spans.add(schema_url=SCHEMA_URL)
     of_resource.resource.MergeFromString(attribute_bytes(resource, _RESOURCE_ATTRIBUTES))
-    of_scope = of_resource.scope_spans.add()
+    of_scope = of_resource.scope_spans.add(schema_url=SCHEMA_URL)
     of_scope.scope.name = _clean(scope_name)
     of_scope.scope.version = _clean(scope_version)
     for span in spans:
@@ -233,6 +255,8 @@ def spans_request(
         if span.error is not None:
             message.status.code = trace_pb2.Status.STATUS_CODE_ERROR
             message.status.message = _clean(span.error)
+        for trace_id, span_id in span.links:
+            message.links.add(trace_id=trace_id, span_id=span_id)
         for event in span.events:
             message.events.add(
                 name=_clean(event.name), time_unix_nano=event.time_ns
@@ -255,9 +279,9 @@ def logs_request(
 ) -> bytes:
     """A whole ExportLogsServiceRequest."""
     request = ExportLogsServiceRequest()
-    of_resource = request.resource_logs.add()
+    of_resource = request.resource_logs.add(schema_url=SCHEMA_URL)
     of_resource.resource.MergeFromString(attribute_bytes(resource, _RESOURCE_ATTRIBUTES))
-    of_scope = of_resource.scope_logs.add()
+    of_scope = of_resource.scope_logs.add(schema_url=SCHEMA_URL)
     of_scope.scope.name = _clean(scope_name)
     of_scope.scope.version = _clean(scope_version)
     for record in records:

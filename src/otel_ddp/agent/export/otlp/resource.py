@@ -13,6 +13,9 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from otel_ddp import __version__
 
 _CONTAINER_ID = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:$|[/\s])")
+_MACHINE_ID = re.compile(r"[0-9a-f]{32}")
+# Of what belongs to no project, and where the user names none.
+_SERVICE = "otel-ddp"
 _NAMESPACE_FILE = "run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -21,8 +24,7 @@ def describe(
 ) -> dict[str, str]:
     """The resource attributes; those in OTEL_RESOURCE_ATTRIBUTES win."""
     ours = {
-        "service.name": "otel-ddp",
-        "service.version": __version__,
+        "service.name": _SERVICE,
         # Not random: a restart would then start every series anew.
         "service.instance.id": node,
         "host.name": host,
@@ -30,7 +32,11 @@ def describe(
             platform.machine(), platform.machine()
         ),
         "os.type": "linux",
-        **_container(root),
+        # No SDK makes our data. So this name must not be "opentelemetry", says the specification.
+        "telemetry.sdk.name": "otel_ddp",
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.version": __version__,
+        **(_container(root) or _machine(root)),
         **_kubernetes(env, host, root),
     }
     users = OTELResourceDetector().detect()
@@ -39,10 +45,22 @@ def describe(
 
 
 def with_project(resource: Mapping[str, str], project: str) -> dict[str, str]:
-    """The resource of one project's series; a namespace that the user has set stays."""
-    if not project or "service.namespace" in resource:
+    """The resource of one project's series; a service that the user has named keeps its name."""
+    if not project or resource.get("service.name") != _SERVICE:
         return dict(resource)
-    return {**resource, "service.namespace": project}
+    return {**resource, "service.name": project}
+
+
+def _machine(root: Path) -> dict[str, str]:
+    # A container has that of its image, so of many hosts the same.
+    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
+        try:
+            text = (root / name).read_text(errors="replace").strip()
+        except OSError:
+            continue
+        if _MACHINE_ID.fullmatch(text):
+            return {"host.id": text}
+    return {}
 
 
 def _container(root: Path) -> dict[str, str]:

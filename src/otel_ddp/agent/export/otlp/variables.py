@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from opentelemetry.util.re import parse_env_headers
 
+from otel_ddp.agent.export.deltas import PREFERENCES, Preference
 from otel_ddp.agent.export.otlp.addresses import (
     is_loopback,
     take_user,
@@ -72,6 +73,18 @@ def route(
         f"{own if own_protocol else _GENERAL}PROTOCOL",
         bool(endpoint),
     )
+
+
+def temporality(env: Mapping[str, str], warn: Callable[[str], None]) -> Preference:
+    """Whether counters and histograms are exported as totals, or as what was added."""
+    variable = f"{_GENERAL}METRICS_TEMPORALITY_PREFERENCE"
+    text = env.get(variable, "").strip()
+    for known in PREFERENCES:
+        if text.lower() == known:
+            return known
+    if text:
+        warn(f"{variable} must be one of {', '.join(PREFERENCES)}, got {text!r}; it is cumulative.")
+    return "cumulative"
 
 
 class SignalVariables:
