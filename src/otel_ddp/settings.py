@@ -616,6 +616,14 @@ EXPORT: tuple[Variable, ...] = (
         ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"),
         "`none`: this signal is not exported. `/metrics` is served all the same.",
     ),
+    Variable(
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",),
+        "`cumulative`, `delta` or `lowmemory`: how counters and histograms are exported.",
+    ),
+    Variable(
+        ("TRACEPARENT",),
+        "The launcher's span, as W3C Trace Context writes it: the run's span is below it.",
+    ),
     Variable(("OTEL_SERVICE_NAME",), "`service.name`; the project, or `otel-ddp`."),
     Variable(
         ("OTEL_RESOURCE_ATTRIBUTES",),

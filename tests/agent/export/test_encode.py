@@ -33,6 +33,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from otel_ddp.agent.export.otlp.encode import (
     HISTOGRAM_ATTRIBUTES,
     SCHEMA_URL,
+    SEVERITIES,
     LogRecord,
     Span,
     SpanEvent,
@@ -282,6 +283,12 @@ def test_spans_read_back_as_they_were_written(
     assert [(e.name, e.time_unix_nano) for e in first.events] == [("retry", 20)]
     assert second.status.code == trace_pb2.Status.STATUS_CODE_UNSET
     assert second.kind == trace_pb2.Span.SPAN_KIND_INTERNAL
+
+
+def test_severities_have_the_numbers_of_the_specification() -> None:
+    numbers = {word: int(number) for word, number in SEVERITIES.items()}
+
+    assert numbers == {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 
 
 def test_log_records_read_back_as_they_were_written() -> None:

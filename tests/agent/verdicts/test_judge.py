@@ -483,7 +483,7 @@ def killed(bench: Bench) -> Path:
     bench.reported()
     bench.ranks[1].alive = False
     bench.poll(later_s=0.01)
-    assert of("death", bench.reported()) == [("opened", "WARN")]
+    assert of("death", bench.reported()) == [("opened", "ERROR")]
     ((name, fields),) = bench.incidents().items()
     assert fields["verdict"]["who"]["rank"] == "1"
     assert fields["verdict"]["phase"] == "backward"
@@ -515,7 +515,7 @@ def test_a_death_is_reported_at_once_and_looked_at_again(
 
     bench.poll(later_s=3.0)
 
-    assert of("death", bench.reported()) == [("opened", "WARN")]
+    assert of("death", bench.reported()) == [("opened", "ERROR")]
     ((name, fields),) = bench.incidents().items()
     assert name == file.name
     assert fields["verdict"]["evidence"]["cause"] != "unknown"
@@ -569,7 +569,7 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
         rank.enter("forward")
     bench.poll()
 
-    assert of("stall", reported) == [("opened", "WARN")]
+    assert of("stall", reported) == [("opened", "ERROR")]
     assert standing == {("0",): 1.0, ("1",): 1.0}
     assert limits == {("0",): FLOOR_S, ("1",): FLOOR_S}
     (fields,) = bench.incidents().values()
@@ -591,7 +591,7 @@ def test_a_stall_that_goes_on_is_shown_and_written_down_at_its_length(
     assert still_s > (bench.now_ns - began_ns) / 1e9 > 99
     ((_, fields),) = bench.incidents().items()
     assert fields["verdict"]["sentence"] == shown["sentence"]
-    assert of("stall", bench.reported()) == [("opened", "WARN")]
+    assert of("stall", bench.reported()) == [("opened", "ERROR")]
 
 
 @pytest.mark.parametrize(("cause", "verb"), [("dead", "died"), ("finished", "finished")])

@@ -219,11 +219,12 @@ def _exception(content: dict[str, Any]) -> Iterator[encode.SpanEvent]:
 def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
     try:
         trace, run = str(content.get("trace") or ""), dict(labels).get("run", "")
+        severity = str(content.get("severity"))
         return encode.LogRecord(
             time_ns=_time_ns(content["time"]),
             event_name=str(content["name"]),
             body=str(content.get("body") or content["name"]),
-            severity="WARN" if content.get("severity") == "WARN" else "INFO",
+            severity=severity if severity in encode.SEVERITIES else "INFO",
             attributes=_attributes(labels, content),
             trace_id=trace_ids.trace_id(run, trace) if trace else b"",
             span_id=bytes.fromhex(content.get("span") or ""),

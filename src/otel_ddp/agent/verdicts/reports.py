@@ -28,6 +28,8 @@ log = logging.getLogger("otel_ddp.agent")
 
 # Findings that are no trouble, and not worth a warning.
 _HARMLESS: frozenset[Kind] = frozenset({"bound"})
+# After these, training does not go on by itself.
+_FATAL: frozenset[Kind] = frozenset({"death", "stall"})
 # Findings about one rank and a phase, which have a series.
 _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 # Findings that compare ranks; the others are seen best on the board of the run.
@@ -146,7 +148,7 @@ class VerdictReporter:
             "time": now_ns,
             "span": span_id,
             "body": body,
-            "severity": "WARN" if _warns(change) else "INFO",
+            "severity": _severity(change),
         }
         documents = [Document(SPAN, span, 0), Document(EVENT, record, 0)]
         self._documents.append((verdict.labels, project, documents))
@@ -240,6 +242,12 @@ def _by_number(rank: str) -> tuple[int, str]:
 
 def _warns(change: Change) -> bool:
     return change.opened and change.verdict.kind not in _HARMLESS
+
+
+def _severity(change: Change) -> str:
+    if not _warns(change):
+        return "INFO"
+    return "ERROR" if change.verdict.kind in _FATAL else "WARN"
 
 
 def _phase_and_cause(verdict: Verdict) -> tuple[str, Any]:

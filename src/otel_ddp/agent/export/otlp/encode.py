@@ -25,7 +25,6 @@ from otel_ddp.agent.ledger import Exemplar
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
 MetricKind = Literal["counter", "gauge", "updown", "histogram"]
-Severity = Literal["INFO", "WARN", "ERROR"]
 
 # The release of the semantic conventions that our names are those of.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -217,7 +216,8 @@ class LogRecord:
     event_name: str
     body: str
     attributes: Attributes = field(default_factory=dict)
-    severity: Severity = "INFO"
+    severity: str = "INFO"
+    """One of SEVERITIES."""
     trace_id: bytes = b""
     span_id: bytes = b""
 
@@ -264,10 +264,13 @@ def spans_request(
     return bytes(request.SerializeToString())
 
 
-_SEVERITY_NUMBER = {
+SEVERITIES: Mapping[str, logs_pb2.SeverityNumber.ValueType] = {
+    "TRACE": logs_pb2.SEVERITY_NUMBER_TRACE,
+    "DEBUG": logs_pb2.SEVERITY_NUMBER_DEBUG,
     "INFO": logs_pb2.SEVERITY_NUMBER_INFO,
     "WARN": logs_pb2.SEVERITY_NUMBER_WARN,
     "ERROR": logs_pb2.SEVERITY_NUMBER_ERROR,
+    "FATAL": logs_pb2.SEVERITY_NUMBER_FATAL,
 }
 
 
@@ -288,7 +291,7 @@ def logs_request(
         message = of_scope.log_records.add(
             time_unix_nano=record.time_ns,
             observed_time_unix_nano=record.time_ns,
-            severity_number=_SEVERITY_NUMBER[record.severity],
+            severity_number=SEVERITIES[record.severity],
             severity_text=record.severity,
             event_name=_clean(record.event_name),
             trace_id=record.trace_id,
