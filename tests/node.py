@@ -26,7 +26,10 @@ from otel_ddp.journal.place import Place
 PATIENCE_S = 180.0
 # It asks after so long, later after this share of the time waited, at last after so long again.
 _OFTEN_S, _LATER, _RARELY_S = 0.02, 0.05, 0.25
-_TOUCHY = ("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI")
+_TOUCHY = (
+    *("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI"),
+    "TRACEPARENT",
+)
 
 Labels = dict[str, str]
 

@@ -216,6 +216,26 @@ def test_only_a_journal_whose_process_had_ended_before_may_be_kept(
     assert list(place.directory.glob("*.journal")) == [copy]
 
 
+def test_a_journal_stays_until_the_span_of_its_run_was_fetched(place: Place) -> None:
+    ledger = Ledger()
+    ledger.keep_history = True
+    journals = Journals(place, ledger, "n")
+    told = {"run": "r", "exported": True, "settled": True}
+    writer = JournalWriter(place.directory, 128 * 1024, told)
+    writer.document(layout.FACTS, {"span": {"id": "5a" * 8, "trace": f"id/{'4f' * 16}"}})
+    writer.close()
+    journals.find()
+    journals.poll()
+    journals.commit(journals.marks())
+    assert journals.done() == []
+
+    ((_, _, (span,)),) = journals.flush_documents()
+
+    assert span.content["name"] == "run"
+    assert journals.done() == [writer.path]
+    delete_done(journals)
+
+
 def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
     tmp_path: Path, place: Place, journals: Journals
 ) -> None:

@@ -90,12 +90,19 @@ def test_the_users_spans_within_ours_are_below_them(
 def test_a_rank_that_is_not_exported_is_no_parent(place: Here, users: Users) -> None:
     with (
         otel_ddp.init(strategy="main", run="r", global_rank=1, world_size=2) as run,
+        users.tracer.start_as_current_span("around"),
         run.span("ours"),
-        users.tracer.start_as_current_span("theirs"),
     ):
-        pass
+        with run.span("inside"):
+            pass
+        with users.tracer.start_as_current_span("theirs"):
+            pass
 
-    assert users.span("theirs").parent is None
+    parent = users.span("theirs").parent
+    assert parent is not None
+    assert parent.span_id == users.span("around").context.span_id
+    spans = place.only().spans
+    assert spans["inside"]["parent"] == spans["ours"]["id"]
 
 
 def test_a_users_span_that_is_not_sampled_is_no_parent(place: Here) -> None:

@@ -559,6 +559,38 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     assert spans[0].span_id.hex() == root["id"]
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "shown", "error"),
+    [
+        ("running", "", "killed", "killed"),
+        ("finished", "", "finished", ""),
+        ("failed", "ValueError: no", "failed", "ValueError: no"),
+    ],
+)
+def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
+    bench: Bench, state: str, reason: str, shown: str, error: str
+) -> None:
+    own = {"id": "5a" * 8, "trace": f"id/{'4f' * 16}", "parent": "6b" * 8}
+    bench.writer.document(layout.FACTS, {"span": own})
+    ended_us = bench.writer.created_ns // 1000 + 7_000_000
+    bench.writer.reason(reason)
+    bench.writer.state(catalog.STATES[state], ended_us)
+    bench.poll() if state == "running" else None
+    assert bench.spans() == []
+
+    for _ in range(2):
+        bench.journal.poll(time.time_ns(), alive=False)
+
+    (document,) = bench.journal.documents
+    content = document.content
+    assert content["name"] == "run"
+    assert own.items() <= content.items()
+    assert content["start"] == bench.writer.created_ns
+    if state != "running":
+        assert content["end"] == ended_us * 1000
+    assert (content["attributes"], content["error"]) == ({"state": shown}, error)
+
+
 def test_a_process_decides_how_many_of_its_steps_are_spans(bench: Bench) -> None:
     bench.writer.document(layout.FACTS, {"sample_steps": 2})
     bench.steps(1, 2, 3, 4)
