@@ -113,6 +113,9 @@ KNOWS = {
         "trace_context": "",
         "progress": "recorder time_account",
         "spans": "recorder trace_context values",
+        "log_records": "secrets values",
+        "program_loggers": "",
+        "log_handler": "log_records program_loggers recorder",
     },
     "run": {
         "__init__": "",
@@ -121,7 +124,8 @@ KNOWS = {
         "ending": "",
         "opening": "",
         "rank_handles": "",
-        "run": "announcements current_run ending opening rank_handles",
+        "log_lines": "",
+        "run": "announcements current_run ending log_lines opening rank_handles",
         "api": "current_run opening run",
     },
     "torch": {

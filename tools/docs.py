@@ -58,6 +58,10 @@ _SUMMARY = [
         "a context manager: the time counts as this phase, and a span is sent",
     ),
     ('`run.span("load", shard=3)`', "a context manager: a span is sent"),
+    (
+        '`run.logs("info")`',
+        "records the lines of Python's `logging`, with rank and step: [logs](logs.md)",
+    ),
     ('`run.event("lr drop", factor=0.1)`', "sends a log record"),
     (
         "`run.config(mapping)`",

@@ -872,7 +872,7 @@ OTEL_DDP_VALUES_REFUSED = _ourselves.metric(
     "otel_ddp.values.refused",
     _C,
     "{value}",
-    "Values or names given to `log()` that a rank refused or shortened.",
+    "What a rank refused, shortened or left out: values and names given to `log()`, lines of logs.",
     "why",
     labels="rank",
 )

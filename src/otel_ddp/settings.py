@@ -50,6 +50,7 @@ class Settings(NamedTuple):
     max_names: int
     max_name_length: int
     hidden_names: frozenset[str]
+    logs: str
     sample_steps: int
     stall_timeout_s: float
     sources: frozenset[str]
@@ -216,6 +217,29 @@ def _one_of(*words: str) -> Callable[[str, str], str]:
     return parse
 
 
+def log_level(level: object) -> int | None:
+    """The number of a level of Python's logging, by its name or as it is; None if it is none."""
+    if isinstance(level, int) and not isinstance(level, bool):
+        return level if level >= 0 else None
+    # Imported here: not every process needs it.
+    import logging
+
+    word = str(level).strip().upper()
+    found = logging.getLevelName({"WARN": "WARNING", "FATAL": "CRITICAL"}.get(word, word))
+    return found if isinstance(found, int) else None
+
+
+def _log_words(variable: str, text: str) -> str:
+    words = [word.strip() for word in text.split(",")]
+    if log_level(words[0]) is None or "" in words:
+        raise ConfigError(
+            f"{variable} must begin with a level of logging, such as info, and may go on with the "
+            f"other ranks' level and names of loggers, as in info,warning,root; got {text!r}. "
+            f"{_ADVICE}"
+        )
+    return ",".join(words)
+
+
 def _truth(variable: str, text: str) -> bool:
     # By the specification only "true" is true; everything else is false.
     return text.strip().lower() == "true"
@@ -290,6 +314,16 @@ TABLE: tuple[Setting, ...] = (
         "Further names of a configuration whose values are never recorded, with commas between "
         "them and `*` as wildcard: `internal_*,data.source`. SECURITY.md says which are hidden in "
         "any case.",
+    ),
+    Setting(
+        "logs",
+        ("OTEL_DDP_LOGS",),
+        "",
+        _log_words,
+        "Record what the program logs by Python's `logging`, from this level on: `info`. It is the "
+        "level of rank 0; the others begin at `warning`, or at a second level: `info,info`. "
+        "Further words are names of loggers, `root` among them: `info,root`. By default those of "
+        "the program ([logs](logs.md)).",
     ),
     Setting(
         "sample_steps",

@@ -88,7 +88,9 @@ def _go_on(process: Any) -> None:
 
 def test_labels_resource_spans_and_events_are_as_the_catalogue_says() -> None:
     code = """
+import logging
 import otel_ddp
+log = logging.getLogger(__name__)
 run = otel_ddp.init(group="g", run="r", job_type="eval", project="p", local_rank=1,
                     global_rank=3, world_size=4)
 run.log({"loss": 1.0}, step=7)
@@ -98,16 +100,19 @@ try:
             run.event("retry", attempt=2)
             raise OSError("gone")
 except OSError:
-    pass
+    log.exception("no %s today", "checkpoint")
 run.finish()
 """
     said = "team=vision,host.name=renamed"
-    with Node(OTEL_RESOURCE_ATTRIBUTES=said) as node, Receiver() as receiver:
+    with (
+        Node(OTEL_RESOURCE_ATTRIBUTES=said, OTEL_DDP_LOGS="info") as node,
+        Receiver() as receiver,
+    ):
         node.export_to(receiver.start_http())
         node.run(code)
 
         assert receiver.wait_for(
-            lambda r: len(r.spans()) >= 2 and r.logs() != [] and _has(r, "training.state", 2.0)
+            lambda r: len(r.spans()) >= 2 and len(r.logs()) == 3 and _has(r, "training.state", 2.0)
         )
         host = socket.gethostname()
         labels = {
@@ -150,9 +155,22 @@ run.finish()
             "exception",
             {"exception.type": "OSError", "exception.message": "gone"},
         )
-        (record,) = receiver.logs()
-        assert record.event_name == "retry"
-        assert record.span_id == inner.span_id
+        events = {record.event_name: record for record in receiver.logs()}
+        assert set(events) == {"retry", "training.checkpoint", ""}
+        assert events["retry"].span_id == inner.span_id
+        assert events["training.checkpoint"].severity_text == "WARN"
+        assert events["training.checkpoint"].span_id == outer.span_id
+        line = events[""]
+        assert (line.body.string_value, line.severity_text, line.severity_number) == (
+            *("no checkpoint today", "ERROR"),
+            17,
+        )
+        assert line.trace_id == inner.trace_id
+        told = {pair.key: pair.value.string_value for pair in line.attributes}
+        assert told.items() >= {**labels, "exception.type": "OSError"}.items()
+        (request,) = (each for each in receiver.requests if each.signal == "logs")
+        scopes = request.message.resource_logs[0].scope_logs
+        assert {each.scope.name for each in scopes} == {"otel_ddp", "__main__"}
 
 
 def test_a_configuration_of_any_size_leaves_whole_as_a_log_record_and_is_in_the_status() -> None:

@@ -9,7 +9,7 @@ from time import monotonic_ns as _clock
 from typing import NamedTuple, Protocol
 
 from otel_ddp import catalog
-from otel_ddp.journal import layout
+from otel_ddp.journal import layout, trace_ids
 from otel_ddp.journal.writer import scratch_words
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.time_account import NAMED, TimeAccount, Work
@@ -265,6 +265,14 @@ class Progress:
             return self.logged_number + 1
         # A value logged within a step belongs to it; a value logged after a step belongs to that.
         return logged if self.in_step and logged != self._logged_before else logged + 1
+
+    def trace_and_step(self) -> tuple[str, int | None]:
+        """The trace of the step of this moment, and its number; empty before the first one."""
+        if self.steps_began:
+            # The hooks count alike on all ranks; which ranks log does not matter.
+            return trace_ids.trace_of_step(self.step_count + 1), self.next_logged_number()
+        logged = self.recorder.step
+        return (trace_ids.trace_of_step(logged), logged) if logged >= 0 else ("", None)
 
     def step_of_values(self, trains: bool) -> int:
         """The step of a value that is logged now without a step."""

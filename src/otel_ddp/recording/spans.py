@@ -46,7 +46,7 @@ def run_facts(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _parent(recorder: Recorder) -> tuple[str, str]:
+def open_span(recorder: Recorder) -> tuple[str, str]:
     """The id and the trace of the innermost span that is open here, be it ours or the user's."""
     found = _open_here.get()
     # A span of a run that has ended contains no span of the next run.
@@ -72,7 +72,7 @@ class OpenSpan:
         final and this process's spans are exported: the user's own spans become ours' children."""
         self._name, _ = values.text(name, 200)
         self._step = step
-        self._parent, self._trace = _parent(recorder)
+        self._parent, self._trace = open_span(recorder)
         if not self._trace:
             self._trace = trace
             if not trace:
@@ -126,7 +126,7 @@ class OpenSpan:
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
     """Records that something happened now, in the span that is open in this context."""
     clean, _ = values.text(name, 200)
-    span_id, trace = _parent(recorder)
+    span_id, trace = open_span(recorder)
     content = {
         "name": clean,
         "time": time.time_ns(),

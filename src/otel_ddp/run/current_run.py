@@ -25,6 +25,8 @@ class ProcessRun(Protocol):
 
     def open(self) -> None: ...
 
+    def ended_by(self, error: BaseException) -> None: ...
+
     def close(self, state: str, reason: str) -> None: ...
 
     def brought_by_fork(self) -> bool: ...
@@ -93,6 +95,7 @@ def start(run: ProcessRun) -> None:
         adopt(run)
     except BaseException as raised:
         # Also at Ctrl-C: a run that has begun to open is ended.
+        run.ended_by(raised)
         run.close("failed", values.error_line(raised))
         raise
 
@@ -156,6 +159,8 @@ def _at_exit(pid: int, bootstrap: FrameType | None) -> None:
     reason = values.error_line(error) if error is not None else f"exit code {code}" if code else ""
     for run in (_current, *_beside):
         if run is not None:
+            if error is not None:
+                run.ended_by(error)
             run.close("failed" if reason else "finished", reason)
 
 

@@ -16,12 +16,13 @@ from otel_ddp.errors import ConfigError
 from otel_ddp.identity import boards, identity, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
-from otel_ddp.journal import agent_environment, layout, place, system_requirements, trace_ids
-from otel_ddp.recording import agent_start, values
+from otel_ddp.journal import agent_environment, layout, place, system_requirements
+from otel_ddp.recording import agent_start, log_records, values
+from otel_ddp.recording.log_handler import LogHandler
 from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import OpenSpan, record_event, run_facts
-from otel_ddp.run import announcements, current_run, opening, rank_handles
+from otel_ddp.run import announcements, current_run, log_lines, opening, rank_handles
 from otel_ddp.run.ending import Act, Ending
 from otel_ddp.run.rank_handles import RankHandles
 
@@ -59,6 +60,7 @@ class Run:
         # As the user says: name -> where its best value lies.
         self._best: dict[str, str] = {}
         self._settled = False
+        self._log_lines: LogHandler | None = None
         # A run that came into a child by pickle or by fork opens itself at its first use. So does a
         # handle by which a process logs for another rank.
         self._opened = False
@@ -104,6 +106,10 @@ class Run:
         if self._recorder is not None:
             self._recorder.disown(partial(Run.log, self))
         self._recorder = self._progress = self._place = None
+        if self._log_lines is not None:
+            # Not its end: that would wait for the parent's lock.
+            self._log_lines.detach()
+            self._log_lines = None
         self._ending = Ending()
         self._opened, self._settled = not joinable, not joinable
         return joinable
@@ -190,6 +196,8 @@ class Run:
         if config is not None:
             self.config(config)
         announcements.what_the_info_cuts(self.identity, recorder.settings)
+        if conf.logs and self._logs_for is None:
+            self._hook_logs(log_lines.asked(conf.logs))
 
     def _exports(self, process: Identity) -> bool | None:
         # Values for other ranks are exported where the process's own values are.
@@ -242,6 +250,8 @@ class Run:
         if not self._settled or self.identity.may_have_others:
             self._settle(recorder)
         _record_backend(recorder)
+        if self._log_lines is not None:
+            self._log_lines.attach(started=True)
         return self._settled and (not self.identity.may_have_others or opening.group_is_up())
 
     @containment.contained()
@@ -427,12 +437,7 @@ class Run:
         if not 0.0 <= expected < 1e9:
             expected = 0.0
         entered = progress.begin(clean, expected) if phase else None
-        step: int | None = recorder.step if recorder.step >= 0 else None
-        counted = step
-        if progress.steps_began:
-            # The hooks count alike on all ranks; which ranks log does not matter.
-            counted, step = progress.step_count + 1, progress.next_logged_number()
-        trace = "" if counted is None else trace_ids.trace_of_step(counted)
+        trace, step = progress.trace_and_step()
         # The id of a step's trace depends on the run; a span that is not exported is no parent.
         run = self.run if self._settled and self._exported else ""
         return _Opened(progress, OpenSpan(recorder, clean, trace, step, run), entered)
@@ -466,6 +471,49 @@ class Run:
             record_event(recorder, name, attributes)
         except values.Refused as why:
             recorder.refuse("name", "event", f"an event was not recorded: {why}")
+
+    def logs(
+        self,
+        level: str | int = "info",
+        *,
+        others: str | int = "warning",
+        logger: log_lines.Loggers = None,
+    ) -> None:
+        """Record what this program logs by Python's `logging`: `run.logs("info")`.
+
+        *level* is that of rank 0, *others* that of every other rank. *logger* is a logger, its
+        name, or several; `"root"` hears all of them. By default they are those of the program, not
+        those of libraries. A logger still decides by its own level which lines there are.
+        """
+        choice = log_lines.chosen(level, others, logger)
+        if self._logs_for is None and self._ready() is not None:
+            self._hook_logs(choice)
+
+    @containment.contained()
+    def _hook_logs(self, choice: log_lines.Choice) -> None:
+        recorder, progress = self._recorder, self._progress
+        if recorder is None or progress is None:
+            return
+        self._unhook_logs()
+        self._log_lines = log_lines.start(
+            choice, recorder, progress, lambda: self.identity.global_rank == 0
+        )
+
+    @containment.contained()
+    def _unhook_logs(self) -> None:
+        hooked, self._log_lines = self._log_lines, None
+        if hooked is not None:
+            hooked.end()
+
+    @containment.contained()
+    def ended_by(self, error: BaseException) -> None:
+        """Records the exception that ends this run, with its stack trace."""
+        recorder, progress = self._recorder, self._progress
+        # Who calls sys.exit has said why before.
+        if recorder is None or progress is None or isinstance(error, SystemExit):
+            return
+        content = log_records.from_exception(error) | log_lines.moment(recorder, progress)
+        recorder.append(layout.EVENT, content)
 
     @containment.contained()
     def describe(self, model: Any) -> None:
@@ -593,7 +641,7 @@ class Run:
         acts: list[Act] = [partial(each.close, state, "") for each in self._ranks.all()]
         if not self._settled:
             acts.append(partial(self._settle, recorder))
-        acts += [partial(self._unwatch, progress), recorder.drain_copies]
+        acts += [self._unhook_logs, partial(self._unwatch, progress), recorder.drain_copies]
         if reason:
             acts.append(partial(recorder.reason, reason))
         content = {"state": state, "time": time.time_ns()}
@@ -633,6 +681,7 @@ class Run:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close("finished", "")
         else:
+            self.ended_by(error)
             self.close("failed", values.error_line(error))
 
     def __reduce__(self) -> tuple[Callable[..., Run], tuple[dict[str, Any]]]:
@@ -663,6 +712,8 @@ class Run:
             return
         recorder.check_due_ns = now + agent_start.CHECK_EVERY_NS
         recorder.poll_copies()
+        if self._log_lines is not None:
+            self._log_lines.attach(started=recorder.step >= 0)
         if self.identity.may_have_others:
             self._settle(recorder)
         if announcements.journal_was_removed(recorder.writer):

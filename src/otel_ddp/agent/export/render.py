@@ -219,18 +219,23 @@ def _exception(content: dict[str, Any]) -> Iterator[encode.SpanEvent]:
 def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
     try:
         trace, run = str(content.get("trace") or ""), dict(labels).get("run", "")
-        severity = str(content.get("severity"))
         return encode.LogRecord(
             time_ns=_time_ns(content["time"]),
             event_name=str(content["name"]),
             body=str(content.get("body") or content["name"]),
-            severity=severity if severity in encode.SEVERITIES else "INFO",
+            severity=str(content.get("severity") or "INFO"),
+            severity_number=_severity_number(content.get("severity_number")),
+            scope=str(content.get("scope") or ""),
             attributes=_attributes(labels, content),
             trace_id=trace_ids.trace_id(run, trace) if trace else b"",
             span_id=bytes.fromhex(content.get("span") or ""),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _severity_number(value: Any) -> int:
+    return value if isinstance(value, int) and 1 <= value <= 24 else 0
 
 
 def _time_ns(value: Any) -> int:

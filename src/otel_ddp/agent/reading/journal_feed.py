@@ -9,6 +9,7 @@ from typing import Any
 from otel_ddp import containment
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading import process_status
+from otel_ddp.agent.reading.checkpoint_events import event_of
 from otel_ddp.agent.reading.finished_workers import ended_by_parent, is_proxy
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.process_series import ProcessSeries
@@ -147,6 +148,8 @@ class JournalFeed:
                 self._update_state(self.reader.progress(), alive)
             elif self._sent:
                 self.documents.append(record)
+                if (saved := event_of(record)) is not None:
+                    self.documents.append(saved)
         if self._sent and self.identity.get("global_rank") == 0:
             self.documents += self._config.new_records(self.reader, now_ns)
         if self._sent and self.ended_at is not None and not self._has_run_span:

@@ -210,16 +210,19 @@ class Span:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One event, for the log."""
+    """One event, or one line of a logger, which is its *scope*."""
 
     time_ns: int
     event_name: str
     body: str
     attributes: Attributes = field(default_factory=dict)
     severity: str = "INFO"
-    """One of SEVERITIES."""
+    """A word of SEVERITIES, or another level's name, as the program has it."""
+    severity_number: int = 0
+    """0: that of the word."""
     trace_id: bytes = b""
     span_id: bytes = b""
+    scope: str = ""
 
 
 def _clean(text: str) -> str:
@@ -284,15 +287,18 @@ def logs_request(
     request = ExportLogsServiceRequest()
     of_resource = request.resource_logs.add(schema_url=SCHEMA_URL)
     of_resource.resource.MergeFromString(attribute_bytes(resource, _RESOURCE_ATTRIBUTES))
-    of_scope = of_resource.scope_logs.add(schema_url=SCHEMA_URL)
-    of_scope.scope.name = _clean(scope_name)
-    of_scope.scope.version = _clean(scope_version)
+    of_scopes: dict[str, logs_pb2.ScopeLogs] = {}
     for record in records:
-        message = of_scope.log_records.add(
+        if record.scope not in of_scopes:
+            added = of_scopes[record.scope] = of_resource.scope_logs.add(schema_url=SCHEMA_URL)
+            added.scope.name = _clean(record.scope or scope_name)
+            # The version is ours, not that of the user's logger.
+            added.scope.version = "" if record.scope else _clean(scope_version)
+        message = of_scopes[record.scope].log_records.add(
             time_unix_nano=record.time_ns,
             observed_time_unix_nano=record.time_ns,
-            severity_number=SEVERITIES[record.severity],
-            severity_text=record.severity,
+            severity_number=record.severity_number or SEVERITIES.get(record.severity, 9),
+            severity_text=_clean(record.severity),
             event_name=_clean(record.event_name),
             trace_id=record.trace_id,
             span_id=record.span_id,

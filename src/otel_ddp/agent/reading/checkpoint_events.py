@@ -1,0 +1,32 @@
+"""Makes of a checkpoint's span a line for the log, where people look for what happened."""
+
+from __future__ import annotations
+
+from otel_ddp import containment
+from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.reader import Document
+
+NAME = "training.checkpoint"
+
+
+@containment.contained()
+def event_of(document: Document) -> Document | None:
+    """The event that a checkpoint was saved, or was not; None for any other document."""
+    span = document.content
+    if document.kind != SPAN or span.get("name") != "checkpoint":
+        return None
+    took_s = (int(span["end"]) - int(span["start"])) / 1e9
+    error = str(span.get("error") or "")
+    attributes = {"duration_s": took_s, **({"error.type": error} if error else {})}
+    body = f"checkpoint failed after {took_s:.1f} s: {error}" if error else ""
+    content = {
+        "name": NAME,
+        "time": span["end"],
+        "step": span.get("step"),
+        "span": span.get("id"),
+        "trace": span.get("trace"),
+        "body": body or f"checkpoint saved in {took_s:.1f} s",
+        "severity": "WARN" if error else "INFO",
+        "attributes": attributes,
+    }
+    return Document(EVENT, content, document.position)

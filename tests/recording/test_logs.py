@@ -1,0 +1,417 @@
+"""Lines of Python's logging, and the exception that ends a run, as records of the journal."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import otel_ddp
+from conftest import Here, Journal
+from otel_ddp import catalog, containment
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal import layout
+from otel_ddp.recording.log_records import severity_number
+
+LOGGER = "train"
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """A logger of the program that makes every line; nothing of the test stays on it."""
+    found = logging.getLogger(LOGGER)
+    before = found.level, found.propagate, list(found.handlers)
+    found.setLevel(1)
+    # Without a handler Python would print its lines.
+    found.addHandler(logging.NullHandler())
+    yield found
+    found.setLevel(before[0])
+    found.propagate, found.handlers[:] = before[1], before[2]
+
+
+def lines(journal: Journal) -> list[dict[str, Any]]:
+    return [each for each in journal._documents(layout.EVENT) if not each["name"]]
+
+
+def bodies(journal: Journal) -> list[str]:
+    return [each["body"] for each in lines(journal)]
+
+
+def heard(logger: logging.Logger) -> bool:
+    return any(type(each).__module__.startswith("otel_ddp") for each in logger.handlers)
+
+
+def test_a_line_has_its_severity_its_place_and_the_step_and_span_of_its_moment(
+    place: Here, logger: logging.Logger
+) -> None:
+    with otel_ddp.init() as run:
+        run.logs("debug", others="debug")
+        logger.debug("before the first step")
+        run.log({"loss": 1.0}, step=7)
+        with run.span("epoch"):
+            logger.warning("loss %.1f", 0.5, extra={"shard": 3, "api_key": "x" * 20})
+
+    journal = place.only()
+    early, late = lines(journal)
+    assert (early["body"], early["severity"], early["severity_number"]) == (
+        *("before the first step", "DEBUG"),
+        5,
+    )
+    assert (early["trace"], early["step"]) == ("", None)
+    assert (late["body"], late["severity"], late["severity_number"]) == ("loss 0.5", "WARNING", 13)
+    span = journal.spans["epoch"]
+    assert (late["trace"], late["step"], late["span"]) == ("step/7", 7, span["id"])
+    assert span["start"] <= late["time"] <= span["end"] + 10**7
+    assert late["scope"] == LOGGER
+    attributes = late["attributes"]
+    assert attributes["code.file.path"] == __file__
+    assert (
+        attributes["code.function.name"]
+        == test_a_line_has_its_severity_its_place_and_the_step_and_span_of_its_moment.__name__
+    )
+    assert (attributes["shard"], attributes["api_key"]) == (3, "[hidden]")
+
+
+@pytest.mark.parametrize(
+    ("level", "number"),
+    [(5, 3), (10, 5), (20, 9), (25, 11), (30, 13), (40, 17), (50, 21), (0, 1), (99, 24)],
+)
+def test_levels_are_the_severities_of_the_specification(level: int, number: int) -> None:
+    assert severity_number(level) == number
+
+
+@pytest.mark.parametrize(
+    ("rank", "words", "expected"),
+    [
+        (0, "info", ["info", "warning", "error"]),
+        (1, "info", ["warning", "error"]),
+        (1, "info,info", ["info", "warning", "error"]),
+        (0, "error", ["error"]),
+        (1, "debug,error", ["error"]),
+    ],
+)
+def test_a_variable_alone_records_rank_0_from_its_level_and_others_from_warnings(
+    rank: int, words: str, expected: list[str], place: Here, logger: logging.Logger
+) -> None:
+    os.environ["OTEL_DDP_LOGS"] = words
+    with otel_ddp.init(global_rank=rank, world_size=2, run="one"):
+        for level in ("info", "warning", "error"):
+            getattr(logger, level)(level)
+
+    assert bodies(place.only()) == expected
+
+
+def test_nothing_is_recorded_unless_it_is_asked_for(place: Here, logger: logging.Logger) -> None:
+    with otel_ddp.init():
+        logger.error("not asked for")
+
+    assert lines(place.only()) == []
+    assert not heard(logger)
+
+
+def test_libraries_and_the_root_logger_are_heard_only_if_they_are_named(
+    place: Here, logger: logging.Logger
+) -> None:
+    library = logging.getLogger(f"{np.__name__}.fft")
+    with otel_ddp.init() as run:
+        run.logs()
+        logger.warning("program")
+        library.warning("library")
+        logging.getLogger().warning("root")
+        run.logs(logger="root")
+        logging.getLogger(f"{LOGGER}.part").warning("part")
+        library.warning("library, asked for")
+        run.logs(logger=["numpy.fft", logging.getLogger("numpy")])
+        library.warning("once")
+        logger.warning("no more")
+
+    assert bodies(place.only()) == ["program", "part", "library, asked for", "once"]
+
+
+def test_a_logger_that_comes_later_is_found(place: Here) -> None:
+    name = f"later_{os.getpid()}"
+    with otel_ddp.init() as run:
+        run.logs()
+        found = logging.getLogger(name)
+        run._check_agent(0)
+        found.warning("found")
+
+    assert bodies(place.only()) == ["found"]
+    assert found.handlers == []
+
+
+def test_basic_config_still_works_after_the_root_logger_was_asked_for(place: Here) -> None:
+    root = logging.getLogger()
+    before, root.handlers[:] = list(root.handlers), []
+    try:
+        with otel_ddp.init() as run:
+            run.logs(logger="root")
+            logging.basicConfig(format="%(message)s")
+            (configured,) = root.handlers
+            run.log({"loss": 1.0})
+            run._check_agent(0)
+            root.warning("heard")
+            run.finish()
+            assert root.handlers == [configured]
+    finally:
+        root.handlers[:] = before
+
+    assert bodies(place.only()) == ["heard"]
+
+
+def test_a_warning_that_python_alone_would_print_is_still_printed(
+    place: Here, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.propagate = False
+    logger.handlers.clear()
+    # It has the standard error of before the test.
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setLevel(logging.WARNING)
+    last, logging.lastResort = logging.lastResort, shown
+    try:
+        with otel_ddp.init() as run:
+            run.logs("error", logger=logger)
+            logger.warning("to be seen")
+            logger.info("not to be seen")
+    finally:
+        logging.lastResort = last
+
+    assert capsys.readouterr().err == "to be seen\n"
+    assert lines(place.only()) == []
+
+
+def test_an_exception_has_the_attributes_of_the_conventions(
+    place: Here, logger: logging.Logger
+) -> None:
+    with otel_ddp.init() as run:
+        run.logs()
+        try:
+            raise ConfigError("token=hf_abcdefghijklmnopqrstuvwx")
+        except ConfigError:
+            logger.exception("it failed")
+
+    (line,) = lines(place.only())
+    attributes = line["attributes"]
+    assert attributes["exception.type"] == "otel_ddp.errors.ConfigError"
+    assert attributes["exception.message"] == "token=[hidden]"
+    assert attributes["exception.stacktrace"].startswith("Traceback (most recent call last):\n")
+    assert "hf_" not in attributes["exception.stacktrace"]
+
+
+def test_a_queue_handler_of_the_user_and_ours_do_not_disturb_each_other(
+    place: Here, logger: logging.Logger
+) -> None:
+    waiting: queue.Queue[Any] = queue.Queue()
+    logger.addHandler(logging.handlers.QueueHandler(waiting))
+    logger.propagate = False
+    with otel_ddp.init() as run:
+        run.logs()
+        try:
+            raise ValueError("inside")
+        except ValueError:
+            logger.exception("at %s", "first")
+        # As a listener hands on what came by a queue from another process.
+        logger.handlers = [each for each in logger.handlers if not hasattr(each, "queue")]
+        logger.handle(waiting.get_nowait())
+
+    first, again = lines(place.only())
+    assert first["body"] == "at first"
+    assert first["attributes"]["exception.type"] == "ValueError"
+    assert "ValueError: inside" in again["attributes"].get("exception.stacktrace", again["body"])
+
+
+def test_a_line_that_cannot_be_formatted_is_kept_and_told_as_python_does(
+    place: Here, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.propagate = False
+    with otel_ddp.init() as run:
+        run.logs()
+        logger.warning("%d items", "three")
+        logging.raiseExceptions = False
+        try:
+            logger.warning("%d more", "three")
+        finally:
+            logging.raiseExceptions = True
+
+    assert bodies(place.only()) == ["%d items", "%d more"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
+    assert containment.failures == {}
+
+
+class Loud:
+    """Its text logs by itself."""
+
+    def __str__(self) -> str:
+        logging.getLogger(LOGGER).warning("asked for %s", self)
+        return "loud"
+
+
+def test_neither_we_nor_a_text_that_logs_by_itself_come_round_again(
+    place: Here, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger.propagate = False
+    with otel_ddp.init() as run:
+        run.logs(logger=["root", LOGGER])
+        containment.log.warning("of ours")
+        logging.getLogger("opentelemetry.sdk").warning("of the SDK")
+        logger.warning("%s", Loud())
+
+    journal = place.only()
+    assert bodies(journal) == ["loud"]
+    assert journal.total(catalog.OTEL_DDP_VALUES_REFUSED, why="reentered") == 1
+
+
+def test_long_lines_are_cut_in_the_middle_and_fit_into_the_smallest_journal(
+    place: Here, logger: logging.Logger
+) -> None:
+    os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
+
+    def deep(calls: int) -> None:
+        if not calls:
+            raise ValueError("\N{PILE OF POO}" * 9000)
+        deep(calls - 1)
+
+    with otel_ddp.init() as run:
+        run.logs()
+        try:
+            deep(200)
+        except ValueError:
+            logger.exception("a%sz", "\N{PILE OF POO}" * 100_000, extra={"big": "b" * 10**6})
+
+    (line,) = lines(place.only())
+    assert (line["body"][0], line["body"][-1]) == ("a", "z")
+    assert "\n[...]\n" in line["body"]
+    assert len(line["attributes"]["exception.stacktrace"]) <= 8000
+
+
+def test_what_comes_too_fast_is_left_out_counted_and_said_and_errors_come_through(
+    place: Here, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger.propagate = False
+    with otel_ddp.init() as run:
+        run.logs()
+        for number in range(5000):
+            logger.info("line %d", number)
+        logger.error("an error")
+        ring_bytes = run._recorder.writer.ring_bytes if run._recorder else 0
+
+    journal = place.only()
+    kept = bodies(journal)
+    left_out = journal.total(catalog.OTEL_DDP_VALUES_REFUSED, why="log_rate")
+    assert len(kept) + left_out == 5001
+    # Three quarters of a quarter of the ring, and what flows in meanwhile.
+    assert ring_bytes * 0.1 < len(kept) * 512 < ring_bytes * 0.25
+    assert kept[-1] == "an error"
+    said = journal.events["otel_ddp.logs.left_out"]["body"]
+    assert said.startswith(f"{left_out:.0f} log lines of this rank were left out")
+    (warning,) = caplog.messages
+    assert warning.startswith("Log lines are left out of what is recorded")
+
+
+def test_threads_log_at_once_and_each_line_comes_whole(place: Here, logger: logging.Logger) -> None:
+    logger.propagate = False
+    with otel_ddp.init() as run:
+        run.logs()
+
+        def work(number: int) -> None:
+            for line in range(50):
+                logger.info("%d of %d", line, number)
+
+        threads = [threading.Thread(target=work, args=(n,), name=f"n{n}") for n in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+
+    found = lines(place.only())
+    assert sorted(each["body"] for each in found) == sorted(
+        f"{line} of {number}" for line in range(50) for number in range(4)
+    )
+    assert {each["attributes"]["thread.name"] for each in found} == {"n0", "n1", "n2", "n3"}
+
+
+def test_a_forked_child_is_not_heard_by_the_parents_journal(
+    place: Here, logger: logging.Logger
+) -> None:
+    with otel_ddp.init() as run:
+        run.logs()
+        if not (child := os.fork()):
+            logger.warning("in the child")
+            os._exit(heard(logger))
+        _, status = os.waitpid(child, 0)
+        logger.warning("in the parent")
+
+    assert status == 0
+    assert bodies(place.only()) == ["in the parent"]
+
+
+def test_after_the_end_of_its_run_nothing_of_ours_is_on_any_logger(
+    place: Here, logger: logging.Logger
+) -> None:
+    run = otel_ddp.init()
+    run.logs(logger=["root", LOGGER])
+    run.finish()
+    logger.warning("too late")
+
+    assert lines(place.only()) == []
+    assert not heard(logger)
+    assert not heard(logging.root)
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [({"level": "loud"}, "level"), ({"others": True}, "others"), ({"logger": [1]}, "logger")],
+)
+def test_what_cannot_be_meant_is_told_at_once(
+    given: dict[str, Any], wrong: str, place: Here
+) -> None:
+    run = otel_ddp.init()
+
+    with pytest.raises(ConfigError, match=wrong):
+        run.logs(**given)
+
+
+def test_a_variable_that_means_nothing_is_told_at_once(place: Here) -> None:
+    os.environ["OTEL_DDP_LOGS"] = "yes"
+
+    with pytest.raises(ConfigError, match="OTEL_DDP_LOGS must begin with a level"):
+        otel_ddp.init()
+
+
+def test_the_exception_that_ends_a_run_is_recorded_once_with_its_stack_trace(place: Here) -> None:
+    def train() -> None:
+        with otel_ddp.init() as run:
+            run.log({"loss": 1.0}, step=3)
+            raise ZeroDivisionError("of password=abcdefgh")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+
+    journal = place.only()
+    (record,) = journal._documents(layout.EVENT)
+    assert (record["name"], record["body"]) == (
+        *("exception",),
+        "ZeroDivisionError: of password=[hidden]",
+    )
+    assert (record["severity"], record["severity_number"]) == ("FATAL", 21)
+    assert (record["step"], record["trace"]) == (3, "step/3")
+    attributes = record["attributes"]
+    assert attributes["exception.type"] == "ZeroDivisionError"
+    assert attributes["exception.message"] == "of password=[hidden]"
+    assert attributes["exception.stacktrace"].endswith("ZeroDivisionError: of password=[hidden]\n")
+    assert (journal.state, journal.reason) == ("failed", record["body"])
+
+
+def test_who_leaves_by_sys_exit_has_no_exception(place: Here) -> None:
+    with pytest.raises(SystemExit), otel_ddp.init():
+        sys.exit(3)
+
+    assert place.only().events == {}
