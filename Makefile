@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Every process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo stack test stress lint types unit fuzz gpu bench docs site dist clean
+.PHONY: demo stack loki test stress lint types unit fuzz gpu bench docs site dist clean
 
 .venv/.with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -25,6 +25,10 @@ demo: $(DEMO)
 
 stack: $(DEMO)
 	$(BIN)/python -m tools.stack
+
+# Once, and nine minutes of a core: `make stack` and the tests use it where it is there.
+loki: $(STAMP)
+	$(BIN)/python -m tools.stack loki
 
 test: lint types unit
 

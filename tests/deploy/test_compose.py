@@ -57,7 +57,7 @@ def test_a_service_of_compose_comes_back_and_may_do_little(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     # These images hold nothing that could ask.
-    assert ("healthcheck" in service) == (name not in ("collector", "tempo"))
+    assert ("healthcheck" in service) == (name not in ("collector", "tempo", "loki"))
     assert set(service.get("depends_on", ())) <= set(SERVICES)
 
 
@@ -93,9 +93,11 @@ def test_the_collector_of_compose_reaches_the_others_by_their_names() -> None:
 
 def test_every_address_in_compose_is_one_that_listens() -> None:
     tempo = documents(DEPLOY / "compose" / "tempo.yaml")[0]
+    loki = documents(DEPLOY / "compose" / "loki.yaml")[0]
     receivers = tempo["distributor"]["receivers"]["otlp"]["protocols"].values()
     listening = {
         "prometheus": {9090},
+        "loki": {loki["server"]["http_listen_port"]},
         "tempo": {
             tempo["server"]["http_listen_port"],
             *(int(each["endpoint"].rpartition(":")[2]) for each in receivers),
@@ -108,7 +110,7 @@ def test_every_address_in_compose_is_one_that_listens() -> None:
         if "://" in value
     ]
 
-    assert {url.hostname for url in urls} == {"prometheus", "tempo"}
+    assert {url.hostname for url in urls} == {"prometheus", "tempo", "loki"}
     assert all(url.port in listening[str(url.hostname)] for url in urls)
 
 
@@ -117,6 +119,7 @@ def test_the_programs_of_compose_find_what_is_mounted() -> None:
         ("collector", "--config="),
         ("prometheus", "--config.file="),
         ("tempo", "-config.file="),
+        ("loki", "-config.file="),
     ):
         (asked,) = (each for each in SERVICES[name]["command"] if each.startswith(flag))
         wanted = Path(asked.removeprefix(flag))

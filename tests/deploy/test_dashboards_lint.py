@@ -39,12 +39,16 @@ TRANSFORMATIONS = {
     "partitionByValues",
     "sortBy",
 }
+DATA_SOURCES = ("${datasource}", "${traces}", "${logs}")
 # Rows of the busiest boards must stay readable.
 MOST_OPEN_PANELS = 25
 
 
 def _targets(panel: Told) -> Iterator[Told]:
-    yield from (target for target in panel.get("targets", []) if "expr" in target)
+    """What is asked of Prometheus."""
+    for target in panel.get("targets", []):
+        if target["datasource"]["type"] == "prometheus":
+            yield target
 
 
 def _variables(board: Told) -> Iterator[Told]:
@@ -194,7 +198,7 @@ def data_sources_can_be_chosen(board: Told) -> Iterator[str]:
         *((v["name"], v) for v in _variables(board) if v["type"] == "query"),
     ]
     for name, holder in holders:
-        if holder.get("datasource", {}).get("uid") not in ("${datasource}", "${traces}"):
+        if holder.get("datasource", {}).get("uid") not in DATA_SOURCES:
             yield f"{name}: a data source of its own"
 
 
@@ -744,16 +748,18 @@ def test_data_sources_read_what_compose_sets() -> None:
     # Grafana takes any other $ for a variable of its environment as well, an empty one.
     read = set(re.findall(r"(?<!\$)\$(\w+)", re.sub(r"(?m)^ *#.*$", "", text).replace("$$", "")))
 
-    assert {"PROMETHEUS_URL", "TEMPO_URL"} == read
+    assert {"PROMETHEUS_URL", "TEMPO_URL", "LOKI_URL"} == read
     assert read <= set(compose["services"]["grafana"]["environment"])
 
 
 def test_the_data_source_has_the_interval_of_the_agents() -> None:
-    prometheus, tempo = _yaml("provisioning", "datasources", "otel-ddp.yaml")["datasources"]
+    prometheus, loki, tempo = _yaml("provisioning", "datasources", "otel-ddp.yaml")["datasources"]
     exports_every_s = next(each for each in TABLE if each.name == "interval_s").default
 
     assert f"{exports_every_s:g}s" == prometheus["jsonData"]["timeInterval"]
     assert prometheus["uid"] == tempo["jsonData"]["tracesToMetrics"]["datasourceUid"]
+    assert loki["uid"] == tempo["jsonData"]["tracesToLogsV2"]["datasourceUid"]
+    assert tempo["uid"] == loki["jsonData"]["derivedFields"][0]["datasourceUid"]
 
 
 def test_boards_lie_where_grafana_is_told_to_look() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from tools.dashboards.links import UIDS
 from tools.dashboards.queries import FOLDER, panels
-from tools.stack import grafana
+from tools.stack import grafana, loki
 from tools.stack.build import Binaries
 from tools.stack.server import free_port
 
 from nvml_boards import standin_library
 from stack.browser import Browser, browser
-from stack.scenario import BASE, DEBUG, HUNG_RANK, LATE_RANK, LOW, Scenario, scenario
+from stack.loki_standin import Lokis, standin
+from stack.scenario import BASE, DEBUG, FAILING_RANK, HUNG_RANK, LATE_RANK, LOW, Scenario, scenario
 
 # Where the tests run there may be no such thing; and no traces are stored.
 MAY_BE_EMPTY = {"Swap", "InfiniBand and RoCE", "Standing still for want of", "Sampled steps"}
@@ -34,11 +35,24 @@ def binary() -> Path:
 
 
 @pytest.fixture(scope="module")
+def lokis(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lokis]:
+    """A real one where there is one."""
+    if (built := loki.found()) is None:
+        with standin() as found:
+            yield found
+        return
+    server, url = loki.server(built, tmp_path_factory.mktemp("loki"), free_port())
+    with server:
+        yield Lokis(url)
+
+
+@pytest.fixture(scope="module")
 def played(
-    binary: Path, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory
+    binary: Path, binaries: Binaries, lokis: Lokis, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scenario]:
     folder = tmp_path_factory.mktemp("scenario")
-    with scenario(binaries, folder, standin_library(tmp_path_factory)) as here:
+    gpus = standin_library(tmp_path_factory)
+    with scenario(binaries, folder, gpus, lokis.otlp_logs) as here:
         here.play()
         here.rest()
         yield here
@@ -46,10 +60,11 @@ def played(
 
 @pytest.fixture(scope="module")
 def looking(
-    binary: Path, played: Scenario, tmp_path_factory: pytest.TempPathFactory
+    binary: Path, played: Scenario, lokis: Lokis, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("grafana")
-    server, url = grafana.server(binary, folder, free_port(), played.prometheus.url)
+    stores = played.prometheus.url, lokis.url
+    server, url = grafana.server(binary, folder, free_port(), *stores)
     with server, browser(url) as found:
         yield found
 
@@ -126,6 +141,23 @@ def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario
 
         # With its head.
         assert rows.count() == 2 < before
+
+
+def test_a_line_of_a_rank_an_exception_and_a_verdict_are_on_the_board_of_the_run(
+    looking: Browser, played: Scenario
+) -> None:
+    panel = "Log lines, verdicts, checkpoints and events"
+    # Another rank has more events than the panel shows lines.
+    asked = {"var_run": LOW.name, "var_severity": "warn|error|critical|fatal"}
+    with looking.open(UIDS["Run"], lines("Run"), **times(played), **asked) as board:
+        board.open_rows()
+        shown = {each.title: each.text for each in board.panels()}
+
+    # What the rank said, what ended it with its stack trace, and what the agent made of it.
+    assert f"no memory is left to rank {FAILING_RANK}" in shown[panel]
+    assert "OutOfMemoryError: CUDA out of memory" in shown[panel]
+    assert "Traceback (most recent call last):" in shown[panel]
+    assert f"rank {FAILING_RANK} (" in shown[panel]
 
 
 def test_a_run_in_the_table_leads_to_its_board_and_its_time(

@@ -255,14 +255,20 @@ def healthy() -> list[Board]:
 
 
 @contextmanager
-def scenario(built: Binaries, folder: Path, library: Path) -> Iterator[Scenario]:
-    """Servers, nodes, GPUs, and nothing that trains yet; *library* is that of standin_library."""
+def scenario(
+    built: Binaries, folder: Path, library: Path, otlp_logs: str = ""
+) -> Iterator[Scenario]:
+    """Servers, nodes, GPUs, and nothing that trains yet; *library* is that of standin_library.
+
+    *otlp_logs*: where log records go, if anywhere.
+    """
     with ExitStack() as life:
         config = folder / "prometheus.yml"
         prometheus = Prometheus(built, folder / "prometheus", config=config)
         collector = Collector(
             *(built, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
             METRICS_URL=prometheus.otlp_metrics,
+            **({"LOGS_EXPORTER": "otlp_http/logs", "LOGS_URL": otlp_logs} if otlp_logs else {}),
         )
         config.write_text(yaml.safe_dump(configured(folder, collector)))
         life.enter_context(prometheus)
@@ -287,6 +293,7 @@ def node(name: str, gpus: Mapping[str, str]) -> Node:
         OTEL_DDP_NODE=name,
         OTEL_DDP_STALL_TIMEOUT_S=f"{STALL_TIMEOUT_S:g}",
         OTEL_DDP_SAMPLE_STEPS="20",
+        OTEL_DDP_LOGS="info",
         # One that a rank can fill before the agent looks.
         OTEL_DDP_JOURNAL_BYTES="128k",
         OTEL_METRIC_EXPORT_INTERVAL=f"{EXPORT_EVERY_S * 1000:g}",

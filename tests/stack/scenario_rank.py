@@ -9,6 +9,7 @@ a line each; when that ends, so do all ranks.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -145,6 +146,7 @@ def befall(part: Part, orders: Orders, rank: int, step: int) -> None:
     if orders.hits("kill", rank):
         os.kill(os.getpid(), signal.SIGKILL)
     if orders.hits("fail", rank):
+        logging.getLogger("train").error("no memory is left to rank %d", rank)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if orders.hits("burst", rank) and step % BURST_EVERY == 0:
         for number in range(BURST):

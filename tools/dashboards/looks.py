@@ -100,3 +100,11 @@ STALL_REASON_WORDS = ValueMap(
 HOLDS_UP_WORDS = ValueMap(
     options={"1": ValueMappingResult(text="holds up", color="#F2495C", index=0)}
 )
+
+# Loki's words for severities.
+SEVERITY_COLOURS = {
+    **dict.fromkeys(("trace", "debug", "unknown"), "text"),
+    "info": "green",
+    "warn": "orange",
+    **dict.fromkeys(("error", "critical", "fatal"), "red"),
+}

@@ -9,6 +9,8 @@ from grafana_foundation_sdk.builders import (
     common,
     dashboard,
     heatmap,
+    logs,
+    loki,
     prometheus,
     statetimeline,
     table,
@@ -22,11 +24,12 @@ from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import common as c
 from grafana_foundation_sdk.models import dashboard as m
 from grafana_foundation_sdk.models import heatmap as h
+from grafana_foundation_sdk.models import loki as lo
 from grafana_foundation_sdk.models import prometheus as p
 from grafana_foundation_sdk.models import xychart as x
 from tools.dashboards.looks import NEUTRAL, PALETTE, PHASE_COLOURS, fixed, steps
 from tools.dashboards.names import mentioned
-from tools.dashboards.variables import PROMETHEUS, TEMPO
+from tools.dashboards.variables import LOKI, PROMETHEUS, TEMPO
 
 Panel = Builder[m.Panel]
 WITH_NAME, NAME_ALONE = c.BigValueTextMode.VALUE_AND_NAME, c.BigValueTextMode.NAME
@@ -478,6 +481,52 @@ def traces(text: Text, traceql: str, *, size: tuple[int, int] = (24, 9)) -> Pane
     panel = _valued(_dressed(table.Panel(), text, (), size), "none", (), None)
     target = tempo.Dataquery().ref_id("A").query_type("traceql").query(traceql).limit(50)
     return panel.datasource(TEMPO).with_target(target.datasource(TEMPO)).no_value("no traces")
+
+
+def log_lines(text: Text, logql: str, *, size: tuple[int, int] = (24, 14)) -> Panel:
+    """Lines as they came, the newest first."""
+    panel = _valued(_dressed(logs.Panel(), text, (), size), "none", (), None)
+    panel = panel.datasource(LOKI).with_target(_logql(logql).max_lines(1000))
+    return (
+        panel.show_time(True)
+        # A stack trace has lines of its own.
+        .wrap_log_message(True)
+        .enable_log_details(True)
+        .sort_order(c.LogsSortOrder.DESCENDING)
+        .dedup_strategy(c.LogsDedupStrategy.NONE)
+        .no_value("no lines")
+    )
+
+
+def log_bars(
+    text: Text, logql: str, legend: str, colours: Mapping[str, str], *, size: tuple[int, int]
+) -> Panel:
+    """How many lines there were over time, stacked by what the legend names."""
+    panel = _valued(_dressed(timeseries.Panel(), text, (), size), "none", (), 0)
+    panel = panel.datasource(LOKI).with_target(_logql(logql).legend_format(legend))
+    for name, colour in colours.items():
+        panel = panel.override_by_name(name, [fixed(colour)])
+    return (
+        _coloured(panel)
+        .max_data_points(200)
+        .draw_style(c.GraphDrawStyle.BARS)
+        .fill_opacity(80)
+        .stacking(common.StackingConfig().mode(c.StackingMode.NORMAL))
+        .legend(_legend("sum"))
+        .tooltip(_tooltip())
+        .no_value("no lines")
+    )
+
+
+def _logql(expr: str) -> loki.Dataquery:
+    return (
+        loki.Dataquery()
+        .ref_id("A")
+        .expr(expr)
+        .editor_mode(lo.QueryEditorMode.CODE)
+        .query_type("range")
+        .datasource(LOKI)
+    )
 
 
 def _set(id_: str, value: object) -> m.DynamicConfigValue:

@@ -65,6 +65,14 @@ class Question(NamedTuple):
     """At most so many steps over the time range."""
 
 
+class LogQuestion(NamedTuple):
+    """One query to Loki, over the time range."""
+
+    panel: str
+    panel_type: str
+    expr: str
+
+
 class Mark(NamedTuple):
     """One annotation, asked for over the time range."""
 
@@ -83,6 +91,7 @@ class Board(NamedTuple):
     since: str
     variables: tuple[Variable, ...]
     questions: tuple[Question, ...]
+    log_questions: tuple[LogQuestion, ...]
     marks: tuple[Mark, ...]
 
 
@@ -100,6 +109,7 @@ def board(definition: dict[str, Any]) -> Board:
         definition["time"]["from"],
         tuple(map(_variable, definition["templating"]["list"])),
         tuple(_questions(title, definition["panels"])),
+        tuple(_log_questions(definition)),
         tuple(
             Mark(title, each["name"], each["expr"], each.get("useValueForTime", False))
             for each in definition["annotations"]["list"]
@@ -122,8 +132,7 @@ def panels(definition: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[st
 def _questions(title: str, definition: list[dict[str, Any]]) -> Iterator[Question]:
     for row, panel in panels({"panels": definition}):
         for target in panel.get("targets", []):
-            # What is asked of Tempo has no expression.
-            if "expr" in target:
+            if target["datasource"]["type"] == "prometheus":
                 yield Question(
                     title,
                     row["title"],
@@ -139,6 +148,13 @@ def _questions(title: str, definition: list[dict[str, Any]]) -> Iterator[Questio
                     # What Grafana takes, about, for a panel of the whole width.
                     panel.get("maxDataPoints", 1000),
                 )
+
+
+def _log_questions(definition: dict[str, Any]) -> Iterator[LogQuestion]:
+    for _, panel in panels(definition):
+        for target in panel.get("targets", []):
+            if target["datasource"]["type"] == "loki":
+                yield LogQuestion(panel["title"], panel["type"], target["expr"])
 
 
 def _variable(definition: dict[str, Any]) -> Variable:

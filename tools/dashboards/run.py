@@ -11,6 +11,7 @@ from tools.dashboards.looks import (
     ABOVE_0_IS_ODD,
     BAD,
     PHASE_WORDS,
+    SEVERITY_COLOURS,
     STATE_WORDS,
     WARN,
     steps,
@@ -25,6 +26,8 @@ from tools.dashboards.panels import (
     bucket_heatmap,
     lines,
     listing,
+    log_bars,
+    log_lines,
     now,
     over_time,
     points,
@@ -35,7 +38,16 @@ from tools.dashboards.panels import (
 )
 from tools.dashboards.phases import clock, late_rank, per_step, seconds_per_step, step_time
 from tools.dashboards.roles import training_alone
-from tools.dashboards.selectors import BY_RANK, LOGGED, RANK_0, RANKS_OF_RUN, RUN, WHOLE_RUN
+from tools.dashboards.selectors import (
+    ALERTS_OF_RUN,
+    BY_RANK,
+    LINES_OF_RUN,
+    LOGGED,
+    RANK_0,
+    RANKS_OF_RUN,
+    RUN,
+    WHOLE_RUN,
+)
 
 QUESTION = "How is this run doing, and is it worth going on?"
 
@@ -51,6 +63,7 @@ def build() -> str:
             Row("Learning", _learning()),
             Row("Speed, and where the time goes", _speed()),
             Row("Balance", _balance()),
+            Row("Logs and events (needs Loki)", _logs(), collapsed=True),
             Row("Memory", _memory(), collapsed=True),
             Row("Checkpoints, restarts and errors", _events(), collapsed=True),
             Row("Single ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
@@ -69,6 +82,9 @@ def build() -> str:
             ),
             v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
             v.traces(),
+            v.logs(),
+            v.service(),
+            v.severity(),
         ],
         annotations=marks(one_run=True),
     )
@@ -420,6 +436,62 @@ def _slowest_nodes() -> str:
     work = recorded("node:training_work:max2m", WHOLE_RUN, 'node=~"$node"')
     worst = f"topk($topn, max by (node) (avg_over_time({work}[$__range] @ end())))"
     return f"max by (node) ({work}) and on (node) {worst}"
+
+
+# Who said it and when in the training, then the line, then the stack trace if there is one.
+_LINE = (
+    "{{if .rank}}rank {{.rank}} {{end}}{{if .step}}step {{.step}} {{end}}{{__line__}}"
+    "{{if .exception_stacktrace}}\n{{.exception_stacktrace}}{{end}}"
+)
+
+
+def _logs() -> list[Panel]:
+    alerts = f"{{{ALERTS_OF_RUN}}}[$__range]"
+    fired = f'{{alertstate="firing",{ALERTS_OF_RUN}}}[$__range]'
+    began = f"last_over_time(ALERTS_FOR_STATE{alerts})"
+    known = f"{began} and ignoring (alertstate) last_over_time(ALERTS{fired})"
+    return [
+        log_bars(
+            Text(
+                "Lines by severity",
+                "How many log lines and events there were. Marks are alerts, verdicts and "
+                "restarts.",
+                "Drag over a burst to see its lines below.",
+            ),
+            f"sum by (detected_level) (count_over_time({LINES_OF_RUN} [$__auto]))",
+            "{{detected_level}}",
+            SEVERITY_COLOURS,
+            size=(14, 7),
+        ),
+        listing(
+            Text(
+                "Alerts of this run",
+                "What has fired, and since when. An alert comes from Prometheus and is no line "
+                "of the log.",
+                "Each has a runbook of its name in docs/runbooks.",
+            ),
+            rows(f"max by (alertname, severity, node, rank) ({known}) * 1000", "since"),
+            columns=[
+                Column("alertname", "Alert"),
+                Column("severity", "Severity", width=85),
+                Column("node", width=90),
+                Column("rank", width=75),
+                Column("Value #since", "Since", "dateTimeAsIso"),
+            ],
+            sort=("Since", True),
+            size=(10, 7),
+        ),
+        log_lines(
+            Text(
+                "Log lines, verdicts, checkpoints and events",
+                "What the script has logged (OTEL_DDP_LOGS=info), what it recorded as an event, "
+                "saved checkpoints, the exception that ended a rank, and the agents' verdicts.",
+                "Choose ranks and severity above. A click on a line shows its logger, file and "
+                "trace.",
+            ),
+            f"{LINES_OF_RUN} | line_format `{_LINE}`",
+        ),
+    ]
 
 
 def _memory() -> list[Panel]:

@@ -20,6 +20,13 @@ RANKS = 'node=~"$node",rank=~"$rank",local_rank=~"$local_rank"'
 RANKS_OF_RUN = f"{RUN},{RANKS}"
 RANKS_OF_RUNS = f"{RUNS},{RANKS}"
 
+# In Loki what tells a run is no label of a stream but metadata of each line. A pattern that matches
+# the empty text also finds the lines that lack it, such as verdicts on a whole run.
+LINES_OF_RUN = (
+    '{service_name=~"$service"} | group=~"$group" | run="$run" | job_type=~"$job_type|" '
+    '| node=~"$node|" | rank=~"$rank|" | local_rank=~"$local_rank|" | detected_level=~"$severity"'
+)
+
 # One series a run where the whole of it would be ten thousand: in synchronous training rank 0 does
 # as many steps as all others, and it logs what is logged once.
 RANK_0 = 'rank="0"'

@@ -18,6 +18,7 @@ from tools.dashboards.selectors import GROUPS, NODES, RANKS_OF_GROUPS, RUN, RUNS
 
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
+LOKI = DataSourceRef(type_val="loki", uid="${logs}")
 
 _ALL = VariableOption(text=["All"], value=["$__all"])
 _KINDS = {"label_names": 0, "label_values": 1, "query_result": 3}
@@ -34,6 +35,28 @@ def datasource() -> build.DatasourceVariable:
 
 def traces() -> build.DatasourceVariable:
     return build.DatasourceVariable("traces").type("tempo").label("Traces")
+
+
+def logs() -> build.DatasourceVariable:
+    return build.DatasourceVariable("logs").type("loki").label("Logs")
+
+
+def service() -> build.TextBoxVariable:
+    # A store that many programs share is searched faster by service.
+    description = "In Loki: a pattern for `service_name`; `.+` searches all of them."
+    return text("service", "Service", ".+", description)
+
+
+def severity() -> build.CustomVariable:
+    """By Loki's own word for it, which it makes of the number of each record."""
+    errors = "error|critical|fatal"
+    options = [
+        ("info and above", f"info|warn|{errors}"),
+        ("warnings and above", f"warn|{errors}"),
+        ("errors", errors),
+        ("everything", ".*"),
+    ]
+    return choice("severity", "Severity", options, "Of log lines and events.")
 
 
 def _query(

@@ -18,8 +18,10 @@ def found() -> Path | None:
     return Path(binary).resolve() if binary else None
 
 
-def server(binary: Path, folder: Path, port: int, prometheus: str) -> tuple[Server, str]:
-    """Grafana over this Prometheus, with its data in *folder*, for anybody on this machine."""
+def server(
+    binary: Path, folder: Path, port: int, prometheus: str, loki: str = "http://127.0.0.1:3100"
+) -> tuple[Server, str]:
+    """Grafana over these servers, with its data in *folder*, for anybody on this machine."""
     home = binary.parents[1]
     if not (home / "conf" / "defaults.ini").is_file():
         # Where distributions keep what belongs to it.
@@ -50,6 +52,7 @@ def server(binary: Path, folder: Path, port: int, prometheus: str) -> tuple[Serv
             "TEMPO_URL": "http://127.0.0.1:3200",
             **environment(),
             "PROMETHEUS_URL": prometheus,
+            "LOKI_URL": loki,
             **{f"GF_{name}": value for name, value in settings.items()},
         },
     )

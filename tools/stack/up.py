@@ -1,4 +1,4 @@
-"""Runs collector, Prometheus and, where there is one, Grafana until it is stopped."""
+"""Runs collector, Prometheus and, where they are found, Loki and Grafana until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.stack import grafana
+from tools.stack import grafana, loki
 from tools.stack.build import ROOM, Binaries
 from tools.stack.grafana import copied
 from tools.stack.server import Server, environment, next_free
@@ -19,11 +19,12 @@ _DEPLOY = ROOT / "deploy"
 
 
 class Addresses(NamedTuple):
-    """Where the servers are; no Grafana is an empty one."""
+    """Where the servers are; no Grafana, or no Loki, is an empty one."""
 
     collector: str
     prometheus: str
     grafana: str
+    loki: str
 
     def lines(self) -> Iterator[str]:
         yield f"collector   {self.collector}   OTEL_EXPORTER_OTLP_ENDPOINT={self.collector}"
@@ -32,6 +33,7 @@ class Addresses(NamedTuple):
             yield f"Grafana     {self.grafana}"
         else:
             yield "Grafana     none found: put it on the PATH, or name its binary in GRAFANA"
+        yield f"Loki        {self.loki or 'none found: `make loki` builds one, in nine minutes'}"
 
 
 class Ports(NamedTuple):
@@ -43,6 +45,7 @@ class Ports(NamedTuple):
     health: int = 13133
     telemetry: int = 8888
     grafana: int = 3000
+    loki: int = 3100
 
     def still_free(self, say: Callable[[str], None]) -> Ports:
         """These, or the next free ones."""
@@ -88,17 +91,22 @@ def up(
         running.truncate(0)
         ports = (usual or Ports()).still_free(say)
         prometheus, prometheus_url = _prometheus(binaries, data, ports)
-        collector, collector_url = _collector(binaries, data, ports, prometheus_url)
-        servers, grafana_url = [prometheus, collector], ""
+        servers, loki_url, grafana_url = [prometheus], "", ""
+        if (loki_binary := loki.found(room)) is not None:
+            server, loki_url = loki.server(loki_binary, data / "loki", ports.loki)
+            servers.append(server)
+        collector, collector_url = _collector(binaries, data, ports, prometheus_url, loki_url)
+        servers.append(collector)
         if (grafana_binary := grafana.found()) is not None:
             server, grafana_url = grafana.server(
-                grafana_binary, data / "grafana", ports.grafana, prometheus_url
+                *(grafana_binary, data / "grafana", ports.grafana),
+                *(prometheus_url, loki_url or f"http://127.0.0.1:{ports.loki}"),
             )
             servers.append(server)
         for server in servers:
             ending.enter_context(server)
             say(f"stack: {server.name} is up, its log is {server.log}")
-        addresses = Addresses(collector_url, prometheus_url, grafana_url)
+        addresses = Addresses(collector_url, prometheus_url, grafana_url, loki_url)
         running.write(json.dumps(addresses._asdict()))
         running.flush()
         yield addresses
@@ -123,13 +131,17 @@ def _prometheus(binaries: Binaries, data: Path, ports: Ports) -> tuple[Server, s
     return server, url
 
 
-def _collector(binaries: Binaries, data: Path, ports: Ports, prometheus: str) -> tuple[Server, str]:
+def _collector(
+    binaries: Binaries, data: Path, ports: Ports, prometheus: str, loki_url: str
+) -> tuple[Server, str]:
+    to_loki = {"LOGS_EXPORTER": "otlp_http/logs", "LOGS_URL": f"{loki_url}/otlp/v1/logs"}
     server = Server(
         "collector",
         [str(binaries.collector), "--config", str(_DEPLOY / "otel-collector" / "all-in-one.yaml")],
         ready=f"http://127.0.0.1:{ports.health}",
         log=data / "collector.log",
         env={
+            **(to_loki if loki_url else {}),
             # What the user sets for traces and logs goes through.
             **environment(),
             "METRICS_URL": f"{prometheus}/api/v1/otlp/v1/metrics",

@@ -20,7 +20,7 @@ _COMMANDS = {
     "replay": "send the data that offline runs have kept on disk",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
-    "up": "start collector, Prometheus, Tempo and Grafana on this machine with Docker",
+    "up": "start collector, Prometheus, Tempo, Loki and Grafana here with Docker",
 }
 
 

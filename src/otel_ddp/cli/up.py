@@ -1,4 +1,4 @@
-"""otel-ddp up: runs collector, Prometheus, Tempo and Grafana on this machine with Docker."""
+"""otel-ddp up: runs collector, Prometheus, Tempo, Loki and Grafana on this machine with Docker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _INSTEAD = "`otel-ddp deploy DIR` writes the files for servers of your own."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write the files as `otel-ddp deploy` does, and start collector, Prometheus, Tempo and "
-        "Grafana with Docker Compose. They listen on loopback only, and stay until `docker "
+        "Write the files as `otel-ddp deploy` does, and start collector, Prometheus, Tempo, Loki "
+        "and Grafana with Docker Compose. They listen on loopback only, and stay until `docker "
         "compose down`."
     )
     parser.add_argument(

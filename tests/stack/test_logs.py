@@ -1,0 +1,176 @@
+"""Log lines, exceptions, verdicts and events, as the board Run asks Loki for them."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import pytest
+from tools.dashboards.queries import Board, boards
+from tools.stack import loki
+from tools.stack.build import Binaries
+from tools.stack.server import free_port
+
+from node import Node, finished, until
+from stack.asked import ALL, as_written
+from stack.loki_standin import Lokis, standin
+from stack.servers import CONFIGURATIONS, Collector
+
+RUN: Board = next(board for board in boards() if board.title == "Run")
+LINES, BARS = "logs", "timeseries"
+
+# Rank 0 saves and waits for its order; rank 3 says something, and fails.
+CODE = """
+import logging, os, sys, time
+import otel_ddp
+logging.basicConfig(level=logging.INFO)
+log = logging.getLogger("train")
+rank = int(os.environ["RANK"])
+run = otel_ddp.init(run='"r"', group="g", description="d", config={"lr": 0.1})
+run.log({"loss": 1.0}, step=7)
+log.info("begins")
+log.warning("slow disk on %d", rank)
+if rank == 0:
+    with run.phase("checkpoint"):
+        pass
+    run.event("lr drop", factor=0.1)
+    sys.stdin.readline()
+else:
+    raise ValueError("of rank 3")
+"""
+
+
+class Line(NamedTuple):
+    text: str
+    labels: dict[str, str]
+
+
+@pytest.fixture(scope="module", params=["stand-in", "Loki"])
+def store(
+    request: pytest.FixtureRequest, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lokis]:
+    """Where the story was sent to, whole."""
+    folder = tmp_path_factory.mktemp("logs")
+    with ExitStack() as life:
+        if request.param == "stand-in":
+            found = life.enter_context(standin())
+        else:
+            if (binary := loki.found()) is None:
+                pytest.skip("no Loki: `make loki` builds one")
+            server, url = loki.server(binary, folder / "loki", free_port())
+            life.enter_context(server)
+            found = Lokis(url)
+        collector = Collector(
+            *(binaries, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
+            LOGS_EXPORTER="otlp_http/logs",
+            LOGS_URL=found.otlp_logs,
+            # Metrics have nowhere to go here.
+            METRICS_URL=found.otlp_logs,
+        )
+        life.enter_context(collector)
+        with Node(OTEL_DDP_LOGS="info", WORLD_SIZE="4") as node:
+            node.export_to(collector.http)
+            ranks = [
+                node.python(CODE, RANK=rank, LOCAL_RANK=rank, LOCAL_WORLD_SIZE="4")
+                for rank in ("0", "3")
+            ]
+            ranks[1].wait()
+            until(lambda: asked(found, rank="3", severity="warnings and above"), "rank 3's lines")
+            until(lambda: verdicts(found), "the verdict")
+            assert ranks[0].stdin is not None
+            ranks[0].stdin.write("\n")
+            finished(ranks[0])
+            node.stop_agent()
+        yield found
+
+
+def expression(panel_type: str, rank: str, severity: str) -> str:
+    """The query of a panel, with these choices put in as Grafana does."""
+    query = next(each for each in RUN.log_questions if each.panel_type == panel_type).expr
+    for variable in RUN.variables:
+        if variable.kind == "datasource":
+            continue
+        chosen = {"run": '\\"r\\"', "rank": rank, "service": variable.query}.get(variable.name, ALL)
+        if variable.name == "severity":
+            chosen = next(each.value for each in variable.options if each.text == severity)
+        value = chosen if variable.name == "run" else as_written(variable, chosen)
+        query = query.replace(f"${variable.name}", value)
+    return query.replace("$__auto", "600s")
+
+
+def ask(store: Lokis, query: str) -> list[dict[str, object]]:
+    end_s = time.time() + 1
+    words = {"query": query, "start": f"{end_s - 600:.0f}000000000", "end": f"{end_s:.0f}000000000"}
+    url = f"{store.url}/loki/api/v1/query_range?{urllib.parse.urlencode(words)}"
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return list(json.load(answer)["data"]["result"])
+    except urllib.error.HTTPError as refused:
+        with refused:
+            raise AssertionError(refused.read().decode(errors="replace")) from None
+
+
+def asked(store: Lokis, rank: str = ALL, severity: str = "everything") -> list[Line]:
+    """The lines of the panel with these choices."""
+    found = ask(store, expression(LINES, rank, severity))
+    return [Line(text, each["stream"]) for each in found for _, text in each["values"]]  # type: ignore[attr-defined, arg-type]
+
+
+def verdicts(store: Lokis) -> list[Line]:
+    return [line for line in asked(store) if line.labels.get("verdict") == "death"]
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return sorted(line.text.partition("\n")[0] for line in lines)
+
+
+def test_what_rank_3_said_and_what_ended_it_are_among_the_lines_of_the_run(store: Lokis) -> None:
+    found = asked(store, rank="3", severity="warnings and above")
+
+    ended = [line for line in found if line.labels.get("exception_type")]
+    assert [line.text.splitlines()[0] for line in ended] == ["rank 3 step 7 ValueError: of rank 3"]
+    # The stack trace is in the line, where it is looked for.
+    assert ended[0].text.splitlines()[1] == "Traceback (most recent call last):"
+    assert ended[0].text.endswith("ValueError: of rank 3\n")
+    said = [line for line in found if line.labels["scope_name"] == "train"]
+    assert texts(said) == ["rank 3 step 7 slow disk on 3"]
+    assert said[0].labels["detected_level"] == "warn"
+    assert len(said[0].labels["trace_id"]) == 32
+    # Rank 3 is not rank 0: its INFO lines are not recorded.
+    assert "begins" not in " ".join(texts(asked(store, rank="3")))
+
+
+def test_verdicts_checkpoints_and_events_are_among_them(store: Lokis) -> None:
+    (death,) = verdicts(store)
+    assert "ValueError: of rank 3" in death.text
+
+    assert [text for text in texts(asked(store, rank="0")) if "rank 0 step" in text] == [
+        "rank 0 step 7 begins",
+        "rank 0 step 7 checkpoint saved in 0.0 s",
+        "rank 0 step 7 lr drop",
+        "rank 0 step 7 slow disk on 0",
+    ]
+
+
+def test_severity_narrows_what_is_shown(store: Lokis) -> None:
+    errors = asked(store, severity="errors")
+
+    assert texts(errors) == ["rank 3 step 7 ValueError: of rank 3"]
+
+
+def test_the_bars_count_lines_by_severity(store: Lokis) -> None:
+    found = ask(store, expression(BARS, ALL, "info and above"))
+
+    counts = {
+        each["metric"]["detected_level"]: max(int(count) for _, count in each["values"])  # type: ignore[index, attr-defined]
+        for each in found
+    }
+    assert counts["fatal"] == 1
+    assert counts["warn"] >= 2
+    assert counts["info"] >= 3
