@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PROMETHEUS_NAMES = {
     # Run
     "training.run.info": "training_run_info",
+    "training.run.setting": "training_run_setting",
     "training.run.start.timestamp": "training_run_start_timestamp_seconds",
     "training.parameters": "training_parameters",
     # Progress and state

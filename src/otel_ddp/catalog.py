@@ -216,6 +216,15 @@ TRAINING_RUN_INFO = _run.metric(
     *("project", "name", "description", "tags", "script", "world_size", "nodes", "backend"),
     *("precision", "model", "strategy", "torch", "cuda", "git_sha"),
 )
+TRAINING_RUN_SETTING = _run.metric(
+    "training.run.setting",
+    _G,
+    "",
+    "Always 1, for each setting of the run: what the script says of it, its environment, and "
+    "`config.<key>`; as many of these, and as much of each value, as `training.run.info` has.",
+    "setting",
+    "value",
+)
 TRAINING_RUN_START_TIMESTAMP = _run.metric(
     "training.run.start.timestamp", _G, "s", "When the run began, in seconds since 1970."
 )

@@ -37,7 +37,7 @@ from tools.dashboards.panels import (
     traces,
 )
 from tools.dashboards.phases import clock, late_rank, per_step, seconds_per_step, step_time
-from tools.dashboards.roles import training_alone
+from tools.dashboards.roles import last, training_alone
 from tools.dashboards.selectors import (
     ALERTS_OF_RUN,
     BY_RANK,
@@ -46,6 +46,7 @@ from tools.dashboards.selectors import (
     RANK_0,
     RANKS_OF_RUN,
     RUN,
+    RUN_BEFORE,
     WHOLE_RUN,
 )
 
@@ -60,6 +61,7 @@ def build() -> str:
         QUESTION,
         [
             Row("Now", _now()),
+            Row("Overview", _overview()),
             Row("Learning", _learning()),
             Row("Speed, and where the time goes", _speed()),
             Row("Balance", _balance()),
@@ -72,6 +74,7 @@ def build() -> str:
         variables=[
             v.datasource(),
             *v.of_run(),
+            v.before(),
             v.name(RUN),
             v.split(RUN),
             v.choice(
@@ -182,6 +185,49 @@ def _now() -> list[Panel]:
             now(f"max({beat}) - max({saved})"),
             unit="s",
             nothing="no checkpoint",
+        ),
+    ]
+
+
+def _overview() -> list[Panel]:
+    mine = f"max by (setting, value) ({last(metric('training.run.setting', RUN, RANK_0))})"
+    other = metric("training.run.setting", RUN_BEFORE, RANK_0)
+    before = f"max by (setting, value) ({last(other)})"
+    # Under another label, so that both values stand side by side in one row.
+    renamed = f'label_replace({before} unless {mine}, "before", "$1", "value", "(?s)(.*)")'
+    return [
+        listing(
+            Text(
+                "What this run is",
+                "Description, tags, environment and configuration. A long value is cut; the log "
+                "record otel_ddp.run.config, below, has all of it.",
+                "Two rows of one name: it was changed on the way, or by a restart.",
+            ),
+            rows(mine, "n"),
+            columns=[Column("setting", "Setting", width=260), Column("value", "Value")],
+            hidden=["Value #n"],
+            sort=("Setting", False),
+            size=(12, 9),
+        ),
+        listing(
+            Text(
+                "What differs from $before",
+                "Settings that the two runs do not have in common. The other run is the one that "
+                "began before this one, within the group and the time of this page.",
+                "Choose another one under Before. Nothing here: this is the first run, or all is "
+                "the same.",
+            ),
+            rows(f"{mine} unless {before}", "mine"),
+            rows(f"max by (setting, before) ({renamed})", "before"),
+            columns=[
+                Column("setting", "Setting", width=260),
+                Column("value", "This run"),
+                Column("before", "The run before"),
+            ],
+            hidden=["Value #mine", "Value #before"],
+            sort=("Setting", False),
+            nothing="nothing",
+            size=(12, 9),
         ),
     ]
 

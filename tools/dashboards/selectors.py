@@ -9,6 +9,8 @@ WHOLE_RUN = 'group=~"$group",run="$run"'
 _ROLE = 'job_type=~"$job_type"'
 RUNS = f"{WHOLE_RUNS},{_ROLE}"
 RUN = f"{WHOLE_RUN},{_ROLE}"
+# The run that another one is compared with, whatever its role.
+RUN_BEFORE = 'group=~"$group",run="$before"'
 # Alerts are about ranks or about runs.
 ALERTS_OF_RUNS = f'{WHOLE_RUNS},job_type=~"$job_type|"'
 ALERTS_OF_RUN = f'{WHOLE_RUN},job_type=~"$job_type|"'

@@ -14,7 +14,15 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from tools.dashboards.names import metric
 from tools.dashboards.roles import IN_RANGE, having_role, last
-from tools.dashboards.selectors import GROUPS, NODES, RANKS_OF_GROUPS, RUN, RUNS, WHOLE_RUNS
+from tools.dashboards.selectors import (
+    GROUPS,
+    NODES,
+    RANKS_OF_GROUPS,
+    RUN,
+    RUNS,
+    WHOLE_RUN,
+    WHOLE_RUNS,
+)
 
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TEMPO = DataSourceRef(type_val="tempo", uid="${traces}")
@@ -145,6 +153,19 @@ def runs() -> build.QueryVariable:
 def run() -> build.QueryVariable:
     description = "One launch; the newest of this time range comes first."
     return _one("run", "Run", _runs_newest_first(), description, sort=_AS_IS).regex(_RUN_OF_RESULT)
+
+
+def before() -> build.QueryVariable:
+    """The run before the chosen one; of the first run, itself. Others follow, to be chosen."""
+    began = last(metric("training.run.start.timestamp", GROUPS))
+    this = last(metric("training.run.start.timestamp", WHOLE_RUN))
+    # Sorted by when they began, after those that began earlier the run itself, then the others.
+    query = (
+        f"query_result(sort_desc(max by (run) ({began} < on () group_left () max({this})) "
+        f"or max by (run) ({this}) - 1e10 or max by (run) ({began}) - 2e10))"
+    )
+    description = "The run that this one is compared with in the row Overview."
+    return _one("before", "Before", query, description, sort=_AS_IS).regex(_RUN_OF_RESULT)
 
 
 def newest() -> build.QueryVariable:

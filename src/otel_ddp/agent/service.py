@@ -63,7 +63,9 @@ class Agent:
         self.exit_causes = ExitCauses()
         self.parents = Parents(self.exit_causes)
         self.journals = Journals(
-            *(place, self.ledger, conf.node, self.parents.ended_worker), keeps_found=keeps_found
+            *(place, self.ledger, conf.node, self.parents.ended_worker),
+            keeps_found=keeps_found,
+            devices=lambda: self.sampling.describe(),
         )
         self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.judge = Judge(

@@ -11,9 +11,18 @@ from otel_ddp import catalog, containment
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, pool_tasks
 from otel_ddp.identity.git_commit import revision
+from otel_ddp.identity.run_names import clean
 from otel_ddp.journal import place, writer
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.settings import Settings
+
+_JOB = {
+    "slurm_job_id": "SLURM_JOB_ID",
+    "slurm_job_name": "SLURM_JOB_NAME",
+    "slurm_partition": "SLURM_JOB_PARTITION",
+}
+# Of Apptainer, its predecessor, and Slurm; Docker and Kubernetes tell a container no image.
+_IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "SLURM_CONTAINER")
 
 
 def open_journal(conf: Settings, size: int, identity: dict[str, Any]) -> JournalWriter | None:
@@ -62,13 +71,30 @@ def in_data_worker() -> bool:
     return module is not None and module.get_worker_info() is not None
 
 
+def surroundings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The job and the container that this program runs in, where their variables say so.
+
+    No other variable of the environment is recorded.
+    """
+    found = {name: env.get(variable, "") for name, variable in _JOB.items()}
+    images = (env.get(variable, "") for variable in _IMAGES)
+    resource = dict(
+        pair.partition("=")[::2] for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    )
+    found["container_image"] = next(filter(None, images), resource.get("container.image.name", ""))
+    return {name: clean(value) for name, value in found.items() if value}
+
+
 def program_facts() -> dict[str, Any]:
     """What the run's info says about this program, and the process that started it."""
     script = sys.argv[0] if sys.argv else ""
     found: dict[str, Any] = {
         "script": os.path.basename(script),
         "git_sha": revision(script) if script else "",
+        # For the agent alone, which asks git about it.
+        "folder": os.path.dirname(os.path.abspath(script)) if script else "",
         "python": ".".join(map(str, sys.version_info[:3])),
+        **surroundings(),
     }
     if parent := launchers.multiprocessing_parent():
         found["parent"] = parent

@@ -35,6 +35,12 @@ RANK_0 = Identity(
     rank_settled=True,
 )
 IDENTITY = {**RANK_0.to_dict(), "strategy": "all", "exported": True, "settled": True}
+# What its description says where no facts are known.
+ENVIRONMENT = {
+    key: IDENTITY[key]
+    for key in ("world_size", "nodes", "strategy", "launcher")
+    if IDENTITY[key] is not None
+}
 SMALL = 128 * 1024
 MS_NS = 10**6
 
@@ -93,8 +99,8 @@ class Bench:
             if each.kind == layout.SPAN
         ]
 
-    def poll(self) -> None:
-        now = time.time_ns()
+    def poll(self, after_s: float = 0.0) -> None:
+        now = time.time_ns() + int(after_s * 1e9)
         self.journal.poll(now, alive=True)
         self.journal.update_series(now, is_newest=True)
 
@@ -425,23 +431,29 @@ def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path)
     texts = {"description": long, "tags": "a,b"}
 
     bench.poll()
+    early = told_of_config(bench)
+    bench.poll(after_s=3)
     first = told_of_config(bench)
     bench.log({"loss": 1.0}, 1)
-    bench.poll()
+    bench.poll(after_s=6)
     unchanged = told_of_config(bench)
     bench.writer.document(layout.CONFIG, {"key0": None, "prompt": "x" * 300, "rank": "mine"})
-    bench.poll()
+    bench.poll(after_s=7)
+    bench.poll(after_s=10)
     second = told_of_config(bench)
     bench.start_again()
-    bench.poll()
+    bench.poll(after_s=11)
+    bench.poll(after_s=14)
 
+    # A script says it in several calls: it has to rest.
+    assert early == []
     assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 2
     assert [each["body"] for each in first] == [
-        "configuration of run r, part 1 of 2",
-        "configuration of run r, part 2 of 2",
+        "description of run r, part 1 of 2",
+        "description of run r, part 2 of 2",
     ]
     assert [each["attributes"] for each in first] == [
-        {**texts, **{f"config.key{number}": number for number in range(80)}},
+        {**texts, **ENVIRONMENT, **{f"config.key{number}": number for number in range(80)}},
         {**texts, **{f"config.key{number}": number for number in range(80, 150)}},
     ]
     assert unchanged == []
@@ -463,18 +475,39 @@ def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("who", "config"),
-    [({"global_rank": 1}, {"lr": 0.1}), ({"exported": False}, {"lr": 0.1}), ({}, {})],
+    [({"global_rank": 1}, {"lr": 0.1}), ({"exported": False}, {"lr": 0.1})],
 )
-def test_no_configuration_is_sent_by_other_ranks_by_unexported_ones_or_if_there_is_none(
+def test_no_description_is_sent_by_other_ranks_or_by_unexported_ones(
     who: dict[str, Any], config: dict[str, Any], tmp_path: Path
 ) -> None:
     bench = Bench(tmp_path, {**IDENTITY, **who})
-    if config:
-        bench.writer.document(layout.CONFIG, config)
+    bench.writer.document(layout.CONFIG, config)
 
     bench.poll()
+    bench.poll(after_s=3)
 
     assert told_of_config(bench) == []
+
+
+def test_a_run_without_configuration_has_an_environment_and_each_of_it_is_a_series(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, {**IDENTITY, "name": "mine"})
+    facts = {"script": "t.py", "python": "3.11.7", "torch": "2.4", "slurm_job_id": "77"}
+    bench.writer.document(layout.FACTS, facts)
+
+    bench.poll()
+    bench.poll(after_s=3)
+
+    (record,) = told_of_config(bench)
+    expected = {**facts, "name": "mine"}
+    assert record["attributes"].items() >= expected.items()
+    settings = bench.values(catalog.TRAINING_RUN_SETTING)
+    assert {f"{key}/{value}" for key, value in expected.items()} <= settings.keys()
+    bench.writer.document(layout.FACTS, {"torch": "2.5"})
+    bench.poll(after_s=4)
+    settings = bench.values(catalog.TRAINING_RUN_SETTING)
+    assert ("torch/2.4" in settings, settings["torch/2.5"]) == (False, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from otel_ddp.agent.reading.checkpoint_events import event_of
 from otel_ddp.agent.reading.finished_workers import ended_by_parent, is_proxy
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.process_series import ProcessSeries
-from otel_ddp.agent.reading.run_info import ConfigRecords
+from otel_ddp.agent.reading.run_description import Devices, RunDescription, no_devices
+from otel_ddp.agent.reading.run_info import RunRecords
 from otel_ddp.agent.reading.run_span import context, run_span
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
@@ -42,9 +43,11 @@ class JournalFeed:
         name_node: Callable[[dict[str, Any]], str],
         parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
         summaries: Summaries | None = None,
+        devices: Devices = no_devices,
     ) -> None:
         """*parent_ended*: whether the parent ended this process, which died without a last record;
-        None: not known yet. *summaries*: those of the node's other journals."""
+        None: not known yet. *summaries*: those of the node's other journals. *devices*: what is
+        known of the node's devices."""
         self.reader: JournalReader = reader
         # The process id as the agent sees it, which differs if only the process is in a container.
         # 0 if the agent cannot see it: the process's own number may be another process here.
@@ -64,7 +67,8 @@ class JournalFeed:
         self._known_identities = -1
         self._values = LoggedValues(reader, ledger, summaries or Summaries())
         self._series = ProcessSeries(self, ledger)
-        self._config = ConfigRecords()
+        self.description = RunDescription(reader, devices)
+        self._run_records = RunRecords()
         self._has_run_span = False
         self._stream = StepStream(reader.created_ns)
         self._step_spans = StepSpans()
@@ -151,7 +155,10 @@ class JournalFeed:
                 if (saved := event_of(record)) is not None:
                     self.documents.append(saved)
         if self._sent and self.identity.get("global_rank") == 0:
-            self.documents += self._config.new_records(self.reader, now_ns)
+            ended = self.ended_at is not None
+            self.documents += self._run_records.new_records(
+                self.reader, self.description, now_ns, ended=ended
+            )
         if self._sent and self.ended_at is not None and not self._has_run_span:
             self._has_run_span = True
             if (span := run_span(self.reader, self.state, self.gone_ns or now_ns)) is not None:

@@ -18,6 +18,7 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.process_status import long_texts
 from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.agent.reading.run_description import Devices, no_devices
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
@@ -57,12 +58,14 @@ class Journals:
         parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
         *,
         keeps_found: bool = False,
+        devices: Devices = no_devices,
     ) -> None:
-        """*parent_ended*: as in JournalFeed. *keeps_found*: whether journals stay whose processes
-        had ended before; they may be copies."""
+        """*parent_ended*, *devices*: as in JournalFeed. *keeps_found*: whether journals stay
+        whose processes had ended before; they may be copies."""
         self._place = place
         self._ledger = ledger
         self._parent_ended = parent_ended
+        self._devices = devices
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         self._summaries = Summaries()
         self._journals: dict[Path, JournalFeed] = {}
@@ -105,7 +108,8 @@ class Journals:
                 log.warning("%s", why)
             else:
                 self._journals[path] = JournalFeed(
-                    reader, self._ledger, self._names.name, self._parent_ended, self._summaries
+                    *(reader, self._ledger, self._names.name, self._parent_ended),
+                    *(self._summaries, self._devices),
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)

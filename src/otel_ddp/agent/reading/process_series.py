@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger, Series
-from otel_ddp.agent.reading.run_info import info_labels
+from otel_ddp.agent.reading.run_info import info_labels, settings
 from otel_ddp.agent.reading.step_times import StepTimes
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.catalog import STATES
@@ -30,6 +30,7 @@ class ProcessSeries:
         self._ledger = ledger
         self._info_version = (-1, -1)
         self._info: Series | None = None
+        self._settings: dict[str, str] = {}
         self._capabilities: set[tuple[str, str]] = set()
         self._step_times = StepTimes()
         self._phases: set[str] = set()
@@ -40,6 +41,7 @@ class ProcessSeries:
         """Begin anew: the ledger has dropped these series."""
         self._info = None
         self._info_version = (-1, -1)
+        self._settings.clear()
 
     def exemplify(self, step: Step, span: Mapping[str, Any]) -> None:
         """This step has a span, and so stands for its bucket."""
@@ -145,6 +147,20 @@ class ProcessSeries:
                 *(reader.created_ns, journal.project),
             )
         self._info.value, self._info.time_ns = 1.0, now_ns
+        self._put_settings(now_ns)
+
+    def _put_settings(self, now_ns: int) -> None:
+        journal = self._journal
+        described = journal.description
+        texts, environment = described.texts(), described.environment()
+        now = dict(settings(texts, environment, journal.reader.config))
+        for setting, value in self._settings.items() - now.items():
+            labels = (*journal.labels, ("setting", setting), ("value", value))
+            self._ledger.forget(self._ledger.series(catalog.TRAINING_RUN_SETTING, labels))
+        self._settings = now
+        for setting, value in now.items():
+            pairs = ("setting", setting), ("value", value)
+            self._put(catalog.TRAINING_RUN_SETTING, 1, now_ns, *pairs)
 
     def _put(
         self, metric: catalog.Metric, value: float | Buckets, now_ns: int, *more: tuple[str, str]
