@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import pytest
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.identity.identity import GroupFacts, Identity, hand_down, resolve, settle
+from otel_ddp.identity.readable_names import readable
 
 PID = 4000
 LAUNCHER = 3000
+
+# As brisk-otter-4k7d2.
+READABLE = r"[a-z]+-[a-z]+-[2-9b-df-hjkmnp-tv-z]{5}"
 
 
 def grow_proc(root: Path, *, boot: str = "boot-1", started: int = 777, pids: Any = (PID,)) -> Path:
@@ -398,7 +403,7 @@ def test_workers_of_one_torchrun_share_a_run_that_no_other_launch_has(tmp_path: 
     rank_0 = who(TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"}, first)
     rank_1 = who(TORCHRUN, first, pid=PID + 1)
 
-    assert re.fullmatch(r"run-[0-9a-f]{10}", rank_0.run)
+    assert re.fullmatch(READABLE, rank_0.run)
     assert rank_0.run == rank_1.run
     assert (rank_0.run_settled, rank_0.wants_agreement) == (True, False)
     assert len({rank_0.run, who(TORCHRUN, later).run, who(TORCHRUN, rebooted).run}) == 3
@@ -721,16 +726,27 @@ def test_a_child_of_a_trial_that_opened_a_run_joins_that_one(tmp_path: Path) -> 
     assert (me.run, me.run_from) == ("trial", "inherited")
 
 
-def test_a_lone_run_is_named_after_the_time_and_differs_from_the_next() -> None:
-    first, second = (resolve(env={}, in_spawned_child=False).run for _ in range(2))
+def test_a_lone_run_has_a_name_to_be_said_that_no_other_one_has() -> None:
+    random.seed(0)
+    names = []
+    for _ in range(1000):
+        # Training scripts seed it: every launch would get the same name.
+        random.seed(0)
+        names.append(resolve(env={}, in_spawned_child=False).run)
 
-    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", first)
-    assert first != second
+    assert all(re.fullmatch(READABLE, each) for each in names)
+    assert len(set(names)) == 1000
+
+
+def test_a_readable_name_is_that_of_its_bytes_and_uses_all_of_them() -> None:
+    assert readable(bytes(16)) == readable(bytes(16)) == "able-adder-22222"
+    found = {readable(number.to_bytes(16, "big")) for number in range(20_000)}
+    assert len(found) == 20_000
 
 
 def test_without_proc_every_case_still_has_an_answer(tmp_path: Path) -> None:
     for env in (TORCHRUN, TORCHRUN_ON_TWO_NODES, HYDRA, BY_HAND):
-        assert who(env, tmp_path / "none").run.startswith("run-")
+        assert who(env, tmp_path / "none").run.count("-") == 2
 
 
 def test_an_identity_survives_json() -> None:

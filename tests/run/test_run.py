@@ -22,6 +22,7 @@ from otel_ddp import ConfigError, catalog, containment
 from otel_ddp.journal import layout, writer
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start
+from otel_ddp.run import opening
 
 torch = pytest.importorskip("torch")
 
@@ -786,3 +787,20 @@ def test_a_configuration_that_means_nothing_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         otel_ddp.instrument(None, parallel=parallel)
+
+
+def test_of_the_environment_the_job_and_the_image_are_recorded_and_nothing_else(
+    place: Here,
+) -> None:
+    os.environ |= {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "big\nrun", "MY_TOKEN": "abc"}
+    os.environ["OTEL_RESOURCE_ATTRIBUTES"] = "team=a,container.image.name=site/torch:2"
+    with otel_ddp.init():
+        pass
+
+    facts = place.only().facts
+    assert facts.items() >= {"slurm_job_id": "77", "slurm_job_name": "big run"}.items()
+    assert facts["container_image"] == "site/torch:2"
+    assert "slurm_partition" not in facts
+    assert "abc" not in str(facts)
+    os.environ["APPTAINER_CONTAINER"] = "/images/mine.sif"
+    assert opening.surroundings()["container_image"] == "/images/mine.sif"

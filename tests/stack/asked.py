@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tools.dashboards.queries import Board, Question, Variable
+from tools.dashboards.queries import Board, Option, Question, Variable
 
 from stack.servers import Prometheus, Sample, Series
 
@@ -89,7 +89,12 @@ def as_written(variable: Variable, *chosen: str) -> str:
 
 def options(variable: Variable, values: Mapping[str, str], page: Page) -> list[str]:
     """What there is to choose from; sorted only where the query itself sorts."""
-    own = [each.value for each in variable.options]
+    return [each.value for each in menu(variable, values, page)]
+
+
+def menu(variable: Variable, values: Mapping[str, str], page: Page) -> list[Option]:
+    """The same, each with what is shown for it."""
+    own = list(variable.options)
     if variable.kind != "query":
         return own
     query = put_in(variable.query, values, page, every_s=page.interval_s)
@@ -104,10 +109,16 @@ def options(variable: Variable, values: Mapping[str, str], page: Page) -> list[s
     else:
         assert kind == "query_result", query
         found = [_shown(each) for each in page.prometheus.query(of, at_s=page.end_s)]
+    shown = [Option(str(each), str(each)) for each in found]
     if variable.regex:
-        pattern = re.compile(variable.regex.strip("/"))
-        found = [groups[1] for each in found if (groups := pattern.search(each))]
-    return own + [str(each) for each in found]
+        pattern = re.compile(variable.regex.strip("/").replace("(?<", "(?P<"))
+        matches = [match for each in found if (match := pattern.search(each))]
+        shown = [
+            Option(groups.get("text", match[1]), groups.get("value", match[1]))
+            for match in matches
+            for groups in [match.groupdict()]
+        ]
+    return own + shown
 
 
 def _shown(sample: Sample) -> str:

@@ -67,6 +67,8 @@ class Run(NamedTuple):
     times_data: bool = True
     others: str = ""
     """The role of all ranks but rank 0, where that is another one."""
+    called: str = ""
+    """What people call it."""
 
 
 BASE = Run(
@@ -74,7 +76,10 @@ BASE = Run(
 )
 EVALUATOR = "eval"
 HIGH = Run("lr-high", "sweep", "tune", {"lr": 0.1, "batch_size": 4, "seed": 1}, 4, False)
-LOW = Run("lr-low", "sweep", "tune", {"lr": 0.001, "batch_size": 4, "seed": 2}, 4)
+LOW = Run(
+    *("lr-low", "sweep", "tune", {"lr": 0.001, "batch_size": 4, "seed": 2}, 4),
+    called='a "low" rate',
+)
 DEBUG = Run("debug", "", "train", {"lr": 0.01, "batch_size": 4, "seed": 3}, None)
 
 
@@ -179,6 +184,7 @@ class Scenario:
             "GLOO_SOCKET_IFNAME": "lo",
             "OTEL_DDP_GROUP": run.group,
             "OTEL_DDP_RUN": run.name,
+            "OTEL_DDP_NAME": run.called,
             "OTEL_DDP_JOB_TYPE": (rank > 0 and run.others) or run.job_type,
         }
         return {"env": env, "gpu": gpu}

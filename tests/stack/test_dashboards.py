@@ -10,7 +10,7 @@ from tools.dashboards.queries import Board, Mark, Question, boards
 from tools.stack.build import Binaries
 
 from nvml_boards import standin_library
-from stack.asked import ALL, Page, answer, expression, opened, options, put_in, step_s
+from stack.asked import ALL, Page, answer, expression, menu, opened, options, put_in, step_s
 from stack.scenario import (
     BASE,
     DEBUG,
@@ -128,6 +128,45 @@ def test_every_query_brings_something(title: str, reader: Reader) -> None:
         if not any(each[panel_id, panel, ref] for each in found)
     }
     assert empty <= MAY_BE_EMPTY.get(title, set())
+
+
+@pytest.mark.parametrize("title", BOARDS)
+def test_the_menu_shows_the_name_that_was_chosen_before_that_of_the_run(
+    title: str, reader: Reader
+) -> None:
+    board = BOARDS[title]
+    (variable,) = (each for each in board.variables if each.name == "run")
+
+    found = menu(variable, reader.opened(board), reader.page)
+
+    assert {each.value: each.text for each in found} == {
+        **{run.name: run.name for run in (BASE, HIGH, DEBUG)},
+        LOW.name: f"{LOW.called} · {LOW.name}",
+    }
+    # The newest one first.
+    assert found[0].value == LOW.name
+
+
+def test_a_run_is_compared_with_the_one_before_it(reader: Reader) -> None:
+    board = BOARDS["Run"]
+    sweep = {"group": (HIGH.group,), "run": (LOW.name,)}
+
+    before = reader.options(board, "before", **sweep)
+    of_first = reader.options(board, "before", group=(HIGH.group,), run=(HIGH.name,))
+
+    # The first one of a group has only itself, and then the others.
+    assert (before, of_first) == ([HIGH.name, LOW.name], [HIGH.name, LOW.name])
+    values = reader.opened(board, **sweep)
+    asked = {each.ref: each for each in board.questions if each.panel.startswith("What differs")}
+    mine, other = (
+        {
+            each.labels["setting"]: each.labels[label]
+            for each in answer(asked[ref], values, reader.page)
+        }
+        for ref, label in (("mine", "value"), ("before", "before"))
+    )
+    assert mine == {"config.lr": "0.001", "config.seed": "2", "name": LOW.called}
+    assert other == {"config.lr": "0.1", "config.seed": "1"}
 
 
 def several(board: Board) -> list[str]:

@@ -135,12 +135,21 @@ def _runs_newest_first(runs: str = GROUPS, ranks: str = RANKS_OF_GROUPS) -> str:
     began = last(metric("training.run.start.timestamp", runs))
     # Sorted here, which a list of label values cannot be: the newest run is what people look for.
     chosen = having_role(began, IN_RANGE, ranks)
-    return f"query_result(sort_desc(max by (run) ({chosen})))"
+    return f"query_result(sort_desc({_named(f'max by (run) ({chosen})')}))"
 
 
-# Grafana shows results as {run="..."} and escapes nothing there: a name may have quotes in it. It
-# puts them into queries rightly with its toggle prometheusSpecialCharsInLabelValues only.
-_RUN_OF_RESULT = r'/run="(.+)"\}/'
+def _named(runs: str) -> str:
+    """With what the menu shows of each run: the name that people chose, if any, and the run's."""
+    info = last(metric("training.run.info", GROUPS))
+    both = f'label_join({info}, "shown", " · ", "name", "run")'
+    shown = f'label_replace({both}, "shown", "$1", "shown", " · (.*)")'
+    # A name may have been changed: one of them.
+    return f"{runs} * on (run) group_left (shown) topk by (run) (1, max by (run, shown) ({shown}))"
+
+
+# Grafana shows results as {run="...",shown="..."} and escapes nothing there: a name may have quotes
+# in it. It puts them into queries rightly with its toggle prometheusSpecialCharsInLabelValues only.
+_RUN_OF_RESULT = r'/run="(?<value>.+)",shown="(?<text>.+)"\}/'
 
 
 def runs() -> build.QueryVariable:
@@ -161,9 +170,10 @@ def before() -> build.QueryVariable:
     this = last(metric("training.run.start.timestamp", WHOLE_RUN))
     # Sorted by when they began, after those that began earlier the run itself, then the others.
     query = (
-        f"query_result(sort_desc(max by (run) ({began} < on () group_left () max({this})) "
-        f"or max by (run) ({this}) - 1e10 or max by (run) ({began}) - 2e10))"
+        f"max by (run) ({began} < on () group_left () max({this})) "
+        f"or max by (run) ({this}) - 1e10 or max by (run) ({began}) - 2e10"
     )
+    query = f"query_result(sort_desc({_named(f'({query})')}))"
     description = "The run that this one is compared with in the row Overview."
     return _one("before", "Before", query, description, sort=_AS_IS).regex(_RUN_OF_RESULT)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from otel_ddp.identity import launchers
 from otel_ddp.identity.launchers import LauncherFacts, ProcessFacts
+from otel_ddp.identity.readable_names import readable
 
 INHERITED_RUN = "OTEL_DDP_INHERITED_RUN"
 
@@ -83,7 +83,7 @@ def find(
 
 def launched_by(process: launchers.ProcessFacts, facts: launchers.LauncherFacts) -> str:
     """A word for the process that launched this one, the same for all its processes."""
-    return _derived(*launchers.launcher_process(process, facts.markers)).removeprefix("run-")
+    return _digest(*launchers.launcher_process(process, facts.markers)).hex()[:10]
 
 
 def group_of_tasks(process: ProcessFacts) -> str:
@@ -91,7 +91,7 @@ def group_of_tasks(process: ProcessFacts) -> str:
     name one: the parent's run, or else a word for the parent itself."""
     parents = _handed_down(process)
     named = parents.group or parents.run or clean(process.env.get("OTEL_DDP_RUN", ""))
-    return named or _derived(*launchers.launcher_process(process, ())).replace("run-", "pool-")
+    return named or f"pool-{_digest(*launchers.launcher_process(process, ())).hex()[:10]}"
 
 
 def parent_has_run(env: Mapping[str, str] = os.environ) -> bool:
@@ -111,7 +111,7 @@ def hand_down(run: str, group: str, env: MutableMapping[str, str] = os.environ) 
 def make() -> str:
     """A new name that no other launch has."""
     # Not `random`: training scripts seed it, so every launch would get the same name.
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+    return readable(os.urandom(16))
 
 
 def clean(text: str, longest: int = MOST_CHARACTERS) -> str:
@@ -136,8 +136,11 @@ def _settled(run: str, source: str) -> RunName:
 
 
 def _derived(*parts: str) -> str:
-    text = "\0".join(parts).encode("utf-8", "replace")
-    return f"run-{hashlib.sha256(text).hexdigest()[:10]}"
+    return readable(_digest(*parts))
+
+
+def _digest(*parts: str) -> bytes:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).digest()
 
 
 def of_parent(process: ProcessFacts, facts: LauncherFacts, world: int | None) -> Names:

@@ -176,11 +176,11 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
     )
 
 
-def what_the_info_cuts(process: Identity, config: Mapping[str, Any]) -> None:
-    """The labels of a run's info are bounded: name what they do not show in full."""
+def what_the_info_cuts(process: Identity, config: Mapping[str, Any]) -> list[str]:
+    """The labels of a run's info are bounded: names what they do not show in full, and says so."""
     longest = catalog.LONGEST_LABEL
     if process.global_rank:
-        return  # The info is rank 0's.
+        return []  # The info is rank 0's.
     texts = {"description": process.description, "tags": process.tags}
     shown = islice(config.items(), catalog.MOST_CONFIG_LABELS)
     cut = [
@@ -198,3 +198,4 @@ def what_the_info_cuts(process: Identity, config: Mapping[str, Any]) -> None:
             *(catalog.MOST_CONFIG_LABELS, longest, few(cut), catalog.RUN_CONFIG_EVENT),
             values.LONGEST_SETTING,
         )
+    return cut

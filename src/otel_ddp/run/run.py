@@ -61,6 +61,7 @@ class Run:
         self._best: dict[str, str] = {}
         self._settled = False
         self._log_lines: LogHandler | None = None
+        self._cut_settings: set[str] = set()
         # A run that came into a child by pickle or by fork opens itself at its first use. So does a
         # handle by which a process logs for another rank.
         self._opened = False
@@ -195,7 +196,7 @@ class Run:
         self._place.wake_agent()
         if config is not None:
             self.config(config)
-        announcements.what_the_info_cuts(self.identity, recorder.settings)
+        self._count_cut_settings(recorder)
         if conf.logs and self._logs_for is None:
             self._hook_logs(log_lines.asked(conf.logs))
 
@@ -395,7 +396,14 @@ class Run:
             if len(content) == values.MOST_SETTINGS:
                 text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
                 recorder.refuse("value", "settings", f"{text}, so what follows is left out")
-            announcements.what_the_info_cuts(self.identity, recorder.settings)
+            self._count_cut_settings(recorder)
+
+    def _count_cut_settings(self, recorder: Recorder) -> None:
+        """Says once which settings labels do not show in full, and counts each of them once."""
+        cut = set(announcements.what_the_info_cuts(self.identity, recorder.settings))
+        if new := cut - self._cut_settings:
+            self._cut_settings |= new
+            recorder.count(catalog.OTEL_DDP_VALUES_REFUSED, float(len(new)), why="label_cut")
 
     @contextlib.contextmanager
     def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:

@@ -17,6 +17,7 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading import process_status
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
+from otel_ddp.agent.reading.run_description import RunDescription
 from otel_ddp.agent.reading.step_spans import StepSpans
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.identity.identity import Identity
@@ -447,19 +448,21 @@ def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path)
 
     # A script says it in several calls: it has to rest.
     assert early == []
-    assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 2
+    assert [each["name"] for each in first] == ["otel_ddp.run.config"] * 3
     assert [each["body"] for each in first] == [
-        "description of run r, part 1 of 2",
-        "description of run r, part 2 of 2",
+        "description of run r, part 1 of 3",
+        "description of run r, part 2 of 3",
+        "description of run r, part 3 of 3",
     ]
     assert [each["attributes"] for each in first] == [
-        {**texts, **ENVIRONMENT, **{f"config.key{number}": number for number in range(80)}},
-        {**texts, **{f"config.key{number}": number for number in range(80, 150)}},
+        {**texts, **ENVIRONMENT, **{f"config.key{number}": number for number in range(70)}},
+        {**texts, **{f"config.key{number}": number for number in range(70, 140)}},
+        {**texts, **{f"config.key{number}": number for number in range(140, 150)}},
     ]
     assert unchanged == []
     assert second[0]["attributes"]["config.key0"] == "None"
-    assert second[1]["attributes"]["config.prompt"] == "x" * 300
-    assert second[1]["attributes"]["config.rank"] == "mine"
+    assert second[2]["attributes"]["config.prompt"] == "x" * 300
+    assert second[2]["attributes"]["config.rank"] == "mine"
     # A new agent cannot know what was sent.
     again = told_of_config(bench)
     assert [each["attributes"] for each in again] == [each["attributes"] for each in second]
@@ -471,6 +474,17 @@ def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path)
     )
     assert info["description"] == "d" * 199 + "…"
     assert len([name for name in info if name.startswith("config_")]) == 99
+
+
+def test_a_description_has_the_driver_and_counts_the_boards_of_the_node(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    board = {"name": "NVIDIA H100", "parent": ""}
+    part = {"name": "NVIDIA H100 MIG 1g.10gb", "parent": "GPU-1"}
+    devices = {"gpu_driver": "550.54", "gpus": [board, part, board]}
+
+    described = RunDescription(bench.journal.reader, lambda: devices).environment()
+
+    assert (described["gpu_driver"], described["gpus"]) == ("550.54", "2 x NVIDIA H100")
 
 
 @pytest.mark.parametrize(
