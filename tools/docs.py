@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
 _RECORDING = ("log", "phase", "span", "event", "config", "finish")
-_RUN = ("log", "phase", "span", "event", "config", "for_rank", "finish")
+_RUN = ("log", "logs", "phase", "span", "event", "config", "for_rank", "finish")
 _RUN_PROPERTIES = ("run", "group", "job_type", "identity")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 

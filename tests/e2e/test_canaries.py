@@ -11,9 +11,10 @@ from otlp_receiver import Receiver
 
 CANARY = "canary7x"
 PROGRAM = f"""
-import argparse
+import argparse, logging
 import otel_ddp
 
+log = logging.getLogger("login")
 parser = argparse.ArgumentParser()
 parser.add_argument("--api_key")
 parser.add_argument("--data")
@@ -28,12 +29,18 @@ with otel_ddp.init(group="g", run="canaries", config=config) as run:
     otel_ddp.event("upload", to="https://me:{CANARY}4@host/x", token="{CANARY}5")
     with run.span("load", path="s3://me:{CANARY}6@bucket/x"):
         pass
+    try:
+        raise ValueError("no token={CANARY}10")
+    except ValueError:
+        log.exception(
+            "login with --password %s failed", "{CANARY}11", extra={{"api_key": "{CANARY}12"}}
+        )
     raise RuntimeError("refused by https://me:{CANARY}7@host/x?sig={CANARY}8, password={CANARY}9")
 """
 
 
 def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
-    with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env") as node:
+    with Receiver() as receiver, Node(MY_TOKEN=f"{CANARY}-env", OTEL_DDP_LOGS="info") as node:
         node.export_to(receiver.start_http())
         node.env["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{CANARY}-header"
         arguments = ("--api_key", f"{CANARY}-key", "--data", f"https://me:{CANARY}-data@host/x")
@@ -61,6 +68,6 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
     assert process.returncode == 1
     # What is looked through is what it should be.
     everything = "\n".join(shown) + "\n".join(each.decode("latin-1") for each in files)
-    for word in ("[hidden]", "config_lr", "refused by https://host/x", "s3://bucket/x"):
+    for word in ("[hidden]", "config_lr", "refused by https://host/x", "s3://bucket/x", "login"):
         assert word in everything, word
     assert CANARY not in everything

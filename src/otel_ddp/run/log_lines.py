@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from otel_ddp.errors import ConfigError
@@ -12,8 +12,6 @@ from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import open_span
 from otel_ddp.settings import log_level
-
-Loggers = str | logging.Logger | Collection[str | logging.Logger] | None
 
 
 class Choice(NamedTuple):

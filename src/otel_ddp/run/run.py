@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -485,7 +486,7 @@ class Run:
         level: str | int = "info",
         *,
         others: str | int = "warning",
-        logger: log_lines.Loggers = None,
+        logger: str | logging.Logger | Collection[str | logging.Logger] | None = None,
     ) -> None:
         """Record what this program logs by Python's `logging`: `run.logs("info")`.
 

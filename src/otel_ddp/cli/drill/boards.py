@@ -67,7 +67,9 @@ def _queries(definition: Mapping[str, Any]) -> Iterator[Query]:
         # A closed row holds its panels; others follow theirs.
         yield from _queries(panel)
         for target in mappings(panel.get("targets")):
-            if isinstance(expr := target.get("expr"), str):
+            # What is asked of Loki has an expression too.
+            of_prometheus = target.get("datasource", {}).get("type") == "prometheus"
+            if of_prometheus and isinstance(expr := target.get("expr"), str):
                 yield Query(str(panel.get("title", "")), expr, bool(target.get("instant")))
 
 
