@@ -148,6 +148,34 @@ def test_a_logger_that_comes_later_is_found(place: Here) -> None:
     assert found.handlers == []
 
 
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (
+            logging.WARNING,
+            "Log lines are asked for from INFO on, and the loggers of this program make them from "
+            'WARNING on: logging.basicConfig(level="INFO") makes the others.',
+        ),
+        (logging.INFO, None),
+    ],
+)
+def test_who_asks_for_lines_that_no_logger_makes_is_told_once(
+    level: int,
+    expected: str | None,
+    place: Here,
+    logger: logging.Logger,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger.setLevel(level)
+    with otel_ddp.init() as run:
+        run.logs(logger=logger)
+        for step in range(2):
+            run.log({"loss": 1.0}, step=step)
+            run._check_agent(0)
+
+    assert caplog.messages == ([] if expected is None else [expected])
+
+
 def test_basic_config_still_works_after_the_root_logger_was_asked_for(place: Here) -> None:
     root = logging.getLogger()
     before, root.handlers[:] = list(root.handlers), []

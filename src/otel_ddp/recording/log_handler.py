@@ -53,7 +53,7 @@ class LogHandler(logging.Handler):
         self._here = threading.local()
         self._loggers = list(loggers)
         self._attached: list[logging.Logger] = []
-        self._waits_for_root = False
+        self._waits_for_root = self._started = False
         self._loggers_seen = -1
         self._most_bytes = recorder.writer.ring_bytes * _SHARE_OF_RING
         self._room_bytes = self._most_bytes
@@ -70,7 +70,8 @@ class LogHandler(logging.Handler):
         is left alone: with one of ours `logging.basicConfig` would do nothing.
         """
         known = len(logging.root.manager.loggerDict)
-        if known == self._loggers_seen and not self._waits_for_root:
+        is_first = started and not self._started
+        if known == self._loggers_seen and not self._waits_for_root and not is_first:
             return
         self._loggers_seen = known
         wanted = self._loggers or list(program_loggers.own())
@@ -81,6 +82,31 @@ class LogHandler(logging.Handler):
             if not waits and not self._hears(logger):
                 logger.addHandler(self)
                 self._attached.append(logger)
+        if is_first:
+            self._started = True
+            self._check_levels()
+
+    def _check_levels(self) -> None:
+        """Says once if no line of the asked level can come."""
+        asked = self._of_rank_0
+        if not self._is_rank_0():
+            return
+        if not self._attached:
+            containment.warn_once(
+                "log levels",
+                "Log lines are asked for, and this program has no logger of its own: "
+                "OTEL_DDP_LOGS=info,root hears every logger.",
+            )
+            return
+        lowest = min(each.getEffectiveLevel() for each in self._attached)
+        if lowest > asked:
+            level, made = logging.getLevelName(asked), logging.getLevelName(lowest)
+            containment.warn_once(
+                "log levels",
+                "Log lines are asked for from %s on, and the loggers of this program make them "
+                'from %s on: logging.basicConfig(level="%s") makes the others.',
+                *(level, made, level),
+            )
 
     def detach(self) -> None:
         """Listen no more."""
@@ -109,6 +135,8 @@ class LogHandler(logging.Handler):
         if program_loggers.is_ours(record.name) or not self.filter(record):
             return False
         self._last_resort(record)
+        # A logger may have come since.
+        self.attach(started=False)
         if record.levelno < (self._of_rank_0 if self._is_rank_0() else self._of_others):
             return False
         self.emit(record)

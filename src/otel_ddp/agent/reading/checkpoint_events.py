@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from otel_ddp import containment
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 
 NAME = "training.checkpoint"
 
 
-@containment.contained()
 def event_of(document: Document) -> Document | None:
     """The event that a checkpoint was saved, or was not; None for any other document."""
     span = document.content
     if document.kind != SPAN or span.get("name") != "checkpoint":
         return None
-    took_s = (int(span["end"]) - int(span["start"])) / 1e9
+    try:
+        took_s = (int(span["end"]) - int(span["start"])) / 1e9
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None  # a record of another version
     error = str(span.get("error") or "")
     attributes = {"duration_s": took_s, **({"error.type": error} if error else {})}
     body = f"checkpoint failed after {took_s:.1f} s: {error}" if error else ""
