@@ -184,7 +184,7 @@ with otel_ddp.init(run="r", config=config, description="d" * 600, tags=["b", "a"
         node.export_to(receiver.start_http())
         said = node.run(code)
 
-        assert receiver.wait_for(lambda r: len(r.logs()) == 2)
+        assert receiver.wait_for(lambda r: len(r.logs()) == 3)
         expected = {"lr": 0.1, "prompt": "x" * 500, **{f"net.k{n}": n for n in range(120)}}
         told: dict[str, Any] = {}
         for record in receiver.logs():

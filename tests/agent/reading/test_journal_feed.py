@@ -455,9 +455,9 @@ def test_the_whole_configuration_is_sent_and_again_when_it_grows(tmp_path: Path)
         "description of run r, part 3 of 3",
     ]
     assert [each["attributes"] for each in first] == [
-        {**texts, **ENVIRONMENT, **{f"config.key{number}": number for number in range(70)}},
-        {**texts, **{f"config.key{number}": number for number in range(70, 140)}},
-        {**texts, **{f"config.key{number}": number for number in range(140, 150)}},
+        {**texts, **ENVIRONMENT, **{f"config.key{number}": number for number in range(60)}},
+        {**texts, **{f"config.key{number}": number for number in range(60, 120)}},
+        {**texts, **{f"config.key{number}": number for number in range(120, 150)}},
     ]
     assert unchanged == []
     assert second[0]["attributes"]["config.key0"] == "None"

@@ -13,7 +13,7 @@ from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, JournalReader
 
 # Loki refuses a log record with more than 128 attributes, including labels and the resource's.
-_MOST_ATTRIBUTES = 70
+_MOST_ATTRIBUTES = 60
 # A description is sent once it has not changed for so long: a script says it in several calls.
 _RESTS_NS = 2 * 10**9
 
