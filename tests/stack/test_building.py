@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.stack import build, go, versions
+from tools.stack import build, go, loki, versions
 from tools.stack.build import Binaries
 from tools.stack.go import CannotBuild
 from tools.stack.server import free_port, next_free
@@ -36,6 +36,9 @@ if asked == ["env", "GOVERSION"]:
     print("go1.26.1")
     raise SystemExit
 here = pathlib.Path(__file__).parent
+if asked == ["env", "GOMODCACHE"]:
+    print(here / "modules")
+    raise SystemExit
 with (here / "asked").open("a") as log:
     print(*asked[:2], file=log)
 if (here / "broken").exists():
@@ -45,7 +48,11 @@ if asked[0] == "run":
     there = pathlib.Path(json.loads(pathlib.Path(asked[3]).read_text())["dist"]["output_path"])
     there.mkdir()
     (there / "otelcol").touch()
-if asked[0] == "build":
+if asked[:2] == ["mod", "download"]:
+    (here / "modules" / asked[2]).mkdir(parents=True)
+if asked[0] == "build" and asked[-1] == "./cmd/loki":
+    pathlib.Path(asked[asked.index("-o") + 1]).touch()
+elif asked[0] == "build":
     for name in ("prometheus", "promtool"):
         pathlib.Path(asked[asked.index("-o") + 1], name).touch()
 """
@@ -103,6 +110,24 @@ def test_another_version_is_built_anew_and_nothing_else(
     build.binaries(tmp_path / "room", quiet)
 
     assert fake_go.asked() == "run go.opentelemetry.io/collector/cmd/builder@v99.0.0\n"
+
+
+def test_loki_is_built_once_and_only_where_it_is_asked_for(fake_go: FakeGo, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    build.binaries(room, quiet)
+    assert "loki" not in fake_go.asked()
+
+    built = build.loki(room, quiet)
+    first = fake_go.asked()
+
+    assert (built.is_file(), loki.found(room)) == (True, built)
+    assert first.splitlines() == [
+        "mod download",
+        "mod edit",
+        "build -mod=mod",
+    ]
+    assert build.loki(room, quiet) == built
+    assert fake_go.asked() == ""
 
 
 def test_each_step_is_a_line_with_its_time(fake_go: FakeGo, tmp_path: Path) -> None:
@@ -308,7 +333,7 @@ def test_the_stack_runs_once_and_ends_with_all_it_started(
             pass
         assert second.value.addresses == addresses
 
-    for address in addresses:
+    for address in filter(None, addresses):
         port = int(address.rpartition(":")[2])
         assert next_free(port) == port
 

@@ -72,7 +72,7 @@ def store(
             LOGS_EXPORTER="otlp_http/logs",
             LOGS_URL=found.otlp_logs,
             # Metrics have nowhere to go here.
-            METRICS_URL=found.otlp_logs,
+            METRICS_URL=f"{found.url}/nowhere",
         )
         life.enter_context(collector)
         with Node(OTEL_DDP_LOGS="info", WORLD_SIZE="4") as node:

@@ -130,6 +130,7 @@ class LogHandler(logging.Handler):
     def _at_fork_reinit(self) -> None:
         pass
 
+    @containment.contained(default=False)
     def handle(self, record: logging.LogRecord) -> bool:
         """Record one line; without the lock that other handlers take."""
         if program_loggers.is_ours(record.name) or not self.filter(record):
@@ -156,7 +157,6 @@ class LogHandler(logging.Handler):
 
     # -- what it writes
 
-    @containment.contained()
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line into the journal, if there is room for it."""
         if getattr(self._here, "busy", False):
