@@ -57,6 +57,10 @@ PROMETHEUS_NAMES = {
     # Summary
     "training.scalar.best": "training_scalar_best",
     "training.scalar.best.step": "training_scalar_best_step",
+    # Artifacts
+    "training.artifact.timestamp": "training_artifact_timestamp_seconds",
+    "training.artifact.size": "training_artifact_size_bytes",
+    "training.artifact.step": "training_artifact_step",
     # Diagnosis
     "training.straggler": "training_straggler",
     "training.straggler.excess": "training_straggler_excess_ratio",
@@ -124,6 +128,8 @@ PROMETHEUS_NAMES = {
     "otel_ddp.points.dropped": "otel_ddp_points_dropped_total",
     "otel_ddp.exports": "otel_ddp_exports_total",
     "otel_ddp.spool.size": "otel_ddp_spool_size_bytes",
+    "otel_ddp.artifacts": "otel_ddp_artifacts_total",
+    "otel_ddp.artifacts.waiting": "otel_ddp_artifacts_waiting",
     "otel_ddp.hook.time": "otel_ddp_hook_time_seconds_total",
     "otel_ddp.hook.errors": "otel_ddp_hook_errors_total",
     "otel_ddp.agent.cpu.time": "otel_ddp_agent_cpu_time_seconds_total",

@@ -38,11 +38,14 @@ KNOWS = {
         "node": "kept_thread ledger reading",
         "verdicts": "ledger node reading",
         "node_status": "reading",
+        "artifacts": "kept_thread ledger reading",
         "export": "kept_thread ledger",
         "scrape": "kept_thread ledger",
         "startup": "",
         "wakeup": "",
-        "service": "export kept_thread ledger node reading scrape startup verdicts wakeup",
+        "service": (
+            "artifacts export kept_thread ledger node reading scrape startup verdicts wakeup"
+        ),
     },
     "diagnosis": {
         "__init__": "",
@@ -117,6 +120,7 @@ KNOWS = {
         "log_records": "secrets values",
         "program_loggers": "",
         "log_handler": "log_records program_loggers recorder",
+        "artifacts": "recorder secrets spans values",
     },
     "run": {
         "__init__": "",
@@ -164,6 +168,7 @@ HOMES = {
     "grpc": "agent/export/otlp/",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
+    "fsspec": "agent/artifacts/fsspec_sink.py",
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",

@@ -16,9 +16,9 @@ from otel_ddp import catalog, cli, settings
 DOCS = Path(__file__).parents[1] / "docs"
 
 _OPENING = ("instrument", "uninstrument", "data", "init", "current")
-_RECORDING = ("log", "phase", "span", "event", "config", "finish")
-_RUN = ("log", "logs", "phase", "span", "event", "config", "for_rank", "finish")
-_RUN_PROPERTIES = ("run", "group", "job_type", "identity")
+_RECORDING = ("log", "phase", "span", "event", "artifact", "config", "finish")
+_RUN = ("log", "logs", "phase", "span", "event", "artifact", "config", "for_rank", "finish")
+_RUN_PROPERTIES = ("run", "group", "job_type", "identity", "url")
 _ERRORS = ("OtelDdpError", "ConfigError", "MissingDependency")
 
 _INTRODUCTION = """\
@@ -63,6 +63,10 @@ _SUMMARY = [
         "records the lines of Python's `logging`, with rank and step: [logs](logs.md)",
     ),
     ('`run.event("lr drop", factor=0.1)`', "sends a log record"),
+    (
+        '`run.artifact(path, type="model", direction="output")`',
+        "names a file that came out of the run, or went into it: [artifacts](artifacts.md)",
+    ),
     (
         "`run.config(mapping)`",
         "records the configuration, flat or nested; it becomes labels of `training_run_info`",

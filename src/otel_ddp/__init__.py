@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from otel_ddp.errors import ConfigError, MissingDependency, OtelDdpError
     from otel_ddp.identity.identity import Identity
     from otel_ddp.run.api import (
+        artifact,
         config,
         current,
         data,
@@ -32,6 +33,7 @@ _HOME = {
     "MissingDependency": "errors",
     "OtelDdpError": "errors",
     "Run": "run.run",
+    "artifact": "run.api",
     "config": "run.api",
     "current": "run.api",
     "data": "run.api",
@@ -52,6 +54,7 @@ __all__ = [
     "OtelDdpError",
     "Run",
     "__version__",
+    "artifact",
     "config",
     "current",
     "data",

@@ -469,6 +469,34 @@ TRAINING_SCALAR_BEST_STEP = _summary.metric(
     "training.scalar.best.step", _G, "{step}", "The step to which the best value belongs."
 )
 
+# --- Artifacts ---------------------------------------------------------------------------------
+
+# The log record of each.
+ARTIFACT_EVENT = "training.artifact"
+
+_artifacts = _Section(
+    "Artifacts",
+    "rank",
+    "What went into a run and came out of it, as `run.artifact()` says: of each name and direction "
+    "the newest one, of 100 names a rank at most. `digest` is a SHA-256, empty where the agent "
+    "could not work it out, and `uri` says where it lies. The series begin once the agent has read "
+    "the files, and has stored them where it was told to.",
+    ("name", "type", "direction", "digest", "uri"),
+)
+
+TRAINING_ARTIFACT_TIMESTAMP = _artifacts.metric(
+    "training.artifact.timestamp",
+    _G,
+    "s",
+    "When the script told of it, in seconds since 1970.",
+)
+TRAINING_ARTIFACT_SIZE = _artifacts.metric(
+    "training.artifact.size", _G, "By", "The size of the file, or of all files of the directory."
+)
+TRAINING_ARTIFACT_STEP = _artifacts.metric(
+    "training.artifact.step", _G, "{step}", "The step at which the script told of it."
+)
+
 # --- Diagnosis ---------------------------------------------------------------------------------
 
 _diagnosis = _Section(
@@ -902,6 +930,20 @@ OTEL_DDP_EXPORTS = _ourselves.metric(
 OTEL_DDP_SPOOL_SIZE = _ourselves.metric(
     "otel_ddp.spool.size", _G, "By", "Data on disk that waits for its receiver to come back."
 )
+OTEL_DDP_ARTIFACTS = _ourselves.metric(
+    "otel_ddp.artifacts",
+    _C,
+    "{artifact}",
+    "Artifacts that the agent is done with: `complete`; `incomplete`, as it could not read or "
+    "store them; `left_out`, as too many waited.",
+    "outcome",
+)
+OTEL_DDP_ARTIFACTS_WAITING = _ourselves.metric(
+    "otel_ddp.artifacts.waiting",
+    _G,
+    "{artifact}",
+    "Artifacts that wait to be read, or to be stored.",
+)
 OTEL_DDP_HOOK_TIME = _ourselves.metric(
     "otel_ddp.hook.time",
     _C,
@@ -949,7 +991,7 @@ METRICS: tuple[Metric, ...] = tuple(_declared)
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 _SECTIONS = (
-    *(_run, _progress, _speed, _learning, _summary),
+    *(_run, _progress, _speed, _learning, _summary, _artifacts),
     *(_diagnosis, _process, _gpu, _host, _ourselves),
 )
 

@@ -66,6 +66,9 @@ class Settings(NamedTuple):
     spool_bytes: int
     postmortem_directory: str
     grafana_url: str
+    artifact_sink: str
+    artifact_roots: tuple[str, ...]
+    artifact_rate_bytes: int
 
     @property
     def offline(self) -> bool:
@@ -101,6 +104,14 @@ def _meeting_place(variable: str, text: str) -> str:
             f"{variable} must be a path that begins with / or ~, got {text!r}. {_ADVICE}"
         )
     return path
+
+
+def _directories(variable: str, text: str) -> tuple[str, ...]:
+    return tuple(_meeting_place(variable, each) for each in text.split(":") if each)
+
+
+def _sink(variable: str, text: str) -> str:
+    return text if "://" in text else _meeting_place(variable, text)
 
 
 def _web_config(variable: str, text: str) -> str:
@@ -439,6 +450,30 @@ TABLE: tuple[Setting, ...] = (
         "The Grafana with the boards, as a browser reaches it: `https://grafana.example.org`. "
         "`run.url`, `otel-ddp status` and every verdict then have the address of the board.",
     ),
+    Setting(
+        "artifact_sink",
+        ("OTEL_DDP_ARTIFACTS",),
+        "",
+        _sink,
+        "Where the agent stores a copy of each output that `run.artifact` names: a directory, or "
+        "an address that fsspec knows, such as `s3://bucket/runs`. By default nowhere.",
+    ),
+    Setting(
+        "artifact_roots",
+        ("OTEL_DDP_ARTIFACT_ROOTS",),
+        (),
+        _directories,
+        "Below which directories an agent of the platform (`otel-ddp agent`) may read artifacts, "
+        "with colons between them. By default none. An agent that a run has started reads what its "
+        "user can read.",
+    ),
+    Setting(
+        "artifact_rate_bytes",
+        ("OTEL_DDP_ARTIFACT_RATE",),
+        200 * MIB,
+        _bytes(MIB),
+        "How many bytes of artifacts the agent reads in a second at most.",
+    ),
 )
 
 
@@ -717,6 +752,8 @@ def _table(variables: tuple[Variable, ...]) -> Iterator[str]:
 def _shown(row: Setting) -> str:
     if row.parse is _milliseconds:
         return f"{row.default * 1000:g}"
+    if isinstance(row.default, tuple):
+        return ":".join(row.default)
     if row.name.endswith("_bytes"):
         return f"{row.default // MIB}M"
     if isinstance(row.default, bool):

@@ -6,6 +6,7 @@ import argparse
 import logging
 from collections import OrderedDict
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> None:
         run.event("lr drop", factor=0.1)
     with otel_ddp.phase("checkpoint"), otel_ddp.span("save"):
         otel_ddp.event("saved", path="/checkpoints")
+    run.artifact("out/model.pt", name="model", type="model", metadata={"loss": 0.5})
+    otel_ddp.artifact(Path("data"), direction="input")
     assert_type(run.for_rank(3, job_type="worker", local_rank=3), Run)
     run.finish()
     run.finish("failed", reason="no more data")
@@ -69,6 +72,7 @@ def wrong(run: Run) -> None:
     otel_ddp.init(group=1)  # type: ignore[arg-type]
     otel_ddp.init(tags=[1])  # type: ignore[list-item]
     otel_ddp.init(best={"wer": "lowest"})  # type: ignore[dict-item]
+    run.artifact("out", direction="up")  # type: ignore[arg-type]
     otel_ddp.init(grup="g")  # type: ignore[call-arg]
     otel_ddp.instrumment(None)  # type: ignore[attr-defined]
 

@@ -11,6 +11,7 @@ from grafana_foundation_sdk.builders import (
     heatmap,
     logs,
     loki,
+    nodegraph,
     prometheus,
     statetimeline,
     table,
@@ -366,6 +367,15 @@ def bucket_heatmap(text: Text, *asked: Query, unit: str, size: tuple[int, int] =
         .y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(c.AxisPlacement.LEFT))
         .show_value(c.VisibilityMode.NEVER)
         .tooltip(heatmap.HeatmapTooltip().mode(c.TooltipDisplayMode.SINGLE))
+    )
+
+
+def graph(text: Text, nodes: str, edges: str, *, nothing: str, size: tuple[int, int]) -> Panel:
+    """Circles and arrows. Grafana takes them from labels of these names, which no transformation
+    can give: `id`, `title` and `subtitle` of a node; `id`, `source` and `target` of an edge."""
+    asked = rows(nodes, "nodes"), rows(edges, "edges")
+    return _valued(_dressed(nodegraph.Panel(), text, asked, size), "none", (), None).no_value(
+        nothing
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_ddp import __version__, catalog, settings
 from otel_ddp.agent import startup, wakeup
+from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.export.exporter import Exporter
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
@@ -67,6 +68,7 @@ class Agent:
             keeps_found=keeps_found,
             devices=lambda: self.sampling.describe(),
         )
+        self.artifacts = Artifacts(conf, place, self.ledger, self.node, of_platform=foreground)
         self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.judge = Judge(
             self.ledger,
@@ -156,6 +158,7 @@ class Agent:
 
     def _end(self) -> None:
         log.info("leaving: %s", self._stop_reason or "an error")
+        self.artifacts.stop()
         self._read_and_judge()
         self._update_series()
         if self.exporter.connected:
@@ -177,6 +180,7 @@ class Agent:
     def _read_and_judge(self) -> None:
         self.journals.find()
         self.journals.poll()
+        self.artifacts.feed(self.journals.flush_artifacts())
         self.parents.watch(self.journals.feeds())
         self.judge.poll(self.journals.feeds())
 
@@ -193,6 +197,7 @@ class Agent:
         with self.ledger.lock:
             self.journals.update_series(now_ns)
             self.judge.update_series(now_ns)
+            self.artifacts.update_series(now_ns, self.journals.labels())
         self.silent_ranks.poll(self.journals.feeds(), now_ns)
 
     def _update_own_series(self, now_ns: int) -> None:
@@ -215,7 +220,11 @@ class Agent:
 
     def _documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that are new: of verdicts, and those of the journals."""
-        return [*self.judge.flush_documents(), *self.journals.flush_documents()]
+        return [
+            *self.judge.flush_documents(),
+            *self.artifacts.flush_documents(),
+            *self.journals.flush_documents(),
+        ]
 
     def _delete_done(self) -> None:
         """Delete the journals of dead processes once everything in them is exported."""
@@ -238,7 +247,7 @@ class Agent:
         now = time.monotonic()
         environments = self.journals.environments()
         others = environments - {self.environment, ""}
-        if self.journals.any_alive():
+        if self.journals.any_alive() or self.artifacts.busy():
             self._busy_at = now
         if not self._owns_lock() and self.journals.any_removed():
             self._go_on_without_place()
@@ -309,7 +318,12 @@ class Agent:
 
     def _threads(self) -> list[KeptThread]:
         endpoint = [] if self._endpoint is None else [self._endpoint.thread]
-        return [*endpoint, *self.sampling.threads(), *self.exporter.threads()]
+        return [
+            *endpoint,
+            *self.sampling.threads(),
+            *self.exporter.threads(),
+            *self.artifacts.threads(),
+        ]
 
     def _problems(self) -> list[str]:
         """What does not run, for /healthz."""

@@ -52,6 +52,11 @@ class Place:
         return self.directory / "nodes.json"
 
     @property
+    def artifacts_file(self) -> Path:
+        """The artifacts that the agent reads, as JSON."""
+        return self.directory / "artifacts.json"
+
+    @property
     def doorbell(self) -> Path:
         """A fifo that the agent reads: one byte in it means that a journal has news."""
         return self.directory / "doorbell"

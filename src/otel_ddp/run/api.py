@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar, cast
@@ -164,6 +165,19 @@ def event(name: str, /, **attributes: Any) -> None:
     """Record that something happened, in the current run if there is one."""
     if (run := _current_or_inherited()) is not None:
         run.event(name, **attributes)
+
+
+def artifact(
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    type: str = "file",
+    direction: Literal["output", "input"] = "output",
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a file or directory that came out of the current run, or went into it."""
+    if (run := _current_or_inherited()) is not None:
+        run.artifact(path, name=name, type=type, direction=direction, metadata=metadata)
 
 
 def config(mapping: T) -> T:

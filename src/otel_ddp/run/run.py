@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from otel_ddp import catalog, containment, settings
 from otel_ddp.errors import ConfigError
@@ -19,6 +19,7 @@ from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
 from otel_ddp.recording import agent_start, log_records, values
+from otel_ddp.recording.artifacts import record_artifact
 from otel_ddp.recording.log_handler import LogHandler
 from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
@@ -523,6 +524,31 @@ class Run:
             return
         content = log_records.from_exception(error) | log_lines.moment(recorder, progress)
         recorder.append(layout.EVENT, content)
+
+    @containment.contained()
+    def artifact(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        type: str = "file",
+        direction: Literal["output", "input"] = "output",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record a file or directory that came out of this run, or went into it.
+
+        `run.artifact("out/model.pt", name="model", type="model")`. Call it once the file is
+        written. It does not touch the file: the node's agent works out size and digest, and stores
+        a copy where `OTEL_DDP_ARTIFACTS` says so. An address such as `s3://bucket/data` is
+        recorded as it is. *name* is by default the last part of the path.
+        """
+        recorder = self._ready()
+        if recorder is None:
+            return
+        try:
+            record_artifact(recorder, path, name, type, direction, metadata)
+        except values.Refused as why:
+            recorder.refuse("value", "artifact", f"an artifact was not recorded: {why}")
 
     @containment.contained()
     def describe(self, model: Any) -> None:

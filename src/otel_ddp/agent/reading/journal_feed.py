@@ -20,7 +20,7 @@ from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.catalog import STATES
-from otel_ddp.journal.layout import END, SPAN
+from otel_ddp.journal.layout import ARTIFACT, END, SPAN
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps
 
@@ -60,6 +60,7 @@ class JournalFeed:
         # When the process was first found dead; 0 while it lives.
         self.gone_ns = 0
         self.documents: list[Document] = []
+        self.artifacts: list[Document] = []
         self._ledger = ledger
         self._name_node = name_node
         self._parent_ended = parent_ended
@@ -150,6 +151,9 @@ class JournalFeed:
             elif record.kind == END:
                 # It may have ended after its progress was read.
                 self._update_state(self.reader.progress(), alive)
+            elif record.kind == ARTIFACT:
+                if self.exported:
+                    self.artifacts.append(record)
             elif self._sent:
                 self.documents.append(record)
                 if (saved := event_of(record)) is not None:

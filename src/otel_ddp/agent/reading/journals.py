@@ -183,6 +183,13 @@ class Journals:
                 journal.documents = []
         return documents
 
+    def flush_artifacts(self) -> Iterator[tuple[JournalFeed, Document]]:
+        """The artifacts that were told of since the last call."""
+        for journal in self._journals.values():
+            told, journal.artifacts = journal.artifacts, []
+            for document in told:
+                yield journal, document
+
     # -- what is exported
 
     def marks(self) -> Marks:

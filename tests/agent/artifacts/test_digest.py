@@ -1,0 +1,185 @@
+"""The digest of files and directories, which anybody can work out again; and what may be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.artifacts import files
+from otel_ddp.agent.artifacts.digest import Content, chunks, content_of
+from otel_ddp.agent.artifacts.files import CannotRead
+from otel_ddp.agent.artifacts.pace import CHUNK_BYTES, Pace, Stopped
+
+FAST = 1 << 40
+
+
+def read(path: Path, roots: tuple[str, ...] | None = None) -> Content:
+    with files.opened(os.fsencode(path), roots) as top:
+        return content_of(top, files.listed(top), Pace(FAST))
+
+
+def refused(path: Path, roots: tuple[str, ...] | None = None) -> CannotRead:
+    with pytest.raises(CannotRead) as why:
+        read(path, roots)
+    return why.value
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With names that sort in another order than their folders, and odd ones."""
+    made = tmp_path / "checkpoint"
+    (made / "a").mkdir(parents=True)
+    (made / "empty").mkdir()
+    for name in ("a/rank_0.pt", "a.json", "z z", "back\\slash", "line\nbreak", "ü"):
+        (made / name).write_text(name)
+    (made / "large").write_bytes(b"1" * (CHUNK_BYTES + 1))
+    return made
+
+
+def test_the_digest_of_a_file_is_its_sha256(folder: Path) -> None:
+    content = (folder / "large").read_bytes()
+
+    found = read(folder / "large")
+
+    assert (found.size, found.digest) == (len(content), sha256(content).hexdigest())
+
+
+def test_the_digest_of_a_directory_is_that_of_what_sha256sum_prints(folder: Path) -> None:
+    script = "find . -type f -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    said = subprocess.run(
+        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    )
+
+    found = read(folder)
+
+    assert found.digest == said.stdout.split()[0]
+    assert found.size == sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def test_a_link_within_a_directory_counts_by_where_it_leads_and_is_not_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("1")
+    (folder / "link").symlink_to(secret)
+    before = read(folder)
+
+    secret.write_text("another one")
+    same = read(folder)
+    (folder / "link").unlink()
+    (folder / "link").symlink_to(folder)
+
+    assert same == before
+    assert read(folder).digest != before.digest
+    assert before.size == read(folder).size
+
+
+def test_what_is_named_may_be_a_link_to_the_newest_checkpoint(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "last").symlink_to(folder)
+
+    assert read(tmp_path / "last") == read(folder)
+
+
+def test_a_file_that_has_another_size_than_before_was_written_to(folder: Path) -> None:
+    with files.opened(os.fsencode(folder), None) as top:
+        for size in (0, CHUNK_BYTES, CHUNK_BYTES + 2):
+            with pytest.raises(CannotRead, match="was written to") as why:
+                list(chunks(top, b"large", size, Pace(FAST)))
+            assert why.value.again
+
+
+def test_a_file_that_is_replaced_meanwhile_was_written_to(folder: Path) -> None:
+    with files.opened(os.fsencode(folder), None) as top:
+        found = files.listed(top)
+        fresh = folder / "fresh"
+        fresh.write_text("a.json")
+        fresh.replace(folder / "a.json")
+
+        with pytest.raises(CannotRead, match="was written to"):
+            content_of(top, found, Pace(FAST))
+
+
+def test_what_is_not_there_may_come_and_a_device_never_becomes_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    assert refused(tmp_path / "none").again
+    assert not refused(tmp_path / "fifo").again
+    assert not refused(Path("/dev/null")).again
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_the_agents_user_may_not_read_is_said(folder: Path) -> None:
+    (folder / "a.json").chmod(0)
+
+    assert "may not read" in str(refused(folder))
+
+
+def test_an_agent_of_the_platform_reads_only_below_the_roots(folder: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    (folder / "out").symlink_to(token)
+
+    assert read(folder / "a.json", (str(folder),)).size == 6
+    assert read(folder, (str(folder),)).size
+    for path in (token, folder / "out", folder / ".." / "token", tmp_path):
+        assert "OTEL_DDP_ARTIFACT_ROOTS" in str(refused(path, (str(folder),)))
+    assert "none is named" in str(refused(token, ()))
+    # A name that only begins alike.
+    assert refused(tmp_path / "checkpoint-2", (str(folder),)).args
+
+
+def test_a_folder_that_has_become_a_link_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a" / "token").write_text("1")
+    real = os.path.realpath(os.fsencode(folder / "a" / "token"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "token").write_text("secret")
+    (folder / "a").rename(folder / "b")
+    (folder / "a").symlink_to(elsewhere)
+
+    # As if it became one between the resolving and the opening.
+    with pytest.raises(OSError, match=r"."):
+        files._open_without_links(real)
+
+
+def test_reading_keeps_below_its_rate_and_ends_at_once() -> None:
+    clock = Clock()
+    pace = Pace(1000, stopping=clock, clock=lambda: clock.now_s)  # type: ignore[arg-type]
+
+    for _ in range(5):
+        pace.take(100)
+    clock.now_s += 10.0
+    pace.take(100)
+
+    assert clock.waited_s == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
+    clock.stops = True
+    with pytest.raises(Stopped):
+        pace.take(100)
+
+
+class Clock:
+    """Time that passes only where it is waited for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.waited_s: list[float] = []
+        self.stops = False
+
+    def wait(self, seconds: float) -> bool:
+        self.waited_s.append(seconds)
+        self.now_s += seconds
+        return self.stops
+
+
+@pytest.fixture(autouse=True)
+def no_file_stays_open() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,108 @@
+"""The row of the board Run about what went into a run, and what came out of it."""
+
+from __future__ import annotations
+
+from tools.dashboards.names import metric
+from tools.dashboards.panels import Column, Panel, Text, graph, listing, rows
+from tools.dashboards.selectors import RUN
+
+_TOLD = "training.artifact.timestamp"
+# The run that an input comes from may be long over.
+_BEFORE = "30d"
+
+
+def artifacts() -> list[Panel]:
+    each = "direction, name, type, digest, uri"
+
+    def last(name: str) -> str:
+        return f"max by ({each}) (last_over_time({metric(name, RUN)}[$__range]))"
+
+    return [
+        listing(
+            Text(
+                "Inputs and outputs",
+                "What the script has named by run.artifact(), as the agent has read it.",
+                "No digest: the log record of this artifact says why. The same digest is the same "
+                "content, under whatever name.",
+            ),
+            rows(f"{last(_TOLD)} * 1000", "told"),
+            rows(last("training.artifact.size"), "size"),
+            rows(last("training.artifact.step"), "step"),
+            columns=[
+                Column("direction"),
+                Column("name"),
+                Column("type"),
+                Column("Value #size", "Size", "bytes"),
+                Column("Value #step", "At step", decimals=0),
+                Column("Value #told", "When", "dateTimeAsIso"),
+                Column("digest"),
+                Column("uri", "Where"),
+            ],
+            sort=("When", True),
+            size=(14, 9),
+        ),
+        graph(
+            Text(
+                "Where from, where to",
+                "The run between its inputs and outputs, and the runs of the last 30 days that "
+                "have written the former or read the latter: by their digest, or by the address "
+                "where there is none.",
+                "A run that you do not expect: the input is another one than you meant.",
+            ),
+            _nodes(),
+            _edges(),
+            nothing="none",
+            size=(10, 9),
+        ),
+    ]
+
+
+def _this(direction: str = "") -> str:
+    """Artifacts of this run, by `of`: what two runs have in common."""
+    told = metric(_TOLD, RUN, f'direction="{direction}"' if direction else "")
+    return _by_content(f"last_over_time({told}[$__range])")
+
+
+def _others(direction: str) -> str:
+    """Artifacts of other runs that this run has the other way round."""
+    told = metric(_TOLD, 'run!="$run"', f'direction="{direction}"')
+    other_way = "input" if direction == "output" else "output"
+    theirs = f"max by (run, direction, of) ({_by_content(f'last_over_time({told}[{_BEFORE}])')})"
+    return f"({theirs} and on (of) {_this(other_way)})"
+
+
+def _by_content(expr: str) -> str:
+    return _labelled(_labelled(expr, "of", "uri", "$1"), "of", "digest", "$1")
+
+
+def _labelled(expr: str, label: str, of: str, text: str) -> str:
+    return f'label_replace({expr}, "{label}", "{text}", "{of}", "(.+)")'
+
+
+def _runs(expr: str, what: str) -> str:
+    named = _labelled(f"group by (run) ({expr})", "id", "run", "run $1")
+    return _labelled(_labelled(named, "title", "run", "$1"), "subtitle", "run", what)
+
+
+def _nodes() -> str:
+    files = _labelled(_labelled(_this(), "id", "of", "$1"), "title", "name", "$1")
+    files = _labelled(_labelled(files, "subtitle", "type", "$1"), "detail__uri", "uri", "$1")
+    parts = (
+        f"group by (id, title, subtitle, detail__uri) ({files})",
+        _runs(_this(), "this run"),
+        _runs(_others("output"), "wrote it"),
+        _runs(_others("input"), "read it"),
+    )
+    # A run that has read one and written another is one circle.
+    return " or on (id) ".join(parts)
+
+
+def _edges() -> str:
+    def arrows(expr: str, source: str, target: str) -> str:
+        ends = _labelled(expr, "run_id", "run", "run $1")
+        ends = _labelled(_labelled(ends, "source", source, "$1"), "target", target, "$1")
+        return f'label_join(group by (source, target) ({ends}), "id", " to ", "source", "target")'
+
+    written = f"{_this('output')} or {_others('output')}"
+    read = f"{_this('input')} or {_others('input')}"
+    return f"{arrows(written, 'run_id', 'of')} or {arrows(read, 'of', 'run_id')}"
