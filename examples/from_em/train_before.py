@@ -4,7 +4,7 @@ Training, a validation after each epoch and a test at the end, on every process 
 (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set). CPU, gloo.
 """
 
-import tempfile
+import os
 from pathlib import Path
 
 import torch
@@ -98,9 +98,8 @@ def main() -> None:
     test("test", test_loader, epoch)
 
     if rank == 0:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model_state_dict.pt"
-            torch.save(model.module.state_dict(), path)
+        path = Path(os.environ.get("OUTPUT", ".")) / "model_state_dict.pt"
+        torch.save(model.module.state_dict(), path)
     dist.destroy_process_group()
 
 

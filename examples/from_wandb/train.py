@@ -5,7 +5,7 @@ Two torchruns on one machine stand for two nodes: give both the same --master-ad
 """
 
 import argparse
-import tempfile
+import os
 from pathlib import Path
 
 import torch
@@ -63,11 +63,10 @@ def main() -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.pt"
-            with run.phase("checkpoint"):
-                torch.save(state, path)
-            run.event("artifact", name="model", type="model", path=path, bytes=path.stat().st_size)
+        path = Path(os.environ.get("OUTPUT", ".")) / "model.pt"
+        with run.phase("checkpoint"):
+            torch.save(state, path)
+        run.artifact(path, name="model", type="model", metadata={"loss": loss.item()})
         print(f"loss {loss.item()}, accuracy {accuracy.item()}")
     dist.destroy_process_group()
 

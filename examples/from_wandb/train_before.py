@@ -5,7 +5,7 @@ Two torchruns on one machine stand for two nodes: give both the same --master-ad
 """
 
 import argparse
-import tempfile
+import os
 from pathlib import Path
 
 import torch
@@ -57,9 +57,8 @@ def main() -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.pt"
-            torch.save(state, path)
+        path = Path(os.environ.get("OUTPUT", ".")) / "model.pt"
+        torch.save(state, path)
         print(f"loss {loss.item()}, accuracy {accuracy.item()}")
     dist.destroy_process_group()
 

@@ -13,6 +13,7 @@ from tools.stack.server import free_port
 
 import warm
 from node import Labels, Node, finished, until
+from otel_ddp import catalog
 from otlp_receiver import Receiver
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,11 +57,15 @@ class Launch:
         # What the programs start has torch imported already, too.
         env |= {**warm.python().env, "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port())}
         with Node(**env) as node:
+            # Where programs leave what they save.
+            node.env["OUTPUT"] = str(node.root)
             with Receiver() as receiver:
                 node.export_to(receiver.start_http())
                 started = [node.start(*command) for command in commands]
                 self.printed = "".join(finished(each) for each in started)
                 until(lambda: self._ended(node), "the end of every process to be told")
+                waiting = "otel_ddp_artifacts_waiting"
+                until(lambda: not node.value(waiting), "all that was saved to be read")
                 self.processes = node.processes()
                 self.scraped = node.scrape()
                 self.status = node.run("from otel_ddp.cli import main; main(['status'])")
@@ -126,6 +131,11 @@ class Launch:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [attributes for record, attributes in self.logs if record.event_name == name]
+
+    def artifacts(self) -> list[dict[str, Any]]:
+        """Those that the agent has read."""
+        told = self.events(catalog.ARTIFACT_EVENT)
+        return [each for each in told if each["artifact.state"] == "complete"]
 
     def assert_calm(self) -> None:
         """Nothing is told that is not so, and nothing warns.
@@ -208,6 +218,7 @@ def before() -> dict[str, list[str]]:
     with Node(
         CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", PORTS=ports
     ) as node:
+        node.env["OUTPUT"] = str(node.root)
         started = [
             node.warm(
                 *("-c", BEFORE, *paths),
@@ -313,9 +324,11 @@ def test_a_strategy_decides_how_many_processes_are_recorded(
     assert info["config_batch_size"] == "32"
     assert info["config_log_strategy"] == info["strategy"] == strategy
     assert launch.value("training_checkpoint_duration_seconds_count", rank="0") == 1
-    (artifact,) = launch.events("artifact")
-    assert (artifact["name"], artifact["type"], artifact["rank"]) == ("model", "model", "0")
-    assert artifact["bytes"] > 1000
+    (artifact,) = launch.artifacts()
+    assert (artifact["artifact.name"], artifact["artifact.type"]) == ("model", "model")
+    assert artifact["rank"] == "0"
+    assert artifact["artifact.size"] > 1000
+    assert artifact["artifact.metadata.loss"] > 0
     launch.assert_steps()
     launch.assert_calm()
 
@@ -400,7 +413,7 @@ def test_settings_and_types_of_values_arrive_as_they_were_named(
     assert {"data", "forward", "backward", "optimizer", "eval"} <= launch.phases("0")
     assert launch.value("training_steps_total", rank="0") == 96
     assert launch.value("training_checkpoint_duration_seconds_count", rank="0") == 1
-    assert [each["name"] for each in launch.events("artifact")] == ["pictures_saved_model"]
+    assert [each["artifact.name"] for each in launch.artifacts()] == ["pictures_saved_model"]
     launch.assert_steps()
     launch.assert_calm()
 

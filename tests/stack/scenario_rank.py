@@ -115,6 +115,8 @@ def train(part: Part, orders: Orders) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=part.config["lr"], momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     run = otel_ddp.instrument(model, config=part.config, scaler=scaler)
+    if saved.exists() and rank == 0:
+        run.artifact(saved, name="checkpoint", type="model", direction="input")
     loader = batches(first, rank, orders)
     for step, batch in otel_ddp.data(loader) if part.times_data else loader:
         loss = loss_of(model, batch)
@@ -171,6 +173,7 @@ def save(run: otel_ddp.Run, model: DistributedDataParallel, step: int, saved: Pa
         fresh = saved.with_suffix(".new")
         torch.save({"step": step, "model": model.module.state_dict()}, fresh)
         fresh.replace(saved)
+    run.artifact(saved, name="checkpoint", type="model")
 
 
 def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:

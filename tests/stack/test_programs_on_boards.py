@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -44,6 +45,17 @@ PROGRAMS = {
 }
 
 
+# Reads what from_wandb has saved.
+READER = "reader"
+READ = """
+import otel_ddp
+with otel_ddp.init(run="reader") as run:
+    run.log({{"loss": 1.0}}, step=1)
+    run.artifact({path!r}, name="weights", type="model", direction="input")
+    run.artifact("s3://bucket/report", type="report")
+"""
+
+
 class Played:
     """All programs have run on one node, under the deployed rules, twelve times as fast."""
 
@@ -61,19 +73,25 @@ class Played:
         # Its host is no part of the question, and a small one is busy.
         node = life.enter_context(Node(OTEL_DDP_SOURCES="none", CUDA_VISIBLE_DEVICES=""))
         node.export_to(collector.http)
+        # Where programs leave what they save.
+        node.env["OUTPUT"] = str(node.root)
         start_s = time.time()
         for name, program in PROGRAMS.items():
             launcher = ("-m", *program.launcher) if program.launcher else ()
             path = str(EXAMPLES / name / "train.py")
             port = {"MASTER_PORT": str(free_port()), "OTEL_DDP_RUN": name}
             finished(node.warm(*launcher, path, *program.arguments, env=port))
+        node.run(READ.format(path=str(node.root / "model.pt")))
         until(self._have_ended, "the end of all programs")
+        # Two of them save a model, and the reader names two.
+        named = "count(training_artifact_timestamp_seconds) == 4"
+        until(lambda: self.prometheus.query(named), "all artifacts")
         # Points are asked for at whole seconds: to the end of the one that has the last values.
         self.page = Page(self.prometheus, start_s, math.ceil(time.time()), 1.0)
 
     def _have_ended(self) -> bool:
         ended = self.prometheus.query("run:training_state:max == 2")
-        return {each.labels["run"] for each in ended} == PROGRAMS.keys()
+        return {each.labels["run"] for each in ended} == {*PROGRAMS, READER}
 
     def shown(self, board: Board, panel: str, ref: str, **wanted: tuple[str, ...]) -> list[Series]:
         """What a query of a panel brings, where the board is opened and this is chosen."""
@@ -106,7 +124,7 @@ def test_the_boards_offer_five_runs_and_the_roles_of_their_ranks(played: Played)
             if name in ("run", "job_type")
         }
 
-        assert sorted(there["run"]) == sorted(PROGRAMS)
+        assert sorted(there["run"]) == sorted([*PROGRAMS, READER])
         assert sorted(there["job_type"]) == ["train", "worker"]
 
 
@@ -135,3 +153,40 @@ def test_compare_shows_a_curve_of_each_against_steps(played: Played) -> None:
     for curves in against:
         assert len(curves) == len(PROGRAMS)
         assert all(each.points for each in curves)
+
+
+def test_run_lists_what_it_has_saved_with_size_and_digest(played: Played) -> None:
+    (told,), (size,) = (
+        played.shown(BOARDS["Run"], "Inputs and outputs", ref, run=("from_wandb",))
+        for ref in ("told", "size")
+    )
+
+    assert told.labels == size.labels
+    assert (told.labels["direction"], told.labels["name"]) == ("output", "model")
+    assert re.fullmatch("[0-9a-f]{64}", told.labels["digest"])
+    assert told.labels["uri"].endswith("/model.pt")
+
+
+def test_run_draws_the_chain_from_the_run_that_wrote_to_the_one_that_read(played: Played) -> None:
+    assert drawn(played, "from_wandb") == {
+        ("from_wandb, this run", "model, model"),
+        ("model, model", f"{READER}, read it"),
+    }
+    assert drawn(played, READER) == {
+        ("from_wandb, wrote it", "weights, model"),
+        ("weights, model", f"{READER}, this run"),
+        (f"{READER}, this run", "report, report"),
+    }
+
+
+def drawn(played: Played, run: str) -> set[tuple[str, str]]:
+    """The arrows between the circles, by what stands in and below these."""
+    board = BOARDS["Run"]
+    nodes, edges = (
+        [each.labels for each in played.shown(board, "Where from, where to", ref, run=(run,))]
+        for ref in ("nodes", "edges")
+    )
+    names = {each["id"]: f"{each['title']}, {each['subtitle']}" for each in nodes}
+    assert len(names) == len(nodes)
+    assert len({each["id"] for each in edges}) == len(edges)
+    return {(names[each["source"]], names[each["target"]]) for each in edges}
