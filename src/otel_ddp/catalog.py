@@ -214,7 +214,7 @@ TRAINING_RUN_INFO = _run.metric(
     "Always 1; its labels describe the run, with the scalars of its configuration as "
     "`config_<key>`, as far as the limit on their number goes.",
     *("project", "name", "description", "tags", "script", "world_size", "nodes", "backend"),
-    *("precision", "model", "strategy", "torch", "cuda", "git_sha"),
+    *("precision", "model", "strategy", "torch", "cuda", "git_sha", "baseline"),
 )
 TRAINING_RUN_SETTING = _run.metric(
     "training.run.setting",
@@ -235,6 +235,9 @@ TRAINING_PARAMETERS = _run.metric(
     "How many parameters the model has, the trainable and the frozen ones apart.",
     "trainable",
 )
+
+# The log record of a `run.early_stop()` that says yes.
+EARLY_STOP_EVENT = "training.early_stop"
 
 # --- Progress and state ------------------------------------------------------------------------
 
@@ -283,6 +286,14 @@ TRAINING_STALLED = _progress.metric(
     _G,
     "",
     "1 while the rank has made no progress for longer than its stall timeout, otherwise 0.",
+)
+TRAINING_EARLY_STOP_STEP = _progress.metric(
+    "training.early_stop.step",
+    _G,
+    "{step}",
+    "The step at which `run.early_stop()` first told this rank to stop; `monitor` is what had not "
+    "improved.",
+    "monitor",
 )
 TRAINING_RESTARTS = _progress.metric(
     "training.restarts",
@@ -346,6 +357,34 @@ TRAINING_STEPS_SKIPPED = _speed.metric(
     "{step}",
     "How many optimizer steps left the weights as they were, for instance after an overflow.",
     "reason",
+)
+TRAINING_SET_SIZE = _speed.metric(
+    "training.set.size",
+    _G,
+    "{sample}",
+    "How many samples a data set has, by torch's loader; `split` is `train`, or `eval` where a "
+    "loader was used without a step.",
+    "split",
+)
+TRAINING_SET_BATCHES = _speed.metric(
+    "training.set.batches",
+    _G,
+    "{batch}",
+    "How many batches the rank takes of it in an epoch.",
+    "split",
+)
+TRAINING_SET_RANK_SAMPLES = _speed.metric(
+    "training.set.rank_samples",
+    _G,
+    "{sample}",
+    "How many samples the rank takes of it in an epoch.",
+    "split",
+)
+TRAINING_EPOCH_SAMPLES = _speed.metric(
+    "training.epoch.samples",
+    _G,
+    "{sample}",
+    "How many samples the rank has trained on in the last epoch whose loader came to its end.",
 )
 TRAINING_STEP_DURATION = _speed.metric(
     "training.step.duration",

@@ -52,6 +52,7 @@ class Settings(NamedTuple):
     hidden_names: frozenset[str]
     logs: str
     sample_steps: int
+    baseline: str
     stall_timeout_s: float
     sources: frozenset[str]
     linger_s: float
@@ -343,6 +344,14 @@ TABLE: tuple[Setting, ...] = (
         _count(0, 1_000_000_000),
         "Every so many steps one is looked at closely: its spans are sent, the norm of its "
         "gradients is taken. Steps out of the ordinary are sent in any case. 0: only those.",
+    ),
+    Setting(
+        "baseline",
+        ("OTEL_DDP_BASELINE",),
+        "",
+        _text,
+        "The run that this one is measured against on the board Run: its samples per rank and "
+        "second count as 1. Mostly the same training on one GPU, or on one node.",
     ),
     Setting(
         "stall_timeout_s",

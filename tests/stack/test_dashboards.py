@@ -24,6 +24,7 @@ from stack.scenario import (
     WORLD_SIZE,
     scenario,
 )
+from stack.servers import Series
 
 BOARDS = {board.title: board for board in boards()}
 # Of a list of values, so many are chosen by themselves.
@@ -301,3 +302,15 @@ def test_the_boards_name_who_is_late_who_hangs_and_what_is_hot(reader: Reader) -
     hung = {"node": NODES[0], "rank": str(HUNG_RANK)}
     assert named(reader, "Ranks", "Held up by", run=(DEBUG.name,)) == hung
     assert named(reader, "GPUs & nodes", "Hottest").items() >= late.items()
+
+
+def test_a_run_scales_like_itself(reader: Reader) -> None:
+    board = BOARDS["Run"]
+    (asked,) = (each for each in board.questions if each.panel == "Scaling efficiency")
+    values = reader.opened(board, run=(BASE.name,), baseline=(BASE.name,))
+
+    (found,) = answer(asked, values, reader.page)
+
+    assert isinstance(found, Series)
+    shares = sorted(share for _, share in found.points)
+    assert 0.5 < shares[len(shares) // 2] < 2.0

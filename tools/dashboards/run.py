@@ -6,6 +6,7 @@ from tools.dashboards import variables as v
 from tools.dashboards.annotations import marks
 from tools.dashboards.artifacts import artifacts
 from tools.dashboards.board import Row, board
+from tools.dashboards.data_sets import data_sets
 from tools.dashboards.links import of_row, of_series
 from tools.dashboards.looks import (
     ABOVE_0_IS_BAD,
@@ -69,7 +70,7 @@ def build() -> str:
             Row("Logs and events (needs Loki)", _logs(), collapsed=True),
             Row("Memory", _memory(), collapsed=True),
             Row("Checkpoints, restarts and errors", _events(), collapsed=True),
-            Row("Inputs and outputs", artifacts(), collapsed=True),
+            Row("Data, inputs and outputs", [*data_sets(), *artifacts()], collapsed=True),
             Row("Single ranks (as selected; dear for thousands)", _ranks(), collapsed=True),
             Row("Sampled steps (needs Tempo)", _steps(), collapsed=True),
         ],
@@ -85,6 +86,7 @@ def build() -> str:
                 [(each, each) for each in ("1m", "5m", "30m", "2h")],
                 "Over how long the thick line of a value is averaged.",
             ),
+            v.baseline(),
             v.numbers("topn", "Ranks shown", "How many of the worst are drawn.", 5, 10, 25),
             v.traces(),
             v.logs(),
@@ -424,7 +426,28 @@ def _speed() -> list[Panel]:
             maximum=1,
             nothing="peak not known",
         ),
+        lines(
+            Text(
+                "Scaling efficiency",
+                "Samples a second of a rank, beside what a rank of $baseline did in the median of "
+                "the last 30 days: 1 is no loss by scaling.",
+                "Falls with more ranks: see who waits for whom, and whether gradients are "
+                "exchanged while backward runs.",
+            ),
+            over_time(_scaling(), "beside $baseline"),
+            unit="percentunit",
+            minimum=0,
+            nothing="no samples known",
+        ),
     ]
+
+
+def _scaling() -> str:
+    name = "run:training_rank_samples:rate2m"
+    before = recorded(name, 'run="$baseline"')
+    # The baseline may be long over; asked for once, not at each moment.
+    typical = f"max(quantile_over_time(0.5, {before}[30d] @ end()))"
+    return f"max({recorded(name, WHOLE_RUN)}) / on () {typical}"
 
 
 def _balance() -> list[Panel]:
@@ -658,6 +681,25 @@ def _events() -> list[Panel]:
             columns=[
                 Column("reason", "Reason"),
                 Column("Value #n", "Steps", levels=ABOVE_0_IS_ODD),
+            ],
+            size=(8, 7),
+        ),
+        listing(
+            Text(
+                "Early stop",
+                "The ranks that run.early_stop() has told to stop, and at which step.",
+                "Other ranks went on: the alert TrainingEarlyStopUneven says how far.",
+            ),
+            rows(
+                "max by (node, rank, monitor) (last_over_time("
+                f"{metric('training.early_stop.step', RUN)}[$__range]))",
+                "step",
+            ),
+            columns=[
+                Column("monitor", "Did not improve"),
+                Column("node", width=90),
+                Column("rank", width=75),
+                Column("Value #step", "At step", decimals=0),
             ],
             size=(8, 7),
         ),

@@ -187,6 +187,17 @@ def newest() -> build.QueryVariable:
     return variable.regex(_RUN_OF_RESULT).hide(VariableHide.HIDE_VARIABLE)
 
 
+def baseline() -> build.QueryVariable:
+    """A run to measure this one against: the one that its setting names comes first."""
+    named = last(metric("training.run.info", WHOLE_RUN, 'baseline!=""'))
+    others = last(metric("training.run.info", GROUPS))
+    other = f'label_replace({others}, "baseline", "$1", "run", "(.+)")'
+    query = f"query_result(group by (baseline) ({named}) or group by (baseline) ({other}))"
+    description = "Whose samples per rank and second are 1: OTEL_DDP_BASELINE, or any run."
+    found = _one("baseline", "Baseline", query, description, sort=_AS_IS)
+    return found.regex(r'/baseline="(.+)"\}/')
+
+
 def places(selector: str, *, first_rank: str = "") -> list[build.QueryVariable]:
     """Node, rank and local rank."""
     state = "training.state"

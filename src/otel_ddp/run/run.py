@@ -18,8 +18,10 @@ from otel_ddp.identity import boards, identity, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
+from otel_ddp.journal.direction import direction as direction_of
 from otel_ddp.recording import agent_start, log_records, values
 from otel_ddp.recording.artifacts import record_artifact
+from otel_ddp.recording.early_stop import EarlyStop
 from otel_ddp.recording.log_handler import LogHandler
 from otel_ddp.recording.progress import Phase, Progress
 from otel_ddp.recording.recorder import Recorder
@@ -61,6 +63,7 @@ class Run:
         self._ending = Ending()
         # As the user says: name -> where its best value lies.
         self._best: dict[str, str] = {}
+        self._early_stops: dict[str, EarlyStop] = {}
         self._settled = False
         self._log_lines: LogHandler | None = None
         self._cut_settings: set[str] = set()
@@ -188,6 +191,7 @@ class Run:
                 "sample_steps": conf.sample_steps,
                 "span": recorder.run_span,
                 **({"best": self._best.copy()} if self._best else {}),
+                **({"baseline": conf.baseline} if conf.baseline else {}),
             }
         )
         if self._speaks_for_all():
@@ -371,6 +375,38 @@ class Run:
                 announcements.exports_are_unknown(self._choice)
         recorder.log(metrics, step=step, epoch=epoch, split=split)
 
+    @containment.contained()
+    def log_tensor(
+        self,
+        name: str,
+        tensor: Any,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Record how the values of a tensor are spread: `run.log_tensor("fc.weight", weight)`.
+
+        It records `fc.weight/min`, `/max`, `/mean`, `/std`, `/p05`, `/p25`, `/p50`, `/p75` and
+        `/p95`. They are computed on the tensor's device, without waiting for it, and take a pass
+        or two over the tensor: every hundred steps is mostly enough. Quantiles of more than 65,536
+        values are those of every n-th.
+        """
+        recorder = self._ready()
+        if recorder is None:
+            return
+        from otel_ddp.torch import tensor_summary
+
+        try:
+            found = tensor_summary.summary(tensor)
+        except (tensor_summary.NoSummary, RuntimeError) as why:
+            containment.reraise_foreign()
+            text = f"{values.shown(name)} was not recorded: {str(why)[:200]}"
+            recorder.refuse("value", f"tensor:{values.shown(name)}", text)
+            return
+        pairs = {f"{name}/{what}": value for what, value in found.items()}
+        recorder.log(pairs, step=step, epoch=epoch, split=split)
+
     def _log_by_run(self) -> None:
         """Makes calls of `log` come to this run again, instead of straight to its recorder."""
         vars(self).pop("log", None)
@@ -549,6 +585,57 @@ class Run:
             record_artifact(recorder, path, name, type, direction, metadata)
         except values.Refused as why:
             recorder.refuse("value", "artifact", f"an artifact was not recorded: {why}")
+
+    def early_stop(
+        self,
+        metric: str,
+        value: Any,
+        *,
+        patience: int,
+        min_delta: float = 0.0,
+        direction: Literal["min", "max"] | None = None,
+    ) -> bool:
+        """Say after each evaluation whether to stop: `patience` of them brought nothing better.
+
+        `if run.early_stop("val/loss", loss, patience=3): break`. The answer depends on what you
+        pass alone, so it is the same where nothing is recorded. *direction* is by default that of
+        `best=`, or what the name says, else `min`. Better is what differs by more than
+        *min_delta*. A tensor on a device is waited for. Every rank has an answer of its own: where
+        their values may differ, send that of rank 0 to all.
+        """
+        return containment.attempt(
+            lambda: self._early_stop(metric, value, patience, min_delta, direction), False
+        )
+
+    def _early_stop(
+        self, metric: str, value: Any, patience: int, min_delta: float, given: str | None
+    ) -> bool:
+        stop = self._early_stops.get(metric)
+        if stop is None:
+            way = given or direction_of(metric, self._best)
+            if way not in ("min", "max"):
+                way = "min"
+                containment.warn_once(
+                    f"early stop: {metric}",
+                    'early_stop takes %r as better the lower it is: say direction="max" if not.',
+                    metric,
+                )
+            stop = self._early_stops[metric] = EarlyStop(way, int(patience), float(min_delta))
+        stopped_before = stop.stopped
+        if stop.feed(float(value)) and not stopped_before:
+            self._tell_early_stop(metric, stop)
+        return stop.stopped
+
+    @containment.contained()
+    def _tell_early_stop(self, metric: str, stop: EarlyStop) -> None:
+        recorder = self._ready()
+        if recorder is None:
+            return
+        name, _ = values.text(metric, 200)
+        about = {"monitor": name, "patience": stop.patience, "best": stop.best}
+        record_event(recorder, catalog.EARLY_STOP_EVENT, about)
+        if (step := recorder.current_step()) is not None:
+            recorder.stamp(catalog.TRAINING_EARLY_STOP_STEP, float(step), monitor=name)
 
     @containment.contained()
     def describe(self, model: Any) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.reading.direction import direction
 from otel_ddp.agent.reading.summary import Summary
+from otel_ddp.journal.direction import direction
 from otel_ddp.journal.reader import JournalReader
 
 

@@ -25,7 +25,7 @@ def info_labels(
     found: dict[str, str] = {}
     for key in (*TEXTS, "world_size", "nodes", "strategy"):
         found[key] = _word(identity.get(key))
-    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha"):
+    for key in ("script", "model", "backend", "precision", "torch", "cuda", "git_sha", "baseline"):
         found[key] = _word(facts.get(key))
     for key, value in islice(config.items(), catalog.MOST_CONFIG_LABELS):
         # Two keys may become one label ("a.b", "a_b"): the first key keeps it.

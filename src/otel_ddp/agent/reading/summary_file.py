@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.agent.reading.direction import direction
 from otel_ddp.agent.reading.summary import Extremes, Key, Point, Summary
 from otel_ddp.journal import layout
+from otel_ddp.journal.direction import direction
 from otel_ddp.journal.reader import JournalReader, clean_text
 
 # Larger than 200 names of the longest kind.

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import dataloader
 
 from otel_ddp import containment
+from otel_ddp.torch.data_sets import LOOKED_AT, DataSets
 from otel_ddp.torch.steps.stepper import Stepper
 
 # What else an iterable may be able to do. The interpreter looks these up on types, not on objects:
@@ -20,6 +21,7 @@ _SPECIAL = (
 )
 
 _stepper: Stepper | None = None
+_data_sets: DataSets | None = None
 _replacement: Any = None
 
 
@@ -29,8 +31,8 @@ def attach(stepper: Stepper) -> None:
     torch has no hook here, so this is the one function of torch's that we replace. Another iterator
     would be of another type; and where users can wrap their own, they have `data`.
     """
-    global _stepper, _replacement
-    _stepper = stepper
+    global _stepper, _data_sets, _replacement
+    _stepper, _data_sets = stepper, DataSets(stepper)
     if _replacement is None:
         _replacement = _timed_next(dataloader._BaseDataLoaderIter.__next__)
         dataloader._BaseDataLoaderIter.__next__ = _replacement
@@ -38,8 +40,8 @@ def attach(stepper: Stepper) -> None:
 
 def detach() -> None:
     """Give torch its function back."""
-    global _stepper, _replacement
-    _stepper = None
+    global _stepper, _data_sets, _replacement
+    _stepper = _data_sets = None
     ours = _replacement
     if ours is not None and dataloader._BaseDataLoaderIter.__next__ is ours:
         dataloader._BaseDataLoaderIter.__next__ = ours.__wrapped__
@@ -51,9 +53,17 @@ def _timed_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     # needs that one after `detach` too.
     @functools.wraps(original)
     def next_batch(iterator: Any) -> Any:
+        data_sets = _data_sets
+        # Of a pass through a set only the first batches are looked at, and its end.
+        if data_sets is not None and getattr(iterator, "_num_yielded", LOOKED_AT) < LOOKED_AT:
+            data_sets.batch_wanted(iterator)
         _began()
         try:
             return original(iterator)
+        except StopIteration:
+            if data_sets is not None:
+                data_sets.ended(iterator)
+            raise
         finally:
             _ended()
 

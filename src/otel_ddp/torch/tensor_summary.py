@@ -1,0 +1,63 @@
+"""The summary of a tensor, computed on its device: nothing here waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+# They take a sort, so of a larger tensor they are those of every n-th element.
+_MOST_SORTED = 65_536
+
+
+class NoSummary(Exception):
+    """The text completes "... was not recorded: "."""
+
+
+def summary(tensor: Any) -> dict[str, torch.Tensor]:
+    """Minimum, maximum, mean, standard deviation and quantiles, each a tensor of one number."""
+    if not isinstance(tensor, torch.Tensor):
+        raise NoSummary(f"a tensor was expected, got {type(tensor).__name__}")
+    if (placements := getattr(tensor, "placements", None)) is not None:
+        if not all(each.is_replicate() for each in placements):
+            raise NoSummary("its parts are spread over ranks; pass to_local() or full_tensor()")
+        tensor = tensor.to_local()
+    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_quantized:
+        raise NoSummary("only dense tensors of real numbers have a summary")
+    if not tensor.numel():
+        raise NoSummary("it is empty")
+    if _captures(tensor):
+        raise NoSummary("a graph is being captured; log outside of it")
+    # Neither a graph for backward, nor tensors that only inference may use.
+    with torch.inference_mode(False), torch.no_grad():
+        return _computed(tensor.detach())
+
+
+def _computed(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    count = tensor.numel()
+    every = -(-count // _MOST_SORTED)
+    some = tensor.reshape(-1)[::every].to(_at_least_float32(tensor))
+    lowest, highest = torch.aminmax(tensor)
+    if tensor.dtype.is_floating_point:
+        # The sums are made in float32 without a copy of the tensor in it.
+        mean = tensor.mean(dtype=_at_least_float32(tensor))
+        length = torch.linalg.vector_norm(tensor, dtype=_at_least_float32(tensor))
+        spread = (length * length / count - mean * mean).clamp(min=0).sqrt()
+    else:
+        mean, spread = some.mean(), some.std(correction=0)
+    found = {"min": lowest, "max": highest, "mean": mean, "std": spread}
+    points = torch.quantile(some, torch.tensor(QUANTILES, dtype=some.dtype, device=some.device))
+    for at, quantile in enumerate(QUANTILES):
+        found[f"p{quantile * 100:02.0f}"] = points[at]
+    return found
+
+
+def _at_least_float32(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _captures(tensor: torch.Tensor) -> bool:
+    module = getattr(torch, tensor.device.type, None)
+    asks = getattr(module, "is_current_stream_capturing", None)
+    return asks is not None and bool(asks())
