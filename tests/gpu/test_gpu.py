@@ -153,6 +153,7 @@ def test_nothing_waits_for_the_device(
         torch.cuda.set_sync_debug_mode("error")
     try:
         train(model, optimizer, batch, 5)
+        run.log_tensor("weight", next(model.parameters()))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     last = torch.cuda.Event()

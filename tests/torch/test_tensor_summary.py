@@ -46,6 +46,14 @@ def test_quantiles_of_a_large_tensor_are_those_of_every_nth_value() -> None:
     assert (found["min"], found["max"]) == (0, 1)
 
 
+def test_a_transposed_tensor_is_summed_up_where_it_lies() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4)
+
+    assert summary(tensor.t()) == summary(tensor)
+    assert summary(tensor[:, ::2])["max"] == 10
+    assert summary(torch.tensor(3.0))["p50"] == 3
+
+
 def test_nothing_of_it_needs_a_gradient_or_changes_the_tensor() -> None:
     weight = torch.ones(3, requires_grad=True)
     with torch.inference_mode():
@@ -56,11 +64,19 @@ def test_nothing_of_it_needs_a_gradient_or_changes_the_tensor() -> None:
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_no_value_is_asked_for_on_the_way(dtype: torch.dtype) -> None:
+    # Tensors without values raise where one is asked for, as a device would have to be waited for.
+    found = summary(torch.empty(300, 300, device="meta", dtype=dtype))
+
+    assert list(found) == NAMES
+    assert {(each.device.type, each.shape) for each in found.values()} == {("meta", ())}
+
+
 def test_a_value_that_is_lost_is_seen() -> None:
     found = summary(torch.tensor([1.0, math.nan]))
 
-    assert math.isnan(found["min"])
-    assert math.isnan(found["p50"])
+    assert [math.isnan(found[name]) for name in ("min", "max", "mean", "p95")] == [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,21 +37,29 @@ def summary(tensor: Any) -> dict[str, torch.Tensor]:
 
 def _computed(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     count = tensor.numel()
-    every = -(-count // _MOST_SORTED)
-    some = tensor.reshape(-1)[::every].to(_at_least_float32(tensor))
+    some = _some(tensor, -(-count // _MOST_SORTED)).to(_at_least_float32(tensor))
     lowest, highest = torch.aminmax(tensor)
     if tensor.dtype.is_floating_point:
         # The sums are made in float32 without a copy of the tensor in it.
-        mean = tensor.mean(dtype=_at_least_float32(tensor))
-        length = torch.linalg.vector_norm(tensor, dtype=_at_least_float32(tensor))
+        mean = tensor.mean(dtype=some.dtype)
+        length = torch.linalg.vector_norm(tensor, dtype=some.dtype)
         spread = (length * length / count - mean * mean).clamp(min=0).sqrt()
     else:
         mean, spread = some.mean(), some.std(correction=0)
     found = {"min": lowest, "max": highest, "mean": mean, "std": spread}
-    points = torch.quantile(some, torch.tensor(QUANTILES, dtype=some.dtype, device=some.device))
-    for at, quantile in enumerate(QUANTILES):
-        found[f"p{quantile * 100:02.0f}"] = points[at]
+    # Not torch.quantile, whose points would have to be copied to the device: that waits for it.
+    rising = some.sort().values
+    for quantile in QUANTILES:
+        place = quantile * (len(rising) - 1)
+        below, above = rising[math.floor(place)], rising[math.ceil(place)]
+        found[f"p{quantile * 100:02.0f}"] = below + (above - below) * (place % 1)
     return found
+
+
+def _some(tensor: torch.Tensor, every: int) -> torch.Tensor:
+    """Every n-th value, in the order in which they lie in memory: so nothing is copied for it."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).reshape(-1)[::every]
 
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.dtype:
