@@ -130,7 +130,9 @@ def test_an_agent_of_the_platform_reads_only_below_the_roots(folder: Path, tmp_p
         assert "OTEL_DDP_ARTIFACT_ROOTS" in str(refused(path, (str(folder),)))
     assert "none is named" in str(refused(token, ()))
     # A name that only begins alike.
-    assert refused(tmp_path / "checkpoint-2", (str(folder),)).args
+    (tmp_path / "checkpoint-2").write_text("another team's")
+    assert "OTEL_DDP_ARTIFACT_ROOTS" in str(refused(tmp_path / "checkpoint-2", (str(folder),)))
+    assert read(token, ("/",)).size == len("secret")
 
 
 def test_a_folder_that_has_become_a_link_is_refused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -202,10 +202,15 @@ class Memory:
         return bytes(self._files.cat_file(f"{self._files._strip_protocol(self._root)}{name}"))
 
 
-@pytest.fixture(params=["directory", "memory"])
+@pytest.fixture(params=["directory", "memory", "local"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Memory]:
     if request.param == "directory":
         where = f"file://{tmp_path}/store"
+        yield Memory(sink_of(where, "agent"), where)
+        return
+    if request.param == "local":
+        # The same by way of fsspec, which writes into the file at once.
+        where = f"local://{tmp_path}/store"
         yield Memory(sink_of(where, "agent"), where)
         return
     where = f"memory://{tmp_path.name}"
@@ -277,8 +282,10 @@ class Counting(DirectorySink):
         self.folder = folder
         self.most = 100
         self.written = 0
+        self.before_upload: Callable[[], object] = lambda: None
 
     def upload(self, key: str) -> Any:
+        self.before_upload()
         made = super().upload(key)
         write = made.write
 
@@ -330,18 +337,39 @@ def test_a_store_that_never_comes_is_given_up_and_what_is_known_stays(
     assert "not stored" in artifact.problem
 
 
-def test_nothing_that_fsspec_leaves_half_done_has_a_final_name(
-    bench: Bench, saved: Path, tmp_path: Path
-) -> None:
-    where = f"memory://{tmp_path.name}"
-    store = Memory(sink_of(where, "agent"), where)
-    upload = store.sink.upload("r/model/1/model.pt")
+def test_nothing_that_is_half_done_has_a_final_name(store: Memory) -> None:
+    key = "r/model/1/model.pt"
+    upload = store.sink.upload(key)
     upload.write(b"half")
 
+    assert store.sink.size(key) is None
     upload.leave()
 
+    assert store.sink.size(key) is None
+    again = store.sink.upload(key)
+    again.discard()
     assert store.names() == []
-    assert store.sink.size("r/model/1/model.pt") is None
+
+
+def test_a_file_that_changes_while_it_is_stored_is_read_again(
+    bench: Bench, saved: Path, tmp_path: Path
+) -> None:
+    size = saved.stat().st_size
+    sink = Counting(tmp_path / "store", "agent")
+    # Of the same size, and in the same file.
+    sink.before_upload = lambda: saved.write_bytes(b"2" * size)
+    bench.store_in(sink)
+    artifact = bench.told(saved)
+
+    bench.go_on()
+    assert artifact.state == WAITING
+    assert sink.files() == []
+    sink.before_upload = lambda: None
+    bench.wait(READ_AGAIN_S[0])
+
+    (stored,) = sink.files()
+    assert stored.read_bytes() == b"2" * size
+    assert artifact.digest == digest(saved) == digest(stored)
 
 
 def test_an_address_that_nothing_knows_is_said_and_not_asked_again(

@@ -72,17 +72,23 @@ class Artifacts:
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The records and spans that have not been exported yet."""
+        self._collect()
+        found, self._documents = self._documents, []
+        return found
+
+    def _collect(self) -> None:
+        """Make records and spans of what is done with, if they are to be sent."""
         for artifact in self._work.flush_done():
             if self._ledger.keep_history:
                 made = [documents.record(artifact)]
                 if artifact.began_ns:
                     made.append(documents.span(artifact))
                 self._note(artifact, *made)
-        found, self._documents = self._documents, []
-        return found
 
     def update_series(self, now_ns: int, in_use: Collection[Labels]) -> None:
         """Write them into the ledger, whose lock the caller holds. *in_use*: the ranks shown."""
+        # Where nothing is sent, nothing else asks for them.
+        self._collect()
         self._work.forget(in_use, self._linger_s)
         shown: set[tuple[catalog.Metric, Labels]] = set()
         for artifact in self._work.shown():
