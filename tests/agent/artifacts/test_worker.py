@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -11,6 +13,8 @@ from typing import Any
 
 import fsspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from otel_ddp.agent.artifacts import work_file
 from otel_ddp.agent.artifacts.artifact import (
@@ -31,6 +35,10 @@ from otel_ddp.agent.ledger import Labels
 
 RANK: Labels = (("group", "g"), ("run", "r"), ("rank", "0"))
 FAST = 1 << 40
+_KEYS = [
+    *("key", "told", "state", "size", "digest", "stored_uri", "problem", "attempts", "began_ns"),
+    "done_ns",
+]
 
 
 class Bench:
@@ -147,6 +155,31 @@ def test_a_damaged_work_file_is_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "artifacts.json").write_bytes(content)
 
     assert work_file.read(tmp_path / "artifacts.json") == []
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.sampled_from(_KEYS), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(_JSON, max_size=3), changed=st.dictionaries(st.sampled_from(_KEYS), _JSON))
+def test_a_work_file_of_any_content_harms_nobody(rows: list[Any], changed: dict[str, Any]) -> None:
+    said = Told(RANK, "", "model", "file", "output", "file:///a", 1, None, "", "", {})
+    whole = json.loads(json.dumps(Artifact("j/1", said).to_json()))
+    with tempfile.NamedTemporaryFile("w") as file:
+        json.dump([*rows, {**whole, **changed}, whole], file)
+        file.flush()
+
+        found = work_file.read(Path(file.name))
+
+    assert found[-1] == Artifact("j/1", said)
+    # What was read can be written again, and can be labels.
+    json.dumps([each.to_json() for each in found]).encode()
+    for each in found:
+        "".join((*each.told.labels[0], each.told.name, each.uri, each.digest)).encode()
 
 
 def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(

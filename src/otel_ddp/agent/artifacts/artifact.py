@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.catalog import LONGEST_LABEL
+from otel_ddp.journal.reader import clean_text
 
 WAITING, COMPLETE, INCOMPLETE, LEFT_OUT = "waiting", "complete", "incomplete", "left_out"
 _STATES = (WAITING, COMPLETE, INCOMPLETE, LEFT_OUT)
@@ -100,14 +101,20 @@ def from_json(content: Any) -> Artifact | None:
             setattr(found, name, str(content[name]))
         for name in ("attempts", "began_ns", "done_ns"):
             setattr(found, name, int(content[name]))
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         return None
-    return found
+    texts = (found.digest, found.stored_uri, found.problem, *known[2:6], *sum(labels, ()))
+    return found if all(map(_is_clean, texts)) else None
 
 
 def label(text: str) -> str:
     """A text as a label, which stores want short."""
     return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+
+
+def _is_clean(text: str) -> bool:
+    """Whether it can be a label as it is, like every text that a journal gives."""
+    return clean_text(text.encode(errors="replace")) == text
 
 
 def _is_whole(value: Any) -> bool:
