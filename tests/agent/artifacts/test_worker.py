@@ -164,7 +164,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(_JSON, max_size=3), changed=st.dictionaries(st.sampled_from(_KEYS), _JSON))
 def test_a_work_file_of_any_content_harms_nobody(rows: list[Any], changed: dict[str, Any]) -> None:
     said = Told(RANK, "", "model", "file", "output", "file:///a", 1, None, "", "", {})
