@@ -65,7 +65,8 @@ def test_a_line_has_its_severity_its_place_and_the_step_and_span_of_its_moment(
         *("before the first step", "DEBUG"),
         5,
     )
-    assert (early["trace"], early["step"]) == ("", None)
+    of_run = journal.facts["span"]
+    assert (early["trace"], early["span"], early["step"]) == (of_run["trace"], of_run["id"], None)
     assert (late["body"], late["severity"], late["severity_number"]) == ("loss 0.5", "WARNING", 13)
     span = journal.spans["epoch"]
     assert (late["trace"], late["step"], late["span"]) == ("step/7", 7, span["id"])
