@@ -17,7 +17,7 @@ from tools.stack.server import free_port
 
 from nvml_boards import standin_library
 from stack.browser import Browser, browser
-from stack.loki_standin import Lokis, standin
+from stack.loki_standin import LogStore, standin
 from stack.scenario import BASE, DEBUG, FAILING_RANK, HUNG_RANK, LATE_RANK, LOW, Scenario, scenario
 
 # Where the tests run there may be no such thing; and no traces are stored.
@@ -35,7 +35,7 @@ def binary() -> Path:
 
 
 @pytest.fixture(scope="module")
-def lokis(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lokis]:
+def log_store(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogStore]:
     """A real one where there is one."""
     if (built := loki.found()) is None:
         with standin() as found:
@@ -43,16 +43,16 @@ def lokis(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
         return
     server, url = loki.server(built, tmp_path_factory.mktemp("loki"), free_port())
     with server:
-        yield Lokis(url)
+        yield LogStore(url)
 
 
 @pytest.fixture(scope="module")
 def played(
-    binary: Path, binaries: Binaries, lokis: Lokis, tmp_path_factory: pytest.TempPathFactory
+    binary: Path, binaries: Binaries, log_store: LogStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scenario]:
     folder = tmp_path_factory.mktemp("scenario")
     gpus = standin_library(tmp_path_factory)
-    with scenario(binaries, folder, gpus, lokis.otlp_logs) as here:
+    with scenario(binaries, folder, gpus, log_store.otlp_logs) as here:
         here.play()
         here.rest()
         yield here
@@ -60,10 +60,10 @@ def played(
 
 @pytest.fixture(scope="module")
 def looking(
-    binary: Path, played: Scenario, lokis: Lokis, tmp_path_factory: pytest.TempPathFactory
+    binary: Path, played: Scenario, log_store: LogStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("grafana")
-    stores = played.prometheus.url, lokis.url
+    stores = played.prometheus.url, log_store.url
     server, url = grafana.server(binary, folder, free_port(), *stores)
     with server, browser(url) as found:
         yield found

@@ -177,6 +177,39 @@ def test_who_asks_for_lines_that_no_logger_makes_is_told_once(
     assert caplog.messages == ([] if expected is None else [expected])
 
 
+def test_a_configuration_that_takes_all_handlers_away_does_not_take_ours_for_long(
+    place: Here, logger: logging.Logger
+) -> None:
+    with otel_ddp.init() as run:
+        run.logs(logger=logger)
+        logger.handlers.clear()
+        logger.addHandler(logging.NullHandler())
+        run._check_agent(0)
+        logger.warning("heard again")
+
+    assert bodies(place.only()) == ["heard again"]
+    assert not heard(logger)
+
+
+class Mute:
+    """It has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_a_message_without_a_text_costs_itself_alone(
+    place: Here, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.propagate = False
+    with otel_ddp.init() as run:
+        run.logs()
+        logger.warning(Mute())
+
+    assert bodies(place.only()) == ["Mute"]
+    assert containment.failures == {}
+
+
 def test_basic_config_still_works_after_the_root_logger_was_asked_for(place: Here) -> None:
     root = logging.getLogger()
     before, root.handlers[:] = list(root.handlers), []
@@ -439,7 +472,7 @@ def test_the_exception_that_ends_a_run_is_recorded_once_with_its_stack_trace(pla
     assert (journal.state, journal.reason) == ("failed", record["body"])
 
 
-def test_who_leaves_by_sys_exit_has_no_exception(place: Here) -> None:
+def test_a_process_that_leaves_by_sys_exit_has_no_exception(place: Here) -> None:
     with pytest.raises(SystemExit), otel_ddp.init():
         sys.exit(3)
 

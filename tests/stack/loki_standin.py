@@ -40,7 +40,7 @@ class Line(NamedTuple):
     labels: dict[str, str]
 
 
-class Lokis(NamedTuple):
+class LogStore(NamedTuple):
     """Where one is."""
 
     url: str
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         if self.path != "/otlp/v1/logs":
-            self._ask(body.decode())
+            self._ask(body.decode("utf-8", "replace"))
             return
         try:
             self.server.lines += received(ExportLogsServiceRequest.FromString(body))
@@ -185,13 +185,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def standin() -> Iterator[Lokis]:
+def standin() -> Iterator[LogStore]:
     """One on a port of its own, for as long as the block lasts."""
     server = _Server()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield Lokis(f"http://127.0.0.1:{server.server_port}")
+        yield LogStore(f"http://127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()
         thread.join()

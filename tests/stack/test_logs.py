@@ -19,7 +19,7 @@ from tools.stack.server import free_port
 
 from node import Node, finished, until
 from stack.asked import ALL, as_written
-from stack.loki_standin import Lokis, standin
+from stack.loki_standin import LogStore, standin
 from stack.servers import CONFIGURATIONS, Collector
 
 RUN: Board = next(board for board in boards() if board.title == "Run")
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 @pytest.fixture(scope="module", params=["stand-in", "Loki"])
 def store(
     request: pytest.FixtureRequest, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lokis]:
+) -> Iterator[LogStore]:
     """Where the story was sent to, whole."""
     folder = tmp_path_factory.mktemp("logs")
     with ExitStack() as life:
@@ -66,7 +66,7 @@ def store(
                 pytest.skip("no Loki: `make loki` builds one")
             server, url = loki.server(binary, folder / "loki", free_port())
             life.enter_context(server)
-            found = Lokis(url)
+            found = LogStore(url)
         collector = Collector(
             *(binaries, folder / "collector", CONFIGURATIONS / "all-in-one.yaml"),
             LOGS_EXPORTER="otlp_http/logs",
@@ -105,7 +105,7 @@ def expression(panel_type: str, rank: str, severity: str) -> str:
     return query.replace("$__auto", "600s")
 
 
-def ask(store: Lokis, query: str) -> list[dict[str, object]]:
+def ask(store: LogStore, query: str) -> list[dict[str, object]]:
     end_s = time.time() + 1
     words = {"query": query, "start": f"{end_s - 600:.0f}000000000", "end": f"{end_s:.0f}000000000"}
     url = f"{store.url}/loki/api/v1/query_range?{urllib.parse.urlencode(words)}"
@@ -117,13 +117,13 @@ def ask(store: Lokis, query: str) -> list[dict[str, object]]:
             raise AssertionError(refused.read().decode(errors="replace")) from None
 
 
-def asked(store: Lokis, rank: str = ALL, severity: str = "everything") -> list[Line]:
+def asked(store: LogStore, rank: str = ALL, severity: str = "everything") -> list[Line]:
     """The lines of the panel with these choices."""
     found = ask(store, expression(LINES, rank, severity))
     return [Line(text, each["stream"]) for each in found for _, text in each["values"]]  # type: ignore[attr-defined, arg-type]
 
 
-def verdicts(store: Lokis) -> list[Line]:
+def verdicts(store: LogStore) -> list[Line]:
     return [line for line in asked(store) if line.labels.get("verdict") == "death"]
 
 
@@ -131,7 +131,7 @@ def texts(lines: list[Line]) -> list[str]:
     return sorted(line.text.partition("\n")[0] for line in lines)
 
 
-def test_what_rank_3_said_and_what_ended_it_are_among_the_lines_of_the_run(store: Lokis) -> None:
+def test_what_rank_3_said_and_what_ended_it_are_among_the_lines_of_the_run(store: LogStore) -> None:
     found = asked(store, rank="3", severity="warnings and above")
 
     ended = [line for line in found if line.labels.get("exception_type")]
@@ -147,7 +147,7 @@ def test_what_rank_3_said_and_what_ended_it_are_among_the_lines_of_the_run(store
     assert "begins" not in " ".join(texts(asked(store, rank="3")))
 
 
-def test_verdicts_checkpoints_and_events_are_among_them(store: Lokis) -> None:
+def test_verdicts_checkpoints_and_events_are_among_them(store: LogStore) -> None:
     (death,) = verdicts(store)
     assert "ValueError: of rank 3" in death.text
 
@@ -159,13 +159,15 @@ def test_verdicts_checkpoints_and_events_are_among_them(store: Lokis) -> None:
     ]
 
 
-def test_severity_narrows_what_is_shown(store: Lokis) -> None:
+def test_severity_narrows_what_is_shown(store: LogStore) -> None:
     errors = asked(store, severity="errors")
 
-    assert texts(errors) == ["rank 3 step 7 ValueError: of rank 3"]
+    said = [line for line in errors if "verdict" not in line.labels]
+    assert texts(said) == ["rank 3 step 7 ValueError: of rank 3"]
+    assert [line.labels["verdict"] for line in errors if line not in said] == ["death"]
 
 
-def test_the_bars_count_lines_by_severity(store: Lokis) -> None:
+def test_the_bars_count_lines_by_severity(store: LogStore) -> None:
     found = ask(store, expression(BARS, ALL, "info and above"))
 
     counts = {
@@ -177,7 +179,7 @@ def test_the_bars_count_lines_by_severity(store: Lokis) -> None:
     assert counts["info"] >= 3
 
 
-def test_the_description_of_the_run_is_there_whole(store: Lokis) -> None:
+def test_the_description_of_the_run_is_there_whole(store: LogStore) -> None:
     # As many settings in one record as ever, beside the environment: Loki refuses too many.
     parts = [line for line in asked(store) if line.text.startswith("rank 0 description of run")]
 

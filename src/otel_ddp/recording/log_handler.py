@@ -71,7 +71,9 @@ class LogHandler(logging.Handler):
         """
         known = len(logging.root.manager.loggerDict)
         is_first = started and not self._started
-        if known == self._loggers_seen and not self._waits_for_root and not is_first:
+        # `basicConfig(force=True)` and `dictConfig` take handlers away.
+        in_place = all(self in logger.handlers for logger in self._attached)
+        if in_place and known == self._loggers_seen and not (self._waits_for_root or is_first):
             return
         self._loggers_seen = known
         wanted = self._loggers or list(program_loggers.own())
@@ -81,7 +83,8 @@ class LogHandler(logging.Handler):
             waits = logger is logging.root and self._waits_for_root
             if not waits and not self._hears(logger):
                 logger.addHandler(self)
-                self._attached.append(logger)
+                if logger not in self._attached:
+                    self._attached.append(logger)
         if is_first:
             self._started = True
             self._check_levels()
@@ -198,7 +201,8 @@ class LogHandler(logging.Handler):
             containment.reraise_foreign()
             # As every handler does: prints, if `logging.raiseExceptions` is set, and goes on.
             self.handleError(record)
-            plain = logging.makeLogRecord({**vars(record), "args": (), "msg": f"{record.msg}"})
+            bare = containment.attempt(lambda: str(record.msg), type(record.msg).__name__)
+            plain = logging.makeLogRecord({**vars(record), "args": (), "msg": bare})
             return log_records.from_line(plain, self._recorder.hidden_names)
 
     def _say(self, now: float) -> None:

@@ -555,7 +555,7 @@ class Run:
     def ended_by(self, error: BaseException) -> None:
         """Records the exception that ends this run, with its stack trace."""
         recorder, progress = self._recorder, self._progress
-        # Who calls sys.exit has said why before.
+        # A program that calls sys.exit has said why before.
         if recorder is None or progress is None or isinstance(error, SystemExit):
             return
         content = log_records.from_exception(error) | log_lines.moment(recorder, progress)
