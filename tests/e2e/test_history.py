@@ -112,7 +112,7 @@ run.finish()
         node.run(code)
 
         assert receiver.wait_for(
-            lambda r: len(r.spans()) >= 2 and len(r.logs()) == 3 and _has(r, "training.state", 2.0)
+            lambda r: len(r.spans()) >= 4 and len(r.logs()) == 3 and _has(r, "training.state", 2.0)
         )
         host = socket.gethostname()
         labels = {

@@ -155,7 +155,7 @@ def test_what_was_kept_arrives_once_from_a_copy_and_replaying_it_again_sends_not
         assert status == 0, said
         assert_whole(losses(receiver), kept)
         assert runs(receiver)["away"] > 0
-        assert sorted({span.name for span in receiver.spans()}) == ["setup"]
+        assert sorted({span.name for span in receiver.spans()}) == ["run", "setup"]
         told = sorted(record.event_name for record in receiver.logs())
         # Rank 0 describes the run.
         assert told == ["began", "began", "otel_ddp.run.config"]
@@ -218,7 +218,7 @@ def test_what_a_collector_refuses_is_counted_and_sent_again_the_next_time(kept: 
         status, said = replay(kept.directory, endpoint)
 
         assert status == 1
-        assert "! 2 points were refused: 400 from " in said
+        assert "! 4 points were refused: 400 from " in said
         assert "dropped by the collector" in said
         assert_whole(losses(receiver), kept)
         count = len(receiver.requests)
@@ -226,7 +226,7 @@ def test_what_a_collector_refuses_is_counted_and_sent_again_the_next_time(kept: 
         status, said = replay(kept.directory, endpoint)
         assert status == 0, said
         assert {each.signal for each in receiver.requests[count:]} == {"traces"}
-        assert len(receiver.spans()) == 2
+        assert len(receiver.spans()) == 4
 
 
 def test_more_than_the_spool_holds_is_counted_and_said() -> None:

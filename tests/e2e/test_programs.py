@@ -142,7 +142,7 @@ class Launch:
 
         But for the pace of ranks, which is not even where other tests take their cores.
         """
-        warnings = [said for record, said in self.logs if record.severity_text == "WARN"]
+        warnings = [said for record, said in self.logs if record.severity_text in ("WARN", "ERROR")]
         assert [said for said in warnings if said.get("verdict") not in OF_PACE] == []
         assert self.postmortems == []
         assert "  ! " not in self.status

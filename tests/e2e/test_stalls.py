@@ -192,7 +192,7 @@ def assert_told(stall: Stall, phase: str, cause: str, step: int = STEPS) -> None
     assert verdict["step"] == step
     assert f"rank {ODD}" in verdict["sentence"]
     assert set(stall.stalled.values()) == {1.0}
-    assert (record.severity_text, record.event_name) == ("WARN", "training.stall")
+    assert (record.severity_text, record.event_name) == ("ERROR", "training.stall")
     assert without_figures(record.body.string_value) == without_figures(verdict["sentence"])
     assert (said["phase"], said["evidence.cause"]) == (phase, cause)
     content, text = stall.postmortem
