@@ -171,13 +171,15 @@ class Run:
         size = conf.journal_bytes
         if self._logs_for is not None:
             size = min(size, rank_handles.JOURNAL_BYTES)
+        # Before there is a journal: one that is left without a state shows no end.
+        of_run = run_facts(os.environ)
         writer = opening.open_journal(conf, size, self._identity_record())
         if writer is None:
             return
         self._place = place.Place(writer.path.parent)
         recorder = self._recorder = Recorder(writer, conf)
-        recorder.run_span = run_facts(os.environ)
         self._progress = Progress(recorder)
+        recorder.run_span = of_run
         recorder.on_first_value = self._progress.mark_running
         recorder.check_agent = self._check_agent
         if self._logs_for is None:
