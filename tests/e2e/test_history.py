@@ -160,6 +160,8 @@ run.finish()
         assert events["retry"].span_id == inner.span_id
         assert events["training.checkpoint"].severity_text == "WARN"
         assert events["training.checkpoint"].span_id == outer.span_id
+        told = {each.key: each.value for each in events["training.checkpoint"].attributes}
+        assert told["error.type"].string_value == "OSError"
         line = events[""]
         assert (line.body.string_value, line.severity_text, line.severity_number) == (
             *("no checkpoint today", "ERROR"),

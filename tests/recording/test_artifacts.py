@@ -47,6 +47,8 @@ def test_an_artifact_is_a_record_with_its_place_step_and_span(
     assert len(model["span"]) == 16
     assert model["metadata"] == {"loss": 0.5, "api_key": "[hidden]"}
     assert (data["name"], data["type"], data["direction"]) == ("data", "file", "input")
+    of_run = place.only().facts["span"]
+    assert (data["trace"], data["span"]) == (of_run["trace"], of_run["id"])
 
 
 @pytest.mark.parametrize(

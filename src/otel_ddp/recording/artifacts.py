@@ -35,6 +35,8 @@ def record_artifact(
     clean, _ = values.text(_last_part(uri) if name is None else name, 200)
     kind, _ = values.text(kind, 100)
     span_id, trace = open_span(recorder)
+    if not trace:
+        span_id, trace = recorder.run_span["id"], recorder.run_span["trace"]
     more = metadata if isinstance(metadata, Mapping) else {}
     if more is not metadata and metadata is not None:
         shown = values.shown(metadata)

@@ -37,12 +37,11 @@ def record(artifact: Artifact) -> Document:
 def span(artifact: Artifact) -> Document:
     """The time that the agent took to read and to store it, below the span it was told of in."""
     told = artifact.told
-    own_trace = f"step/{told.step}" if told.step is not None else f"name/{ARTIFACT_EVENT}"
     content = {
         "name": ARTIFACT_EVENT,
         "id": blake2s(artifact.key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
         "parent": told.span,
-        "trace": told.trace or own_trace,
+        "trace": told.trace,
         "start": artifact.began_ns,
         "end": artifact.done_ns,
         "step": told.step,

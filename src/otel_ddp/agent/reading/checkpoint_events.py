@@ -18,7 +18,6 @@ def event_of(document: Document) -> Document | None:
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # a record of another version
     error = str(span.get("error") or "")
-    attributes = {"duration_s": took_s, **({"error.type": error} if error else {})}
     body = f"checkpoint failed after {took_s:.1f} s: {error}" if error else ""
     content = {
         "name": NAME,
@@ -28,6 +27,7 @@ def event_of(document: Document) -> Document | None:
         "trace": span.get("trace"),
         "body": body or f"checkpoint saved in {took_s:.1f} s",
         "severity": "WARN" if error else "INFO",
-        "attributes": attributes,
+        "attributes": {"duration_s": took_s},
+        "exception": span.get("exception"),
     }
     return Document(EVENT, content, document.position)
