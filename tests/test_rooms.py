@@ -131,7 +131,8 @@ KNOWS = {
         "opening": "",
         "rank_handles": "",
         "log_lines": "",
-        "run": "announcements current_run ending log_lines opening rank_handles",
+        "statements": "announcements log_lines",
+        "run": "announcements current_run ending log_lines opening rank_handles statements",
         "api": "current_run opening run",
     },
     "torch": {
