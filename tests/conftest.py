@@ -145,6 +145,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     api = sys.modules.get("otel_ddp.run.api")
     if api is not None:
         api.finish()
+    # A test that leaves a span in the middle leaves it around the next test's.
+    users = sys.modules.get("opentelemetry.context")
+    if users is not None:
+        users.attach(users.Context())
     os.environ.clear()
     os.environ.update(found)
     for each in _threads() - threads:
