@@ -19,6 +19,7 @@ from conftest import Here, Journal
 from otel_ddp import catalog, containment
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
+from otel_ddp.recording import log_handler
 from otel_ddp.recording.log_records import severity_number
 
 LOGGER = "train"
@@ -147,6 +148,19 @@ def test_a_logger_that_comes_later_is_found(place: Here) -> None:
 
     assert bodies(place.only()) == ["found"]
     assert found.handlers == []
+
+
+def test_a_line_does_not_look_through_all_loggers_of_the_program(
+    place: Here, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_handler, "_LOOK_EVERY_S", 3600.0)
+    with otel_ddp.init() as run:
+        run.logs()
+        late = logging.getLogger(f"made_{os.getpid()}")
+        logger.info("the first logger speaks")
+        assert not heard(late)
+        run._check_agent(0)
+        assert heard(late)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,30 @@ def test_the_direction_is_that_of_best_or_of_the_name_or_down_with_a_warning(
     assert 'direction="max"' in caplog.text
 
 
+def test_a_value_that_is_no_number_changes_no_answer_and_is_named_once(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init() as run:
+        values: list[Any] = [1.0, None, 2.0, None, "low", 0.5]
+        assert answers(run, values, "loss", patience=1) == [False, False, True, True, True, True]
+
+    assert caplog.messages == [
+        "early_stop leaves out an evaluation of 'loss': its value is no number."
+    ]
+
+
+@pytest.mark.parametrize("how", [{"patience": "three"}, {"patience": 1, "min_delta": None}])
+def test_who_gives_a_limit_that_is_no_number_is_told_that_nothing_stops(
+    how: dict[str, Any], place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init() as run:
+        assert answers(run, [1.0, 2.0, 3.0], "loss", **how) == [False] * 3
+
+    assert caplog.messages == [
+        "early_stop never stops for 'loss': patience and min_delta must be numbers."
+    ]
+
+
 def test_it_is_told_of_once_with_its_step(place: Here) -> None:
     with otel_ddp.init() as run:
         for step, loss in enumerate([3.0, 1.0, 2.0, 2.0, 2.0]):

@@ -23,6 +23,8 @@ _SHARE_OF_RING = 0.25
 _FOR_ERRORS = 0.25
 # How often it says that lines were left out.
 _SAY_EVERY_S = 10.0
+# How often a line looks for loggers that came since: a program may have thousands of them.
+_LOOK_EVERY_S = 3.0
 
 
 def _depth(logger: logging.Logger) -> int:
@@ -55,6 +57,7 @@ class LogHandler(logging.Handler):
         self._attached: list[logging.Logger] = []
         self._waits_for_root = self._started = False
         self._loggers_seen = -1
+        self._looked_at = -_LOOK_EVERY_S
         self._most_bytes = recorder.writer.ring_bytes * _SHARE_OF_RING
         self._room_bytes = self._most_bytes
         self._filled_at = time.monotonic()
@@ -69,6 +72,7 @@ class LogHandler(logging.Handler):
         *started*: the program has set up what it needs. Before that a root logger without handlers
         is left alone: with one of ours `logging.basicConfig` would do nothing.
         """
+        self._looked_at = time.monotonic()
         known = len(logging.root.manager.loggerDict)
         is_first = started and not self._started
         # `basicConfig(force=True)` and `dictConfig` take handlers away.
@@ -139,8 +143,8 @@ class LogHandler(logging.Handler):
         if program_loggers.is_ours(record.name) or not self.filter(record):
             return False
         self._last_resort(record)
-        # A logger may have come since.
-        self.attach(started=False)
+        if time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
+            self.attach(started=False)
         if record.levelno < (self._of_rank_0 if self._is_rank_0() else self._of_others):
             return False
         self.emit(record)
