@@ -25,7 +25,19 @@ def test_the_numbers_are_torchs_own(dtype: torch.dtype) -> None:
     assert list(found) == NAMES
     quantiles = torch.quantile(exact, torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95]).double())
     expected = [exact.min(), exact.max(), exact.mean(), exact.std(correction=0), *quantiles]
+    # The standard deviation has the digits of the tensor's type.
+    assert found.pop("std") == pytest.approx(expected.pop(3).item(), rel=torch.finfo(dtype).eps)
     assert list(found.values()) == pytest.approx([each.item() for each in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_values_that_lie_close_together_keep_their_standard_deviation(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weights = (1 + torch.randn(10_000) * 0.001).to(dtype)
+
+    found = summary(weights)["std"].item()
+
+    assert found == pytest.approx(weights.double().std(correction=0).item(), rel=0.01)
 
 
 def test_whole_numbers_and_truths_have_a_summary_too() -> None:

@@ -40,10 +40,11 @@ def _computed(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     some = _some(tensor, -(-count // _MOST_SORTED)).to(_at_least_float32(tensor))
     lowest, highest = torch.aminmax(tensor)
     if tensor.dtype.is_floating_point:
-        # The sums are made in float32 without a copy of the tensor in it.
+        # The sum is made in float32 without a copy of the tensor in it.
         mean = tensor.mean(dtype=some.dtype)
-        length = torch.linalg.vector_norm(tensor, dtype=some.dtype)
-        spread = (length * length / count - mean * mean).clamp(min=0).sqrt()
+        # In the tensor's own type, but of differences: those of squares lose all digits where the
+        # values lie close together, as weights around 1 do.
+        spread = tensor.std(correction=0)
     else:
         mean, spread = some.mean(), some.std(correction=0)
     found = {"min": lowest, "max": highest, "mean": mean, "std": spread}
