@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.agent.artifacts import work_file
+from otel_ddp.agent.artifacts import work_file, worker
 from otel_ddp.agent.artifacts.artifact import (
     COMPLETE,
     INCOMPLETE,
@@ -112,6 +112,23 @@ def test_an_artifact_is_read_and_told_of_once(bench: Bench, saved: Path) -> None
     assert bench.work.flush_done() == [artifact]
     assert bench.work.flush_done() == []
     assert not bench.work.waiting()
+
+
+def test_what_is_remembered_of_large_directories_does_not_add_up(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_MOST_KNOWN_PARTS", 4)
+    for number in range(3):
+        folder = tmp_path / f"data{number}"
+        folder.mkdir()
+        for name in "abc":
+            (folder / name).write_text(name)
+        bench.told(folder, name=folder.name)
+
+    bench.go_on()
+
+    assert [each.state for each in bench.work.shown()] == [COMPLETE] * 3
+    assert sum(len(each.parts) for each in bench.worker._known.values()) == 3
 
 
 def test_a_file_that_comes_late_is_found_and_one_that_never_comes_is_given_up(

@@ -100,6 +100,8 @@ def listed(top: int) -> list[File]:
     files: list[File] = []
     try:
         for folder, folders, names, fd in os.fwalk(b".", dir_fd=top, onerror=_raise):
+            if len(files) + len(names) > MOST_FILES:
+                raise CannotRead(f"there are more than {MOST_FILES} files in it")
             for name in (*names, *folders):
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 where = os.path.normpath(os.path.join(folder, name))
@@ -109,8 +111,6 @@ def listed(top: int) -> list[File]:
                     files.append(_file(where, found))
                 elif not stat.S_ISDIR(found.st_mode):
                     raise CannotRead("there is something in it that is neither file nor directory")
-            if len(files) > MOST_FILES:
-                raise CannotRead(f"there are more than {MOST_FILES} files in it")
     except OSError as error:
         raise cannot(error) from None
     return sorted(files)

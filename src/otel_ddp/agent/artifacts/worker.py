@@ -16,7 +16,7 @@ from otel_ddp import containment
 from otel_ddp.agent.artifacts import digest, files
 from otel_ddp.agent.artifacts.artifact import COMPLETE, INCOMPLETE, Artifact
 from otel_ddp.agent.artifacts.digest import Content, Part
-from otel_ddp.agent.artifacts.files import CannotRead
+from otel_ddp.agent.artifacts.files import MOST_FILES, CannotRead
 from otel_ddp.agent.artifacts.pace import Pace, Stopped
 from otel_ddp.agent.artifacts.sink import CannotStore, Sink
 from otel_ddp.agent.artifacts.work_list import WorkList
@@ -26,7 +26,9 @@ from otel_ddp.agent.kept_thread import KeptThread
 READ_AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0)
 # A store that does not take it: half an hour in all.
 STORE_AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0, *(160.0,) * 10)
+# What is remembered of artifacts: so many, and so many files in them, at some 300 bytes each.
 _MOST_KNOWN = 64
+_MOST_KNOWN_PARTS = MOST_FILES
 _LONGEST_PART = 120
 
 
@@ -117,9 +119,15 @@ class Worker:
         content = self._known.get(name)
         if content is None:
             content = self._known[name] = digest.content_of(top, found, self._pace)
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
+            self._forget()
         return content
+
+    def _forget(self) -> None:
+        """Keep what is remembered small; the last one stays."""
+        known = self._known
+        parts = sum(len(each.parts) for each in known.values())
+        while len(known) > 1 and (len(known) > _MOST_KNOWN or parts > _MOST_KNOWN_PARTS):
+            parts -= len(known.popitem(last=False)[1].parts)
 
     # -- storing
 
