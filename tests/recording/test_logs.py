@@ -150,6 +150,23 @@ def test_a_logger_that_comes_later_is_found(place: Here) -> None:
     assert found.handlers == []
 
 
+@pytest.mark.parametrize("how", [{"level": "verbose"}, {"logger": 5}, {"logger": [5]}])
+def test_a_wrong_choice_raises_before_the_first_step_and_is_one_line_after_it(
+    how: dict[str, Any], place: Here, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with otel_ddp.init() as run:
+        with pytest.raises(ConfigError, match="must be a"):
+            run.logs(**how)
+        run.logs()
+        run.log({"loss": 1.0}, step=1)
+        run.logs(**how)
+        run.logs(**how)
+        logger.warning("still heard")
+
+    assert bodies(place.only()) == ["still heard"]
+    assert caplog.text.count("Log lines are recorded as before") == 1
+
+
 def test_a_line_does_not_look_through_all_loggers_of_the_program(
     place: Here, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

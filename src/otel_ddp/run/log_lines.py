@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from otel_ddp.errors import ConfigError
@@ -32,7 +32,8 @@ def chosen(level: Any, others: Any, logger: Any) -> Choice:
                 f'{name} must be a level of logging, such as "info" or logging.INFO; got {given!r}.'
             )
         numbers.append(number)
-    several = [logger] if isinstance(logger, (str, logging.Logger)) else list(logger or ())
+    one = logger is not None and not isinstance(logger, Collection)
+    several = [logger] if one or isinstance(logger, str) else list(logger or ())
     found = [logging.getLogger(_name(e)) if isinstance(e, str) else e for e in several]
     if not all(isinstance(each, logging.Logger) for each in found):
         raise ConfigError(f"logger must be a logger, its name, or several; got {logger!r}.")
