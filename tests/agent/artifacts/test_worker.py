@@ -324,6 +324,24 @@ def test_an_upload_that_was_broken_off_goes_on_where_it_ended(
     assert sink.written == saved.stat().st_size
 
 
+def test_what_a_broken_upload_left_damaged_is_removed_and_stored_anew(
+    bench: Bench, saved: Path, tmp_path: Path
+) -> None:
+    bench.store_in(DirectorySink(tmp_path / "store", "agent"))
+    artifact = bench.told(saved)
+    folder = tmp_path / "store/r/model" / digest(saved)[:16]
+    folder.mkdir(parents=True)
+    (folder / ".model.pt.agent.part").write_bytes(bytes(CHUNK_BYTES) + b"not this")
+
+    bench.go_on()
+    assert "damaged" in artifact.problem
+    bench.wait(STORE_AGAIN_S[0])
+
+    assert artifact.state == COMPLETE
+    (stored,) = folder.iterdir()
+    assert stored.read_bytes() == saved.read_bytes()
+
+
 class Counting(DirectorySink):
     """A directory that sees what is written to it, and ends the agent at some point."""
 

@@ -46,9 +46,16 @@ class DirectoryUpload:
 
     def __init__(self, final: Path, part: Path) -> None:
         self._final, self._part = final, part
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(part, flags, 0o666)
         self.written = os.fstat(self._fd).st_size
+
+    def holds(self, at: int, chunk: bytes) -> bool:
+        """Whether an earlier attempt left these: a disk may have lost its last bytes."""
+        try:
+            return os.pread(self._fd, len(chunk), at) == chunk
+        except OSError as error:
+            raise CannotStore(_why(error)) from None
 
     def write(self, chunk: bytes) -> None:
         """Add bytes."""

@@ -20,6 +20,9 @@ class Upload(Protocol):
     written: int
     """How many bytes an earlier attempt has left; writing goes on behind them."""
 
+    def holds(self, at: int, chunk: bytes) -> bool:
+        """Whether these bytes are what an earlier attempt has left there."""
+
     def write(self, chunk: bytes) -> None:
         """Add bytes; returns once the next ones may come."""
 

@@ -160,6 +160,10 @@ class Worker:
             at, seen = 0, sha256()
             for chunk in digest.chunks(top, part.name, part.size, self._pace):
                 seen.update(chunk)
+                left = chunk[: max(0, upload.written - at)]
+                if left and not upload.holds(at, left):
+                    upload.discard()
+                    raise CannotStore("what an earlier attempt left is damaged, and is removed")
                 new = chunk[max(0, upload.written - at) :] if upload.written > at else chunk
                 at += len(chunk)
                 if new:
