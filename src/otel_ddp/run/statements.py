@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from otel_ddp import catalog, containment
+from otel_ddp.errors import ConfigError
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout
@@ -243,9 +244,20 @@ class Statements:
         name, or several; `"root"` hears all of them. By default they are those of the program, not
         those of libraries. A logger still decides by its own level which lines there are.
         """
-        choice = log_lines.chosen(level, others, logger)
+        try:
+            choice = log_lines.chosen(level, others, logger)
+        except ConfigError as why:
+            if not self._has_begun():
+                raise
+            containment.warn_once("logs", "Log lines are recorded as before: %s", why)
+            return
         if not self.logs_for_another_rank and self._ready() is not None:
             self._hook_logs(choice)
+
+    def _has_begun(self) -> bool:
+        """Whether there was a step, after which nothing raises any more."""
+        recorder, progress = self._recorder, self._progress
+        return bool(progress and progress.steps_began) or bool(recorder and recorder.step >= 0)
 
     @containment.contained()
     def _hook_logs(self, choice: log_lines.Choice) -> None:
@@ -332,9 +344,21 @@ class Statements:
                     'early_stop takes %r as better the lower it is: say direction="max" if not.',
                     metric,
                 )
-            stop = self._early_stops[metric] = EarlyStop(way, int(patience), float(min_delta))
+            stop = containment.attempt(
+                lambda: EarlyStop(way, int(patience), float(min_delta)), None
+            )
+            if stop is None:
+                text = "early_stop never stops for %r: patience and min_delta must be numbers."
+                containment.warn_once(f"early stop numbers: {metric}", text, metric)
+                return False
+            self._early_stops[metric] = stop
+        number = containment.attempt(lambda: float(value), None)
+        if number is None:
+            text = "early_stop leaves out an evaluation of %r: its value is no number."
+            containment.warn_once(f"early stop value: {metric}", text, metric)
+            return stop.stopped
         stopped_before = stop.stopped
-        if stop.feed(float(value)) and not stopped_before:
+        if stop.feed(number) and not stopped_before:
             self._tell_early_stop(metric, stop)
         return stop.stopped
 
