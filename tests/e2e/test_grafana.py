@@ -143,7 +143,7 @@ def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario
         assert rows.count() == 2 < before
 
 
-def test_a_line_of_a_rank_an_exception_and_a_verdict_are_on_the_board_of_the_run(
+def test_a_line_of_a_rank_an_exception_a_verdict_and_an_artifact_are_on_the_board_of_the_run(
     looking: Browser, played: Scenario
 ) -> None:
     panel = "Log lines, verdicts, checkpoints and events"
@@ -158,6 +158,11 @@ def test_a_line_of_a_rank_an_exception_and_a_verdict_are_on_the_board_of_the_run
     assert "OutOfMemoryError: CUDA out of memory" in shown[panel]
     assert "Traceback (most recent call last):" in shown[panel]
     assert f"rank {FAILING_RANK} (" in shown[panel]
+    # The checkpoint that the run wrote, and read after its restart; the title has such words too.
+    title = "Inputs and outputs"
+    artifacts = shown[title].replace(title, "")
+    for word in ("input", "output", "checkpoint", "model.pt"):
+        assert word in artifacts
 
 
 def test_a_run_in_the_table_leads_to_its_board_and_its_time(
