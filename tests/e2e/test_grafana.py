@@ -147,8 +147,12 @@ def test_a_line_of_a_rank_an_exception_a_verdict_and_an_artifact_are_on_the_boar
     looking: Browser, played: Scenario
 ) -> None:
     panel = "Log lines, verdicts, checkpoints and events"
-    # Another rank has more events than the panel shows lines.
-    asked = {"var_run": LOW.name, "var_severity": "warn|error|critical|fatal"}
+    # All ranks together have more lines than the panel draws at once.
+    asked = {
+        "var_run": LOW.name,
+        "var_rank": str(FAILING_RANK),
+        "var_severity": "warn|error|critical|fatal",
+    }
     with looking.open(UIDS["Run"], lines("Run"), **times(played), **asked) as board:
         board.open_rows()
         shown = {each.title: each.text for each in board.panels()}

@@ -12,6 +12,7 @@ import pytest
 
 WIDTH = 1600
 PATIENCE_MS = 60_000
+_LOOK_MS, _QUIET_MS = 50, 500
 # Of one line of Grafana's grid, and what stands above the first.
 _LINE, _HEAD = 38, 400
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -41,11 +42,33 @@ class Board:
 
     def __init__(self, page: Any) -> None:
         self.page = page
+        self._under_way: set[Any] = set()
+        page.on("request", self._began)
+        for how in ("requestfinished", "requestfailed"):
+            page.on(how, self._ended)
+
+    def _began(self, request: Any) -> None:
+        # The worker that lays out the graph of inputs and outputs: its request has no end.
+        if not request.url.startswith("blob:"):
+            self._under_way.add(request)
+
+    def _ended(self, request: Any) -> None:
+        self._under_way.discard(request)
+
+    def _wait_for_answers(self) -> None:
+        """Until nothing has been asked for half a second, as `networkidle` has it."""
+        quiet_ms = 0
+        for _ in range(PATIENCE_MS // _LOOK_MS):
+            self.page.wait_for_timeout(_LOOK_MS)
+            quiet_ms = 0 if self._under_way else quiet_ms + _LOOK_MS
+            if quiet_ms >= _QUIET_MS:
+                return
+        raise AssertionError(f"no answer to {[each.url for each in self._under_way]}")
 
     def panels(self) -> list[Seen]:
         """Every panel, once each has its answer."""
         self.page.wait_for_selector(_PANELS, timeout=PATIENCE_MS)
-        self.page.wait_for_load_state("networkidle", timeout=PATIENCE_MS)
+        self._wait_for_answers()
         self.page.wait_for_function(
             f"() => !({_SEEN})().some(panel => panel.waits)", timeout=PATIENCE_MS
         )
@@ -91,8 +114,9 @@ class Browser:
         page.set_default_timeout(PATIENCE_MS)
         try:
             chosen = "&".join(f"{name.replace('_', '-', 1)}={each}" for name, each in asked.items())
+            board = Board(page)
             page.goto(f"{self._url}/d/{uid}?{chosen}", timeout=PATIENCE_MS)
-            yield Board(page)
+            yield board
         finally:
             page.close()
 

@@ -29,7 +29,7 @@ _LEVELS = ((4, "trace"), (8, "debug"), (12, "info"), (16, "warn"), (20, "error")
 _STREAM = re.compile(r"\s*\{(\w+)(=~?)(\"(?:[^\"\\]|\\.)*\")\}\s*")
 _FILTER = re.compile(r"\|\s*(\w+)\s*(=~?)\s*(\"(?:[^\"\\]|\\.)*\")\s*")
 _FORMAT = re.compile(r"\|\s*line_format\s+`([^`]*)`\s*")
-_COUNTED = re.compile(r"sum by \((\w+)\) \(count_over_time\((.*) \[(\d+)s\]\)\)", re.DOTALL)
+_COUNTED = re.compile(r"sum by \((\w+)\) \(count_over_time\((.*) \[\d+m?s\]\)\)", re.DOTALL)
 
 
 class Line(NamedTuple):
@@ -122,7 +122,7 @@ def answer(lines: list[Line], query: str, end_s: float) -> dict[str, Any]:
             for line in chosen(lines, query)
         ]
         return {"resultType": "streams", "result": streams}
-    label, of, _ = counted.groups()
+    label, of = counted.groups()
     counts: dict[str, int] = {}
     for line in chosen(lines, of):
         counts[line.labels.get(label, "")] = counts.get(line.labels.get(label, ""), 0) + 1
@@ -138,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
+        # A connection that stays would keep its thread beyond the test.
+        self.close_connection = True
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
@@ -152,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(200, ExportLogsServiceResponse().SerializeToString(), "application/x-protobuf")
 
     def do_GET(self) -> None:
+        self.close_connection = True
         self._ask(self.path.partition("?")[2])
 
     def _ask(self, asked: str) -> None:

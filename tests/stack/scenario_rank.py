@@ -33,6 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
 from otel_ddp import catalog, containment
 
+log = logging.getLogger("train")
+
 GIB = 1 << 30
 WORDS, LENGTH, BATCH = 64, 16, 4
 DATA_S, LATE_S = 0.05, 0.05
@@ -149,7 +151,7 @@ def befall(part: Part, orders: Orders, rank: int, step: int) -> None:
     if orders.hits("kill", rank):
         os.kill(os.getpid(), signal.SIGKILL)
     if orders.hits("fail", rank):
-        logging.getLogger("train").error("no memory is left to rank %d", rank)
+        log.error("no memory is left to rank %d", rank)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if orders.hits("burst", rank) and step % BURST_EVERY == 0:
         for number in range(BURST):

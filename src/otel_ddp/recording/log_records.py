@@ -108,18 +108,12 @@ def _formatted(message: Any, args: tuple[Any, ...]) -> str:
 
 
 def _of_exception(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    kind = type(error)
-    of_builtins = kind.__module__ in ("builtins", "__main__")
     words = containment.attempt(lambda: str(error), "")
     return {
-        "exception.type": kind.__qualname__ if of_builtins else _dotted(kind),
+        "exception.type": values.exception_names(error)[1],
         "exception.message": _bounded(words, _LONGEST_MESSAGE),
         "exception.stacktrace": _bounded(_stacktrace(error, trace), _LONGEST_TRACE),
     }
-
-
-def _dotted(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _stacktrace(error: BaseException, trace: TracebackType | None) -> str:

@@ -342,6 +342,19 @@ def test_what_a_broken_upload_left_damaged_is_removed_and_stored_anew(
     assert stored.read_bytes() == saved.read_bytes()
 
 
+def test_two_agents_of_one_name_do_not_write_into_one_part(tmp_path: Path) -> None:
+    sinks = [DirectorySink(tmp_path, "of two containers") for _ in range(2)]
+    first = sinks[0].upload("model/one")
+    first.write(b"whole")
+
+    with pytest.raises(CannotStore, match="another agent stores it"):
+        sinks[1].upload("model/one")
+
+    first.commit()
+    assert (tmp_path / "model" / "one").read_bytes() == b"whole"
+    sinks[1].upload("model/one").discard()
+
+
 class Counting(DirectorySink):
     """A directory that sees what is written to it, and ends the agent at some point."""
 

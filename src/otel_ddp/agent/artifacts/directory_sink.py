@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
 from urllib.parse import quote
@@ -48,7 +49,21 @@ class DirectoryUpload:
         self._final, self._part = final, part
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(part, flags, 0o666)
+        if not self._is_ours():
+            self.leave()
+            raise CannotStore("another agent stores it at this moment")
         self.written = os.fstat(self._fd).st_size
+
+    def _is_ours(self) -> bool:
+        # Agents of two containers may have one host name and one directory, and so one part.
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The other one may have given it its final name since it was opened here.
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._part, follow_symlinks=False))
+        except (BlockingIOError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # a file system without locks
 
     def holds(self, at: int, chunk: bytes) -> bool:
         """Whether an earlier attempt left these: a disk may have lost its last bytes."""
