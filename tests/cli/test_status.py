@@ -22,6 +22,7 @@ from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node_status import survey
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
+from otel_ddp.journal.place import Place
 
 NOW_NS = 10_000_000_000
 
@@ -274,6 +275,27 @@ def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_without_alarm(
 
     assert shown_lines[-1] == f"  stragglers: {why}"
     assert sum("stragglers" in line for line in shown_lines) == 1
+
+
+class Deletes(Place):
+    """Its agent describes the processes that have ended, and deletes their journals, right now."""
+
+    def journals(self) -> list[Path]:
+        found = super().journals()
+        (each,) = survey([Place(self.directory)])["processes"]
+        self.agent_file.write_text(json.dumps({"pid": 7, "ended": [each]}))
+        for path in found:
+            path.unlink()
+        return found
+
+
+def test_a_process_whose_journal_is_deleted_meanwhile_is_shown(place: Here) -> None:
+    otel_ddp.init(run="mine").finish()
+
+    found = survey([Deletes(place.directory)])
+
+    assert [each["run"] for each in found["processes"]] == ["mine"]
+    assert found["unreadable"] == []
 
 
 LACKS = {"group": "", "run": "mine", "why": "why"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from otel_ddp import catalog
@@ -33,6 +33,8 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
     unserved: list[dict[str, Any]] = []
     doubled: list[dict[str, Any]] = []
     for place in places:
+        # The journals first: the agent describes a process before it deletes its journal.
+        found, faults = _processes(place)
         agent = _agent(place)
         alive = agent["alive"]
         verdicts += agent.pop("verdicts")
@@ -45,7 +47,8 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         ended = agent.pop("ended")
         processes += ended
         known = {each.get("journal") for each in ended}
-        here = list(_processes(place, known, unreadable))
+        here = [each for each in found if each["journal"] not in known]
+        unreadable += [why for name, why in faults.items() if name not in known]
         for each in here:
             each["node"] = nodes.get(each["journal"]) or each["node"]
         processes += here
@@ -76,22 +79,23 @@ def _run(described: Mapping[str, Any]) -> tuple[str, str]:
     return str(described.get("group") or ""), str(described.get("run") or "")
 
 
-def _processes(
-    place: Place, known: Collection[Any], unreadable: list[str]
-) -> Iterator[dict[str, Any]]:
-    """The processes with a journal, except the known ones."""
+def _processes(place: Place) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The processes with a journal; and by its name, why another journal cannot be read."""
+    found: list[dict[str, Any]] = []
+    faults: dict[str, str] = {}
     for path in place.journals():
-        if path.name in known:
-            continue
         try:
             reader = JournalReader(path)
         except Unreadable as why:
-            unreadable.append(str(why))
+            # It may have been deleted since it was listed.
+            if path.exists():
+                faults[path.name] = str(why)
             continue
         try:
-            yield _process(reader)
+            found.append(_process(reader))
         finally:
             reader.close()
+    return found, faults
 
 
 def _long_here(process: Mapping[str, Any], now_ns: int) -> bool:
