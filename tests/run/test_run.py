@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import logging
 import os
+import sys
 import threading
 import time
 from decimal import Decimal
@@ -586,6 +587,22 @@ def test_a_run_has_the_address_of_its_board_where_a_grafana_is_named(place: Here
         assert run.url == ""
         os.environ["OTEL_DDP_GRAFANA_URL"] = "https://g.example/"
         assert run.url == "https://g.example/d/otel-ddp-run?var-group=g&var-run=mine"
+
+
+def test_a_run_opens_in_a_working_directory_that_is_gone(
+    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    gone.rmdir()
+
+    with otel_ddp.init() as run:
+        run.log({"loss": 1.0}, step=1)
+
+    facts = place.only().facts
+    assert (facts["script"], facts["folder"]) == ("train.py", "")
 
 
 def test_a_run_shows_itself_in_one_line(place: Here) -> None:

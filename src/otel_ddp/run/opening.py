@@ -91,8 +91,10 @@ def program_facts() -> dict[str, Any]:
     found: dict[str, Any] = {
         "script": os.path.basename(script),
         "git_sha": revision(script) if script else "",
-        # For the agent alone, which asks git about it.
-        "folder": os.path.dirname(os.path.abspath(script)) if script else "",
+        # For the agent alone, which asks git about it. The working directory may be gone.
+        "folder": containment.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
+        if script
+        else "",
         "python": ".".join(map(str, sys.version_info[:3])),
         **surroundings(),
     }
