@@ -1,0 +1,270 @@
+"""Reads histories: of a run that goes on, of one that has ended, of a folder from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from otel_ddp.history import directory, schema
+from otel_ddp.history.run_file import SeriesKey
+from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
+
+_BUSY_S = 5.0
+_OVER = ("finished", "failed", "killed")
+# From the best end to the worst.
+_WORST = {
+    state: at for at, state in enumerate(("finished", "starting", "running", "failed", "killed"))
+}
+
+
+class Unreadable(Exception):
+    """The file is no history, or damaged, or of a later version; the text says which."""
+
+
+class Series(NamedTuple):
+    """One series of a history, and how wide its buckets are."""
+
+    id: int
+    key: SeriesKey
+    width: int
+
+
+class Bucket(NamedTuple):
+    """Neighbouring values of one series. The fields are schema.SUM_COLUMNS, after the start."""
+
+    start: int
+    first: int
+    """The first step in it; of series without steps the number of the value; of `node` seconds."""
+    until: int
+    """The last one."""
+    first_ns: int
+    last_ns: int
+    finite: int
+    """How many of its values are finite; the total, the lowest and the highest are of these."""
+    total: float
+    low: float | None
+    high: float | None
+    last: float | None
+    """None where it is NaN."""
+    nonfinite: int
+    epoch: float | None
+
+
+class StepBucket(NamedTuple):
+    """Neighbouring steps of one rank. The fields are schema.STEP_COLUMNS, after the start."""
+
+    start: int
+    first: int
+    until: int
+    first_ns: int
+    last_ns: int
+    steps: int
+    took_ns: int
+    """Of all of them together; so are the phases."""
+    low_ns: int
+    high_ns: int
+    unusual: int
+    """How many of them compiled, saved, evaluated or were skipped."""
+    work: int
+    """Tokens, or samples where tokens are not known."""
+    phases_ns: dict[str, int]
+    """By the catalogue's words. `comm_wait` is waiting for other ranks; the rest is own work."""
+
+    @property
+    def work_ns(self) -> int:
+        """The time that does not depend on how late other ranks are."""
+        return self.took_ns - self.phases_ns["comm_wait"]
+
+
+class Event(NamedTuple):
+    """A log line, an exception, a checkpoint; a row of the table of events."""
+
+    id: int
+    time_ns: int
+    step: int | None
+    rank: str
+    name: str
+    severity: str
+    body: str
+    attributes: dict[str, Any]
+
+
+class History:
+    """One file, of one run on one node. Opened for one question or a few; not for threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._db = self._open("mode=ro")
+        try:
+            self._rows("SELECT count(*) FROM sqlite_master")
+        except Unreadable:
+            # In a folder where nothing can be written, SQLite cannot tell others that it reads.
+            self._db.close()
+            self._db = self._open("immutable=1")
+        try:
+            version = self._rows("PRAGMA user_version")[0][0]
+            application = self._rows("PRAGMA application_id")[0][0]
+        except Unreadable:
+            self._db.close()
+            raise
+        if application != schema.APPLICATION or version > schema.VERSION:
+            self._db.close()
+            why = "is no history of a run"
+            if application == schema.APPLICATION:
+                why = f"is of a later version ({version}): a newer otel-ddp can read it"
+            raise Unreadable(f"{path} {why}")
+
+    def _open(self, how: str) -> sqlite3.Connection:
+        # Never makes or changes a file.
+        try:
+            address = f"file:{quote(str(self.path.absolute()))}?{how}"
+            return sqlite3.connect(address, uri=True, timeout=_BUSY_S)
+        except sqlite3.Error as error:
+            raise Unreadable(f"{self.path} cannot be opened: {error}") from error
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _rows(self, query: str, arguments: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._db.execute(query, arguments).fetchall()
+        except sqlite3.Error as error:
+            raise Unreadable(f"{self.path} cannot be read: {error}") from error
+
+    # -- the run
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What is known of the run; docs/history.md lists the keys."""
+        return {key: _loaded(value) for key, value in self._rows("SELECT key, value FROM about")}
+
+    @cached_property
+    def ranks(self) -> dict[str, dict[str, Any]]:
+        """Each process by its rank, as `otel-ddp status --json` describes it."""
+        rows = self._rows("SELECT rank, about FROM ranks")
+        return dict(sorted(((r, _loaded(a)) for r, a in rows), key=lambda row: rank_order(row[0])))
+
+    @property
+    def state(self) -> str:
+        """`running`, or the worst end of its ranks: `finished`, `failed`, `killed`."""
+        states = [str(each.get("state")) for each in self.ranks.values()]
+        alive = [state for state in states if state not in _OVER]
+        if alive:
+            return "running" if "running" in alive else alive[0]
+        return max(states, key=lambda state: _WORST.get(state, 0), default="starting")
+
+    # -- values
+
+    @cached_property
+    def series(self) -> list[Series]:
+        """All series."""
+        rows = self._rows("SELECT id, kind, name, rank, labels, width FROM series ORDER BY id")
+        return [
+            Series(id, SeriesKey(kind, name, rank, tuple(map(tuple, json.loads(labels)))), width)
+            for id, kind, name, rank, labels, width in rows
+        ]
+
+    def of_kind(self, kind: str) -> list[Series]:
+        """The series of a kind, in the order of their ranks."""
+        found = [each for each in self.series if each.key.kind == kind]
+        return sorted(found, key=lambda each: rank_order(each.key.rank))
+
+    def sums(
+        self, series: Series, first: int = -(2**63), until: int = 2**63 - 1, newer: int = 0
+    ) -> list[Bucket]:
+        """The buckets of a series from *first* to *until*, with anything later than *newer* ns."""
+        rows = self._rows(
+            f"SELECT start, {', '.join(SUM_COLUMNS)} FROM sums WHERE series = ? "
+            "AND start > ? - ? AND start <= ? AND last_ns > ? ORDER BY start",
+            (series.id, max(first, -(2**62)), series.width, until, newer),
+        )
+        return [Bucket(*row) for row in rows]
+
+    def steps(
+        self, series: Series, first: int = -(2**63), until: int = 2**63 - 1, newer: int = 0
+    ) -> list[StepBucket]:
+        """The same of a series of steps."""
+        rows = self._rows(
+            f"SELECT start, {', '.join(STEP_COLUMNS)} FROM steps WHERE series = ? "
+            "AND start > ? - ? AND start <= ? AND last_ns > ? ORDER BY start",
+            (series.id, max(first, -(2**62)), series.width, until, newer),
+        )
+        before = 1 + len(STEP_COLUMNS) - len(PHASE_COLUMNS)
+        words = [column.removesuffix("_ns") for column in PHASE_COLUMNS]
+        return [
+            StepBucket._make((*row[:before], dict(zip(words, row[before:], strict=True))))
+            for row in rows
+        ]
+
+    def step_series(self) -> list[Series]:
+        """The steps of each rank, by the device's clock where it has counted them."""
+        of_rank: dict[str, Series] = {}
+        for each in self.of_kind("steps"):
+            if each.key.name == "device" or each.key.rank not in of_rank:
+                of_rank[each.key.rank] = each
+        return list(of_rank.values())
+
+    # -- what was said
+
+    def events(self, most: int = 1000, before: int | None = None, like: str = "") -> list[Event]:
+        """The latest events, the latest first; older than the id *before*, with *like* in them."""
+        rows = self._rows(
+            "SELECT id, time_ns, step, rank, name, severity, body, attributes FROM events "
+            "WHERE id < ? AND instr(lower(body || ' ' || name), ?) ORDER BY id DESC LIMIT ?",
+            (2**62 if before is None else before, like.lower(), most),
+        )
+        return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Every verdict in the order of beginning; one that is over has `until_ns`."""
+        rows = self._rows("SELECT about, until_ns FROM verdicts ORDER BY since_ns")
+        return [{**_loaded(about), "until_ns": until} for about, until in rows]
+
+
+def find(folder: Path) -> tuple[list[History], list[str]]:
+    """The histories of a folder, the newest first; and why others cannot be read."""
+    found, faults = [], []
+    for path in sorted(directory.files(folder), key=_modified, reverse=True):
+        opened = _opened(path)
+        if isinstance(opened, History):
+            found.append(opened)
+        else:
+            faults.append(opened)
+    return found, faults
+
+
+def _opened(path: Path) -> History | str:
+    try:
+        return History(path)
+    except Unreadable as why:
+        return str(why)
+
+
+def rank_order(rank: str) -> tuple[bool, int, str]:
+    """Numbers by their value, then what is no number."""
+    return (not rank.isdigit(), int(rank) if rank.isdigit() else 0, rank)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

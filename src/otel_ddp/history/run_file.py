@@ -1,0 +1,280 @@
+"""Writes the history of one run. One thread at a time; several processes may have the file open."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp.history import schema
+from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
+from otel_ddp.history.sums import StepSum, ValueSum
+
+# Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
+_MOST_BUCKETS = 1_000_000
+_MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
+_MOST_SERIES = 20_000
+_MOST_EVENTS = 20_000
+_BUSY_S = 10.0
+
+# What becomes of a bucket that is there already: each column, old and new.
+_ADDED = "{0} = {0} + excluded.{0}"
+_LOWEST = "{0} = min({0}, excluded.{0})"
+_HIGHEST = "{0} = max({0}, excluded.{0})"
+_LATEST = "{0} = CASE WHEN excluded.last_ns >= last_ns THEN excluded.{0} ELSE {0} END"
+
+
+class Newer(Exception):
+    """The file is of a later version."""
+
+
+class SeriesKey(NamedTuple):
+    """What a series is."""
+
+    kind: str
+    """`value`: logged; `steps`: of a rank, `name` is the clock; `node`: a gauge of the node, of a
+    device or of a process; `counter`: the same of what only grows."""
+    name: str
+    rank: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class _Series:
+    __slots__ = ("buckets", "id", "width")
+
+    def __init__(self, id: int, width: int, buckets: int) -> None:
+        self.id = id
+        self.width = width
+        self.buckets = buckets
+
+
+class Row(NamedTuple):
+    """An event: a log line, an exception, a checkpoint."""
+
+    time_ns: int
+    step: int | None
+    rank: str
+    name: str
+    severity: str
+    body: str
+    attributes: Mapping[str, Any]
+
+
+class RunFile:
+    """Opened for one run; `write` is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the file, or go on with it; raises sqlite3.Error, OSError or Newer."""
+        self.path = path
+        self.series_left_out = 0
+        self._series: dict[SeriesKey, _Series] = {}
+        # Closed to others from its first moment, as its directory is.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        execute = self._db.execute
+        self._check_version()
+        # Readers then never make us wait. Where a file system lacks what it needs, it stays as is.
+        execute("PRAGMA journal_mode = WAL")
+        # A killed agent or a full disk cannot damage it; a power cut may cost the last seconds.
+        execute("PRAGMA synchronous = NORMAL")
+        execute("BEGIN IMMEDIATE")
+        try:
+            if not self._check_version():
+                for statement in filter(str.strip, schema.TABLES.split(";")):
+                    execute(statement)
+                execute(f"PRAGMA application_id = {schema.APPLICATION}")
+                execute(f"PRAGMA user_version = {schema.VERSION}")
+        except BaseException:
+            execute("ROLLBACK")
+            raise
+        execute("COMMIT")
+        for id, kind, name, rank, labels, width in execute(
+            "SELECT id, kind, name, rank, labels, width FROM series"
+        ).fetchall():
+            key = SeriesKey(kind, name, rank, tuple(map(tuple, json.loads(labels))))
+            # Counted when it is written to.
+            self._series[key] = _Series(id, width, _MOST_OF_SERIES)
+
+    def _check_version(self) -> int:
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version > schema.VERSION:
+            raise Newer(f"{self.path.name} is of a later version ({version})")
+        return version
+
+    def close(self) -> None:
+        """Leave one file that can be copied."""
+        try:
+            self._db.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.Error:
+            pass  # somebody reads it: the other files stay beside it, and belong to it
+        finally:
+            self._db.close()
+
+    def read_positions(self) -> dict[str, tuple[int, int, int]]:
+        """How far each journal was read: records, and steps by the host's and device's clock."""
+        rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
+        return {journal: (position, host, device) for journal, position, host, device in rows}
+
+    def width(self, key: SeriesKey) -> int:
+        """How wide its buckets are: what is summed up beforehand costs one row each."""
+        found = self._series.get(key)
+        return 1 if found is None else found.width
+
+    def write(
+        self,
+        *,
+        values: Mapping[SeriesKey, Mapping[int, ValueSum]] = {},
+        steps: Mapping[SeriesKey, Mapping[int, StepSum]] = {},
+        about: Mapping[str, Any] = {},
+        ranks: Mapping[str, Mapping[str, Any]] = {},
+        events: Iterable[Row] = (),
+        verdicts: Iterable[Mapping[str, Any]] = (),
+        positions: Mapping[str, tuple[int, int, int]] = {},
+    ) -> None:
+        """Add all this, or nothing: raises sqlite3.Error."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for key, buckets in values.items():
+                self._add(_SUMS, key, {start: each.row() for start, each in buckets.items()})
+            for key, of_rank in steps.items():
+                self._add(_STEPS, key, {start: each.row() for start, each in of_rank.items()})
+            self._put("about", "key", "value", about)
+            self._put("ranks", "rank", "about", ranks)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO journals VALUES (?, ?, ?, ?)",
+                [(journal, *marks) for journal, marks in positions.items()],
+            )
+            self._add_events(list(events))
+            for each in verdicts:
+                self._put_verdict(each)
+        except BaseException:
+            # The disk may be so full that SQLite has rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._series.clear()
+            raise
+        self._db.execute("COMMIT")
+
+    def _add(self, table: _Table, key: SeriesKey, rows: Mapping[int, Sequence[Any]]) -> None:
+        series = self._series.get(key) or self._make(key)
+        if series is None:
+            return
+        width, id = series.width, series.id
+        self._db.executemany(
+            table.upsert, [(id, start - start % width, *row) for start, row in rows.items()]
+        )
+        # Counted as if all were new; the exact number costs more, and is asked for when it matters.
+        series.buckets += len(rows)
+        most = max(
+            _FEWEST_OF_SERIES, min(_MOST_OF_SERIES, _MOST_BUCKETS // max(len(self._series), 1))
+        )
+        if series.buckets > most:
+            count = f"SELECT count(*) FROM {table.name} WHERE series = ?"
+            series.buckets = self._db.execute(count, (id,)).fetchone()[0]
+            if series.buckets > most:
+                self._widen(table, series, most * 3 // 4)
+
+    def _make(self, key: SeriesKey) -> _Series | None:
+        self._db.execute(
+            "INSERT OR IGNORE INTO series (kind, name, rank, labels, width) "
+            "SELECT ?, ?, ?, ?, 1 WHERE (SELECT count(*) FROM series) < ?",
+            (key.kind, key.name, key.rank, json.dumps(key.labels), _MOST_SERIES),
+        )
+        row = self._db.execute(
+            "SELECT id, width FROM series WHERE kind = ? AND name = ? AND rank = ? AND labels = ?",
+            (key.kind, key.name, key.rank, json.dumps(key.labels)),
+        ).fetchone()
+        if row is None:
+            self.series_left_out += 1
+            return None
+        found = self._series[key] = _Series(row[0], row[1], _MOST_OF_SERIES)
+        return found
+
+    def _widen(self, table: _Table, series: _Series, most: int) -> None:
+        """Sum up neighbours until no more than *most* buckets are left."""
+        rows = self._db.execute(
+            f"SELECT {', '.join(('start', *table.columns))} FROM {table.name} WHERE series = ?",
+            (series.id,),
+        ).fetchall()
+        width = series.width
+        while len({start - start % width for start, *_ in rows}) > most:
+            width *= 2
+        self._db.execute(f"DELETE FROM {table.name} WHERE series = ?", (series.id,))
+        self._db.executemany(
+            table.upsert, [(series.id, start - start % width, *row) for start, *row in rows]
+        )
+        self._db.execute("UPDATE series SET width = ? WHERE id = ?", (width, series.id))
+        series.width, series.buckets = width, most
+
+    def _put(self, table: str, key: str, column: str, content: Mapping[str, Any]) -> None:
+        self._db.executemany(
+            f"INSERT OR REPLACE INTO {table} ({key}, {column}) VALUES (?, ?)",
+            [(name, json.dumps(value)) for name, value in content.items()],
+        )
+
+    def _add_events(self, events: Sequence[Row]) -> None:
+        if not events:
+            return
+        self._db.executemany(
+            "INSERT INTO events (time_ns, step, rank, name, severity, body, attributes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*each[:-1], json.dumps(each.attributes)) for each in events],
+        )
+        self._db.execute(
+            "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (_MOST_EVENTS,)
+        )
+
+    def _put_verdict(self, verdict: Mapping[str, Any]) -> None:
+        who = verdict.get("who") or {}
+        id = f"{verdict['kind']} {json.dumps(who, sort_keys=True)} {verdict['since_ns']}"
+        self._db.execute(
+            "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(id, verdict["kind"], str(who.get("rank", "")), verdict["phase"]),
+                *(verdict["step"], verdict["since_ns"], verdict.get("until_ns")),
+                *(verdict["sentence"], json.dumps(verdict)),
+            ),
+        )
+
+
+class _Table(NamedTuple):
+    name: str
+    columns: tuple[str, ...]
+    upsert: str
+
+
+def _table(name: str, columns: tuple[str, ...], rules: Mapping[str, str]) -> _Table:
+    marks = ", ".join("?" * (len(columns) + 2))
+    # The columns that the others are compared by change last.
+    updates = ", ".join(
+        rules.get(column, _ADDED).format(column)
+        for column in sorted(columns, key=lambda column: column == "last_ns")
+    )
+    return _Table(
+        name,
+        columns,
+        f"INSERT INTO {name} (series, start, {', '.join(columns)}) VALUES ({marks}) "
+        f"ON CONFLICT (series, start) DO UPDATE SET {updates}",
+    )
+
+
+# min() and max() of SQLite are NULL where one side is.
+_LOWEST_KNOWN = "{0} = min(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
+_HIGHEST_KNOWN = "{0} = max(coalesce({0}, excluded.{0}), coalesce(excluded.{0}, {0}))"
+_EDGES = {"first": _LOWEST, "until": _HIGHEST, "first_ns": _LOWEST, "last_ns": _HIGHEST}
+_SUMS = _table(
+    "sums",
+    SUM_COLUMNS,
+    {**_EDGES, "low": _LOWEST_KNOWN, "high": _HIGHEST_KNOWN, "last": _LATEST, "epoch": _LATEST},
+)
+_STEPS = _table("steps", STEP_COLUMNS, {**_EDGES, "low_ns": _LOWEST, "high_ns": _HIGHEST})

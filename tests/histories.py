@@ -1,0 +1,174 @@
+"""Histories of runs that never were, written by the product's own writer."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from otel_ddp.catalog import PHASES
+from otel_ddp.history.directory import file_name
+from otel_ddp.history.run_file import Row, RunFile, SeriesKey
+from otel_ddp.history.sums import StepSum, ValueSum
+
+S = 10**9
+# Of a step of 20 ms, when nobody is late.
+_PHASES_S = {
+    "data": 0.001,
+    "forward": 0.006,
+    "backward": 0.009,
+    "optimizer": 0.002,
+    "other": 0.0005,
+}
+_JITTER = 0.02
+
+
+def value_sums(
+    file: RunFile, key: SeriesKey, points: list[tuple[int, int, float]]
+) -> dict[int, ValueSum]:
+    """The points of a series (step, time, value) in its buckets."""
+    width, found = file.width(key), dict[int, ValueSum]()
+    for step, time_ns, value in points:
+        start = step - step % width
+        if start not in found:
+            found[start] = ValueSum(step, time_ns)
+        found[start].add(step, time_ns, value, step / 100)
+    return found
+
+
+def write_history(
+    directory: Path,
+    run: str = "lr-0.3",
+    *,
+    group: str = "sweep",
+    node: str = "node-0",
+    ranks: int = 4,
+    first_rank: int = 0,
+    steps: int = 300,
+    late: int | None = None,
+    slower: Mapping[str, float] = {},
+    names: tuple[str, ...] = ("loss", "accuracy"),
+    state: str = "finished",
+    began_ns: int | None = None,
+    seed: int = 0,
+    about: Mapping[str, Any] = {},
+) -> Path:
+    """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase."""
+    chance = random.Random(seed)
+    now_ns = time.time_ns() if began_ns is None else began_ns
+    path = directory / file_name(group, run, node)
+    directory.mkdir(parents=True, exist_ok=True)
+    file = RunFile(path)
+    own: dict[int, list[dict[str, float]]] = {}
+    for rank in range(ranks):
+        own[rank] = [
+            {
+                phase: took_s
+                * slower.get(phase, 1.0)
+                * (1.5 if rank == late and phase == "forward" else 1.0)
+                * chance.uniform(1 - _JITTER, 1 + _JITTER)
+                for phase, took_s in _PHASES_S.items()
+            }
+            for _ in range(steps)
+        ]
+    at_ns = [now_ns]
+    sums: dict[SeriesKey, dict[int, StepSum]] = {}
+    values: dict[SeriesKey, dict[int, ValueSum]] = {}
+    for step in range(steps):
+        longest_s = max(sum(own[rank][step].values()) for rank in range(ranks))
+        at_ns.append(at_ns[-1] + int(longest_s * S))
+    for rank in range(ranks):
+        label = str(first_rank + rank)
+        key = SeriesKey("steps", "host", label)
+        buckets = sums[key] = {}
+        width = file.width(key)
+        for step in range(steps):
+            began, ended = at_ns[step], at_ns[step + 1]
+            spans = [(PHASES[phase], int(s * S)) for phase, s in own[rank][step].items()]
+            wait_ns = ended - began - sum(span for _, span in spans)
+            spans.append((PHASES["comm_wait"], max(wait_ns, 0)))
+            start = step - step % width
+            if start not in buckets:
+                buckets[start] = StepSum(step, began)
+            buckets[start].add(step, began, ended, spans, 32, False)
+        for name in names if label == "0" else ():
+            for split in ("train", "val"):
+                key = SeriesKey("value", name, label, (("split", split),))
+                points = [
+                    (step, at_ns[step + 1], 2 * math.exp(-step / 100) + chance.uniform(0, 0.1))
+                    for step in range(0, steps, 1 if split == "train" else 10)
+                ]
+                values[key] = value_sums(file, key, points)
+        gpu = SeriesKey(
+            *("node", "hw.gpu.utilization", label, (("hw.id", f"GPU-{rank}"), ("hw.name", "H100")))
+        )
+        seconds = range(now_ns // S, at_ns[-1] // S + 1)
+        values[gpu] = value_sums(file, gpu, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
+    described = {
+        str(first_rank + rank): {
+            "run": run,
+            "group": group,
+            "job_type": "train",
+            "node": node,
+            "rank": first_rank + rank,
+            "local_rank": rank,
+            "state": state,
+            "step": steps - 1,
+            "pid": 1000 + rank,
+            "started_ns": now_ns,
+            "seen_alive_ns": at_ns[-1],
+            "phase": "forward",
+            "phase_since_ns": at_ns[-1],
+            "reason": "",
+            "world_size": ranks,
+        }
+        for rank in range(ranks)
+    }
+    verdicts = []
+    if late is not None:
+        who = {"group": group, "run": run, "node": node, "rank": str(first_rank + late)}
+        verdicts.append(
+            {
+                "kind": "straggler",
+                "who": who,
+                "phase": "forward",
+                "step": 100,
+                "board": "",
+                "since_ns": at_ns[min(100, steps)],
+                "until_ns": None,
+                "sentence": f"rank {first_rank + late} is slow in forward: 3.0 ms more than others",
+                "evidence": {"excess": 0.15},
+            }
+        )
+    events = [
+        Row(at_ns[1], 1, "0", "log", "INFO", "training begins", {}),
+        Row(at_ns[-1], steps - 1, "0", "log", "WARN", "<b>loss</b> & more", {"logger": "train"}),
+    ]
+    file.write(
+        values=values,
+        steps=sums,
+        ranks=described,
+        about={
+            "group": group,
+            "run": run,
+            "job_type": "train",
+            "node": node,
+            "project": "demo",
+            "began_ns": now_ns,
+            "seen_ns": at_ns[-1],
+            "config": {"lr": 0.3, "batch": 32},
+            "texts": {"tags": "baseline"},
+            "environment": {"world_size": ranks, "torch": "2.9"},
+            "summary": [],
+            "gaps": [],
+            "version": "0",
+            **about,
+        },
+        events=events,
+        verdicts=verdicts,
+    )
+    file.close()
+    return path

@@ -1,0 +1,226 @@
+"""A history holds all that was written, in fewer buckets the longer its run is."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from histories import value_sums, write_history
+from otel_ddp.history import run_file
+from otel_ddp.history.reader import History, Unreadable, find
+from otel_ddp.history.run_file import Newer, RunFile, SeriesKey
+from otel_ddp.history.sums import StepSum, ValueSum
+
+LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
+S = 10**9
+
+
+def filled(path: Path, values: list[float], piece: int = 100) -> History:
+    """A history with these values of one series, a step each, written piece by piece."""
+    file = RunFile(path)
+    for at in range(0, len(values), piece):
+        points = [
+            (step, (step + 1) * S, values[step]) for step in range(at, min(at + piece, len(values)))
+        ]
+        file.write(values={LOSS: value_sums(file, LOSS, points)})
+    file.close()
+    return History(path)
+
+
+def read_whole(history: History) -> None:
+    for series in history.series:
+        history.sums(series)
+        history.steps(series)
+
+
+def test_a_short_run_is_kept_value_by_value(tmp_path: Path) -> None:
+    with filled(tmp_path / "a.sqlite", [3.0, 1.0, 2.0]) as history:
+        [series] = history.series
+        assert [(each.first, each.last, each.last_ns) for each in history.sums(series)] == [
+            *((0, 3.0, S), (1, 1.0, 2 * S), (2, 2.0, 3 * S))
+        ]
+
+
+def test_a_long_run_keeps_extremes_sums_and_the_last_of_each_bucket(tmp_path: Path) -> None:
+    values = [math.sin(step * 1.7) for step in range(20_000)]
+
+    with filled(tmp_path / "a.sqlite", values, piece=777) as history:
+        [series] = history.series
+        buckets = history.sums(series)
+    assert 2048 <= len(buckets) <= 4096
+    assert all(each.start % series.width == 0 for each in buckets)
+    for each in buckets:
+        own = values[each.first : each.until + 1]
+        assert (each.low, each.high, each.last) == (min(own), max(own), own[-1])
+        assert each.finite == len(own)
+        assert each.total == pytest.approx(sum(own))
+
+
+def test_a_bucket_that_is_written_in_pieces_is_one(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    for at, value in enumerate((5.0, 7.0, 6.0)):
+        file.write(values={LOSS: value_sums(file, LOSS, [(4, (at + 1) * S, value)])})
+    file.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        [bucket] = history.sums(history.series[0])
+    assert (bucket.finite, bucket.low, bucket.high, bucket.last) == (3, 5.0, 7.0, 6.0)
+
+
+def test_what_is_late_does_not_become_the_last_value(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    for time_ns, value in ((9 * S, 1.0), (3 * S, 2.0)):
+        file.write(values={LOSS: value_sums(file, LOSS, [(4, time_ns, value)])})
+    file.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        [bucket] = history.sums(history.series[0])
+    assert (bucket.last, bucket.first_ns, bucket.last_ns) == (1.0, 3 * S, 9 * S)
+
+
+def test_values_that_are_not_finite_are_counted_and_spoil_nothing(tmp_path: Path) -> None:
+    bad = ValueSum(0, 0)
+    for at, value in enumerate((1.0, math.nan, math.inf, 3.0, math.nan)):
+        bad.add(0, at, value, None)
+    file = RunFile(tmp_path / "a.sqlite")
+    file.write(values={LOSS: {0: bad}})
+    file.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        [bucket] = history.sums(history.series[0])
+    assert (bucket.finite, bucket.nonfinite, bucket.total) == (2, 3, 4.0)
+    assert (bucket.low, bucket.high, bucket.last) == (1.0, 3.0, None)
+
+
+def test_steps_are_summed_by_phase(tmp_path: Path) -> None:
+    path = write_history(tmp_path, ranks=2, steps=50, late=1)
+
+    with History(path) as history:
+        one, other = (history.steps(series) for series in history.step_series())
+    assert [each.steps for each in one] == [1] * 50
+    for each in (*one, *other):
+        assert sum(each.phases_ns.values()) == pytest.approx(each.took_ns, abs=50)
+    # The rank that is late waits for nobody, and does more.
+    assert sum(each.work_ns for each in other) > 1.1 * sum(each.work_ns for each in one)
+
+
+def test_a_history_goes_on_where_another_process_left_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    filled(path, [1.0] * 5000).close()
+
+    file = RunFile(path)
+    file.write(values={LOSS: value_sums(file, LOSS, [(5000, 6000 * S, 4.0)])})
+    file.close()
+
+    with History(path) as history:
+        [series] = history.series
+        assert series.width > 1
+        assert sum(each.finite for each in history.sums(series)) == 5001
+
+
+def test_many_series_share_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "_MOST_BUCKETS", 1000)
+    monkeypatch.setattr(run_file, "_MOST_SERIES", 10)
+    file = RunFile(tmp_path / "a.sqlite")
+    keys = [SeriesKey("value", f"name{number}", "0") for number in range(12)]
+    for at in range(0, 4000, 500):
+        file.write(
+            values={
+                key: value_sums(file, key, [(s, s * S, 1.0) for s in range(at, at + 500)])
+                for key in keys
+            }
+        )
+    left_out = file.series_left_out
+    file.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        assert len(history.series) == 10
+        assert all(len(history.sums(each)) <= 100 for each in history.series)
+        assert all(sum(b.finite for b in history.sums(each)) == 4000 for each in history.series)
+    assert left_out > 0
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    file.write(values={LOSS: value_sums(file, LOSS, [(0, S, 1.0)])}, positions={"j": (7, 0, 0)})
+    broken = StepSum(1, 0)
+    broken.took_ns = 1 << 70
+    with pytest.raises(OverflowError):
+        file.write(
+            values={LOSS: value_sums(file, LOSS, [(1, S, 1.0)])},
+            steps={SeriesKey("steps", "host", "0"): {0: broken}},
+            positions={"j": (9, 0, 0)},
+        )
+    assert file.read_positions() == {"j": (7, 0, 0)}
+    file.write(values={LOSS: value_sums(file, LOSS, [(2, S, 1.0)])})
+    file.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        assert [each.first for each in history.sums(history.series[0])] == [0, 2]
+
+
+def test_a_file_of_a_later_version_is_told_of_and_left_alone(tmp_path: Path) -> None:
+    path = write_history(tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+
+    with pytest.raises(Newer):
+        RunFile(path)
+    with pytest.raises(Unreadable, match="later version"):
+        History(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all" * 100, None])
+def test_a_damaged_file_is_told_of_beside_those_that_can_be_read(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    good = write_history(tmp_path, "good")
+    bad = tmp_path / "bad.sqlite"
+    bad.write_bytes(good.read_bytes()[:-9000] if content is None else content)
+
+    found, faults = find(tmp_path)
+
+    try:
+        names = [each.about["run"] for each in found if each.path == good]
+        assert names == ["good"]
+        if content is None:
+            # Its first pages are whole: what is asked for later may not be.
+            for each in (each for each in found if each.path == bad):
+                with pytest.raises(Unreadable, match=re.escape(bad.name)):
+                    read_whole(each)
+        else:
+            assert [bad.name in fault for fault in faults] == [True]
+    finally:
+        for each in found:
+            each.close()
+
+
+def test_a_history_is_read_while_it_is_written(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    file.write(values={LOSS: value_sums(file, LOSS, [(0, S, 1.0)])})
+    with History(tmp_path / "a.sqlite") as history:
+        file.write(values={LOSS: value_sums(file, LOSS, [(1, 2 * S, 1.0)])})
+        assert len(history.sums(history.series[0])) == 2
+    file.close()
+
+
+def test_a_folder_in_which_nothing_can_be_written_can_be_read(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    file.write(about={"run": "a"})
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    file.close()
+    (copy / "a.sqlite").write_bytes((tmp_path / "a.sqlite").read_bytes())
+    copy.chmod(0o500)
+    try:
+        with History(copy / "a.sqlite") as history:
+            assert history.about == {"run": "a"}
+    finally:
+        copy.chmod(0o700)
