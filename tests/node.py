@@ -66,6 +66,7 @@ class Node:
             "OTEL_DDP_DIR": str(self.place.directory),
             "OTEL_DDP_SPOOL_DIR": str(self.spool),
             "OTEL_DDP_POSTMORTEM_DIR": str(self.root / "postmortems"),
+            "OTEL_DDP_HISTORY_DIR": str(self.root / "history"),
             "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
             "OTEL_METRIC_EXPORT_INTERVAL": "500",
             # No collector that happens to run on this machine is found by accident.

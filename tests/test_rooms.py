@@ -25,8 +25,10 @@ KNOWS = {
         "recording": "catalog containment journal settings",
         "torch": "catalog containment identity journal recording",
         "run": "catalog containment errors identity journal recording settings torch",
-        "agent": "__init__ catalog containment diagnosis errors identity journal settings",
-        "cli": "__init__ agent catalog diagnosis errors identity journal settings torch",
+        "agent": (
+            "__init__ catalog containment diagnosis errors history identity journal settings"
+        ),
+        "cli": "__init__ agent catalog diagnosis errors history identity journal settings torch",
         "integrations": "__init__ containment recording",
         "__init__": "errors identity run",
         "__main__": "cli",
@@ -40,12 +42,14 @@ KNOWS = {
         "verdicts": "ledger node reading",
         "node_status": "reading",
         "artifacts": "kept_thread ledger reading",
+        "history": "kept_thread ledger reading",
         "export": "kept_thread ledger",
         "scrape": "kept_thread ledger",
         "startup": "",
         "wakeup": "",
         "service": (
-            "artifacts export kept_thread ledger node reading scrape startup verdicts wakeup"
+            "artifacts export history kept_thread ledger node reading scrape startup verdicts "
+            "wakeup"
         ),
     },
     "history": {
@@ -101,6 +105,13 @@ KNOWS = {
         "reports": "postmortem process_case run_case",
         "verdict_series": "run_case",
         "judge": "exit_causes process_case reports run_case verdict_series",
+    },
+    "agent.history": {
+        "__init__": "",
+        "node_samples": "",
+        "kept_run": "node_samples",
+        "histories": "kept_run node_samples",
+        "collect": "histories kept_run node_samples",
     },
     "identity": {
         "__init__": "",

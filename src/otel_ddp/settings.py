@@ -66,6 +66,8 @@ class Settings(NamedTuple):
     spool_directory: str
     spool_bytes: int
     postmortem_directory: str
+    history_directory: str
+    history_bytes: int
     grafana_url: str
     artifact_sink: str
     artifact_roots: tuple[str, ...]
@@ -450,6 +452,22 @@ TABLE: tuple[Setting, ...] = (
         _directory,
         "Where a post-mortem is written when ranks die or stand still. By default a private "
         "directory in /var/tmp.",
+    ),
+    Setting(
+        "history_directory",
+        ("OTEL_DDP_HISTORY_DIR",),
+        "",
+        _directory,
+        "Where the agent keeps the history of each run, a file each, for its page and for reports. "
+        "By default a private directory in /var/tmp.",
+    ),
+    Setting(
+        "history_bytes",
+        ("OTEL_DDP_HISTORY_BYTES",),
+        1024 * MIB,
+        _bytes(0),
+        "How much these files may take together; beyond it the oldest run goes first. 0: none is "
+        "kept.",
     ),
     Setting(
         "grafana_url",

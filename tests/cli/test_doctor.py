@@ -462,21 +462,24 @@ def test_too_little_room_for_a_journal_fails(place: Here, monkeypatch: pytest.Mo
     assert "set OTEL_DDP_JOURNAL_BYTES lower" in the(found(doctor.journals), "fail")
 
 
-def test_unusable_directories_of_spool_and_post_mortem_are_two_findings(tmp_path: Path) -> None:
+def test_unusable_directories_are_a_finding_each(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     os.environ["OTEL_DDP_SPOOL_DIR"] = str(tmp_path / "file")
     os.environ["OTEL_DDP_POSTMORTEM_DIR"] = str(tmp_path / "open")
+    os.environ["OTEL_DDP_HISTORY_DIR"] = str(tmp_path / "open")
 
     findings = found(doctor.directories)
 
     assert [(each.level, each.subject) for each in findings] == [
         ("fail", "spool"),
         ("fail", "post-mortem"),
+        ("fail", "history"),
     ]
     assert findings[0].sentence.endswith("name another directory in OTEL_DDP_SPOOL_DIR")
     assert "(mode 0755)" in findings[1].sentence
+    assert "(mode 0755)" in findings[2].sentence
 
 
 # --- the agent and its endpoint

@@ -27,6 +27,7 @@ FILES = [
     ),
     "OTEL_DDP_SPOOL_DIR",
     "OTEL_DDP_POSTMORTEM_DIR",
+    "OTEL_DDP_HISTORY_DIR",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -140,6 +140,11 @@ class Ledger:
         family = self._families.get(series.metric.name, {})
         if family.get(series.labels) is series:
             del family[series.labels]
+
+    def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
+        """Some metrics, with their series."""
+        for metric in metrics:
+            yield metric, list(self._families.get(metric.name, {}).values())
 
     def families(self) -> Iterator[tuple[Metric, list[Series]]]:
         """Every metric that has a value, with its series."""

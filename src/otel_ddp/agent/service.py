@@ -15,6 +15,8 @@ from otel_ddp import __version__, catalog, settings
 from otel_ddp.agent import startup, wakeup
 from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.export.exporter import Exporter
+from otel_ddp.agent.history.collect import Collector
+from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
@@ -67,7 +69,10 @@ class Agent:
             *(place, self.ledger, conf.node, self.parents.ended_worker),
             keeps_found=keeps_found,
             devices=lambda: self.sampling.describe(),
+            has_history=conf.history_bytes > 0,
         )
+        self.histories = Histories(conf.history_directory, conf.history_bytes, self.node)
+        self._collector = Collector(self.histories, self.ledger, self.node)
         self.artifacts = Artifacts(conf, place, self.ledger, self.node, of_platform=foreground)
         self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
         self.judge = Judge(
@@ -168,6 +173,7 @@ class Agent:
             self.journals.commit(self.journals.marks())
         self._delete_done()
         self.sampling.stop()
+        self.histories.stop()
         if self._endpoint is not None:
             self._endpoint.stop()
         if self._owns_lock():
@@ -181,6 +187,7 @@ class Agent:
         self.journals.find()
         self.journals.poll()
         self.artifacts.feed(self.journals.flush_artifacts())
+        self._collector.feed(self.journals.feeds())
         self.parents.watch(self.journals.feeds())
         self.judge.poll(self.journals.feeds())
 
@@ -191,6 +198,13 @@ class Agent:
         with self.ledger.lock:
             self.sampling.update_series(self.journals.ranks(), self.journals.pids(), now_ns)
             self._update_own_series(now_ns)
+        self._update_histories()
+
+    def _update_histories(self) -> None:
+        if self.histories.keeps:
+            verdicts = [*self.judge.past(), *self.judge.verdicts()]
+            with self.ledger.lock:
+                self._collector.feed_states(self.journals.feeds(), verdicts)
 
     def _update_training_series(self) -> None:
         now_ns = time.time_ns()
@@ -230,8 +244,9 @@ class Agent:
         """Delete the journals of dead processes once everything in them is exported."""
         done = self.journals.done()
         if done:
-            # Once more, so that their series show how they ended.
+            # Once more, so that their series and histories show how they ended.
             self._update_training_series()
+            self._update_histories()
             self.journals.close(done)
             # Before they are deleted: from here on only the agent's file describes them.
             self._write_status()
@@ -323,6 +338,7 @@ class Agent:
             *self.sampling.threads(),
             *self.exporter.threads(),
             *self.artifacts.threads(),
+            *([self.histories.thread] if self.histories.keeps else []),
         ]
 
     def _problems(self) -> list[str]:
@@ -346,6 +362,7 @@ class Agent:
             "scrape": self._url(),
             "export": self.exporter.describe(),
             "grafana": self.conf.grafana_url,
+            "history": self.histories.describe(),
             "remark": "; ".join(filter(None, (self._remark, self.journals.remark()))),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),

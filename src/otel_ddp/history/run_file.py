@@ -27,7 +27,7 @@ _HIGHEST = "{0} = max({0}, excluded.{0})"
 _LATEST = "{0} = CASE WHEN excluded.last_ns >= last_ns THEN excluded.{0} ELSE {0} END"
 
 
-class Newer(Exception):
+class Newer(ValueError):
     """The file is of a later version."""
 
 
@@ -73,7 +73,9 @@ class RunFile:
         self._series: dict[SeriesKey, _Series] = {}
         # Closed to others from its first moment, as its directory is.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+        self._db = sqlite3.connect(
+            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
         try:
             self._prepare()
         except BaseException:
@@ -124,6 +126,11 @@ class RunFile:
         """How far each journal was read: records, and steps by the host's and device's clock."""
         rows = self._db.execute("SELECT journal, position, host_ns, device_ns FROM journals")
         return {journal: (position, host, device) for journal, position, host, device in rows}
+
+    def gaps(self) -> list[dict[str, Any]]:
+        """When nothing could be kept."""
+        row = self._db.execute("SELECT value FROM about WHERE key = 'gaps'").fetchone()
+        return list(json.loads(row[0])) if row else []
 
     def width(self, key: SeriesKey) -> int:
         """How wide its buckets are: what is summed up beforehand costs one row each."""

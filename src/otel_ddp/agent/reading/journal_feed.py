@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from otel_ddp import containment
 from otel_ddp.agent.ledger import Labels, Ledger
@@ -20,12 +20,21 @@ from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.catalog import STATES
-from otel_ddp.journal.layout import ARTIFACT, END, SPAN
+from otel_ddp.journal.layout import ARTIFACT, END, EVENT, SPAN
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps
 
 # Does not export a process without a final identity, such as its rank, for this long.
 _UNSETTLED_S = 60.0
+
+
+class Kept(NamedTuple):
+    """What the history keeps of what was read."""
+
+    scalars: Sequence[Scalars]
+    steps: Sequence[Step]
+    device_steps: Sequence[Step]
+    events: Sequence[Document]
 
 
 def journal_alone_shows(journal: JournalFeed) -> bool | None:
@@ -44,10 +53,12 @@ class JournalFeed:
         parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
         summaries: Summaries | None = None,
         devices: Devices = no_devices,
+        has_history: bool = False,
     ) -> None:
         """*parent_ended*: whether the parent ended this process, which died without a last record;
         None: not known yet. *summaries*: those of the node's other journals. *devices*: what is
-        known of the node's devices."""
+        known of the node's devices. *has_history*: whether what is read is kept for a history,
+        which fetches it."""
         self.reader: JournalReader = reader
         # The process id as the agent sees it, which differs if only the process is in a container.
         # 0 if the agent cannot see it: the process's own number may be another process here.
@@ -76,6 +87,8 @@ class JournalFeed:
         self._steps: list[Step] = []
         self._device_stream = StepStream(reader.created_ns)
         self._device_steps: list[Step] = []
+        self._has_history = has_history
+        self._kept = Kept([], [], [], [])
 
     # -- its identity
 
@@ -146,6 +159,8 @@ class JournalFeed:
         for record in records:
             if isinstance(record, Scalars):
                 self._values.feed(record, now_ns)
+                if self.exported:
+                    self._keep(scalars=[record])
             elif isinstance(record, Steps):
                 self._feed_steps(record)
             elif record.kind == END:
@@ -154,10 +169,11 @@ class JournalFeed:
             elif record.kind == ARTIFACT:
                 if self.exported:
                     self.artifacts.append(record)
-            elif self._sent:
-                self.documents.append(record)
-                if (saved := event_of(record)) is not None:
-                    self.documents.append(saved)
+            elif self.exported:
+                saved = [each for each in (event_of(record),) if each is not None]
+                self._keep(events=[each for each in (record, *saved) if each.kind == EVENT])
+                if self._sent:
+                    self.documents += [record, *saved]
         if self._sent and self.identity.get("global_rank") == 0:
             ended = self.ended_at is not None
             self.documents += self._run_records.new_records(
@@ -178,10 +194,13 @@ class JournalFeed:
     @containment.contained()
     def _feed_steps(self, record: Steps) -> None:
         if record.on_device:
-            self._device_steps += self._device_stream.feed(record)
+            device_steps = self._device_stream.feed(record)
+            self._device_steps += device_steps
+            self._keep(device_steps=device_steps)
             return
         steps = self._stream.feed(record)
         self._steps += steps
+        self._keep(steps=steps)
         if not self._sent:
             return
         every = sampled_every(self.reader.facts)
@@ -201,6 +220,16 @@ class JournalFeed:
         """The same on the device's clock, which lags behind the host's."""
         steps, self._device_steps = self._device_steps, []
         return steps
+
+    def flush_kept(self) -> Kept:
+        """What was read since the last call, for the history."""
+        kept, self._kept = self._kept, Kept([], [], [], [])
+        return kept
+
+    def _keep(self, **more: Sequence[Any]) -> None:
+        if self._has_history:
+            for name, records in more.items():
+                getattr(self._kept, name).extend(records)
 
     def _rescued(self, before: int, records: list[Record]) -> list[Record]:
         """Of the records that were overwritten, the last of each name, which has a copy."""

@@ -59,13 +59,15 @@ class Journals:
         *,
         keeps_found: bool = False,
         devices: Devices = no_devices,
+        has_history: bool = False,
     ) -> None:
-        """*parent_ended*, *devices*: as in JournalFeed. *keeps_found*: whether journals stay
-        whose processes had ended before; they may be copies."""
+        """*keeps_found*: whether journals stay whose processes had ended before; they may be
+        copies. The others: as in JournalFeed."""
         self._place = place
         self._ledger = ledger
         self._parent_ended = parent_ended
         self._devices = devices
+        self._has_history = has_history
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         self._summaries = Summaries()
         self._journals: dict[Path, JournalFeed] = {}
@@ -109,7 +111,7 @@ class Journals:
             else:
                 self._journals[path] = JournalFeed(
                     *(reader, self._ledger, self._names.name, self._parent_ended),
-                    *(self._summaries, self._devices),
+                    *(self._summaries, self._devices, self._has_history),
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)

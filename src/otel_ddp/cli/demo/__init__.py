@@ -152,6 +152,7 @@ def _environment(place: Place, root: Path) -> dict[str, str]:
         "OTEL_DDP_DIR": str(place.directory),
         "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
         "OTEL_DDP_POSTMORTEM_DIR": str(root / "postmortems"),
+        "OTEL_DDP_HISTORY_DIR": str(root / "history"),
         # The default of a minute is too long for a demo.
         "OTEL_DDP_STALL_TIMEOUT_S": os.environ.get("OTEL_DDP_STALL_TIMEOUT_S", "5"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

@@ -15,6 +15,7 @@ from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, nearest_
 from otel_ddp.cli.gpus import NO_DRIVER_REMARKS, gpu_labels, gpu_remarks, gpu_user
 from otel_ddp.cli.status import ENDED_STATES, duplicate_ranks
 from otel_ddp.cli.text import cell, mappings
+from otel_ddp.history.directory import default_directory
 from otel_ddp.journal.place import Place, is_in_memory
 
 _RANKS = 8
@@ -142,8 +143,17 @@ def directories(inputs: DoctorInputs) -> Findings:
             "OTEL_DDP_POSTMORTEM_DIR",
             postmortem.directory(conf.postmortem_directory),
         ),
+        (
+            "history",
+            "OTEL_DDP_HISTORY_DIR",
+            default_directory(conf.history_directory),
+        ),
     ):
-        named = subject != "spool" and bool(conf.postmortem_directory)
+        named = bool(
+            {"post-mortem": conf.postmortem_directory, "history": conf.history_directory}.get(
+                subject
+            )
+        )
         if why := problem(path, named):
             sentence = f"{path} {why}; name another directory in {variable}"
             yield Finding("fail", subject, sentence)

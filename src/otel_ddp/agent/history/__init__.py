@@ -1,0 +1,1 @@
+"""Writes the histories of the runs on this node."""

@@ -1,0 +1,133 @@
+"""Collects from the agent what a history keeps: what was read, and what is known of each run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from otel_ddp import __version__, catalog
+from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.history.kept_run import Batch, State
+from otel_ddp.agent.history.node_samples import RunKey, Sample, samples
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading import summary_file
+from otel_ddp.agent.reading.journal_feed import JournalFeed
+
+_SUMMARY_EVERY_S = 5.0
+# Of a rank, beside its steps and phases, which have series.
+_TOTALS = frozenset(
+    metric.name
+    for metric in (
+        *(catalog.TRAINING_STEPS, catalog.TRAINING_STEPS_SKIPPED, catalog.TRAINING_SAMPLES),
+        *(catalog.TRAINING_TOKENS, catalog.TRAINING_GC_TIME, catalog.TRAINING_FLOPS),
+        *(catalog.TRAINING_OOMS, catalog.OTEL_DDP_HOOK_TIME, catalog.OTEL_DDP_HOOK_ERRORS),
+    )
+)
+
+
+class Collector:
+    """Called from the agent's loop."""
+
+    def __init__(self, histories: Histories, ledger: Ledger, node: str) -> None:
+        self._histories = histories
+        self._ledger = ledger
+        self._node = node
+        # The role of the first process that was seen of a run.
+        self._job_types: dict[RunKey, str] = {}
+        self._summaries: dict[JournalFeed, tuple[float, list[dict[str, Any]]]] = {}
+
+    def feed(self, feeds: Iterable[JournalFeed]) -> None:
+        """What was read since the last call."""
+        for each in feeds:
+            if not each.labels:
+                continue
+            kept = each.flush_kept()
+            if any(kept):
+                name = each.reader.path.name
+                key, rank = self._key_and_rank(each)
+                self._histories.feed(Batch(key, rank, name, each.reader.names, *kept))
+
+    def feed_states(
+        self,
+        feeds: Iterable[JournalFeed],
+        verdicts: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """What is known now. The caller holds the ledger's lock."""
+        feeds = [each for each in feeds if each.labels]
+        taken = list(samples(self._ledger))
+        states = {}
+        for key in dict.fromkeys(self._key_and_rank(each)[0] for each in feeds):
+            of_run = [each for each in feeds if self._key_and_rank(each)[0] == key]
+            states[key] = self._state(key, of_run, verdicts, taken)
+        self._histories.feed_states(states)
+        self._summaries = {feed: each for feed, each in self._summaries.items() if feed in feeds}
+        self._job_types = {key: each for key, each in self._job_types.items() if key in states}
+
+    def _key_and_rank(self, feed: JournalFeed) -> tuple[RunKey, str]:
+        labels = dict(feed.labels)
+        key = labels["group"], labels["run"]
+        job_type = labels["job_type"]
+        # An evaluation beside the training has ranks of its own, counted from 0 as well.
+        beside = self._job_types.setdefault(key, job_type) != job_type
+        return key, f"{job_type}/{labels['rank']}" if beside else labels["rank"]
+
+    def _state(
+        self,
+        key: RunKey,
+        feeds: Sequence[JournalFeed],
+        verdicts: Sequence[Mapping[str, Any]],
+        taken: Sequence[Sample],
+    ) -> State:
+        ranks: dict[str, dict[str, Any]] = {}
+        about: dict[str, Any] = {"group": key[0], "run": key[1], "job_type": self._job_types[key]}
+        # The newest process of a rank describes it; one that logs for a rank, only if alone.
+        for each in sorted(feeds, key=lambda e: (not e.is_proxy, e.reader.created_ns)):
+            totals = _totals(each)
+            ranks[self._key_and_rank(each)[1]] = {**each.describe(), "totals": totals}
+            if each.identity.get("global_rank") == 0:
+                about |= self._about(each)
+        own = [each for each in verdicts if _is_of(each, key)]
+        alive = any(each.ended_at is None for each in feeds)
+        here = [each for each in taken if each.run == key or (each.run is None and alive)]
+        hook_s = sum(
+            each["totals"].get(catalog.OTEL_DDP_HOOK_TIME.name, 0.0) for each in ranks.values()
+        )
+        about |= {
+            "node": self._node,
+            "version": __version__,
+            "began_ns": min(each.reader.created_ns for each in feeds),
+            "cost": {"hook_s": hook_s, "agent_cpu_s": round(time.process_time(), 1)},
+        }
+        return State(about, ranks, own, here)
+
+    def _about(self, feed: JournalFeed) -> dict[str, Any]:
+        return {
+            "project": feed.project,
+            "config": dict(feed.reader.config),
+            "texts": feed.description.texts(),
+            "environment": feed.description.environment(),
+            "summary": self._summary(feed),
+        }
+
+    def _summary(self, feed: JournalFeed) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        read_at, found = self._summaries.get(feed, (0.0, []))
+        # It is a file: not read again each second, but once more at the end.
+        if feed.ended_at is not None or not read_at or now - read_at > _SUMMARY_EVERY_S:
+            found = summary_file.described(feed.reader)
+            self._summaries[feed] = now, found
+        return found
+
+
+def _totals(feed: JournalFeed) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for total in feed.reader.totals():
+        if total.metric in _TOTALS:
+            found[total.metric] = found.get(total.metric, 0.0) + total.values[0]
+    return found
+
+
+def _is_of(verdict: Mapping[str, Any], key: RunKey) -> bool:
+    who = verdict["who"]
+    return (who.get("group"), who.get("run")) == key

@@ -1,0 +1,162 @@
+"""Keeps the histories of all runs on this node, in a thread: a disk may not answer for minutes."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from otel_ddp import containment
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
+from otel_ddp.agent.history.node_samples import RunKey
+from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.history import directory
+from otel_ddp.history.run_file import Newer
+from otel_ddp.journal.place import private_directory
+
+log = logging.getLogger("otel_ddp.agent")
+
+_WRITE_EVERY_S = 1.0
+# After a failure.
+_PAUSE_S = 5.0
+_CLEAN_EVERY_S = 60.0
+_CLOSE_AFTER_S = 30.0
+_STOP_S = 5.0
+# Records and steps that wait while the disk does not answer; beyond it they are left out.
+_MOST_QUEUED = 300_000
+
+
+class Histories:
+    """One a node. The agent's loop feeds it; only its thread touches a file."""
+
+    def __init__(self, named: str, most_bytes: int, node: str) -> None:
+        """*named*: the directory, if the user named one. *most_bytes*: 0 keeps nothing."""
+        self.directory = directory.default_directory(named)
+        self.keeps = most_bytes > 0
+        self._named = bool(named)
+        self._most_bytes = most_bytes
+        self._node = node
+        self._lock = threading.Lock()
+        self._batches: list[Batch] = []
+        self._queued = 0
+        self._states: dict[RunKey, State] = {}
+        self._left_out_since_ns = 0
+        self._wake = threading.Event()
+        self._stopping = False
+        self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
+        self._problem = ""
+        self._problem_since_ns = 0
+        self._clean_at = self._write_at = 0.0
+        self.thread = KeptThread("history", self._work)
+
+    # -- called by the agent's loop
+
+    def feed(self, batch: Batch) -> None:
+        """What was read of a process."""
+        size = sum(map(len, (batch.scalars, batch.steps, batch.device_steps, batch.events)))
+        with self._lock:
+            if self._queued + size > _MOST_QUEUED:
+                self._left_out_since_ns = self._left_out_since_ns or time.time_ns()
+                return
+            self._queued += size
+            self._batches.append(batch)
+
+    def feed_states(self, states: Mapping[RunKey, State]) -> None:
+        """What is known of each run now."""
+        with self._lock:
+            self._states.update(states)
+        self._wake.set()
+
+    def describe(self) -> dict[str, Any]:
+        """Where histories are, and since when nothing could be kept, if that is so."""
+        return {
+            "directory": str(self.directory) if self.keeps else "",
+            "problem": self._problem,
+            "since_ns": self._problem_since_ns,
+        }
+
+    def stop(self) -> None:
+        """Write what waits, for a few seconds at most."""
+        self._stopping = True
+        self._wake.set()
+        if self.thread.join(_STOP_S):
+            for run, _ in self._runs.values():
+                run.close()
+
+    # -- the thread
+
+    def _work(self) -> None:
+        while not self._stopping:
+            self._wake.wait(_WRITE_EVERY_S)
+            self._wake.clear()
+            if time.monotonic() >= self._write_at:
+                self._write_all()
+        self._write_all()
+
+    @containment.contained()
+    def _write_all(self) -> None:
+        now_ns, now = time.time_ns(), time.monotonic()
+        with self._lock:
+            batches, self._batches = self._batches, []
+            states, self._states = self._states, {}
+            left_out_since_ns, self._left_out_since_ns = self._left_out_since_ns, 0
+            self._queued = 0
+        for batch in batches:
+            self._run(batch.run, now).feed(batch)
+        for key, state in states.items():
+            self._run(key, now).feed_state(state)
+        failed = self._problem_of_directory()
+        for key, (run, fed_at) in list(self._runs.items()):
+            if left_out_since_ns:
+                run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
+            failed = self._write(run, now_ns) or failed
+            if now - fed_at > _CLOSE_AFTER_S and not run.waiting_since_ns:
+                run.close()
+                del self._runs[key]
+        self._write_at = now + (_PAUSE_S if failed else 0.0)
+        self._tell(failed, now_ns)
+        if now >= self._clean_at:
+            self._clean_at = now + _CLEAN_EVERY_S
+            keep = {run.path for run, _ in self._runs.values()}
+            directory.delete_oldest(self.directory, self._most_bytes, keep)
+
+    def _run(self, key: RunKey, now: float) -> KeptRun:
+        found = self._runs.get(key)
+        run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
+        if found is None and not self._problem_of_directory():
+            # How wide its buckets are, and how far it has read: known before anything is summed up.
+            self._attempt(run.open)
+        self._runs[key] = run, now
+        return run
+
+    def _problem_of_directory(self) -> str:
+        def make() -> None:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            if not self._named:
+                private_directory(self.directory.parent)
+            private_directory(self.directory, named=self._named)
+
+        return self._attempt(make)
+
+    def _write(self, run: KeptRun, now_ns: int) -> str:
+        return self._attempt(lambda: run.write(now_ns))
+
+    def _attempt(self, call: Any) -> str:
+        """Why it failed; empty if it did not."""
+        try:
+            call()
+        except (sqlite3.Error, OSError, Newer) as why:
+            return getattr(why, "strerror", None) or str(why) or type(why).__name__
+        return ""
+
+    def _tell(self, failed: str, now_ns: int) -> None:
+        if failed and not self._problem:
+            self._problem_since_ns = now_ns
+            log.warning("no history is kept in %s: %s", self.directory, failed)
+        elif self._problem and not failed:
+            self._problem_since_ns = 0
+            log.info("histories are kept in %s again", self.directory)
+        self._problem = failed

@@ -1,0 +1,242 @@
+"""Keeps the history of one run: sums up what comes, and writes it down."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp.agent.history.node_samples import RunKey, Sample
+from otel_ddp.agent.reading.steps import Step
+from otel_ddp.catalog import PHASES
+from otel_ddp.diagnosis.step_facts import UNUSUAL_PHASES
+from otel_ddp.history.run_file import Row, RunFile, SeriesKey
+from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.journal.reader import Document, Name, Scalars
+
+_S = 1_000_000_000
+_UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
+# What waits for a disk that is full or does not answer; some 100 MB.
+_MOST_WAITING = 200_000
+_MOST_GAPS = 100
+_LONGEST_BODY = 4000
+
+
+class Batch(NamedTuple):
+    """What was read of one process since the last batch."""
+
+    run: RunKey
+    rank: str
+    journal: str
+    names: Mapping[int, Name]
+    scalars: Sequence[Scalars]
+    steps: Sequence[Step]
+    device_steps: Sequence[Step]
+    events: Sequence[Document]
+
+
+class State(NamedTuple):
+    """What is known of a run at a moment."""
+
+    about: Mapping[str, Any]
+    ranks: Mapping[str, Mapping[str, Any]]
+    verdicts: Sequence[Mapping[str, Any]]
+    samples: Sequence[Sample]
+
+
+class KeptRun:
+    """One run. Only the thread that writes calls it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting_since_ns = 0
+        """Since when nothing could be written; 0 where all is well."""
+        self._file: RunFile | None = None
+        self._positions: dict[str, tuple[int, int, int]] = {}
+        self._counts: dict[SeriesKey, int] = {}
+        self._sampled: dict[SeriesKey, int] = {}
+        self._state = State({}, {}, (), ())
+        self._written = State({}, {}, (), ())
+        self._gaps: list[dict[str, Any]] = []
+        self._lost_why = ""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._values: dict[SeriesKey, dict[int, ValueSum]] = {}
+        self._steps: dict[SeriesKey, dict[int, StepSum]] = {}
+        self._events: list[Row] = []
+        self._new_positions: dict[str, tuple[int, int, int]] = {}
+        self._waiting = 0
+
+    def open(self) -> None:
+        """Make the file, or go on with it; raises sqlite3.Error, OSError or Newer."""
+        if self._file is not None:
+            return
+        file = RunFile(self.path)
+        try:
+            self._positions = file.read_positions()
+            self._gaps = [*file.gaps(), *self._gaps]
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        self._written = State({}, {}, (), ())
+
+    def close(self) -> None:
+        """Leave a file that can be copied."""
+        file, self._file = self._file, None
+        # It is read again when the file is opened again.
+        self._gaps = []
+        if file is not None:
+            file.close()
+
+    # -- what comes
+
+    def feed(self, batch: Batch) -> None:
+        """Sum up what was not kept before: an agent that starts again reads some of it twice."""
+        known = self._new_positions.get(batch.journal) or self._positions.get(batch.journal)
+        position, host_ns, device_ns = known or (-1, 0, 0)
+        for record in batch.scalars:
+            if record.position > position:
+                self._add_values(batch, record)
+        for document in batch.events:
+            if document.position > position:
+                self._add_event(batch.rank, document)
+        self._add_steps(SeriesKey("steps", "host", batch.rank), batch.steps, host_ns)
+        self._add_steps(SeriesKey("steps", "device", batch.rank), batch.device_steps, device_ns)
+        read = [each.position for each in batch.scalars] + [e.position for e in batch.events]
+        self._new_positions[batch.journal] = (
+            max([position, *read]),
+            max([host_ns, *(each.ended_ns for each in batch.steps)]),
+            max([device_ns, *(each.ended_ns for each in batch.device_steps)]),
+        )
+
+    def feed_state(self, state: State) -> None:
+        """What is known now."""
+        self._state = state
+        for sample in state.samples:
+            if self._sampled.get(sample.key) == sample.time_ns:
+                continue  # nothing new was read since
+            self._sampled[sample.key] = sample.time_ns
+            second = sample.time_ns // _S
+            self._sum(sample.key, second, sample.time_ns).add(
+                second, sample.time_ns, sample.value, None
+            )
+
+    def _add_values(self, batch: Batch, record: Scalars) -> None:
+        for number, value in record.values:
+            name = batch.names.get(number)
+            if name is None:
+                continue
+            key = SeriesKey("value", name.text, batch.rank, (("split", name.split),))
+            step = record.step
+            if step is None:
+                # Counted by itself: a program without steps has a curve too.
+                step = self._counts[key] = self._counts.get(key, -1) + 1
+            self._sum(key, step, record.time_ns).add(step, record.time_ns, value, record.epoch)
+
+    def _sum(self, key: SeriesKey, position: int, time_ns: int) -> ValueSum:
+        buckets = self._values.setdefault(key, {})
+        start = position - position % self._width(key)
+        found = buckets.get(start)
+        if found is None:
+            found = buckets[start] = ValueSum(position, time_ns)
+            self._waiting += 1
+        return found
+
+    def _width(self, key: SeriesKey) -> int:
+        return 1 if self._file is None else self._file.width(key)
+
+    def _add_steps(self, key: SeriesKey, steps: Iterable[Step], after_ns: int) -> None:
+        width = self._width(key)
+        buckets: dict[int, StepSum] | None = None
+        for step in steps:
+            number = step.number
+            if number is None or step.ended_ns <= after_ns or step.ended_ns <= step.began_ns:
+                continue
+            if buckets is None:
+                buckets = self._steps.setdefault(key, {})
+            start = number - number % width
+            found = buckets.get(start)
+            if found is None:
+                found = buckets[start] = StepSum(number, step.began_ns)
+                self._waiting += 1
+            spans = [*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest]
+            unusual = step.skipped or not _UNUSUAL.isdisjoint(code & 0x3F for code, _ in spans)
+            found.add(number, step.began_ns, step.ended_ns, spans, step.work, unusual)
+
+    def _add_event(self, rank: str, document: Document) -> None:
+        content = document.content
+        try:
+            step = content.get("step")
+            row = Row(
+                int(content["time"]),
+                None if step is None else int(step),
+                rank,
+                str(content.get("name") or "log")[:200],
+                str(content.get("severity") or "INFO")[:40],
+                str(content.get("body") or content.get("name") or "")[:_LONGEST_BODY],
+                content["attributes"] if isinstance(content.get("attributes"), dict) else {},
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return  # a record of another version
+        self._events.append(row)
+        self._waiting += 1
+
+    # -- what is written
+
+    def write(self, now_ns: int) -> None:
+        """Write what waits; raises sqlite3.Error, OSError or Newer, and keeps it within bounds."""
+        try:
+            self.open()
+            assert self._file is not None
+            self._write(self._file, now_ns)
+        except (sqlite3.Error, OSError, ValueError) as why:
+            self.waiting_since_ns = self.waiting_since_ns or now_ns
+            self._lost_why = self._lost_why or getattr(why, "strerror", None) or str(why)
+            if self._waiting > _MOST_WAITING:
+                self._leave_out(self.waiting_since_ns, now_ns, self._lost_why)
+            raise
+        self.waiting_since_ns, self._lost_why = 0, ""
+
+    def _write(self, file: RunFile, now_ns: int) -> None:
+        state, before = self._state, self._written
+        about = {**state.about, "gaps": self._gaps, "seen_ns": now_ns}
+        changed = {key: v for key, v in about.items() if before.about.get(key, ...) != v}
+        ranks = {rank: each for rank, each in state.ranks.items() if before.ranks.get(rank) != each}
+        known = [*before.verdicts]
+        verdicts = [each for each in state.verdicts if each not in known]
+        if not (
+            self._waiting
+            or self._new_positions
+            or ranks
+            or verdicts
+            or changed.keys() > {"seen_ns"}
+        ):
+            return
+        file.write(
+            values=self._values,
+            steps=self._steps,
+            about=changed,
+            ranks=ranks,
+            events=self._events,
+            verdicts=verdicts,
+            positions=self._new_positions,
+        )
+        self._positions |= self._new_positions
+        self._written = state._replace(about=about)
+        self._forget()
+
+    def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
+        """Nothing could be kept in this time: what a picture shows then is not all."""
+        self._gaps = [*self._gaps, {"since_ns": since_ns, "until_ns": until_ns, "why": why}]
+        del self._gaps[:-_MOST_GAPS]
+
+    def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
+        positions = self._new_positions
+        self._forget()
+        self._new_positions = positions
+        if self._gaps and self._gaps[-1]["since_ns"] == since_ns:
+            self._gaps.pop()
+        self.leave_out(since_ns, until_ns, why)

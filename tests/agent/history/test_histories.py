@@ -1,0 +1,227 @@
+"""What comes is kept once; a disk that fails costs what no longer waits, and that is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.history import histories as module
+from otel_ddp.agent.history import kept_run
+from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
+from otel_ddp.agent.history.node_samples import Sample
+from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.history.directory import file_name
+from otel_ddp.history.reader import History
+from otel_ddp.history.run_file import SeriesKey
+from otel_ddp.journal.layout import EVENT
+from otel_ddp.journal.reader import Document, Name, Scalars
+from otel_ddp.settings import MIB
+
+RUN = ("g", "r")
+S = 10**9
+MS = 10**6
+NAMES = {1: Name("loss", "train")}
+NOTHING = State({}, {}, (), ())
+
+
+def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0") -> Batch:
+    """So many steps of 10 ms, each with a value and a line."""
+    numbers = range(first, first + count)
+    return Batch(
+        *(RUN, rank, journal, NAMES),
+        [Scalars((n + 1) * S, n, None, ((1, float(n)),), 100 * n + 1) for n in numbers],
+        [
+            Step(
+                n,
+                n * 10 * MS,
+                (n + 1) * 10 * MS,
+                Parts(n * 10 * MS, bytes([2, 4]), (7 * MS, 3 * MS)),
+                *((), 0.0, False, 0),
+            )
+            for n in numbers
+            if n
+        ],
+        [],
+        [
+            Document(EVENT, {"time": n, "name": "", "body": f"line {n}", "step": n}, 100 * n + 2)
+            for n in numbers
+        ],
+    )
+
+
+def kept(path: Path) -> tuple[int, int, int]:
+    """How many values, steps and events a history has."""
+    with History(path) as history:
+        values = [sum(b.finite for b in history.sums(each)) for each in history.of_kind("value")]
+        steps = [sum(b.steps for b in history.steps(each)) for each in history.of_kind("steps")]
+        return sum(values), sum(steps), len(history.events())
+
+
+def test_what_is_read_twice_is_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    run = KeptRun(path)
+    run.open()
+    run.feed(batch(0, 10))
+    run.write(1)
+    run.feed(batch(5, 10))
+    run.write(2)
+    run.close()
+    # Another agent, which reads all of it once more.
+    other = KeptRun(path)
+    other.open()
+    other.feed(batch(0, 20))
+    other.feed(batch(0, 3, journal="j1", rank="1"))
+    other.write(3)
+    other.close()
+
+    assert kept(path) == (23, 21, 23)
+
+
+def test_a_sample_that_is_seen_twice_counts_once(tmp_path: Path) -> None:
+    run = KeptRun(tmp_path / "a.sqlite")
+    power = SeriesKey("node", "hw.power", "0")
+    for time_ns, watts in ((S, 300.0), (S, 300.0), (2 * S, 310.0)):
+        run.feed_state(State({}, {}, (), [Sample(RUN, power, time_ns, watts)]))
+        run.write(time_ns)
+    run.close()
+
+    with History(tmp_path / "a.sqlite") as history:
+        assert [(b.first, b.last) for b in history.sums(history.series[0])] == [
+            *((1, 300.0), (2, 310.0))
+        ]
+
+
+def test_what_is_damaged_in_a_record_leaves_the_others(tmp_path: Path) -> None:
+    run = KeptRun(tmp_path / "a.sqlite")
+    good = batch(0, 3)
+    bad = [
+        Document(EVENT, {"time": "never"}, 1000),
+        Document(EVENT, {}, 1001),
+        Document(EVENT, {"time": 1, "step": [], "attributes": 3}, 1002),
+    ]
+    run.feed(good._replace(events=[*bad, *good.events], names={}))
+    run.write(1)
+    run.close()
+
+    assert kept(tmp_path / "a.sqlite") == (0, 2, 3)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Histories]:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    found = Histories(str(tmp_path / "h"), 100 * MIB, "n")
+    yield found
+    found.stop()
+
+
+def path_of(made: Histories) -> Path:
+    return made.directory / file_name(*RUN, "n")
+
+
+def test_its_thread_writes_all_before_it_ends(made: Histories) -> None:
+    made.thread.keep_running()
+    for first in range(0, 100, 10):
+        made.feed(batch(first, 10))
+        made.feed_states({RUN: NOTHING})
+    made.stop()
+
+    assert kept(path_of(made)) == (100, 99, 100)
+    assert made.directory.stat().st_mode & 0o777 == 0o700
+    assert path_of(made).stat().st_mode & 0o777 == 0o600
+    assert not list(made.directory.glob("*-wal"))
+    assert made.describe()["problem"] == ""
+
+
+def test_what_waits_for_its_directory_is_kept_once_that_is_there(made: Histories) -> None:
+    made.directory.write_text("in the way")
+    made.feed(batch(0, 10))
+    made._write_all()
+    told = made.describe()
+    assert "directory" in told["problem"].lower()
+    assert told["since_ns"] > 0
+    made.feed(batch(10, 10))
+    made._write_all()
+
+    made.directory.unlink()
+    made._write_all()
+
+    assert made.describe()["problem"] == ""
+    assert kept(path_of(made)) == (20, 19, 20)
+
+
+def test_what_no_longer_waits_is_told_as_a_gap(
+    made: Histories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_run, "_MOST_WAITING", 20)
+    made.feed(batch(0, 2))
+    made._write_all()
+    before_ns = time.time_ns()
+    monkeypatch.setattr(KeptRun, "open", _full)
+    [(run, _)] = made._runs.values()
+    run.close()
+    for first in range(2, 32, 10):
+        made.feed(batch(first, 10))
+        made._write_all()
+    monkeypatch.undo()
+    made.feed(batch(32, 1))
+    made._write_all()
+
+    with History(path_of(made)) as history:
+        [gap] = history.about["gaps"]
+    assert gap["why"] == "No space left on device"
+    assert before_ns <= gap["since_ns"] < gap["until_ns"]
+    assert kept(path_of(made)) == (3, 2, 3)
+
+
+def _full(run: KeptRun) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_what_comes_while_a_disk_hangs_is_bounded(
+    made: Histories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_QUEUED", 40)
+    for first in range(0, 50, 10):
+        made.feed(batch(first, 10))
+    made._write_all()
+    made.feed(batch(50, 1))
+    made._write_all()
+
+    with History(path_of(made)) as history:
+        [gap] = history.about["gaps"]
+    assert gap["why"] == "the disk did not answer in time"
+    assert kept(path_of(made)) == (11, 10, 11)
+
+
+def test_the_oldest_runs_go_first_and_those_that_go_on_stay(tmp_path: Path) -> None:
+    made = Histories(str(tmp_path / "h"), 1, "n")
+    made.directory.mkdir(mode=0o700)
+    old = made.directory / "old.sqlite"
+    old.write_bytes(b"x" * 1000)
+    made.feed(batch(0, 1))
+    made._write_all()
+
+    assert not old.exists()
+    assert path_of(made).exists()
+    made.stop()
+
+
+def test_a_history_of_a_later_version_is_left_alone(made: Histories) -> None:
+    import contextlib
+    import sqlite3
+
+    made.feed(batch(0, 1))
+    made._write_all()
+    [(run, _)] = made._runs.values()
+    run.close()
+    with contextlib.closing(sqlite3.connect(path_of(made))) as db:
+        db.execute("PRAGMA user_version = 99")
+
+    made.feed(batch(1, 1))
+    made._write_all()
+
+    assert "later version" in made.describe()["problem"]

@@ -1,0 +1,90 @@
+"""An agent keeps the history of a run: every value and step of every rank, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node import Node, until
+from otel_ddp.history.directory import files
+from otel_ddp.history.reader import History
+
+STEPS = 400
+TRAIN = """
+import os, sys
+import torch
+import otel_ddp
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = otel_ddp.instrument(model, optimizer=optimizer, group="g", run="kept", config={"lr": 0.3})
+rank = int(os.environ["RANK"])
+for step in range(400):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    run.log({"loss": step + rank / 10, "val/acc": step}, step=step)
+    if step == 200:
+        print("half", flush=True)
+        sys.stdin.readline()
+run.event("the end", why="enough")
+if rank:
+    raise RuntimeError("lost")
+run.finish()
+"""
+
+
+WORLD = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+def history(node: Node) -> Path | None:
+    return next(files(Path(node.env["OTEL_DDP_HISTORY_DIR"])), None)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "with an agent that is killed"])
+def test_every_value_and_step_is_kept_once(killed: bool) -> None:
+    with Node() as node:
+        ranks = [
+            node.warm("-c", TRAIN, env={**WORLD, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
+        ]
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert "half\n" in iter(rank.stdout.readline, "")
+        path = until(lambda: history(node), "a history")
+        if killed:
+            until(lambda: values(path) >= 4 * 201, "half of the values")
+            node.kill_agent()
+        for rank in ranks:
+            rank.communicate("\n", timeout=180)
+        until(lambda: ended(path), "the end")
+
+        with History(path) as found:
+            assert found.about["config"] == {"lr": 0.3}
+            assert {rank: each["state"] for rank, each in found.ranks.items()} == {
+                "0": "finished",
+                "1": "failed",
+            }
+            assert found.state == "failed"
+            curves = {
+                (each.key.name, each.key.rank): [b.last for b in found.sums(each)]
+                for each in found.of_kind("value")
+            }
+            for rank in (0, 1):
+                assert curves["loss", str(rank)] == [step + rank / 10 for step in range(STEPS)]
+                assert curves["val/acc", str(rank)] == list(range(STEPS))
+            for series in found.step_series():
+                steps = found.steps(series)
+                # The step that an agent had read in part when it was killed is known to none.
+                assert STEPS - killed <= sum(each.steps for each in steps) <= STEPS
+                assert sum(each.phases_ns["forward"] for each in steps) > 0
+            assert [e.attributes["why"] for e in found.events(like="the end")] == ["enough"] * 2
+
+
+def values(path: Path) -> int:
+    with History(path) as found:
+        return sum(b.finite for each in found.of_kind("value") for b in found.sums(each))
+
+
+def ended(path: Path) -> bool:
+    with History(path) as found:
+        return found.state in ("finished", "failed", "killed")
