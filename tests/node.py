@@ -68,6 +68,8 @@ class Node:
             "OTEL_DDP_POSTMORTEM_DIR": str(self.root / "postmortems"),
             "OTEL_DDP_HISTORY_DIR": str(self.root / "history"),
             "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
+            # Tests of what a run says of itself say so.
+            "OTEL_DDP_QUIET": "true",
             "OTEL_METRIC_EXPORT_INTERVAL": "500",
             # No collector that happens to run on this machine is found by accident.
             "OTEL_METRICS_EXPORTER": "none",

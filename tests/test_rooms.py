@@ -17,7 +17,7 @@ KNOWS = {
         "catalog": "",
         "containment": "",
         "errors": "",
-        "identity": "errors",
+        "identity": "errors journal",
         "journal": "catalog errors",
         "settings": "containment errors identity journal",
         "diagnosis": "catalog",
@@ -118,6 +118,7 @@ KNOWS = {
         "boards": "",
         "git_commit": "",
         "launchers": "",
+        "page_address": "",
         "pool_tasks": "launchers",
         "readable_names": "",
         "run_names": "launchers readable_names",
@@ -150,9 +151,13 @@ KNOWS = {
         "ending": "",
         "opening": "",
         "rank_handles": "",
+        "where_to_look": "",
         "log_lines": "",
         "statements": "announcements log_lines",
-        "run": "announcements current_run ending log_lines opening rank_handles statements",
+        "run": (
+            "announcements current_run ending log_lines opening rank_handles statements "
+            "where_to_look"
+        ),
         "api": "current_run opening run",
     },
     "torch": {

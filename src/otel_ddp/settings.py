@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     """The settings in force, one field a row of TABLE."""
 
     disabled: bool
+    quiet: bool
     agent: str
     strategy: str
     directory: str
@@ -259,6 +260,13 @@ def _truth(variable: str, text: str) -> bool:
     return text.strip().lower() == "true"
 
 
+def _yes(variable: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "1", "yes", "on", "false", "0", "no", "off"):
+        raise ConfigError(f"{variable} must be true or false, got {text!r}. {_ADVICE}")
+    return word in ("true", "1", "yes", "on")
+
+
 TABLE: tuple[Setting, ...] = (
     Setting(
         "disabled",
@@ -266,6 +274,13 @@ TABLE: tuple[Setting, ...] = (
         False,
         _truth,
         "`true`: no journal, no agent; every call does nothing.",
+    ),
+    Setting(
+        "quiet",
+        ("OTEL_DDP_QUIET",),
+        False,
+        _yes,
+        "`true`: a run does not say where to look at its beginning, nor how it went at its end.",
     ),
     Setting(
         "agent",

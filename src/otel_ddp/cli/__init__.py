@@ -17,6 +17,7 @@ _COMMANDS = {
     "deploy": "write the files of collector, Prometheus and Grafana that fit this version",
     "doctor": "check the whole installation, and tell what to correct",
     "drill": "play troubles, and check that the deployed alerts and boards show them",
+    "open": "open the page of the newest run in the browser",
     "replay": "send the data that offline runs have kept on disk",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",

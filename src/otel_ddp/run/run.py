@@ -24,6 +24,7 @@ from otel_ddp.run import announcements, current_run, log_lines, opening, rank_ha
 from otel_ddp.run.ending import Act, Ending
 from otel_ddp.run.rank_handles import RankHandles
 from otel_ddp.run.statements import Statements
+from otel_ddp.run.where_to_look import ASK_AGAIN_NS, WhereToLook
 
 
 class Run(Statements):
@@ -47,6 +48,7 @@ class Run(Statements):
         self._progress: Progress | None = None
         self._place: place.Place | None = None
         self._ending = Ending()
+        self._where_to_look = WhereToLook()
         self._settled = False
         # A run that came into a child by pickle or by fork opens itself at its first use. So does a
         # handle by which a process logs for another rank.
@@ -213,6 +215,10 @@ class Run(Statements):
         if self._logs_for is not None or (pool_tasks.in_worker() and identity.parent_has_run()):
             return False
         return not self.identity.global_rank and not self.identity.local_rank
+
+    def _says_where_to_look(self) -> bool:
+        wanted = not self._settings.quiet and self._settings.agent != "off"
+        return wanted and self._settled and self._speaks_for_all()
 
     def _ask_group(self, process: Identity) -> Identity:
         if self._logs_for is not None:
@@ -482,6 +488,8 @@ class Run(Statements):
             agent_start.ensure_agent(where)
         if self._settings.agent != "off":
             agent_start.wait_for_agent(where, recorder.writer)
+        if self._says_where_to_look():
+            self._where_to_look.say(where, self.run)
 
     def go_silent(self) -> None:
         """Record nothing from here on."""
@@ -542,6 +550,10 @@ class Run(Statements):
             return
         if self._settings.starts_agent:
             agent_start.ensure_agent(self._place)
+        if not self._where_to_look.said and self._says_where_to_look():
+            self._where_to_look.say(self._place, self.run)
+            if self._where_to_look.may_know_soon:
+                recorder.check_due_ns = min(recorder.check_due_ns, now + ASK_AGAIN_NS)
         if (
             self._speaks_for_all()
             and recorder.writer.overwrites_unread()

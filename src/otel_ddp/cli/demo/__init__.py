@@ -25,9 +25,11 @@ from otel_ddp.cli.temporary_place import (
     stop_agent,
 )
 from otel_ddp.errors import ConfigError
+from otel_ddp.identity import page_address
 from otel_ddp.journal.place import Place
 
 _PREFIX = "otel_ddp-demo-"
+_RUN = "demo"
 _NO_TORCH = (
     "The demo trains with PyTorch, which is not installed for this Python: pip install '.[torch]' "
     "in the folder of otel_ddp, or pip install 'torch>=2.4'."
@@ -150,6 +152,7 @@ def _environment(place: Place, root: Path) -> dict[str, str]:
     return {
         **{name: text for name, text in os.environ.items() if name not in _NOT_PASSED_ON},
         "OTEL_DDP_DIR": str(place.directory),
+        "OTEL_DDP_RUN": _RUN,
         "OTEL_DDP_SPOOL_DIR": str(root / "spool"),
         "OTEL_DDP_POSTMORTEM_DIR": str(root / "postmortems"),
         "OTEL_DDP_HISTORY_DIR": str(root / "history"),
@@ -164,7 +167,12 @@ def _watch(
 ) -> tuple[int | None, list[tuple[float, dict[int, int]]]]:
     """Show the progress until the end: the exit status, and each rank's memory over time."""
     url = _first_endpoint(place, training)
-    print(f"Look:  otel-ddp status --dir {place.directory}", flush=True)
+    page = page_address.base(place)
+    if page:
+        print(f"Look:  {page_address.of_run(page, _RUN)}", flush=True)
+        if tunnel := page_address.tunnel(page, os.environ):
+            print(f"       from your machine: {tunnel}", flush=True)
+    print(f"       otel-ddp status --dir {place.directory}", flush=True)
     if url:
         print(f"       curl {url}", flush=True)
     gives_up_at = time.monotonic() + seconds

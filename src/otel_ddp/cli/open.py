@@ -1,0 +1,54 @@
+"""otel-ddp open: the page of the newest run, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+
+from otel_ddp.agent.node_status import survey
+from otel_ddp.cli.directory_option import add_directory_option, find_places
+from otel_ddp.errors import ConfigError
+from otel_ddp.identity import page_address
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="run", nargs="?", default="", help="another run than the newest"
+    )
+    add_directory_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        _, places, _ = find_places(options.dir)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    served = [(place, base) for place in places if (base := page_address.base(place))]
+    if not served:
+        print(
+            "no agent serves a page on this node: start a run, or look at those that are kept "
+            "with `otel-ddp page`",
+            file=sys.stderr,
+        )
+        return 1
+    found = [
+        (each["started_ns"], page_address.of_run(base, each["run"]), base)
+        for place, base in served
+        for each in survey([place])["processes"]
+        if each["run"] and options.name in ("", each["run"])
+    ]
+    if options.name and not found:
+        print(
+            f"no run {options.name} is known on this node: see `otel-ddp status`", file=sys.stderr
+        )
+        return 1
+    _, address, base = max(found, default=(0, f"{served[0][1]}/", served[0][1]))
+    print(address)
+    if tunnel := page_address.tunnel(base, os.environ):
+        print(f"from your machine: {tunnel}")
+    elif not webbrowser.open(address):
+        print("no browser could be started here: open the address yourself")
+    return 0

@@ -1,0 +1,62 @@
+"""Where the page of this node's agent is, and how a browser elsewhere gets there."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Mapping
+from urllib.parse import quote, urlsplit
+
+from otel_ddp.journal.place import Place
+
+# The agent's file begins with what is short; what follows may be long.
+_BEGINNING_BYTES = 4096
+_SCRAPE = re.compile(r'"scrape": "(https?://[^"\\]+)/metrics"')
+
+
+def base(place: Place) -> str:
+    """The address of the living agent's endpoint; empty where none lives, or it has none."""
+    if not place.agent_is_alive():
+        return ""
+    try:
+        descriptor = os.open(place.agent_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            beginning = os.read(descriptor, _BEGINNING_BYTES).decode(errors="replace")
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return ""
+    found = _SCRAPE.search(beginning)
+    return found[1].replace("//127.0.0.1:", "//localhost:") if found else ""
+
+
+def of_run(base: str, run: str) -> str:
+    """The page of a run."""
+    return f"{base}/run/{quote(run, safe='')}"
+
+
+def tunnel(base: str, env: Mapping[str, str]) -> str:
+    """The command that brings the page to whoever came here by ssh; empty for others."""
+    parts = urlsplit(base)
+    words = env.get("SSH_CONNECTION", "").split()
+    if len(words) != 4 or parts.hostname not in ("localhost", "::1"):
+        return ""
+    _, _, came_to, port = words
+    here = f"{_user()}@{came_to}"
+    through = ""
+    if env.get("SLURM_JOB_ID"):
+        # The job has the variable of the machine on which it was submitted.
+        here, through = f"{_user()}@{socket.gethostname()}", f"-J {here} "
+        if port != "22":
+            through, port = f"-J {_user()}@{came_to}:{port} ", "22"
+    at = "" if port == "22" else f"-p {port} "
+    return f"ssh -L {parts.port}:localhost:{parts.port} {through}{at}{here}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())  # a container without this user's name

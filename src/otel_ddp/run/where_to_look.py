@@ -1,0 +1,63 @@
+"""Says once, at the beginning of a run, where it can be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import sys
+
+from otel_ddp import containment
+from otel_ddp.identity import page_address
+from otel_ddp.journal.place import Place
+
+# An agent that was started a moment ago has no address yet.
+ASK_AGAIN_NS = 500_000_000
+_ASKED_OFTEN = 20
+
+
+class WhereToLook:
+    """One a run, of the process that speaks for all of it."""
+
+    def __init__(self) -> None:
+        self.said = False
+        self._asked = 0
+
+    @property
+    def may_know_soon(self) -> bool:
+        """Whether an agent may be about to have an address."""
+        return not self.said and self._asked < _ASKED_OFTEN
+
+    @containment.contained()
+    def say(self, place: Place, run: str) -> None:
+        """Say it, if the agent has an address by now."""
+        self._asked += 1
+        if self.said or not (base := page_address.base(place)):
+            return
+        # Before it is said: what a signal handler interrupts is not said twice.
+        self.said = True
+        address = page_address.of_run(base, run)
+        if _shown_in_notebook(run, address):
+            return
+        tunnel = page_address.tunnel(base, os.environ)
+        line = f"otel_ddp: run {run} · {address}"
+        text = f"{line}\n          from your machine: {tunnel}\n" if tunnel else f"{line}\n"
+        stream = sys.stderr
+        if stream is not None:
+            # Where the encoding has no such dot.
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            # It may be closed, or a pipe that nobody reads any more.
+            with contextlib.suppress(OSError, ValueError):
+                stream.write(text.encode(encoding, "replace").decode(encoding))
+                stream.flush()
+
+
+def _shown_in_notebook(run: str, address: str) -> bool:
+    """Whether this is a notebook, where the address can be clicked."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else containment.attempt(ipython.get_ipython, None)
+    if ipython is None or type(shell).__name__ != "ZMQInteractiveShell":
+        return False
+    link = f'<a href="{html.escape(address)}" target="_blank">{html.escape(run)}</a>'
+    ipython.display.display(ipython.display.HTML(f"otel_ddp: run {link}"))
+    return True

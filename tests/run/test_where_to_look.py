@@ -1,0 +1,112 @@
+"""A run says once where it can be looked at, and `otel-ddp open` goes there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node import Node, finished, until
+from otel_ddp.identity import page_address
+from otel_ddp.journal.place import Place
+
+TRAIN = """
+import sys, time
+import otel_ddp
+run = otel_ddp.init(group="g", run="lr 0.3/<b>")
+for step in range(20):
+    run.log({"loss": step}, step=step)
+    time.sleep(0.1)
+run.finish()
+"""
+BASE = "http://localhost:9464"
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node(OTEL_DDP_QUIET="") as found:
+        yield found
+
+
+def said(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("otel_ddp: run")]
+
+
+def test_the_first_rank_says_it_once_and_the_command_goes_there(node: Node) -> None:
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [node.python(TRAIN, **world, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    first, second = (said(finished(each)) for each in ranks)
+
+    page = node.agent()["scrape"].replace("127.0.0.1", "localhost").removesuffix("/metrics")
+    address = f"{page}/run/lr%200.3%2F%3Cb%3E"
+    assert first == [f"otel_ddp: run lr 0.3/<b> · {address}"]
+    assert second == []
+    opened = node.start(
+        *(sys.executable, "-m", "otel_ddp", "open"), env={"BROWSER": "echo opened %s"}
+    )
+    assert finished(opened).splitlines() == [address, f"opened {address}"]
+    nothing = node.start(sys.executable, "-m", "otel_ddp", "open", "another")
+    output, _ = nothing.communicate(timeout=60)
+    assert nothing.returncode == 1
+    assert "no run another is known" in output
+
+
+def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(node: Node) -> None:
+    short = "import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"
+    finished(node.python(short))
+    node.agent()
+
+    assert len(said(finished(node.python(short)))) == 1
+
+
+@pytest.mark.parametrize(
+    "env", [{"OTEL_DDP_QUIET": "true"}, {"OTEL_DDP_QUIET": "1"}, {"OTEL_DDP_AGENT": "off"}], ids=str
+)
+def test_it_can_be_silenced(node: Node, env: dict[str, str]) -> None:
+    finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
+    node.agent()
+
+    assert said(finished(node.python(TRAIN, **env))) == []
+
+
+@pytest.mark.parametrize(
+    "before", ["sys.stderr = None", "sys.stderr.close()", "import os; os.close(2)"]
+)
+def test_a_program_without_stderr_goes_on(node: Node, before: str) -> None:
+    finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
+    node.agent()
+
+    output = finished(node.python(f"import sys; {before}\n{TRAIN}\nprint('done')"))
+
+    assert "done" in output
+
+
+def test_the_tunnel_is_for_those_who_came_by_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.setattr(page_address.socket, "gethostname", lambda: "gpu-7")
+    ssh = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"}
+
+    assert page_address.tunnel(BASE, {}) == ""
+    assert page_address.tunnel(BASE, {"SSH_CONNECTION": "nonsense"}) == ""
+    assert page_address.tunnel("http://gpu-7:9464", ssh) == ""
+    assert page_address.tunnel(BASE, ssh) == "ssh -L 9464:localhost:9464 ada@10.0.0.1"
+    other_port = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 2222"}
+    assert (
+        page_address.tunnel(BASE, other_port) == "ssh -L 9464:localhost:9464 -p 2222 ada@10.0.0.1"
+    )
+    # A job has the variable of the machine on which it was submitted.
+    job = {**ssh, "SLURM_JOB_ID": "7"}
+    assert page_address.tunnel(BASE, job) == "ssh -L 9464:localhost:9464 -J ada@10.0.0.1 ada@gpu-7"
+
+
+def test_the_address_of_an_agent_that_has_gone_is_none(node: Node) -> None:
+    finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
+    node.agent()
+    assert page_address.base(node.place)
+
+    node.kill_agent()
+
+    until(lambda: page_address.base(node.place) == "", "no address")
+    assert page_address.base(Place(Path("/nowhere"))) == ""
