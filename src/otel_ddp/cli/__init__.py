@@ -13,12 +13,14 @@ from otel_ddp.journal import system_requirements
 
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
+    "compare": "tell what differs between two runs, and fail a job if it is too much",
     "demo": "train a small model with two ranks and show what was recorded",
     "deploy": "write the files of collector, Prometheus and Grafana that fit this version",
     "doctor": "check the whole installation, and tell what to correct",
     "drill": "play troubles, and check that the deployed alerts and boards show them",
     "open": "open the page of the newest run in the browser",
     "replay": "send the data that offline runs have kept on disk",
+    "report": "write a run's report: one page for people, JSON for programs",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
     "up": "start collector, Prometheus, Tempo, Loki and Grafana here with Docker",

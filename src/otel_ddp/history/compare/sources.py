@@ -1,0 +1,44 @@
+"""Reads a side of a comparison from a history, from a report, or from a Prometheus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from otel_ddp.history.compare import side
+from otel_ddp.history.compare.side import Side
+from otel_ddp.history.find_run import NotFound, find_run
+from otel_ddp.history.report_file import FORMAT, VERSION
+
+_LARGEST_REPORT = 256 * 1024 * 1024
+
+
+def load(words: str, folder: Path) -> Side:
+    """What *words* mean; raises NotFound or reader.Unreadable."""
+    path = Path(words).expanduser()
+    if path.is_dir() and (path / "report.json").is_file() and not any(path.glob("*.sqlite")):
+        path /= "report.json"
+    if path.suffix == ".json" and path.is_file():
+        return _of_report(path)
+    with find_run(words, folder) as run:
+        return side.of_run(run)
+
+
+def _of_report(path: Path) -> Side:
+    try:
+        if path.stat().st_size > _LARGEST_REPORT:
+            raise NotFound(f"{path} is too large for a report.")
+        content: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise NotFound(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise NotFound(f"{path} is no report of `otel-ddp report`.")
+    if content.get("version") != VERSION:
+        raise NotFound(
+            f"{path} is of version {content.get('version')!r}; this otel-ddp reads {VERSION}."
+        )
+    try:
+        return side.of_json(content["compared"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise NotFound(f"{path} is damaged: {error!r}") from error

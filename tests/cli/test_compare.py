@@ -1,0 +1,112 @@
+"""otel-ddp compare: what it prints, and its exit status for a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from histories import write_history
+from otel_ddp.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("histories")
+    write_history(found, "a", seed=1, ranks=2, steps=200)
+    write_history(found, "b", seed=2, ranks=2, steps=200)
+    write_history(found, "slow", seed=3, ranks=2, steps=200, slower={"forward": 1.05})
+    return found
+
+
+def compare(folder: Path, *words: str) -> int:
+    return main(["compare", "--history", str(folder), *words])
+
+
+def test_equal_runs_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(folder, "a", "b", "--fail-if", "step_time:+1%") == 0
+
+    said = capsys.readouterr().out
+    assert "Result: no significant difference" in said
+    assert "A: 190 steps, without 10 to warm up." in said
+
+
+def test_a_limit_that_is_exceeded_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(folder, "a", "slow", "--fail-if", "step_time:+5%,forward:+3%") == 1
+
+    said = capsys.readouterr().out
+    assert "Result: worse: step_time +1.6 %, throughput -1.6 %, forward +5.1 %" in said
+    assert "  kept: step_time changed by +1.6 %, the limit is step_time:+5%" in said
+    assert "  EXCEEDED: forward changed by +5.1 %, the limit is forward:+3%" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("a", "nowhere"), "no history of a run with this name; it has a, b, slow"),
+        (("a", "b", "--fail-if", "step_time"), "is no limit"),
+        (("a", "b", "--fail-if", "lr:+1%"), "not both runs have 'lr'"),
+        (("a", "b", "--markdown", "/nowhere/at/all"), "No such file"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_and_no_verdict(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert compare(folder, *words) == 2
+
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"no database" * 500])
+def test_a_damaged_history_is_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    bad = tmp_path / "bad.sqlite"
+    bad.write_bytes(content)
+
+    assert compare(folder, "a", str(bad)) == 2
+
+    assert str(bad) in capsys.readouterr().err
+
+
+def test_markdown_has_the_verdict_and_no_markup_of_a_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "</sub>|**x**<script>`[a](b)"
+    path = write_history(tmp_path, evil, ranks=1, steps=60, names=(evil, "loss"))
+    summary = tmp_path / "summary.md"
+
+    assert compare(folder, "a", str(path), "--markdown", str(summary)) == 0
+
+    written = summary.read_text()
+    assert written.startswith("### sweep/a → sweep/\\</sub\\>")
+    assert "<script>" not in written
+    assert "**x**" not in written
+    assert "| step\\_time | " in written
+    assert "Result: " in capsys.readouterr().out
+    # Each row of a table has as many cells as its head.
+    rows = [line for line in written.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in rows} <= {8, 10}
+
+
+def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(folder, "a", "slow", "--json", "--fail-if", "forward:+1%") == 1
+
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["rows"] if row["kind"] == "step"}
+    assert rows["forward"]["verdict"] == "worse"
+    assert rows["forward"]["p"] < 0.01
+    assert rows["forward"]["change"] == pytest.approx(0.05, abs=0.003)
+    [limit] = found["limits"]
+    assert (limit["limit"], limit["outcome"]) == ("forward:+1%", "exceeded")
+
+
+def test_the_directory_of_histories_is_that_of_the_setting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(folder))
+
+    assert main(["compare", "a", "b", "--markdown", "-"]) == 0
+
+    assert capsys.readouterr().out.startswith("### sweep/a → sweep/b")

@@ -1,0 +1,266 @@
+"""A comparison finds what is slower, and nothing in equal runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from histories import write_history
+from history.noisy_runs import noisy_side
+from otel_ddp.history.compare import limits, render, side, sources
+from otel_ddp.history.compare.blocks import holm, quantile, test_pairs, two_sided, without_pauses
+from otel_ddp.history.compare.comparison import Comparison, Row, compare
+from otel_ddp.history.find_run import NotFound, find_run
+
+# Its name begins as that of a test does.
+test_pairs.__test__ = False  # type: ignore[attr-defined]
+
+
+def row(found: Comparison, name: str) -> Row:
+    [only] = found.named(name)
+    return only
+
+
+def verdicts(found: Comparison) -> dict[str, str]:
+    return {row.name: row.verdict for row in found.rows if row.verdict}
+
+
+def test_a_forward_that_is_5_percent_slower_is_found_in_300_steps() -> None:
+    found = [
+        compare(noisy_side(seed), noisy_side(seed + 500, slower={"forward": 1.05}))
+        for seed in range(20)
+    ]
+
+    assert [each for each in found if row(each, "forward").verdict != "worse"] == []
+    assert all((row(each, "forward").p or 0) < 0.01 for each in found)
+    assert all(0.02 < (row(each, "forward").change or 0) < 0.08 for each in found)
+    # No other phase is blamed.
+    assert [
+        each for each in found if {"backward", "data", "optimizer"} & verdicts(each).keys()
+    ] == []
+
+
+def test_nothing_is_found_in_twenty_pairs_of_equal_runs() -> None:
+    found = [compare(noisy_side(seed), noisy_side(seed + 500)) for seed in range(20)]
+
+    assert [verdicts(each) for each in found if verdicts(each)] == []
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("steps", [300, 1500])
+def test_how_often_it_errs(steps: int) -> None:
+    equal = [
+        compare(noisy_side(seed, steps=steps), noisy_side(seed + 5000, steps=steps))
+        for seed in range(400)
+    ]
+    slower = [
+        compare(
+            noisy_side(seed, steps=steps),
+            noisy_side(seed + 5000, steps=steps, slower={"forward": 1.05}),
+        )
+        for seed in range(200)
+    ]
+
+    # Of all measures of a pair together.
+    assert sum(bool(verdicts(each)) for each in equal) <= 4
+    assert sum(row(each, "forward").verdict == "worse" for each in slower) >= 196
+
+
+def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
+    wild = [
+        compare(noisy_side(seed, jitter=0.3), noisy_side(seed + 500, jitter=0.3))
+        for seed in range(20)
+    ]
+
+    assert [verdicts(each) for each in wild if verdicts(each)] == []
+
+
+def test_a_worse_loss_is_found_and_an_equal_one_is_not() -> None:
+    worse = compare(noisy_side(1), noisy_side(2, loss=1.1))
+    same = compare(noisy_side(1), noisy_side(2))
+
+    assert row(worse, "loss").verdict == "worse"
+    assert row(same, "loss").verdict == ""
+
+
+def test_the_same_input_has_the_same_answer() -> None:
+    pair = noisy_side(1), noisy_side(2, slower={"data": 1.3})
+
+    assert compare(*pair) == compare(*pair)
+
+
+def test_a_run_is_equal_to_itself() -> None:
+    found = compare(noisy_side(1), noisy_side(1))
+
+    assert all(row.p == 1.0 for row in found.rows if row.difference)
+
+
+def test_first_steps_checkpoints_and_pauses_are_left_out_and_counted() -> None:
+    found = compare(noisy_side(1), noisy_side(2))
+
+    [one, _] = found.used
+    assert (one.warm_up, one.unusual) == (15, 3)
+    assert one.used + one.pauses == 300 - 15 - 3
+    assert row(found, "checkpoint").untested == "not in every step"
+    assert compare(noisy_side(1), noisy_side(2), warm_up=0).used[0].warm_up == 0
+
+
+def test_many_pauses_are_no_exceptions() -> None:
+    often = [1.0, 1.01] * 50
+    often[::10] = [3.0] * 10
+
+    assert without_pauses(often) == [*range(100)]
+    assert without_pauses([*often[1:10], 3.0, *[1.0] * 90]) == [*range(9), *range(10, 100)]
+
+
+def test_a_few_steps_are_no_test() -> None:
+    found = compare(noisy_side(1, steps=45), noisy_side(2, steps=45))
+
+    assert row(found, "step_time").untested == "too few steps"
+    steps = [row for row in found.rows if not row.of_value]
+    assert render.conclusion(found._replace(rows=steps)) == "nothing could be tested"
+
+
+def test_what_both_have_in_common_drops_out_of_values() -> None:
+    common = [(-1) ** at * 10.0 for at in range(60)]
+    found = test_pairs(common, [each + 0.1 + 0.001 * (at % 7) for at, each in enumerate(common)])
+
+    assert found is not None
+    assert found.p < 0.01
+    assert found.low < 0.103 < found.high
+
+
+def test_students_distribution_is_that_of_the_tables() -> None:
+    assert two_sided(2.228, 10) == pytest.approx(0.05, abs=1e-4)
+    assert two_sided(3.169, 10) == pytest.approx(0.01, abs=1e-4)
+    assert quantile(0.99, 30) == pytest.approx(2.750, abs=1e-3)
+    assert two_sided(0.0, 5) == 1.0
+
+
+def test_several_tests_need_more_evidence_each() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+# -- limits
+
+
+def test_a_limit_is_exceeded_where_the_difference_is_significant() -> None:
+    found = compare(noisy_side(1), noisy_side(2, slower={"forward": 1.1}))
+
+    kept, exceeded = limits.check(limits.parse("step_time:+20%, forward:+5%"), found)
+
+    assert (kept.outcome, exceeded.outcome) == ("kept", "exceeded")
+    assert exceeded.sentence.startswith("EXCEEDED: forward changed by +")
+
+
+def test_beyond_a_limit_by_chance_is_said_and_passes() -> None:
+    found = compare(noisy_side(1, jitter=0.4), noisy_side(4, jitter=0.4, slower={"data": 1.1}))
+    data = row(found, "data")
+    assert data.change is not None
+    assert not data.significant
+
+    [result] = limits.check(
+        limits.parse(f"data:{'+' if data.change > 0 else '-'}{abs(data.change) * 50:.4f}%"), found
+    )
+
+    assert result.outcome == "uncertain"
+    assert "may be chance" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("asked", "outcome"),
+    [
+        *(("loss:+0.2", "kept"), ("loss:+0.01", "exceeded"), ("train/loss:+5%", "exceeded")),
+        *(("loss:-5%", "kept"), ("throughput:-5%", "kept")),
+    ],
+)
+def test_limits_are_shares_or_amounts_up_or_down(asked: str, outcome: str) -> None:
+    found = compare(noisy_side(1), noisy_side(2, loss=1.2))
+
+    assert [each.outcome for each in limits.check(limits.parse(asked), found)] == [outcome]
+
+
+@pytest.mark.parametrize("asked", ["loss", "loss:5%", ":+5%", "loss:+%", "loss:+5%x", "lr:+1%"])
+def test_a_limit_that_means_nothing_is_an_error(asked: str) -> None:
+    found = compare(noisy_side(1), noisy_side(2))
+
+    with pytest.raises(limits.BadLimit):
+        limits.check(limits.parse(asked), found)
+
+
+# -- where runs come from
+
+
+def test_the_steps_of_two_nodes_are_one_run(tmp_path: Path) -> None:
+    for node in range(2):
+        write_history(tmp_path, "r", node=f"n{node}", ranks=2, first_rank=2 * node, seed=node)
+
+    with find_run("r", tmp_path) as run:
+        found = side.of_run(run)
+
+    assert run.nodes == ["n0", "n1"]
+    assert list(run.ranks) == ["0", "1", "2", "3"]
+    assert len(found.cells) == 300
+    assert {cell.work for cell in found.cells} == {128.0}
+
+
+def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
+    path = write_history(tmp_path, "r", group="g")
+
+    titles = {
+        sources.load(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))
+    }
+
+    assert titles == {"g/r"}
+
+
+def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:
+    write_history(tmp_path, "r", group="g")
+    write_history(tmp_path, "r", group="h")
+
+    with pytest.raises(NotFound, match="g/r, h/r"):
+        sources.load("r", tmp_path)
+    with pytest.raises(NotFound, match="it has r"):
+        sources.load("s", tmp_path)
+    with pytest.raises(NotFound, match="several runs"):
+        sources.load(str(tmp_path), tmp_path)
+
+
+def test_a_side_comes_back_from_json(tmp_path: Path) -> None:
+    write_history(tmp_path, "r", late=1)
+    whole = sources.load("r", tmp_path)
+
+    again = side.of_json(json.loads(json.dumps(side.to_json(whole))))
+
+    found = compare(whole, again)
+    assert {row.name for row in found.rows} > {"step_time", "throughput", "wait", "loss"}
+    assert all(abs(row.change or 0) < 1e-6 for row in found.rows)
+    assert found.conditions == []
+
+
+def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
+    write_history(tmp_path, "a")
+    write_history(
+        tmp_path,
+        "b",
+        ranks=2,
+        about={"config": {"lr": 0.1, "batch": 64}, "environment": {"world_size": 2}},
+    )
+
+    found = compare(sources.load("a", tmp_path), sources.load("b", tmp_path))
+
+    assert ("ranks", "4", "2") in found.conditions
+    assert ("batch", "32", "64") in found.conditions
+    assert found.config == [("lr", "0.3", "0.1")]
+
+
+def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
+    write_history(tmp_path, "a", steps=5000, ranks=1, seed=1)
+    write_history(tmp_path, "b", steps=5000, ranks=1, seed=2, slower={"backward": 1.03})
+
+    found = compare(sources.load("a", tmp_path), sources.load("b", tmp_path))
+
+    assert verdicts(found)["backward"] == "worse"
+    assert "forward" not in verdicts(found)
