@@ -73,7 +73,7 @@ KNOWS = {
         "sources": "side",
         "comparison": "blocks side",
         "limits": "comparison",
-        "render": "comparison limits",
+        "render": "comparison limits side",
     },
     "diagnosis": {
         "__init__": "",

@@ -11,11 +11,17 @@ from histories import write_history
 from history.noisy_runs import noisy_side
 from otel_ddp.history.compare import limits, render, side, sources
 from otel_ddp.history.compare.blocks import holm, quantile, test_pairs, two_sided, without_pauses
-from otel_ddp.history.compare.comparison import Comparison, Row, compare
+from otel_ddp.history.compare.comparison import Comparison, Row
+from otel_ddp.history.compare.comparison import compare as compare_runs
+from otel_ddp.history.compare.side import Side
 from otel_ddp.history.find_run import NotFound, find_run
 
 # Its name begins as that of a test does.
 test_pairs.__test__ = False  # type: ignore[attr-defined]
+
+
+def compare(before: Side, after: Side, warm_up: int | None = None) -> Comparison:
+    return compare_runs([before], [after], warm_up)
 
 
 def row(found: Comparison, name: str) -> Row:
@@ -143,6 +149,42 @@ def test_several_tests_need_more_evidence_each() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
+# -- several runs on a side
+
+
+def runs(*seeds: int, pace: float = 1.0, apart: float = 0.0) -> list[Side]:
+    """Runs of this pace, each *apart* from the one before."""
+    paces = [pace * (1 + apart * (at - len(seeds) // 2)) for at in range(len(seeds))]
+    return [
+        noisy_side(seed, slower=dict.fromkeys(("data", "forward", "backward"), factor))
+        for seed, factor in zip(seeds, paces, strict=True)
+    ]
+
+
+def test_runs_that_differ_by_themselves_prove_nothing_by_one_of_them() -> None:
+    # Two runs alone differ by far more than their own steps do.
+    alone = compare_runs(runs(1), runs(2, pace=1.1))
+    several = compare_runs(runs(1, 3, 5, 7, 9, apart=0.1), runs(2, pace=1.1))
+
+    assert row(alone, "step_time").verdict == "worse"
+    assert row(several, "step_time").verdict == ""
+    assert "p: by whole runs" in " ".join(render.notes(several))
+
+
+def test_several_runs_find_what_is_more_than_they_differ() -> None:
+    found = compare_runs(runs(1, 3, 5, 7, 9, apart=0.005), runs(2, 4, 6, pace=1.1, apart=0.005))
+
+    assert row(found, "step_time").verdict == "worse"
+    assert render.titles(found.before) == "run-1, run-3, run-5, run-7, run-9 (5 runs)"
+    assert found.used[0].warm_up == 75
+
+
+def test_three_runs_are_too_few() -> None:
+    found = compare_runs(runs(1, 3), runs(2))
+
+    assert row(found, "step_time").untested == "too few runs"
+
+
 # -- limits
 
 
@@ -212,8 +254,10 @@ def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
     titles = {
         sources.load(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))
     }
+    both = sources.load_all("r, g/r", tmp_path)
 
     assert titles == {"g/r"}
+    assert [each.title for each in both] == ["g/r", "g/r"]
 
 
 def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare two runs: step time, the time in each phase, and every value that both have "
         "logged. A run is its name, a history, a folder with one run, a report.json, or "
-        "prometheus:URL#RUN. Exit status: 0, 1 if a limit of --fail-if is exceeded, 2 if the runs "
-        "cannot be compared."
+        "prometheus:URL#RUN; or several of these with commas between them. Exit status: 0, 1 if a "
+        "limit of --fail-if is exceeded, 2 if the runs cannot be compared."
     )
     parser.add_argument("a", metavar="A", help="the run to compare with")
     parser.add_argument("b", metavar="B", help="the run that may be better or worse")
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     folder = history_directory(options)
     try:
         asked = limits.parse(options.fail_if)
-        before, after = (sources.load(words, folder) for words in (options.a, options.b))
+        before, after = (sources.load_all(words, folder) for words in (options.a, options.b))
         found = comparison.compare(before, after, options.warm_up)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")

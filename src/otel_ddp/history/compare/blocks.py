@@ -14,8 +14,11 @@ _BLOCKS = (24, 12)
 _FEWEST_STEPS = 40
 # Logged values are few, and further from each other.
 _FEWEST_VALUES = 5
+_FEWEST_RUNS = 4
 # Of the blocks, the lowest and the highest count as much as their neighbours.
 _TRIMMED = 0.1
+# Above it, a block resembles the one before by more than chance.
+_WANDERS = 0.5
 # A step this far from the median, in units of the usual distance, is a pause and no step...
 _FAR = 10.0
 # ... unless they are many: then they belong to the training.
@@ -34,7 +37,7 @@ class Difference(NamedTuple):
     p: float
     """How probable a difference of this size is if there is none."""
     block: int
-    """How many values the longest block has that was used."""
+    """How many values the longest block has that was used; 0: whole runs were compared."""
 
     @property
     def ratio(self) -> float | None:
@@ -70,6 +73,31 @@ def test_pairs(first: Sequence[float], second: Sequence[float]) -> Difference | 
         return None
     before = fmean(first)
     return found._replace(before=before, after=before + found.after)
+
+
+def test_runs(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+    """The same of whole runs, one number each: what differs from run to run counts as well."""
+    freedom = len(first) + len(second) - 2
+    if not first or not second or freedom < _FEWEST_RUNS - 2:
+        return None
+    before, after = fmean(first), fmean(second)
+    # One variance for both (Student): so one side may be a single run.
+    square = sum((each - before) ** 2 for each in first)
+    square += sum((each - after) ** 2 for each in second)
+    error = math.sqrt(square / freedom * (1 / len(first) + 1 / len(second)))
+    apart = after - before
+    if error:
+        p = two_sided(abs(apart) / error, freedom)
+    else:
+        p = 0.0 if apart else 1.0
+    reach = quantile(_CONFIDENCE, freedom) * error
+    return Difference(before, after, apart - reach, apart + reach, p, 0)
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean of all but the outermost tenth on either side."""
+    cut = int(_TRIMMED * len(values))
+    return fmean(sorted(values)[cut : len(values) - cut])
 
 
 def without_pauses(values: Sequence[float]) -> list[int]:
@@ -117,7 +145,11 @@ def _centre(values: Sequence[float], blocks: int) -> _Centre:
     variance = square / (len(kept) * (len(kept) - 1))
     # Blocks that still depend on each other say less than as many that do not.
     inflation = (1 + correlation) / (1 - correlation)
-    return _Centre(fmean(kept), variance * inflation, len(kept) - 1)
+    variance *= inflation
+    if correlation > _WANDERS:
+        # The pace wanders over the whole run: another run would begin elsewhere.
+        variance += square / (blocks - 1)
+    return _Centre(fmean(kept), variance, len(kept) - 1)
 
 
 def _correlation(means: Sequence[float]) -> float:

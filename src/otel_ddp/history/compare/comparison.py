@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -88,9 +88,10 @@ class Used(NamedTuple):
 class Comparison(NamedTuple):
     """Two runs beside each other."""
 
-    before: Side
-    after: Side
+    before: list[Side]
+    after: list[Side]
     used: tuple[Used, Used]
+    """Of all runs of a side together."""
     rows: list[Row]
     conditions: list[tuple[str, str, str]]
     """What is not the same, and makes the steps differ by itself."""
@@ -104,28 +105,46 @@ class Comparison(NamedTuple):
         return [row for row in self.rows if row.name == name and split in (None, row.split)]
 
 
-def compare(before: Side, after: Side, warm_up: int | None = None) -> Comparison:
-    """All that both sides have. *warm_up*: steps to leave out, instead of our choice."""
-    first, first_used = _usual(before.cells, warm_up)
-    second, second_used = _usual(after.cells, warm_up)
+def compare(
+    before: Sequence[Side], after: Sequence[Side], warm_up: int | None = None
+) -> Comparison:
+    """All that both sides have, each one run or several.
+
+    *warm_up*: steps to leave out, instead of our choice.
+    """
+    first, first_used = _usual_of_all(before, warm_up)
+    second, second_used = _usual_of_all(after, warm_up)
     rows = [*_corrected(_step_rows(first, second)), *_special_rows(before, after)]
-    rows += _corrected(_value_rows(before.values, after.values))
-    others = set(before.conditions) | set(after.conditions)
+    rows += _corrected(_value_rows(before, after))
+    sides = (*before, *after)
+    others = {key for side in sides for key in side.conditions}
+    config = _differing([side.config for side in before], [side.config for side in after])
     return Comparison(
-        *(before, after, (first_used, second_used), rows),
-        _differing(before.conditions, after.conditions),
-        [each for each in _differing(before.config, after.config) if each[0] not in others],
+        *([*before], [*after], (first_used, second_used), rows),
+        _differing([side.conditions for side in before], [side.conditions for side in after]),
+        [each for each in config if each[0] not in others],
         max((row.difference.block for row in rows if row.difference), default=0),
     )
 
 
-def _differing(one: dict[str, str], other: dict[str, str]) -> list[tuple[str, str, str]]:
-    keys = dict.fromkeys((*one, *other))
-    pairs = [(key, one.get(key, "-"), other.get(key, "-")) for key in keys]
+def _differing(
+    before: Sequence[dict[str, str]], after: Sequence[dict[str, str]]
+) -> list[tuple[str, str, str]]:
+    keys = dict.fromkeys(key for each in (*before, *after) for key in each)
+    pairs = [(key, _words(before, key), _words(after, key)) for key in keys]
     return [(key, a, b) for key, a, b in pairs if a != b]
 
 
+def _words(runs: Sequence[dict[str, str]], key: str) -> str:
+    return ", ".join(sorted({each.get(key, "-") for each in runs}))
+
+
 # -- steps
+
+
+def _usual_of_all(runs: Sequence[Side], warm_up: int | None) -> tuple[list[list[Cell]], Used]:
+    cells, used = zip(*(_usual(each.cells, warm_up) for each in runs), strict=True)
+    return list(cells), Used(*map(sum, zip(*used, strict=True)))
 
 
 def _usual(cells: Sequence[Cell], warm_up: int | None) -> tuple[list[Cell], Used]:
@@ -145,40 +164,54 @@ def _usual(cells: Sequence[Cell], warm_up: int | None) -> tuple[list[Cell], Used
     return kept, Used(round(used), round(passed), round(unusual), round(pauses))
 
 
-def _step_rows(first: Sequence[Cell], second: Sequence[Cell]) -> list[Row]:
-    rows = [_row(STEP_TIME, "s", "min", *([c.took_s for c in side] for side in (first, second)))]
-    works = [[c.work / c.took_s for c in side if c.took_s] for side in (first, second)]
-    if all(any(side) for side in works):
-        rows.append(_row(THROUGHPUT, "1/s", "max", *works))
-    whole = [fmean(c.took_s for c in side) if side else 0.0 for side in (first, second)]
-    words = dict.fromkeys(word for side in (first, second) for c in side[:1] for word in c.phases_s)
-    for word in words:
-        if word in SPECIAL_PHASES:
-            continue
-        columns = [[c.phases_s.get(word, 0.0) for c in side] for side in (first, second)]
-        if not any(any(column) for column in columns):
+_Runs = Sequence[Sequence[float]]
+
+
+def _step_rows(first: Sequence[Sequence[Cell]], second: Sequence[Sequence[Cell]]) -> list[Row]:
+    def both(of: Callable[[Cell], float]) -> tuple[list[list[float]], list[list[float]]]:
+        one, other = ([[of(cell) for cell in run] for run in side] for side in (first, second))
+        return one, other
+
+    rows = [_row(STEP_TIME, "s", "min", *both(lambda cell: cell.took_s))]
+    work = both(lambda cell: cell.work / cell.took_s if cell.took_s else 0.0)
+    if all(any(run) for side in work for run in side):
+        rows.append(_row(THROUGHPUT, "1/s", "max", *work))
+    step_s = [rows[0].before or 0.0, rows[0].after or 0.0]
+    every = (run[0] for side in (first, second) for run in side if run)
+    for word in dict.fromkeys(word for cell in every for word in cell.phases_s):
+        columns = both(lambda cell, word=word: cell.phases_s.get(word, 0.0))  # type: ignore[misc]
+        if word in SPECIAL_PHASES or not any(any(run) for side in columns for run in side):
             continue
         row = _row(PHASE_NAMES.get(word, word), "s", "min", *columns)
-        means = (row.before or 0.0, row.after or 0.0)
-        if all(mean < _LEAST_SHARE * step_s for mean, step_s in zip(means, whole, strict=True)):
+        before, after = row.before or 0.0, row.after or 0.0
+        if before < _LEAST_SHARE * step_s[0] and after < _LEAST_SHARE * step_s[1]:
             row = row._replace(difference=None, p=None, untested="below 1 % of a step")
-        rows.append(row._replace(matters=abs(means[1] - means[0]) >= _LEAST_OF_STEP * whole[0]))
+        rows.append(row._replace(matters=abs(after - before) >= _LEAST_OF_STEP * step_s[0]))
     return rows
 
 
-def _row(name: str, unit: str, better: str, one: Sequence[float], other: Sequence[float]) -> Row:
-    found = blocks.test(one, other)
+def _row(name: str, unit: str, better: str, first: _Runs, second: _Runs) -> Row:
+    before, after = _mean_of_runs(first), _mean_of_runs(second)
+    if len(first) == len(second) == 1:
+        found, why = blocks.test(first[0], second[0]), "too few steps"
+    else:
+        one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in (first, second))
+        found, why = blocks.test_runs(one, other), "too few runs"
     if found is None:
-        before, after = (fmean(each) if each else None for each in (one, other))
-        return Row(name, unit, before, after, better, None, None, "too few steps")
+        return Row(name, unit, before, after, better, None, None, why)
     return Row(name, unit, found.before, found.after, better, found, found.p)
 
 
-def _special_rows(before: Side, after: Side) -> list[Row]:
+def _mean_of_runs(runs: _Runs) -> float | None:
+    means = [fmean(run) for run in runs if run]
+    return fmean(means) if means else None
+
+
+def _special_rows(before: Sequence[Side], after: Sequence[Side]) -> list[Row]:
     """What comes now and then: its share of all steps, without a test."""
     rows = []
     for word in SPECIAL_PHASES:
-        one, other = (_share_of_all(side.cells, word) for side in (before, after))
+        one, other = (fmean(_share_of_all(s.cells, word) for s in runs) for runs in (before, after))
         if one or other:
             why = "not in every step"
             rows.append(Row(word, "s", one, other, "min", None, None, why, matters=False))
@@ -199,35 +232,71 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
 # -- values
 
 
-def _value_rows(before: Sequence[Value], after: Sequence[Value]) -> list[Row]:
-    others = {(each.name, each.split): each for each in after}
-    return [
-        _value_row(each, others[each.name, each.split])
-        for each in before
-        if (each.name, each.split) in others
-    ]
+_Values = list[Value]
 
 
-def _value_row(one: Value, other: Value) -> Row:
-    until = min(one.steps[-1:] + other.steps[-1:], default=0)
-    since = until - until * _LAST_PART
-    first, second = (
-        {s: m for s, m in zip(each.steps, each.means, strict=True) if since <= s <= until}
-        for each in (one, other)
-    )
-    paired = [step for step in first if step in second]
-    if 2 * len(paired) >= max(len(first), len(second)):
-        found = blocks.test_pairs([first[s] for s in paired], [second[s] for s in paired])
+def _value_rows(before: Sequence[Side], after: Sequence[Side]) -> list[Row]:
+    """What all runs have logged."""
+    rows = []
+    for key in ((each.name, each.split) for each in before[0].values):
+        one, other = ([_value(run, *key) for run in runs] for runs in (before, after))
+        first, second = ([each for each in runs if each is not None] for runs in (one, other))
+        if len(first) == len(one) and len(second) == len(other):
+            rows.append(_value_row(first, second))
+    return rows
+
+
+def _value(side: Side, name: str, split: str) -> Value | None:
+    return next((each for each in side.values if (each.name, each.split) == (name, split)), None)
+
+
+def _value_row(before: _Values, after: _Values) -> Row:
+    until = min((each.steps[-1] for each in (*before, *after) if each.steps), default=0)
+    first, second = ([_last_part(each, until) for each in runs] for runs in (before, after))
+    if len(first) == len(second) == 1:
+        [one], [other] = first, second
+        found = _test_values(one, other)
+        why = f"only {min(len(one), len(other))} values in the last part"
     else:
-        found = blocks.test_values([*first.values()], [*second.values()])
-    if found is not None:
-        before: float | None = found.before
-        after: float | None = found.after
+        means = ([fmean(run.values()) for run in runs if run] for runs in (first, second))
+        found, why = blocks.test_runs(*means), "too few runs"
+    if found is None:
+        means_of_both = (
+            _mean_of_runs([[*run.values()] for run in runs]) for runs in (first, second)
+        )
+        shown = (*means_of_both,)
     else:
-        before, after = (fmean(each.values()) if each else None for each in (first, second))
+        shown = (found.before, found.after)
     return Row(
-        *(one.name, "", before, after, one.direction or other.direction, found),
+        before[0].name,
+        "",
+        shown[0],
+        shown[1],
+        before[0].direction or after[0].direction,
+        found,
         None if found is None else found.p,
-        "" if found else f"only {min(len(first), len(second))} values in the last part",
-        *(one.split, True, (one.last, other.last), (one.best, other.best)),
+        "" if found else why,
+        before[0].split,
+        True,
+        (_only([each.last for each in before]), _only([each.last for each in after])),
+        (_only([each.best for each in before]), _only([each.best for each in after])),
     )
+
+
+def _last_part(value: Value, until: int) -> dict[int, float]:
+    since = until - until * _LAST_PART
+    pairs = zip(value.steps, value.means, strict=True)
+    return {step: mean for step, mean in pairs if since <= step <= until}
+
+
+def _test_values(one: dict[int, float], other: dict[int, float]) -> Difference | None:
+    paired = [step for step in one if step in other]
+    if 2 * len(paired) >= max(len(one), len(other)):
+        return blocks.test_pairs([one[step] for step in paired], [other[step] for step in paired])
+    return blocks.test_values([*one.values()], [*other.values()])
+
+
+def _only(found: Sequence[float | None]) -> float | None:
+    """The mean over runs; None if one has none."""
+    known = [each for each in found if each is not None]
+    return fmean(known) if known and len(known) == len(found) else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from otel_ddp.history.compare.comparison import LEAST_CHANGE, SIGNIFICANT_P, Comparison, Row
 from otel_ddp.history.compare.limits import Result, shown_p
+from otel_ddp.history.compare.side import Side
 from otel_ddp.history.quantities import printable, shown_number, shown_s
 
 _HEADS = ("per step", "A", "B", "change", "99 % interval", "p", "")
@@ -17,8 +18,8 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@])")
 
 def text(found: Comparison, results: Sequence[Result]) -> Iterator[str]:
     """For a terminal."""
-    for letter, side in (("A", found.before), ("B", found.after)):
-        yield f"{letter}  {printable(side.title)}"
+    for letter, runs in (("A", found.before), ("B", found.after)):
+        yield f"{letter}  {printable(titles(runs))}"
     if found.conditions:
         yield ""
         yield "These differ, and may explain what follows:"
@@ -41,7 +42,7 @@ def text(found: Comparison, results: Sequence[Result]) -> Iterator[str]:
 
 def markdown(found: Comparison, results: Sequence[Result]) -> Iterator[str]:
     """For a pull request: everything that a run has named is text, never markup."""
-    yield f"### {_plain(found.before.title)} → {_plain(found.after.title)}"
+    yield f"### {_plain(titles(found.before))} → {_plain(titles(found.after))}"
     yield ""
     yield f"**{_plain(conclusion(found))}**"
     yield ""
@@ -65,8 +66,8 @@ def to_json(found: Comparison, results: Sequence[Result]) -> dict[str, Any]:
     """For programs; docs/compare.md lists the keys."""
     return {
         "version": 1,
-        "a": found.before.title,
-        "b": found.after.title,
+        "a": [each.title for each in found.before],
+        "b": [each.title for each in found.after],
         "steps": [each._asdict() for each in found.used],
         "conditions": [dict(zip(("name", "a", "b"), e, strict=True)) for e in found.conditions],
         "config": [dict(zip(("name", "a", "b"), each, strict=True)) for each in found.config],
@@ -105,6 +106,14 @@ def _json_row(row: Row) -> dict[str, Any]:
     }
 
 
+def titles(runs: Sequence[Side]) -> str:
+    """The name of a run, or of several."""
+    names = ", ".join(each.title for each in runs[:5])
+    if len(runs) == 1:
+        return names
+    return f"{names}{', ...' if len(runs) > 5 else ''} ({len(runs)} runs)"
+
+
 def conclusion(found: Comparison) -> str:
     """One sentence: what differs."""
     worse = [row for row in found.rows if row.verdict == "worse"]
@@ -135,11 +144,11 @@ def notes(found: Comparison) -> Iterator[str]:
         ]
         without = f", without {', '.join(left)}" if left else ""
         yield f"{letter}: {used.used} steps{without}."
-    if found.block:
-        yield (
-            f"p: by blocks of up to {found.block} steps, corrected for several tests. Told of: "
-            f"p < {SIGNIFICANT_P:g} and a change of {LEAST_CHANGE * 100:g} % or more."
-        )
+    how = f"by blocks of up to {found.block} steps" if found.block else "by whole runs"
+    yield (
+        f"p: {how}, corrected for several tests. Told of: p < {SIGNIFICANT_P:g} and a change of "
+        f"{LEAST_CHANGE * 100:g} % or more."
+    )
 
 
 def _tables(found: Comparison) -> Iterator[tuple[Sequence[str], list[list[str]]]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.history.group_steps import SPECIAL_PHASES, Cell, group_cells
+from otel_ddp.history.group_steps import Cell, group_cells
 from otel_ddp.history.reader import Bucket
 from otel_ddp.history.whole_run import WholeRun
 
@@ -216,11 +216,3 @@ def _thin_value(value: Value) -> Value:
 
 def _short(seconds: float) -> float:
     return round(seconds, 9)
-
-
-def special_s(cells: Sequence[Cell]) -> dict[str, float]:
-    """Time of the run in checkpoints, evaluations and compilation: seconds of one rank."""
-    return {
-        word: sum(each.phases_s.get(word, 0.0) * each.steps for each in cells)
-        for word in SPECIAL_PHASES
-    }

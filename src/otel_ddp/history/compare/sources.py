@@ -14,6 +14,13 @@ from otel_ddp.history.report_file import FORMAT, VERSION
 _LARGEST_REPORT = 256 * 1024 * 1024
 
 
+def load_all(words: str, folder: Path) -> list[Side]:
+    """One run, or several with commas between them."""
+    if "," in words and not Path(words).expanduser().exists():
+        return [load(each.strip(), folder) for each in words.split(",") if each.strip()]
+    return [load(words, folder)]
+
+
 def load(words: str, folder: Path) -> Side:
     """What *words* mean; raises NotFound or reader.Unreadable."""
     path = Path(words).expanduser()
