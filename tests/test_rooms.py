@@ -64,7 +64,18 @@ KNOWS = {
         "find_run": "directory reader whole_run",
         "quantities": "",
         "report_file": "",
+        "card": "quantities",
+        "report": "card compare group_steps quantities reader report_file whole_run",
         "compare": "find_run group_steps quantities reader report_file whole_run",
+    },
+    "history.report": {
+        "__init__": "",
+        "style": "",
+        "svg": "",
+        "postmortem_list": "",
+        "facts": "",
+        "run_card": "",
+        "page": "run_card style svg",
     },
     "history.compare": {
         "__init__": "",

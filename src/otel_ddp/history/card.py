@@ -1,0 +1,104 @@
+"""The card of a run: how it ended, in twenty lines or fewer, for a terminal or a job's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from otel_ddp.history.quantities import printable, shown_number, shown_s
+
+_MOST_VALUES, _MOST_SENTENCES = 5, 4
+_WIDTH = 100
+_NAMES = {"comm_wait": "waiting"}
+_LEAST_SHARE = 0.005
+
+
+class CardValue(NamedTuple):
+    """A logged value at the end."""
+
+    name: str
+    split: str
+    last: float | None
+    best: float | None = None
+    best_step: int | None = None
+
+
+class Card(NamedTuple):
+    """What is known at the end of a run; what is not known is empty."""
+
+    title: str
+    state: str
+    duration_s: float | None
+    reason: str = ""
+    where: str = ""
+    """On how many ranks and nodes."""
+    steps: int = 0
+    step_s: float | None = None
+    phases_s: Mapping[str, float] = {}
+    """Of one rank, or of all on average."""
+    of_rank: str = ""
+    """Whose phases these are, if they are not those of all."""
+    values: Sequence[CardValue] = ()
+    sentences: Sequence[str] = ()
+    """Verdicts."""
+    gpus: Sequence[str] = ()
+    cost: str = ""
+    look: Sequence[str] = ()
+    """Where there is more to see."""
+
+
+def lines(card: Card) -> Iterator[str]:
+    """Twenty lines at most."""
+    took = "" if card.duration_s is None else f" after {shown_s(card.duration_s)}"
+    yield _cut(f"otel_ddp: {card.title} {card.state}{took}{_after(', ', card.where)}")
+    if card.reason:
+        yield _row("reason", card.reason)
+    if card.steps:
+        each = "" if card.step_s is None else f", {shown_s(card.step_s)} each"
+        yield _row("steps", f"{card.steps}{each}")
+    if time := "  ".join(_time(card.phases_s)):
+        yield _row("time", f"{time}{_after('  of ', card.of_rank)}")
+    for value in card.values[:_MOST_VALUES]:
+        yield _row(_shown(value), _value(value))
+    if (more := len(card.values) - _MOST_VALUES) > 0:
+        yield _row("", f"and {more} more values")
+    for sentence in card.sentences[:_MOST_SENTENCES]:
+        yield _row("!", sentence)
+    if (more := len(card.sentences) - _MOST_SENTENCES) > 0:
+        yield _row("", f"and {more} more findings")
+    for gpu in card.gpus[:2]:
+        yield _row("gpus", gpu)
+    if card.cost:
+        yield _row("telemetry", card.cost)
+    for words in card.look[:3]:
+        yield _row("look", words)
+
+
+def _time(phases_s: Mapping[str, float]) -> Iterator[str]:
+    total_s = sum(phases_s.values())
+    for word, seconds in sorted(phases_s.items(), key=lambda item: -item[1]):
+        if total_s and seconds >= _LEAST_SHARE * total_s:
+            yield f"{_NAMES.get(word, word)} {seconds / total_s * 100:.0f} %"
+
+
+def _shown(value: CardValue) -> str:
+    return f"{value.name} ({value.split})" if value.split else value.name
+
+
+def _value(value: CardValue) -> str:
+    step = "" if value.best_step is None else f" at step {value.best_step}"
+    best = "" if value.best is None else f"best {shown_number(value.best)}{step}, "
+    return f"{best}last {shown_number(value.last)}"
+
+
+def _row(head: str, words: str) -> str:
+    return _cut(f"  {printable(head):<18} {words}", 4 * _WIDTH if head == "!" else 2 * _WIDTH)
+
+
+def _cut(words: str, most: int = 2 * _WIDTH) -> str:
+    clean = printable(words)
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+
+
+def _after(before: str, words: str) -> str:
+    return f"{before}{words}" if words else ""

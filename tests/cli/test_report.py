@@ -1,0 +1,95 @@
+"""otel-ddp report: the two files it writes, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from histories import write_history
+from otel_ddp.cli import main
+
+S = 10**9
+
+
+def test_it_writes_a_page_and_json_of_the_newest_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(tmp_path, "old", steps=60, began_ns=10**18)
+    write_history(tmp_path, "new", steps=60, began_ns=10**18 + 10**12)
+    out = tmp_path / "a" / "b"
+
+    assert main(["report", "--history", str(tmp_path), "--out", str(out)]) == 0
+
+    content = json.loads((out / "report.json").read_text())
+    assert (content["format"], content["version"]) == ("otel_ddp report", 1)
+    assert content["run"]["run"] == "new"
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    said = capsys.readouterr().out
+    assert said.startswith("otel_ddp: run sweep/new finished after 1.")
+    assert str(out / "report.html") in said
+
+
+def test_a_report_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, slower in (("a", {}), ("b", {"data": 2.0})):
+        write_history(tmp_path, name, slower=slower)
+        main(["report", name, "--history", str(tmp_path), "--out", str(tmp_path / name)])
+    words = [str(tmp_path / "a" / "report.json"), str(tmp_path / "b")]
+
+    assert main(["compare", *words, "--fail-if", "data:+50%"]) == 1
+
+    assert "data +100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "otel_ddp report", "version": 2}',
+        '{"format": "otel_ddp report", "version": 1, "compared": {"steps": 3}}',
+    ],
+)
+def test_a_damaged_report_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    write_history(tmp_path, "a", steps=60)
+    bad = tmp_path / "report.json"
+    bad.write_text(content)
+
+    assert main(["compare", "--history", str(tmp_path), "a", str(bad)]) == 2
+
+    assert str(bad) in capsys.readouterr().err
+
+
+def test_the_card_alone_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(tmp_path / "h", "a", steps=60)
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["report", "a", "--card", "--history", str(tmp_path / "h")]) == 0
+
+    assert [path.name for path in tmp_path.iterdir()] == ["h"]
+    assert "finished after" in capsys.readouterr().out
+
+
+def test_a_run_with_any_name_gets_a_folder_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_history(tmp_path / "h", "../../x y", steps=20)
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["report", "--history", str(tmp_path / "h")]) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["h", "report-_.._x_y"]
+
+
+def test_where_there_is_no_run_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--history", str(tmp_path)]) == 2
+
+    assert f"{tmp_path} has no history of a run." in capsys.readouterr().err
