@@ -76,6 +76,8 @@ class Node:
             "OTEL_TRACES_EXPORTER": "none",
             "OTEL_LOGS_EXPORTER": "none",
             "OMP_NUM_THREADS": "1",
+            # A slow machine makes a run long enough for it.
+            "OTEL_DDP_CARD": "off",
             leftovers.NODE: self.root.name,
             **env,
         }

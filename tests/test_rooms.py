@@ -24,7 +24,7 @@ KNOWS = {
         "history": "catalog",
         "recording": "catalog containment journal settings",
         "torch": "catalog containment identity journal recording",
-        "run": "catalog containment errors identity journal recording settings torch",
+        "run": "catalog containment errors history identity journal recording settings torch",
         "agent": (
             "__init__ catalog containment diagnosis errors history identity journal settings"
         ),
@@ -174,6 +174,7 @@ KNOWS = {
         "__init__": "",
         "announcements": "",
         "current_run": "",
+        "end_card": "",
         "ending": "",
         "opening": "",
         "rank_handles": "",
@@ -181,8 +182,9 @@ KNOWS = {
         "log_lines": "",
         "statements": "announcements log_lines",
         "run": (
-            "announcements current_run ending log_lines opening rank_handles statements "
-            "where_to_look"
+        "": (
+            "announcements current_run end_card ending log_lines opening rank_handles statements where_to_look"
+        ),
         ),
         "api": "current_run opening run",
     },

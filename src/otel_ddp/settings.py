@@ -52,6 +52,7 @@ class Settings(NamedTuple):
     max_name_length: int
     hidden_names: frozenset[str]
     logs: str
+    card: str
     sample_steps: int
     baseline: str
     stall_timeout_s: float
@@ -353,6 +354,15 @@ TABLE: tuple[Setting, ...] = (
         "level of rank 0; the others begin at `warning`, or at a second level: `info,info`. "
         "Further words are names of loggers, `root` among them: `info,root`. By default those of "
         "the program ([logs](logs.md)).",
+    ),
+    Setting(
+        "card",
+        ("OTEL_DDP_CARD",),
+        "auto",
+        _one_of("auto", "on", "off"),
+        "What the first rank says on stderr at the end of a run: how it ended, best values, where "
+        "the time went, who was late. `auto`: of runs of 10 seconds or more; `on`: of each run "
+        "that has made a step.",
     ),
     Setting(
         "sample_steps",

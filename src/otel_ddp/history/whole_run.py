@@ -7,6 +7,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
+from otel_ddp import catalog
 from otel_ddp.history.reader import Bucket, History, Series, StepBucket, rank_order
 
 _WORST = ("finished", "starting", "running", "failed", "killed")
@@ -52,13 +53,16 @@ class WholeRun:
         return found
 
     def _cost(self) -> dict[str, float]:
-        total: dict[str, float] = {}
-        for each in self.histories:
-            cost = each.about.get("cost")
-            for key, value in cost.items() if isinstance(cost, dict) else ():
-                if isinstance(value, (int, float)):
-                    total[key] = total.get(key, 0.0) + value
-        return total
+        """Telemetry's own: of the hooks in all ranks, and of the agents of all nodes."""
+        found: dict[str, float] = {}
+        hooks = [_total(each, catalog.OTEL_DDP_HOOK_TIME.name) for each in self.ranks.values()]
+        if known := [each for each in hooks if each is not None]:
+            found["hook_s"] = sum(known)
+        costs = [each.about.get("cost") for each in self.histories]
+        agents = [each.get("agent_cpu_s") for each in costs if isinstance(each, dict)]
+        if times := [each for each in agents if isinstance(each, (int, float))]:
+            found["agent_cpu_s"] = sum(times)
+        return found
 
     @cached_property
     def ranks(self) -> dict[str, dict[str, Any]]:
@@ -117,3 +121,9 @@ class WholeRun:
 
 def _first_rank(history: History) -> tuple[bool, int, str]:
     return min(map(rank_order, history.ranks), default=(True, 0, ""))
+
+
+def _total(about: dict[str, Any], name: str) -> float | None:
+    totals = about.get("totals")
+    value = totals.get(name) if isinstance(totals, dict) else None
+    return float(value) if isinstance(value, (int, float)) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from otel_ddp.recording import agent_start, values
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import run_facts
-from otel_ddp.run import announcements, current_run, log_lines, opening, rank_handles
+from otel_ddp.run import announcements, current_run, end_card, log_lines, opening, rank_handles
 from otel_ddp.run.ending import Act, Ending
 from otel_ddp.run.rank_handles import RankHandles
 from otel_ddp.run.statements import Statements
@@ -478,8 +479,18 @@ class Run(Statements):
         # The agent reads what this process logged for other ranks later: the process goes on.
         if self._logs_for is None:
             acts.append(partial(self._wait_for_agent, recorder, where))
+        acts.append(recorder.close)
+        if self._settings.card != "off" and self._speaks_for_all():
+            acts.append(partial(self._show_card, recorder, where, state))
         release = partial(current_run.release, self)
-        return [*acts, recorder.close, where.wake_agent, release, self.go_silent]
+        return [*acts, where.wake_agent, release, self.go_silent]
+
+    def _show_card(self, recorder: Recorder, where: place.Place, state: str) -> None:
+        conf = self._settings
+        kept = conf.agent != "off" and conf.history_bytes
+        name = f"{self.group}/{self.run}"
+        look = f"otel-ddp report {shlex.quote(name)}" if kept else ""
+        end_card.show(recorder.writer.path, where, state, always=conf.card == "on", look=look)
 
     def _wait_for_agent(self, recorder: Recorder, where: place.Place) -> None:
         if announcements.journal_was_removed(recorder.writer):

@@ -38,7 +38,7 @@ def of_report(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
             for each in sorted(report["values"], key=lambda each: not each["best"])
         ],
         sentences=[
-            str(each.get("sentence")) + _lost(each)
+            str(each.get("sentence"))
             for each in report["verdicts"]
             if each.get("kind") not in _HARMLESS
         ],
@@ -79,9 +79,3 @@ def cost_words(cost: Mapping[str, Any]) -> str:
 
 def _of(point: Any, key: str) -> Any:
     return point.get(key) if isinstance(point, dict) else None
-
-
-def _lost(verdict: Mapping[str, Any]) -> str:
-    lost_s = (verdict.get("evidence") or {}).get("lost_s")
-    over = verdict.get("until_ns") is not None
-    return f" (over; it cost {shown_s(lost_s)})" if over and isinstance(lost_s, float) else ""

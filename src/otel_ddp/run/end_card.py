@@ -1,0 +1,208 @@
+"""Says at the end of a run how it went: on stderr of its first rank, without waiting for anything.
+
+The rank reads its own journal, and two small files that the agent has written by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from otel_ddp import catalog, containment
+from otel_ddp.history import card
+from otel_ddp.history.card import Card, CardValue
+from otel_ddp.history.quantities import shown_s
+from otel_ddp.journal.direction import direction
+from otel_ddp.journal.layout import SUMMARY_SUFFIX
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import JournalReader, Unreadable
+
+# Shorter runs say nothing: tests, and sweeps of thousands.
+SHORTEST_S = 10.0
+_LARGEST_FILE = 512 * 1024
+# What a pipe takes at once: more could wait for its reader.
+_MOST_BYTES = 4096
+# Verdicts that are no trouble.
+_HARMLESS = ("bound",)
+_NO_DIRECTION: Mapping[str, Any] = {}
+
+
+@containment.contained()
+def show(journal: Path, place: Place, state: str, *, always: bool, look: str = "") -> None:
+    """Print the card of a run that has ended. The journal must be closed by now.
+
+    A process that opens its own journal a second time would lose the lock on it.
+    """
+    try:
+        reader = JournalReader(journal)
+    except Unreadable:
+        return
+    try:
+        lasted_s = (time.time_ns() - reader.created_ns) / 1e9
+        if always or lasted_s >= SHORTEST_S:
+            found = _card(reader, place, state, lasted_s, look)
+            if found is not None:
+                _print("\n".join(card.lines(found)) + "\n")
+    finally:
+        reader.close()
+
+
+def _card(
+    reader: JournalReader, place: Place, state: str, lasted_s: float, look: str
+) -> Card | None:
+    totals = _Totals(reader)
+    steps = round(totals.sum_of(catalog.TRAINING_STEPS))
+    values = list(_values(reader))
+    last_step = max((value.last_step for value in values), default=-1)
+    if not steps and last_step < 0:
+        return None
+    identity = reader.identity
+    group, run = str(identity.get("group") or ""), str(identity.get("run") or "?")
+    world, rank = identity.get("world_size"), identity.get("global_rank")
+    hook_s = totals.sum_of(catalog.OTEL_DDP_HOOK_TIME)
+    phases_s = totals.phases_s()
+    return Card(
+        title=f"run {group}/{run}" if group else f"run {run}",
+        state=state,
+        duration_s=lasted_s,
+        reason=reader.reason(),
+        where=f"{world} ranks" if world and world > 1 else "",
+        steps=steps or last_step + 1,
+        step_s=totals.mean_of(catalog.TRAINING_STEP_DURATION),
+        phases_s=phases_s,
+        of_rank=f"rank {rank}" if world and world > 1 and rank is not None else "",
+        values=[
+            value.shown for value in sorted(values, key=lambda value: value.shown.best is None)
+        ],
+        sentences=list(_verdicts(place.agent_file, group, run)),
+        cost=f"hooks {shown_s(hook_s)} of this rank" if hook_s else "",
+        look=[look] if look else [],
+    )
+
+
+class _Totals:
+    """What the process has counted."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        self._totals = reader.totals()
+
+    def sum_of(self, metric: catalog.Metric) -> float:
+        """Over all its attributes."""
+        return sum(each.values[0] for each in self._totals if each.metric == metric.name)
+
+    def mean_of(self, metric: catalog.Metric) -> float | None:
+        """Of a histogram: its sum, then the count of each bucket."""
+        for each in self._totals:
+            counted = float(sum(each.values[1:]))
+            if each.metric == metric.name and counted:
+                return each.values[0] / counted
+        return None
+
+    def phases_s(self) -> dict[str, float]:
+        """By the device's clock where it has counted: the host's phases only launch there."""
+        by_clock: dict[str, dict[str, float]] = {}
+        for each in self._totals:
+            if each.metric == catalog.TRAINING_PHASE_TIME.name:
+                phases = by_clock.setdefault(each.attributes.get("clock", ""), {})
+                word = str(each.attributes.get("phase"))
+                phases[word] = phases.get(word, 0.0) + each.values[0]
+        return by_clock.get("device") or by_clock.get("host") or {}
+
+
+class _Value:
+    """A logged value, and the step of its last one."""
+
+    def __init__(self, shown: CardValue, last_step: int) -> None:
+        self.shown = shown
+        self.last_step = last_step
+
+
+def _values(reader: JournalReader) -> Iterator[_Value]:
+    best = _best_values(reader)
+    seen: dict[tuple[str, str], tuple[float, int]] = {}
+    for record in reader.latest():
+        for number, value in record.values:
+            if (name := reader.names.get(number)) is not None:
+                # The newest comes last; it keeps its place among the names.
+                step = -1 if record.step is None else record.step
+                seen[name.text, name.split] = value, step
+    for (text, split), (value, step) in seen.items():
+        found, at = best.get((text, split), (None, None))
+        yield _Value(CardValue(text, split, value, found, at), step)
+
+
+def _best_values(reader: JournalReader) -> dict[tuple[str, str], tuple[float | None, int | None]]:
+    """As the agent has written them beside the journal, with their steps."""
+    chosen = reader.facts.get("best")
+    chosen = chosen if isinstance(chosen, dict) else _NO_DIRECTION
+    rows = _read_json(reader.path.with_suffix(SUMMARY_SUFFIX))
+    found: dict[tuple[str, str], tuple[float | None, int | None]] = {}
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, list) and len(row) == 8:
+            name, split, low, low_step, _, high, high_step, _ = row
+            way = direction(str(name), chosen)
+            if way:
+                point = (low, low_step) if way == "min" else (high, high_step)
+                found[str(name), str(split)] = point
+    return found
+
+
+def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
+    """What the agent has found of this run; what goes on comes first."""
+    about = _read_json(agent_file)
+    if not isinstance(about, dict):
+        return
+    for key in ("verdicts", "past"):
+        found = about.get(key)
+        for each in found if isinstance(found, list) else ():
+            who = each.get("who") if isinstance(each, dict) else None
+            if not isinstance(who, dict):
+                continue
+            mine = (who.get("group") or "", who.get("run")) == (group, run)
+            if mine and each.get("kind") not in _HARMLESS:
+                yield str(each.get("sentence"))
+
+
+def _read_json(path: Path) -> Any:
+    """The content of a small file; None if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        content = os.read(fd, _LARGEST_FILE)
+        return json.loads(content) if len(content) < _LARGEST_FILE else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _print(text: str) -> None:
+    stream = sys.stderr
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    encoded = text.encode(encoding, "replace")[:_MOST_BYTES]
+    # It may be closed, or a pipe that nobody reads any more.
+    with contextlib.suppress(OSError, ValueError):
+        if not _takes_at_once(stream):
+            return
+        stream.write(encoded.decode(encoding, "ignore"))
+        stream.flush()
+
+
+def _takes_at_once(stream: Any) -> bool:
+    """Whether writing there does not wait: a full pipe would hold the process."""
+    try:
+        fd = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return True  # a notebook's, or one in memory
+    return bool(select.select([], [fd], [], 0)[1])

@@ -1,0 +1,201 @@
+"""The card at the end of a run: what it says, when it is silent, and that it never waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import otel_ddp
+from conftest import Here
+from node import Node, until
+from otel_ddp.journal.layout import SUMMARY_SUFFIX
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_DDP_CARD", "on")
+
+
+def train(steps: int = 3, **arguments: str) -> otel_ddp.Run:
+    run = otel_ddp.init(run="r", group="g", **arguments)
+    for step in range(steps):
+        run.log({"loss": 1.0 / (step + 1), "lr": 0.1}, step=step)
+    return run
+
+
+def test_it_says_how_the_run_ended(
+    place: Here, shown: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train().finish("failed", reason="no\x1b[31m luck")
+
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("otel_ddp: run g/r failed after ")
+    assert others == [
+        "  reason             no�[31m luck",
+        "  steps              3",
+        "  loss (train)       last 0.33333",
+        "  lr (train)         last 0.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("card", "steps"),
+    [("off", 3), ("auto", 3), ("on", 0)],
+    ids=["silenced", "short", "without a step"],
+)
+def test_it_is_silent(
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    card: str,
+    steps: int,
+) -> None:
+    monkeypatch.setenv("OTEL_DDP_CARD", card)
+
+    train(steps).finish()
+
+    assert capsys.readouterr().err == ""
+
+
+def test_only_the_first_rank_says_it(
+    place: Here, shown: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    train().finish()
+
+    assert capsys.readouterr().err == ""
+
+
+def agent_wrote(place: Here, run: otel_ddp.Run) -> None:
+    """Best values and verdicts of this run and of another, where an agent leaves them."""
+    [journal] = place.directory.glob("*.journal")
+    row = ["loss", "train", 0.25, 1, 1, 3.0, 0, 1]
+    journal.with_suffix(SUMMARY_SUFFIX).write_text(json.dumps([row]))
+
+    def verdict(kind: str, run: str, sentence: str) -> dict[str, object]:
+        return {"kind": kind, "who": {"group": "g", "run": run}, "sentence": sentence}
+
+    about = {
+        "verdicts": [verdict("straggler", "r", "rank 1 is late"), verdict("bound", "r", "bound")],
+        "past": [verdict("straggler", "r", "rank 2 was late"), verdict("stall", "q", "other")],
+    }
+    (place.directory / "agent.json").write_text(json.dumps(about))
+
+
+def test_it_tells_what_the_agent_has_written(
+    place: Here, shown: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train()
+    agent_wrote(place, run)
+
+    run.finish()
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[2:] == [
+        "  loss (train)       best 0.25 at step 1, last 0.33333",
+        "  lr (train)         last 0.1",
+        "  !                  rank 1 is late",
+        "  !                  rank 2 was late",
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "[[1]]", '{"verdicts": [3]}', "{" * 5000])
+def test_damaged_files_of_an_agent_cost_only_what_is_in_them(
+    place: Here, shown: None, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    run = train()
+    agent_wrote(place, run)
+    [journal] = place.directory.glob("*.journal")
+    for path in (place.directory / "agent.json", journal.with_suffix(SUMMARY_SUFFIX)):
+        path.write_text(content)
+
+    run.finish()
+
+    assert "  loss (train)       last 0.33333" in capsys.readouterr().err
+
+
+def test_a_journal_that_was_removed_ends_in_silence(
+    place: Here, shown: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train()
+    for path in place.directory.glob("*.journal"):
+        path.unlink()
+
+    run.finish()
+
+    assert "g/r" not in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def stderr_is(stream: object) -> Iterator[None]:
+    before, sys.stderr = sys.stderr, stream  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stderr = before
+
+
+def test_a_full_pipe_does_not_hold_the_process(place: Here, shown: None) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)
+    run = train()
+
+    with os.fdopen(writing, "w") as stream, stderr_is(stream):
+        run.finish()
+
+    os.close(reading)
+
+
+@pytest.mark.parametrize("state", ["closed", "none", "nobody reads"])
+def test_without_a_stderr_it_ends_all_the_same(place: Here, shown: None, state: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = train()
+    with os.fdopen(writing, "w") as stream:
+        if state == "closed":
+            stream.close()
+        with stderr_is(None if state == "none" else stream):
+            run.finish()
+        # What it holds back would fail once more.
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
+
+
+def best_is_known(node: Node) -> bool:
+    found = node.place.directory.glob(f"*{SUMMARY_SUFFIX}")
+    return any('["loss", "train", 0.0, 20,' in path.read_text() for path in found)
+
+
+def test_a_real_run_has_its_best_values_and_loads_no_database() -> None:
+    program = """
+import sys
+import otel_ddp
+
+run = otel_ddp.init(run="r", group="g")
+for step in range(50):
+    run.log({"loss": (step - 20) ** 2}, step=step)
+input()
+run.finish()
+print("loaded", "sqlite3" in sys.modules)
+"""
+    with Node(OTEL_DDP_CARD="on") as node:
+        process = node.python(program)
+        # An agent is there by now, and has read the best value.
+        until(lambda: best_is_known(node), "the summary")
+        said, _ = process.communicate("\n", timeout=60)
+
+    assert "otel_ddp: run g/r finished after " in said
+    assert "  loss (train)       best 0 at step 20, last 841\n" in said
+    assert "  look               otel-ddp report g/r\n" in said
+    assert "loaded False" in said
