@@ -82,6 +82,7 @@ KNOWS = {
         "blocks": "",
         "side": "",
         "sources": "side",
+        "from_prometheus": "side",
         "comparison": "blocks side",
         "limits": "comparison",
         "render": "comparison limits side",

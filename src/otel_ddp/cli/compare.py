@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from otel_ddp.cli.drill.http_api import HttpApi, NoAnswer
 from otel_ddp.cli.history_option import add_history_option, history_directory
 from otel_ddp.cli.text import print_answer
+from otel_ddp.errors import ConfigError
+from otel_ddp.history.find_run import NotFound
+from otel_ddp.history.reader import Unreadable
+
+if TYPE_CHECKING:
+    from otel_ddp.history.compare.side import Side
 
 OK, EXCEEDED, CANNOT = 0, 1, 2
 
@@ -46,20 +56,47 @@ def _count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, got {text!r}")
 
 
-def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.compare import comparison, limits, render, sources
-    from otel_ddp.history.find_run import NotFound
-    from otel_ddp.history.reader import Unreadable
+_PROMETHEUS = "prometheus:"
 
-    folder = history_directory(options)
+
+def _load(words: str, folder: Path) -> list[Side]:
+    from otel_ddp.history.compare import sources
+
+    if not words.startswith(_PROMETHEUS):
+        return sources.load_all(words, folder)
+    from otel_ddp.history.compare import from_prometheus
+
+    url, _, name = words.removeprefix(_PROMETHEUS).partition("#")
+    if not url.startswith(("http://", "https://")) or not name:
+        raise NotFound(f"{words!r} must be prometheus:http://HOST:9090#RUN.")
+    api = HttpApi(url, os.environ.get("PROMETHEUS_TOKEN", ""))
+
+    def ask(path: str, asked: Mapping[str, str]) -> list[Any]:
+        answer = api.post(path, asked)
+        data = answer.get("data") if isinstance(answer, dict) else None
+        result = data.get("result") if isinstance(data, dict) else None
+        if not isinstance(result, list):
+            raise NotFound(f"{api.name} is no Prometheus.")
+        return result
+
     try:
+        return [from_prometheus.read(ask, each.strip()) for each in name.split(",")]
+    except NoAnswer as why:
+        raise NotFound(f"{api.name}: {why}") from why
+
+
+def run(options: argparse.Namespace) -> int:
+    from otel_ddp.history.compare import comparison, limits, render
+
+    try:
+        folder = history_directory(options)
         asked = limits.parse(options.fail_if)
-        before, after = (sources.load_all(words, folder) for words in (options.a, options.b))
+        before, after = (_load(words, folder) for words in (options.a, options.b))
         found = comparison.compare(before, after, options.warm_up)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")
         results = limits.check(asked, found)
-    except (limits.BadLimit, NotFound, Unreadable) as why:
+    except (ConfigError, limits.BadLimit, NotFound, Unreadable) as why:
         print(f"otel-ddp compare: {why}", file=sys.stderr)
         return CANNOT
     summary = "\n".join(render.markdown(found, results))

@@ -47,7 +47,7 @@ def group_cells(ranks: dict[str, tuple[str, int, list[StepBucket]]]) -> list[Cel
     cells = [_mean(by_start[start]) for start in sorted(by_start)]
     if wide > 1 and sum(not each.usual for each in cells) > len(cells) / 4:
         # Each bucket has some unusual step in it: only the time of its special phases is taken out.
-        cells = [_without_special(each) for each in cells]
+        cells = [without_special(each) for each in cells]
     return cells
 
 
@@ -80,7 +80,8 @@ def _mean(cells: Sequence[Cell]) -> Cell:
     )
 
 
-def _without_special(cell: Cell) -> Cell:
+def without_special(cell: Cell) -> Cell:
+    """The steps without the time of their special phases."""
     special_s = sum(cell.phases_s[word] for word in SPECIAL_PHASES)
     phases_s = {**cell.phases_s, **dict.fromkeys(SPECIAL_PHASES, 0.0)}
     return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)
