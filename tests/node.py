@@ -69,15 +69,13 @@ class Node:
             "OTEL_DDP_HISTORY_DIR": str(self.root / "history"),
             "OTEL_EXPORTER_PROMETHEUS_PORT": "0",
             # Tests of what a run says of itself say so.
-            "OTEL_DDP_QUIET": "true",
+            "OTEL_DDP_SAY": "nothing",
             "OTEL_METRIC_EXPORT_INTERVAL": "500",
             # No collector that happens to run on this machine is found by accident.
             "OTEL_METRICS_EXPORTER": "none",
             "OTEL_TRACES_EXPORTER": "none",
             "OTEL_LOGS_EXPORTER": "none",
             "OMP_NUM_THREADS": "1",
-            # A slow machine makes a run long enough for it.
-            "OTEL_DDP_CARD": "off",
             leftovers.NODE: self.root.name,
             **env,
         }

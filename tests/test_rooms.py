@@ -175,17 +175,17 @@ KNOWS = {
         "__init__": "",
         "announcements": "",
         "current_run": "",
-        "end_card": "",
+        "stderr": "",
+        "end_card": "stderr",
         "ending": "",
         "opening": "",
         "rank_handles": "",
-        "where_to_look": "",
+        "where_to_look": "stderr",
         "log_lines": "",
         "statements": "announcements log_lines",
         "run": (
-        "": (
-            "announcements current_run end_card ending log_lines opening rank_handles statements where_to_look"
-        ),
+            "announcements current_run end_card ending log_lines opening rank_handles statements "
+            "where_to_look"
         ),
         "api": "current_run opening run",
     },

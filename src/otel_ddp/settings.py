@@ -42,7 +42,6 @@ class Settings(NamedTuple):
     """The settings in force, one field a row of TABLE."""
 
     disabled: bool
-    quiet: bool
     agent: str
     strategy: str
     directory: str
@@ -52,7 +51,7 @@ class Settings(NamedTuple):
     max_name_length: int
     hidden_names: frozenset[str]
     logs: str
-    card: str
+    say: str
     sample_steps: int
     baseline: str
     stall_timeout_s: float
@@ -261,13 +260,6 @@ def _truth(variable: str, text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def _yes(variable: str, text: str) -> bool:
-    word = text.strip().lower()
-    if word not in ("true", "1", "yes", "on", "false", "0", "no", "off"):
-        raise ConfigError(f"{variable} must be true or false, got {text!r}. {_ADVICE}")
-    return word in ("true", "1", "yes", "on")
-
-
 TABLE: tuple[Setting, ...] = (
     Setting(
         "disabled",
@@ -275,13 +267,6 @@ TABLE: tuple[Setting, ...] = (
         False,
         _truth,
         "`true`: no journal, no agent; every call does nothing.",
-    ),
-    Setting(
-        "quiet",
-        ("OTEL_DDP_QUIET",),
-        False,
-        _yes,
-        "`true`: a run does not say where to look at its beginning, nor how it went at its end.",
     ),
     Setting(
         "agent",
@@ -356,13 +341,12 @@ TABLE: tuple[Setting, ...] = (
         "the program ([logs](logs.md)).",
     ),
     Setting(
-        "card",
-        ("OTEL_DDP_CARD",),
+        "say",
+        ("OTEL_DDP_SAY",),
         "auto",
-        _one_of("auto", "on", "off"),
-        "What the first rank says on stderr at the end of a run: how it ended, best values, where "
-        "the time went, who was late. `auto`: of runs of 10 seconds or more; `on`: of each run "
-        "that has made a step.",
+        _one_of("auto", "all", "nothing"),
+        "What the first rank says on stderr. `auto`: at the beginning where to look, at the end "
+        "of a run of 10 seconds or more how it went; `all`: both of each run; `nothing`: neither.",
     ),
     Setting(
         "sample_steps",

@@ -18,7 +18,7 @@ from otel_ddp.journal.layout import SUMMARY_SUFFIX
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_DDP_CARD", "on")
+    monkeypatch.setenv("OTEL_DDP_SAY", "all")
 
 
 def train(steps: int = 3, **arguments: str) -> otel_ddp.Run:
@@ -44,18 +44,18 @@ def test_it_says_how_the_run_ended(
 
 
 @pytest.mark.parametrize(
-    ("card", "steps"),
-    [("off", 3), ("auto", 3), ("on", 0)],
+    ("say", "steps"),
+    [("nothing", 3), ("auto", 3), ("all", 0)],
     ids=["silenced", "short", "without a step"],
 )
 def test_it_is_silent(
     place: Here,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    card: str,
+    say: str,
     steps: int,
 ) -> None:
-    monkeypatch.setenv("OTEL_DDP_CARD", card)
+    monkeypatch.setenv("OTEL_DDP_SAY", say)
 
     train(steps).finish()
 
@@ -189,7 +189,7 @@ input()
 run.finish()
 print("loaded", "sqlite3" in sys.modules)
 """
-    with Node(OTEL_DDP_CARD="on") as node:
+    with Node(OTEL_DDP_SAY="all") as node:
         process = node.python(program)
         # An agent is there by now, and has read the best value.
         until(lambda: best_is_known(node), "the summary")

@@ -5,11 +5,8 @@ The rank reads its own journal, and two small files that the agent has written b
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,12 +20,11 @@ from otel_ddp.journal.direction import direction
 from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.run import stderr
 
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
 _LARGEST_FILE = 512 * 1024
-# What a pipe takes at once: more could wait for its reader.
-_MOST_BYTES = 4096
 # Verdicts that are no trouble.
 _HARMLESS = ("bound",)
 _NO_DIRECTION: Mapping[str, Any] = {}
@@ -36,9 +32,9 @@ _NO_DIRECTION: Mapping[str, Any] = {}
 
 @containment.contained()
 def show(journal: Path, place: Place, state: str, *, always: bool, look: str = "") -> None:
-    """Print the card of a run that has ended. The journal must be closed by now.
+    """Print the card of a run whose end is recorded.
 
-    A process that opens its own journal a second time would lose the lock on it.
+    A process that closes its own journal loses the lock on it, and counts as gone from then on.
     """
     try:
         reader = JournalReader(journal)
@@ -49,7 +45,7 @@ def show(journal: Path, place: Place, state: str, *, always: bool, look: str = "
         if always or lasted_s >= SHORTEST_S:
             found = _card(reader, place, state, lasted_s, look)
             if found is not None:
-                _print("\n".join(card.lines(found)) + "\n")
+                stderr.say("\n".join(card.lines(found)) + "\n")
     finally:
         reader.close()
 
@@ -183,26 +179,3 @@ def _read_json(path: Path) -> Any:
         return None
     finally:
         os.close(fd)
-
-
-def _print(text: str) -> None:
-    stream = sys.stderr
-    if stream is None:
-        return
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    encoded = text.encode(encoding, "replace")[:_MOST_BYTES]
-    # It may be closed, or a pipe that nobody reads any more.
-    with contextlib.suppress(OSError, ValueError):
-        if not _takes_at_once(stream):
-            return
-        stream.write(encoded.decode(encoding, "ignore"))
-        stream.flush()
-
-
-def _takes_at_once(stream: Any) -> bool:
-    """Whether writing there does not wait: a full pipe would hold the process."""
-    try:
-        fd = stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return True  # a notebook's, or one in memory
-    return bool(select.select([], [fd], [], 0)[1])

@@ -218,7 +218,7 @@ class Run(Statements):
         return not self.identity.global_rank and not self.identity.local_rank
 
     def _says_where_to_look(self) -> bool:
-        wanted = not self._settings.quiet and self._settings.agent != "off"
+        wanted = self._settings.say != "nothing" and self._settings.agent != "off"
         return wanted and self._settled and self._speaks_for_all()
 
     def _ask_group(self, process: Identity) -> Identity:
@@ -479,18 +479,18 @@ class Run(Statements):
         # The agent reads what this process logged for other ranks later: the process goes on.
         if self._logs_for is None:
             acts.append(partial(self._wait_for_agent, recorder, where))
-        acts.append(recorder.close)
-        if self._settings.card != "off" and self._speaks_for_all():
+        if self._settings.say != "nothing" and self._speaks_for_all():
+            # While our lock is held, the agent does not delete what the card is made of.
             acts.append(partial(self._show_card, recorder, where, state))
         release = partial(current_run.release, self)
-        return [*acts, where.wake_agent, release, self.go_silent]
+        return [*acts, recorder.close, where.wake_agent, release, self.go_silent]
 
     def _show_card(self, recorder: Recorder, where: place.Place, state: str) -> None:
         conf = self._settings
         kept = conf.agent != "off" and conf.history_bytes
         name = f"{self.group}/{self.run}"
         look = f"otel-ddp report {shlex.quote(name)}" if kept else ""
-        end_card.show(recorder.writer.path, where, state, always=conf.card == "on", look=look)
+        end_card.show(recorder.writer.path, where, state, always=conf.say == "all", look=look)
 
     def _wait_for_agent(self, recorder: Recorder, where: place.Place) -> None:
         if announcements.journal_was_removed(recorder.writer):

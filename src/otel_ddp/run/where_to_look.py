@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import os
 import sys
@@ -10,6 +9,7 @@ import sys
 from otel_ddp import containment
 from otel_ddp.identity import page_address
 from otel_ddp.journal.place import Place
+from otel_ddp.run import stderr
 
 # An agent that was started a moment ago has no address yet.
 ASK_AGAIN_NS = 500_000_000
@@ -42,14 +42,7 @@ class WhereToLook:
         tunnel = page_address.tunnel(base, os.environ)
         line = f"otel_ddp: run {run} · {address}"
         text = f"{line}\n          from your machine: {tunnel}\n" if tunnel else f"{line}\n"
-        stream = sys.stderr
-        if stream is not None:
-            # Where the encoding has no such dot.
-            encoding = getattr(stream, "encoding", None) or "utf-8"
-            # It may be closed, or a pipe that nobody reads any more.
-            with contextlib.suppress(OSError, ValueError):
-                stream.write(text.encode(encoding, "replace").decode(encoding))
-                stream.flush()
+        stderr.say(text)
 
 
 def _shown_in_notebook(run: str, address: str) -> bool:
