@@ -33,7 +33,10 @@ from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.cli import doctor, main
 from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation, port_protocol
 from otel_ddp.errors import ConfigError
+from otel_ddp.history.page.app import App
 from otlp_receiver import Receiver
+
+PAGE = App(Path("/nowhere"))
 
 # The package has the check, a function, under the name of its module.
 checks_of_the_collector = importlib.import_module("otel_ddp.cli.doctor.collector")
@@ -645,7 +648,7 @@ def test_a_port_that_is_taken_is_a_warning_and_a_foreign_address_a_failure(place
 def test_an_endpoint_that_asks_for_a_token_is_well(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc")
     (tmp_path / "web.yml").write_text("bearer_token_file: token")
-    protected = Endpoint(Ledger(), "127.0.0.1", 0, dict, rules=WebConfig(tmp_path / "web.yml"))
+    protected = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, rules=WebConfig(tmp_path / "web.yml"))
     protected.start()
     inputs = DoctorInputs()
     inputs.survey["agents"] = [{"alive": True, "scrape": protected.url}]

@@ -23,7 +23,6 @@ from otel_ddp.agent.node_status import survey
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.families import LedgerCollector
-from otel_ddp.agent.scrape.page import render_page
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.journal import layout
@@ -188,7 +187,6 @@ def _judge_and_show(place: Place, ledger: Ledger, journals: Journals, judge: Jud
         "told": judge.findings(),
     }
     json.dumps(described).encode()
-    render_page(described)
     json.dumps(survey([place])).encode()
 
 

@@ -22,19 +22,21 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.agent.verdicts import postmortem, stack_survey
 from otel_ddp.agent.verdicts.ended_by_parent import Parents
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.errors import ConfigError
+from otel_ddp.history.directory import default_directory
 from otel_ddp.journal import agent_environment
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
 
 if TYPE_CHECKING:
     from otel_ddp.agent.scrape.endpoint import Endpoint
+    from otel_ddp.history.page.app import App
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -312,7 +314,7 @@ class Agent:
         try:
             rules = web_config.find(self.conf.web_config, host)
             self._endpoint = Endpoint(
-                *(self.ledger, host, port, self.status),
+                *(self.ledger, host, port, self._page()),
                 idle_s=lambda: time.monotonic() - self._round_began_at,
                 rules=rules,
                 problems=self._problems,
@@ -330,6 +332,33 @@ class Agent:
         self._endpoint.start()
         if port and self._endpoint.port != port:
             self._remark = f"port {port} is taken, so {self._endpoint.port} is used"
+
+    def _page(self) -> App:
+        from otel_ddp.history.page.app import App
+
+        return App(
+            default_directory(""),
+            live=self.status,
+            ask_stacks=self._ask_stacks,
+            postmortem_folders=[postmortem.directory(self.conf.postmortem_directory)],
+        )
+
+    def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
+        """The stacks of a run's processes, for the page; called in a thread of the endpoint."""
+        ranks = [int(rank)] if rank.isdecimal() else None
+        return [
+            {
+                "rank": each.rank,
+                "pid": each.pid,
+                "why": each.why_no_answer,
+                "threads": [
+                    {"name": name, "frames": [frame._asdict() for frame in frames]}
+                    for name, frames in each.stacks
+                ],
+            }
+            for each in stack_survey.ask(self.place.journals(), ranks)
+            if (each.group or "", each.run) == (group, run)
+        ]
 
     def _threads(self) -> list[KeptThread]:
         endpoint = [] if self._endpoint is None else [self._endpoint.thread]

@@ -19,6 +19,7 @@ _COMMANDS = {
     "doctor": "check the whole installation, and tell what to correct",
     "drill": "play troubles, and check that the deployed alerts and boards show them",
     "open": "open the page of the newest run in the browser",
+    "page": "show a folder of kept runs in the browser, also without an agent",
     "replay": "send the data that offline runs have kept on disk",
     "report": "write a run's report: one page for people, JSON for programs",
     "stacks": "show the Python stacks of this node's ranks",

@@ -6,22 +6,16 @@ import argparse
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from otel_ddp.agent.verdicts.stack_question import StackQuestion, frames
+from otel_ddp.agent.verdicts.stack_survey import AskedProcess, ask
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.text import cell
-from otel_ddp.diagnosis.stall.evidence import Evidence
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal.reader import JournalReader, Unreadable
 
-_ANSWER_S = 2.0
 _PY_SPY_S = 20.0
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-_STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "in uninterruptible I/O"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,102 +25,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_directory_option(parser)
 
 
-class AskedProcess:
-    """A living process that was asked for its stacks."""
-
-    def __init__(self, reader: JournalReader) -> None:
-        rank = reader.identity.get("global_rank")
-        self.rank = rank if isinstance(rank, int) else None
-        self.run = reader.identity.get("run")
-        self.group = reader.identity.get("group")
-        self.pid = reader.pid
-        self._question = StackQuestion(reader.path, reader.pid, reader.start_ticks)
-        self.can_answer = self._question.ask("where", time.time_ns())
-        self.evidence = Evidence()
-
-    def is_done(self) -> bool:
-        """Whether it has answered, or will not."""
-        self.evidence = self._question.poll(time.time_ns())
-        return self.evidence.answered or not self.can_answer
-
-    @property
-    def threads(self) -> list[Any]:
-        found = self._question.answer.get("threads")
-        return found if isinstance(found, list) else []
-
-
 def run(options: argparse.Namespace) -> int:
     try:
         _, places, missing = find_places(options.dir)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    found = list(_ask((path for place in places for path in place.journals()), options.rank))
+    found = ask((path for place in places for path in place.journals()), options.rank)
     if not found:
         which = "no such rank" if options.rank else "no rank"
         print(f"{which} runs on this node" + (f": {missing}" if missing else ""))
         return 1
-    deadline = time.monotonic() + _ANSWER_S
-    # All were asked at once, so that the stacks are those of one moment.
-    waiting = found
-    while waiting and time.monotonic() < deadline:
-        time.sleep(0.01)
-        waiting = [each for each in waiting if not each.is_done()]
-    for each in sorted(found, key=lambda one: (one.rank is None, one.rank or 0)):
+    for each in found:
         print("\n".join(lines(each)))
     return 0 if all(each.evidence.answered for each in found) else 1
 
 
-def _ask(journals: Iterable[Path], ranks: list[int] | None) -> Iterator[AskedProcess]:
-    for path in journals:
-        try:
-            reader = JournalReader(path)
-        except Unreadable:
-            continue
-        try:
-            if reader.writer_is_alive() and (
-                not ranks or reader.identity.get("global_rank") in ranks
-            ):
-                yield AskedProcess(reader)
-        finally:
-            reader.close()
-
-
 def lines(each: AskedProcess) -> Iterator[str]:
     """One process, for a terminal."""
-    kernel = each.evidence.kernel
-    state = _STATES.get(kernel.state, "") if kernel else ""
     yield (
         f"rank {'?' if each.rank is None else each.rank}, run {cell(each.run)}"
         + (f", group {cell(each.group)}" if each.group else "")
         + f", pid {each.pid}"
-        + (f": {state}" if state else "")
+        + (f": {each.state}" if each.state else "")
     )
-    if each.evidence.answered:
-        yield from _stacks(each.threads)
-    else:
-        yield f"  {_why_no_answer(each, state)}"
-        # Unless the kernel knows the process, its number may be that of another one.
-        yield from _from_outside(each.pid) if kernel else ()
-    yield ""
-
-
-def _why_no_answer(each: AskedProcess, state: str) -> str:
-    if not each.can_answer:
-        return "it does not answer: it has not called otel_ddp.instrument, or is about to end"
-    if state:
-        return f"it cannot answer: it is {state}"
-    return f"no answer within {_ANSWER_S:g} s: C code holds Python's lock (the GIL)"
-
-
-def _stacks(threads: list[Any]) -> Iterator[str]:
-    for thread in threads:
-        if not isinstance(thread, Mapping):
-            continue
-        trains = thread.get("trains") is True and thread.get("main") is not True
-        yield f"  thread {cell(thread.get('name')) or '?'}" + ", which trains" * trains
-        for frame in frames(dict(thread)):
+    for name, found in each.stacks:
+        yield f"  thread {cell(name)}"
+        for frame in found:
             yield f"    {cell(frame.function)} ({cell(frame.file)}:{frame.line})"
+    if why := each.why_no_answer:
+        yield f"  {why}"
+        # Unless the kernel knows the process, its number may be that of another one.
+        yield from _from_outside(each.pid) if each.evidence.kernel else ()
+    yield ""
 
 
 def _from_outside(pid: int) -> Iterator[str]:

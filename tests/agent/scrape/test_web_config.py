@@ -19,9 +19,13 @@ import pytest
 
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape import endpoint as endpoints
+from otel_ddp.agent.scrape import server as servers
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.agent.scrape.web_config import Refused, WebConfig
+from otel_ddp.history.page.app import App
+
+PAGE = App(Path("/nowhere"))
 
 HASH = bcrypt.hashpw(b"right", b"$2b$04$abcdefghijklmnopqrstuu").decode()
 TLS = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
@@ -49,7 +53,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(path: Path, content: str) -> Iterator[Endpoint]:
     path.write_text(content)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict, rules=WebConfig(path))
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, rules=WebConfig(path))
     endpoint.start()
     try:
         yield endpoint
@@ -222,9 +226,9 @@ def test_loopback_is_open_and_other_addresses_need_rules(keys: Path) -> None:
 def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints, "_LONGEST_ANSWER_S", 0.2)
+    monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
     monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
     endpoint.start()
     try:
         with socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client:
@@ -248,7 +252,7 @@ def test_a_client_for_whom_there_is_no_thread_takes_no_place_for_ever(
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(endpoints, "_MOST_CLIENTS", 2)
+    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
     with served(keys / "short.yml", TLS) as endpoint:
         with monkeypatch.context() as without:
             without.setattr("socketserver.threading.Thread", Short)
@@ -261,8 +265,8 @@ def test_a_client_for_whom_there_is_no_thread_takes_no_place_for_ever(
 
 
 def test_one_client_more_than_there_may_be_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "_MOST_CLIENTS", 2)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, dict)
+    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
     endpoint.start()
     try:
         where = ("127.0.0.1", endpoint.port)

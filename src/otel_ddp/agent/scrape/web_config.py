@@ -84,6 +84,11 @@ class WebConfig:
         """The context for a new connection; None without TLS."""
         return self._present().tls
 
+    def asks_for_names(self) -> bool:
+        """Whether a request needs a password or a token."""
+        rules = self._present()
+        return bool(rules.users or rules.token)
+
     def admits(self, authorization: str) -> bool:
         """Whether a request with this header may be answered."""
         rules = self._present()

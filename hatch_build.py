@@ -1,0 +1,25 @@
+"""Puts the library of plots beside the files of the page: plotly.js, out of the package plotly."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_TARGET = Path("src/otel_ddp/history/page/static/plotly.min.js")
+_SOURCE = "plotly/package_data/plotly.min.js"
+
+
+class PlotlyHook(BuildHookInterface):  # type: ignore[type-arg]
+    """For wheels, and for installations that are edited in place."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        source = Path(str(distribution("plotly").locate_file(_SOURCE)))
+        target = Path(self.root) / _TARGET
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            shutil.copyfile(source, target)
+        # Git ignores the file, and a wheel would leave it out for that.
+        build_data["artifacts"].append(f"/{_TARGET}")

@@ -1,0 +1,75 @@
+"""otel-ddp page: serves the runs of a folder to a browser, without an agent."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from otel_ddp import settings
+from otel_ddp.agent.scrape.page_requests import answer_page
+from otel_ddp.agent.scrape.server import CLIENT_TIMEOUT_S, bind
+from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.errors import ConfigError
+from otel_ddp.history.directory import default_directory, files
+from otel_ddp.history.page.app import App
+
+_HOST = "127.0.0.1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="a folder with histories of runs (default: where agents keep them here)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="the port to serve it on (default: any free one)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        conf = settings.read()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    folder = (options.folder or default_directory("")).absolute()
+    if options.folder and not folder.is_dir():
+        print(f"{folder} is no folder.", file=sys.stderr)
+        return 2
+    app = App(folder, postmortem_folders=[postmortem.directory(conf.postmortem_directory)])
+    try:
+        server = bind(_HOST, options.port, page_handler(app), None)
+    except (OSError, OverflowError) as error:
+        print(f"port {options.port} cannot be served: {error}", file=sys.stderr)
+        return 1
+    with server:
+        count = sum(1 for _ in files(folder))
+        print(f"{count} histories of {folder}: http://localhost:{server.server_port}/", flush=True)
+        print("Ctrl-C ends it.", flush=True)
+        server.serve_forever()
+    return 0
+
+
+def page_handler(app: App) -> type[BaseHTTPRequestHandler]:
+    """Answers requests with the page alone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version = "otel-ddp"
+        sys_version = ""
+        timeout = CLIENT_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            answer_page(self, app, None)
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are not logged."""
+
+    return Handler

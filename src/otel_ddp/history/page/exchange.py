@@ -1,0 +1,110 @@
+"""What a browser asks, and what it is answered; JSON and CSV as it gets them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+# A spreadsheet takes a cell that begins so for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Refused(Exception):
+    """A request that is not answered; the text says why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Question(NamedTuple):
+    """A request. Names of headers are in small letters."""
+
+    method: str
+    path: str
+    query: Mapping[str, Sequence[str]]
+    headers: Mapping[str, str]
+    is_private: Callable[[], bool]
+    """Whether whoever asks may read what /metrics does not tell; looked up where it is needed."""
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.query.get(name, (default,))[-1]
+
+    def texts(self, name: str) -> Sequence[str]:
+        return self.query.get(name, ())
+
+    def whole(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number within bounds."""
+        text = self.text(name)
+        if not text:
+            return default
+        try:
+            return min(max(int(text), low), high)
+        except ValueError:
+            raise Refused(400, f"{name} must be a whole number, not {text[:40]!r}") from None
+
+
+class Answer(NamedTuple):
+    """What is sent."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def as_json(status: int, content: Any) -> Answer:
+    """NaN and infinities are null: a browser cannot read them."""
+    try:
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_plain(content), separators=(",", ":"))
+    # Half a character, as in a log line that was cut.
+    body = text.encode("utf-8", "replace")
+    return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)
+
+
+def as_text(status: int, text: str) -> Answer:
+    return Answer(status, {"Content-Type": TEXT, "Cache-Control": "no-store"}, text.encode())
+
+
+def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:
+    """One row a value. What says which series it is stands before the columns."""
+    rows = list(series)
+    labels = list(dict.fromkeys(key for each in rows for key in each if key != "columns"))
+    columns = list(dict.fromkeys(key for each in rows for key in each["columns"]))
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow([*labels, *columns])
+    for each in rows:
+        before = [_cell(each.get(label)) for label in labels]
+        missing = [None] * max(map(len, each["columns"].values()), default=0)
+        values = [each["columns"].get(column, missing) for column in columns]
+        writer.writerows([*before, *map(_cell, row)] for row in zip(*values, strict=True))
+    headers = {
+        "Content-Type": "text/csv; charset=utf-8",
+        "Content-Disposition": 'attachment; filename="otel_ddp.csv"',
+        "Cache-Control": "no-store",
+    }
+    return Answer(200, headers, out.getvalue().encode("utf-8", "replace"))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(each) for each in content]
+    return content

@@ -1,0 +1,172 @@
+"""Which runs a folder holds: the files of each, of all its nodes, and what the list shows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from otel_ddp.history import directory
+from otel_ddp.history.page.exchange import Refused
+from otel_ddp.history.reader import History, Unreadable
+
+# From the worst end to the best, behind what goes on.
+_STATES = ("running", "starting", "killed", "failed", "finished")
+# A history whose agent was killed says "running" for ever.
+SILENT_S = 60.0
+_MOST_SUMMARY = 60
+_MOST_SENTENCES = 5
+
+RunKey = tuple[str, str]
+"""Group and name."""
+
+
+class _Known(NamedTuple):
+    """A file as it was at one time."""
+
+    signature: tuple[int, ...]
+    row: dict[str, Any] | None
+    fault: str
+
+
+class Runs:
+    """The runs of a folder. Threads ask; files that have not changed are not read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._known: dict[Path, _Known] = {}
+
+    def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Each run, the newest first; and why other files cannot be read."""
+        known = self._read()
+        of_run: dict[RunKey, list[dict[str, Any]]] = {}
+        for each in known.values():
+            if each.row is not None:
+                of_run.setdefault((each.row["group"], each.row["run"]), []).append(each.row)
+        runs = [_merged(parts) for parts in of_run.values()]
+        faults = sorted(each.fault for each in known.values() if each.fault)
+        return sorted(runs, key=lambda run: -run["began_ns"]), faults
+
+    @contextlib.contextmanager
+    def opened(self, group: str | None, run: str) -> Iterator[list[History]]:
+        """The histories of a run, of each node one; of the newest group where none is named."""
+        found = [
+            (each.row, path)
+            for path, each in self._read().items()
+            if each.row is not None and each.row["run"] == run
+        ]
+        if group is None and found:
+            group = max(found, key=lambda one: one[0]["began_ns"])[0]["group"]
+        paths = [path for row, path in found if row["group"] == group]
+        if not paths:
+            raise Refused(404, f"there is no history of run {run!r} in {self.folder}")
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(History(path)) for path in sorted(paths)]
+
+    def _read(self) -> dict[Path, _Known]:
+        with self._lock:
+            known = {}
+            for path in directory.files(self.folder):
+                signature, before = _signature(path), self._known.get(path)
+                if before is not None and before.signature == signature:
+                    known[path] = before
+                    continue
+                try:
+                    with History(path) as history:
+                        known[path] = _Known(signature, _row(history), "")
+                except Unreadable as why:
+                    known[path] = _Known(signature, None, str(why))
+            self._known = known
+            return known
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    found: list[int] = []
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        with contextlib.suppress(OSError):
+            status = each.stat()
+            found += (status.st_mtime_ns, status.st_size)
+    return tuple(found)
+
+
+def _row(history: History) -> dict[str, Any]:
+    about, verdicts = history.about, history.verdicts()
+    texts = mapping(about.get("texts"))
+    ranks = history.ranks
+    steps = [each.get("step") for each in ranks.values()]
+    return {
+        "group": str(about.get("group") or ""),
+        "run": str(about.get("run") or history.path.stem),
+        "job_type": sorted({str(each.get("job_type") or "") for each in ranks.values()}),
+        "project": str(about.get("project") or ""),
+        "nodes": [str(about.get("node") or "")],
+        "ranks": list(ranks),
+        "local_ranks": sorted({str(each.get("local_rank")) for each in ranks.values()}),
+        "tags": texts.get("tags"),
+        "name": texts.get("name"),
+        "state": history.state,
+        "step": max((step for step in steps if isinstance(step, int)), default=None),
+        "began_ns": whole(about.get("began_ns")),
+        "seen_ns": whole(about.get("seen_ns")),
+        "summary": listed(about.get("summary"))[:_MOST_SUMMARY],
+        "verdicts": [
+            {
+                "kind": each.get("kind"),
+                "phase": each.get("phase"),
+                "rank": mapping(each.get("who")).get("rank"),
+                "sentence": each.get("sentence"),
+                "open": each["until_ns"] is None,
+            }
+            for each in verdicts[-_MOST_SENTENCES:]
+        ],
+    }
+
+
+def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run of several nodes."""
+    began = [each["began_ns"] for each in parts if each["began_ns"]]
+    whole_run = dict(min(parts, key=lambda each: each["ranks"] or ["~"]))
+    for key in ("nodes", "ranks", "verdicts"):
+        whole_run[key] = [one for each in parts for one in each[key]]
+    for key in ("job_type", "local_ranks"):
+        whole_run[key] = sorted({one for each in parts for one in each[key]})
+    whole_run["state"] = min((each["state"] for each in parts), key=_order)
+    whole_run["step"] = max(
+        (each["step"] for each in parts if each["step"] is not None), default=None
+    )
+    whole_run["began_ns"] = min(began, default=0)
+    whole_run["seen_ns"] = max(each["seen_ns"] for each in parts)
+    whole_run["summary"] = [one for each in parts for one in each["summary"]][:_MOST_SUMMARY]
+    whole_run["silent"] = is_silent(whole_run["state"], whole_run["seen_ns"])
+    return whole_run
+
+
+def is_silent(state: str, seen_ns: int) -> bool:
+    """Whether a run that has not ended was last seen long ago."""
+    return state in ("running", "starting") and time.time_ns() - seen_ns > SILENT_S * 1e9
+
+
+def state_of(histories: list[History]) -> str:
+    """Of all nodes together."""
+    return min((each.state for each in histories), key=_order)
+
+
+def _order(state: str) -> int:
+    return _STATES.index(state) if state in _STATES else 0
+
+
+def mapping(found: Any) -> Mapping[str, Any]:
+    """Files come from elsewhere: what should be a mapping may be anything."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def whole(found: Any) -> int:
+    return found if isinstance(found, int) else 0

@@ -1,0 +1,46 @@
+// What is chosen stands in the address, so that it can be sent to somebody.
+
+/** The view, and the run where it is that of one. */
+export function place() {
+  const path = location.pathname;
+  if (path.startsWith("/run/")) {
+    return { view: "run", run: decodeURIComponent(path.slice(5)), group: chosen("group", null) };
+  }
+  return { view: path.slice(1) || "runs" };
+}
+
+export function chosen(name, otherwise = "") {
+  const found = new URLSearchParams(location.search).get(name);
+  return found === null ? otherwise : found;
+}
+
+export function allChosen(name) {
+  return new URLSearchParams(location.search).getAll(name);
+}
+
+/** Note a choice; the one that holds without saying so is left out. */
+export function choose(name, value, otherwise = "") {
+  const query = new URLSearchParams(location.search);
+  if (value === otherwise || value === null) query.delete(name);
+  else query.set(name, value);
+  replace(query);
+}
+
+function replace(query) {
+  const text = query.toString();
+  history.replaceState(null, "", location.pathname + (text ? `?${text}` : "") + location.hash);
+}
+
+export function runAddress(group, run, more = {}) {
+  const query = new URLSearchParams(group ? { group, ...more } : more).toString();
+  return `/run/${encodeURIComponent(run)}${query ? `?${query}` : ""}`;
+}
+
+export function compareAddress(runs) {
+  const query = new URLSearchParams();
+  for (const { group, run } of runs) {
+    query.append("run", run);
+    query.append("group", group);
+  }
+  return `/compare?${query}`;
+}

@@ -1,0 +1,92 @@
+// Asks the agent, and asks again each second or so while the page is seen.
+
+// The agent gets to rest for this many times the time that its answer took.
+const REST = 20;
+const ANSWER_MS = 20000;
+
+export class Refusal extends Error {}
+
+function address(path, parameters) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value === null || value === undefined) continue;
+    for (const each of Array.isArray(value) ? value : [value]) query.append(name, each);
+  }
+  return `/api/${path}?${query}`;
+}
+
+/** The answer; a Refusal where there is one that says why not. */
+export async function ask(path, parameters = {}, options = {}) {
+  let answer;
+  try {
+    const signal = AbortSignal.timeout(ANSWER_MS);
+    answer = await fetch(address(path, parameters), { signal, ...options });
+  } catch {
+    throw new Error("The agent does not answer.");
+  }
+  if (answer.headers.get("Content-Type")?.startsWith("text/plain") && answer.ok) {
+    return answer.text();
+  }
+  const content = await answer.json().catch(() => ({}));
+  // A folder that is served has no metrics beside it.
+  if ("agent" in content) document.querySelector("footer").hidden = !content.agent;
+  if (!answer.ok) throw new Refusal(content.error || `The answer is ${answer.status}.`);
+  return content;
+}
+
+export function csvAddress(path, parameters) {
+  return address(`${path}.csv`, { ...parameters, columns: 4096 });
+}
+
+/** Ask again and again while the page is seen. Returns what ends it. */
+export function keep(work, everyMs) {
+  let [timer, ended, running] = [0, false, false];
+  async function round() {
+    clearTimeout(timer);
+    if (ended || running || document.hidden) return;
+    running = true;
+    const began = performance.now();
+    try {
+      await work();
+      tell("");
+    } catch (error) {
+      tell(error);
+    } finally {
+      running = false;
+    }
+    if (!ended) timer = setTimeout(round, Math.max(everyMs, REST * (performance.now() - began)));
+  }
+  const seen = () => document.hidden || round();
+  document.addEventListener("visibilitychange", seen);
+  round();
+  return () => {
+    ended = true;
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", seen);
+  };
+}
+
+let silentSince = null;
+
+/** Says on the page what went wrong; what is drawn already stays. */
+function tell(error) {
+  const place = document.getElementById("trouble");
+  if (!error) {
+    silentSince = null;
+    place.hidden = true;
+    return;
+  }
+  if (!(error instanceof Refusal) && error.message.startsWith("The agent")) {
+    silentSince = silentSince || new Date();
+    const since = silentSince.toLocaleTimeString("en-GB");
+    show(place, `The agent has not answered since ${since}. What is shown is as it was then.`);
+  } else {
+    show(place, error.message);
+    if (!(error instanceof Refusal)) console.error(error);
+  }
+}
+
+function show(place, text) {
+  if (place.textContent !== text) place.textContent = text;
+  place.hidden = false;
+}

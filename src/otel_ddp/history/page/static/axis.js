@@ -1,0 +1,49 @@
+// What the pictures of one view have in common: their x, and to which part of it they are zoomed.
+
+import { choose, chosen } from "./address.js";
+
+export class Axis {
+  constructor(kinds = ["step", "time", "epoch"]) {
+    const kind = chosen("x", "step");
+    this.kind = kinds.includes(kind) ? kind : "step";
+    this.pictures = new Set();
+    this.version = 0;
+    this.zooms = {};
+    const [of, low, high] = chosen("zoom").split("~");
+    if (of && Number.isFinite(Number(low)) && Number.isFinite(Number(high)) && low !== high) {
+      this.zooms[of] = [Number(low), Number(high)];
+    }
+  }
+
+  zoomOf(kind) {
+    return this.zooms[kind] || null;
+  }
+
+  /** All pictures with this x go along. */
+  zoomTo(kind, range) {
+    const before = this.zooms[kind];
+    if (range && before && range.every((at, number) => at === before[number])) return;
+    if (!range && !before) return;
+    this.zooms = range ? { [kind]: range } : {};
+    this.version += 1;
+    choose("zoom", range ? [kind, ...range.map((at) => Number(at.toPrecision(15)))].join("~") : "");
+    this.refresh();
+  }
+
+  change(kind) {
+    this.kind = kind;
+    this.zooms = {};
+    this.version += 1;
+    choose("x", kind, "step");
+    choose("zoom", "");
+    this.refresh();
+  }
+
+  refresh() {
+    for (const each of this.pictures) each.refresh();
+  }
+
+  redraw() {
+    for (const each of this.pictures) each.redraw();
+  }
+}

@@ -1,0 +1,120 @@
+// What happened in a run: verdicts, post-mortems, events and log lines.
+
+import { ask } from "./api.js";
+import { choose, chosen } from "./address.js";
+import { el, fill, labelled, table } from "./dom.js";
+import { time } from "./format.js";
+
+export class Verdicts {
+  constructor() {
+    this.list = el("div");
+    this.element = el("section", { "aria-labelledby": "verdicts" }, el("h2", { id: "verdicts" }, "Verdicts"), this.list);
+  }
+
+  show(head) {
+    if (!head.verdicts.length) {
+      const why = (head.insufficient || []).join("; ");
+      fill(this.list, el("p", { class: "quiet" }, why ? `Ranks are not compared: ${why}` : "Nothing was found."));
+      return;
+    }
+    const rows = [...head.verdicts].reverse().map((each) => el(
+      "tr", { class: each.until_ns ? null : "late" },
+      el("td", {}, time(each.since_ns)), el("td", {}, each.until_ns ? time(each.until_ns) : "goes on"),
+      el("td", {}, each.kind), el("td", {}, (each.who && each.who.rank) || ""), el("td", {}, each.phase || ""),
+      el("td", { class: "long" }, each.sentence || ""),
+    ));
+    fill(this.list, table("Verdicts, the latest first", ["since", "until", "what", "rank", "phase", "sentence"], rows));
+  }
+}
+
+export class Postmortems {
+  constructor(run) {
+    this.run = run;
+    this.list = el("div");
+    this.element = el("section", { "aria-labelledby": "postmortems" }, el("h2", { id: "postmortems" }, "Post-mortems"), this.list);
+  }
+
+  async refresh() {
+    const { postmortems } = await ask("postmortems", this.run.key());
+    const known = postmortems.map((each) => `${each.name} ${each.written_ns}`).join();
+    if (known === this.known) return;
+    this.known = known;
+    if (!postmortems.length) {
+      fill(this.list, el("p", { class: "quiet" }, "None: no rank died, failed or stood still."));
+      return;
+    }
+    this.list.replaceChildren(...postmortems.map((each, at) => this.one(each, at === 0)));
+  }
+
+  one({ name, written_ns, sentence }, isOpen) {
+    const text = el("pre", { tabindex: "0", "aria-label": `Post-mortem ${name}` }, "…");
+    const load = async () => {
+      text.textContent = await ask("postmortem", { name }).catch((error) => error.message);
+    };
+    if (isOpen) load();
+    return el("details", { open: isOpen, toggle: load }, el("summary", {}, `${time(written_ns)} ${sentence}`), text);
+  }
+}
+
+export class Events {
+  constructor(run) {
+    this.run = run;
+    this.rows = [];
+    this.list = el("div");
+    this.more = el("button", { type: "button", hidden: true, click: () => this.older() }, "Older");
+    let timer = 0;
+    const filter = el("input", {
+      type: "search", value: chosen("events"),
+      input: () => {
+        clearTimeout(timer);
+        timer = setTimeout(() => {
+          choose("events", filter.value);
+          this.refresh(true).catch(() => {});
+        }, 200);
+      },
+    });
+    this.filter = filter;
+    this.element = el(
+      "section", { "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events and log lines"),
+      el("div", { class: "controls" }, labelled("With the words", filter)), this.list, this.more,
+    );
+  }
+
+  /** The latest ones; rows that were asked for with "Older" stay. */
+  async refresh(anew = false) {
+    const like = this.filter.value;
+    const { events, more } = await ask("events", { ...this.run.key(), like });
+    const last = events.length ? events[events.length - 1].time_ns : 0;
+    const older = anew || !this.rows.length ? [] : this.rows.filter((each) => each.time_ns < last);
+    this.rows = [...events, ...older];
+    if (!older.length) this.more.hidden = !more;
+    this.show();
+  }
+
+  async older() {
+    const last = this.rows[this.rows.length - 1];
+    const parameters = { ...this.run.key(), like: this.filter.value, before_ns: String(last.time_exact || last.time_ns) };
+    const { events, more } = await ask("events", parameters);
+    this.rows = [...this.rows, ...events];
+    this.more.hidden = !more;
+    this.show();
+  }
+
+  show() {
+    if (!this.rows.length) {
+      fill(this.list, el("p", { class: "quiet" }, this.filter.value ? "No event has these words." : "No event is kept."));
+      return;
+    }
+    const rows = this.rows.map((each) => [
+      time(each.time_ns), each.severity, each.rank, each.step ?? "", each.name,
+      el("td", { class: "long" }, each.body, attributes(each.attributes)),
+    ]);
+    fill(this.list, table("Events, the latest first", ["time", "severity", "rank", "step", "event", "text"], rows, { class: "scroll tall" }));
+  }
+}
+
+function attributes(found) {
+  const pairs = Object.entries(found || {});
+  if (!pairs.length) return null;
+  return el("details", {}, el("summary", {}, `${pairs.length} attributes`), pairs.map(([key, value]) => el("div", {}, `${key}: ${typeof value === "string" ? value : JSON.stringify(value)}`)));
+}

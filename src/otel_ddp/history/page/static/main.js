@@ -1,0 +1,25 @@
+// Shows the view that the address names.
+
+import { place } from "./address.js";
+import { library } from "./plotly.js";
+
+const VIEWS = {
+  runs: () => import("./runs.js"),
+  run: () => import("./run.js"),
+  compare: () => import("./compare.js"),
+  now: () => import("./now.js"),
+};
+
+async function open() {
+  const where = place();
+  const named = where.view in VIEWS ? where.view : "runs";
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.view === named) link.setAttribute("aria-current", "page");
+  }
+  const view = await VIEWS[named]();
+  view.show(document.getElementById("main"), where);
+  // Behind the first painting: the library is larger than all else together.
+  if (named === "run" || named === "compare") requestAnimationFrame(() => library().catch(() => {}));
+}
+
+open();

@@ -1,0 +1,92 @@
+// GPUs under their ranks, and the host: a table of now, and pictures against time.
+
+import { ask } from "./api.js";
+import { curves } from "./curves.js";
+import { choice, el, fill, labelled, number, table } from "./dom.js";
+import { measured } from "./format.js";
+import { Picture } from "./picture.js";
+
+const GPU = ["hw.gpu.utilization", "hw.gpu.memory.usage", "hw.power", "hw.temperature"];
+const HOST = ["system.cpu.utilization", "system.memory.usage", "process.memory.usage"];
+const HEADS = ["busy", "memory", "power", "temperature"];
+const KINDS = ["time"];
+// What tells series of one name apart, besides rank and node.
+const PLAIN = ["name", "rank", "node", "kept_width", "columns"];
+
+export class NodePictures {
+  constructor(run, axis) {
+    Object.assign(this, { run, axis });
+    this.shown = new Set();
+    this.devices = el("div");
+    this.gpus = el("div", { class: "grid" });
+    this.host = el("div", { class: "grid" });
+    this.others = el("div", { class: "controls" });
+    this.known = "";
+    this.element = el("div", {},
+      el("section", { "aria-labelledby": "gpus" }, el("h2", { id: "gpus" }, "GPUs under their ranks"), this.devices, this.gpus),
+      el("section", { "aria-labelledby": "host" }, el("h2", { id: "host" }, "Host"), this.others, this.host),
+    );
+  }
+
+  setNames(metrics) {
+    const known = metrics.map((each) => each.name).join(" ");
+    if (known === this.known) return;
+    this.known = known;
+    this.metrics = new Map(metrics.map((each) => [each.name, each]));
+    for (const name of GPU) this.add(name, this.gpus);
+    for (const name of HOST) this.add(name, this.host);
+    const rest = metrics.map((each) => each.name).filter((name) => !GPU.includes(name) && !HOST.includes(name));
+    const options = [["", "choose one"], ...rest.map((name) => [name, name])];
+    const chooser = choice(options, "", (name) => this.add(name, this.host));
+    fill(this.others);
+    if (rest.length) this.others.replaceChildren(labelled("Show also", chooser));
+    if (!metrics.length) fill(this.others, el("p", { class: "quiet" }, "Nothing of the node is kept for this run."));
+  }
+
+  add(name, into) {
+    const metric = this.metrics.get(name);
+    if (!metric || this.shown.has(name)) return;
+    this.shown.add(name);
+    into.append(new Picture({
+      title: name, path: "node", axis: this.axis, kind: () => KINDS[0],
+      parameters: () => ({ ...this.run.key(), name }),
+      draw: (answer, kind) => {
+        const owners = [...new Set(answer.series.map(owner))];
+        const drawn = curves(answer, kind, { name: label, color: (each) => owners.indexOf(owner(each)), unit: metric.unit });
+        drawn.notes.unshift(metric.text);
+        return { ...drawn, layout: { yaxis: { tickformat: ".3~s" } } };
+      },
+    }).element);
+  }
+
+  /** The devices as they were sampled last. */
+  async refreshDevices() {
+    const wanted = [...GPU, "hw.gpu.memory.limit"].filter((name) => this.metrics && this.metrics.has(name));
+    if (!wanted.some((name) => GPU.includes(name))) {
+      fill(this.devices, el("p", { class: "quiet" }, "No GPU was sampled."));
+      return;
+    }
+    const { series } = await ask("node", { ...this.run.key(), name: wanted, columns: 2 });
+    const rows = new Map();
+    for (const each of series) {
+      const key = JSON.stringify([each.rank, each.node, each["hw.id"] || ""]);
+      if (!rows.has(key)) rows.set(key, { series: each, last: {} });
+      const { last } = rows.get(key);
+      const values = each.columns.last || [];
+      if (!(each.name in last) || each["hw.gpu.task"] === "general") last[each.name] = values[values.length - 1];
+    }
+    const shown = (last, name) => number(measured(last[name], this.metrics.get(name)?.unit || ""));
+    fill(this.devices, table("Each device as sampled last", ["rank", "node", "device", ...HEADS], [...rows.values()].map(({ series: each, last }) => [
+      each.rank || "none", each.node, `${each["hw.name"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => shown(last, name)),
+    ])));
+  }
+}
+
+function owner(series) {
+  return `${series.rank} ${series.node} ${series["hw.id"] || ""}`;
+}
+
+function label(series) {
+  const more = Object.entries(series).filter(([key]) => !PLAIN.includes(key) && key !== "hw.name").map(([, value]) => value);
+  return [series.rank ? `rank ${series.rank}` : series.node, ...more].join(", ");
+}

@@ -1,0 +1,99 @@
+// What every rank does at this moment, and for how long; its stacks where they are asked for.
+
+import { ask, keep } from "./api.js";
+import { runAddress } from "./address.js";
+import { el, fill, table } from "./dom.js";
+import { seconds, time } from "./format.js";
+
+const EACH_MS = 1000;
+const OVER = ["finished", "failed", "killed"];
+const SHOWN_FRAMES = 40;
+
+export function show(main) {
+  document.title = "Now · otel_ddp";
+  const view = new Now();
+  main.replaceChildren(view.element);
+  return keep(() => view.poll(), EACH_MS);
+}
+
+class Now {
+  constructor() {
+    this.list = el("div");
+    this.stacks = el("div", { role: "status" });
+    this.element = el("div", {}, el("h1", {}, "Now"), this.list, this.stacks);
+  }
+
+  async poll() {
+    const answer = await ask("now");
+    const hidden = document.getElementById("hidden");
+    hidden.textContent = answer.hidden;
+    hidden.hidden = !answer.hidden;
+    document.getElementById("node").textContent = answer.node;
+    this.lay(answer);
+  }
+
+  lay(answer) {
+    if (!answer.agent) {
+      fill(this.list, el("p", {}, "No agent serves this page, but a folder: nothing goes on here. ", el("a", { href: "/" }, "Its runs")));
+      return;
+    }
+    const runs = new Map();
+    for (const each of answer.processes) {
+      const key = JSON.stringify([each.group || "", each.run || ""]);
+      runs.set(key, [...(runs.get(key) || []), each]);
+    }
+    const parts = [answer.remark ? el("p", { class: "warn" }, answer.remark) : null];
+    for (const [key, processes] of runs) parts.push(this.run(JSON.parse(key), processes, answer));
+    if (!runs.size) parts.push(el("p", {}, "No process runs on this node. ", el("code", {}, "otel-ddp demo"), " starts two."));
+    const focused = document.activeElement?.dataset?.stacks;
+    fill(this.list, parts);
+    this.listen();
+    if (focused) this.list.querySelector(`[data-stacks="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  run([group, run], processes, answer) {
+    const open = answer.verdicts.filter((each) => each.who && (each.who.group || "") === group && each.who.run === run);
+    const late = new Set(open.map((each) => String(each.who.rank)));
+    const rows = [...processes].sort((one, other) => (one.rank ?? 1e9) - (other.rank ?? 1e9)).map((each) => {
+      const isOver = OVER.includes(each.state);
+      return el(
+        "tr", { class: late.has(String(each.rank)) ? "late" : null, "data-rank": String(each.rank) },
+        el("td", {}, String(each.rank ?? "?")), el("td", {}, each.node || ""), el("td", {}, each.state), el("td", { class: "number" }, String(each.step ?? "–")),
+        el("td", {}, isOver ? "–" : each.phase), el("td", { class: "number" }, isOver ? time(each.seen_alive_ns) : seconds(Math.max(0, (answer.now_ns - each.phase_since_ns) / 1e9))),
+        el("td", {}, answer.stacks && !isOver ? this.button(group, run, each.rank) : ""),
+      );
+    });
+    return el(
+      "section", {}, el("h2", {}, el("a", { href: runAddress(group, run) }, run), group ? ` in group ${group}` : ""),
+      open.map((each) => el("p", { class: "bad verdict" }, each.sentence || `${each.kind}: rank ${each.who.rank}${each.phase ? `, in ${each.phase}` : ""}`)),
+      table(`Ranks of ${run}`, ["rank", "node", "state", "step", "phase", "for", "stacks"], rows),
+    );
+  }
+
+  button(group, run, rank) {
+    const key = JSON.stringify([group, run, rank ?? ""]);
+    return el("button", { type: "button", "data-stacks": key, "aria-label": `Stacks of rank ${rank}` }, "Stacks");
+  }
+
+  listen() {
+    for (const each of this.list.querySelectorAll("button[data-stacks]")) {
+      each.onclick = () => this.ask(JSON.parse(each.dataset.stacks));
+    }
+  }
+
+  async ask([group, run, rank]) {
+    fill(this.stacks, el("p", {}, `Rank ${rank} is asked …`));
+    try {
+      const options = { method: "POST", headers: { "X-Otel-Ddp": "page" } };
+      const { processes } = await ask("stacks", { group, run, rank: String(rank) }, options);
+      const parts = processes.map((each) => el(
+        "section", {}, el("h2", {}, `Rank ${each.rank}, pid ${each.pid}, at ${new Date().toLocaleTimeString("en-GB")}`),
+        each.why ? el("p", { class: "warn" }, each.why) : null,
+        each.threads.map((thread) => el("div", {}, el("h3", {}, `Thread ${thread.name}`), el("pre", { tabindex: "0", "aria-label": `Stack of ${thread.name}` }, thread.frames.slice(0, SHOWN_FRAMES).map((frame) => `${frame.function} (${frame.file}:${frame.line})`).join("\n")))),
+      ));
+      fill(this.stacks, parts.length ? parts : el("p", {}, "It has ended by now."));
+    } catch (error) {
+      fill(this.stacks, el("p", { class: "bad" }, error.message));
+    }
+  }
+}

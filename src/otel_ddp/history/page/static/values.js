@@ -1,0 +1,151 @@
+// Logged values: a picture a name, drawn as far as one scrolls; a filter for many names.
+
+import { choose, chosen } from "./address.js";
+import { curves } from "./curves.js";
+import { choice, el, labelled } from "./dom.js";
+import { marks } from "./marks.js";
+import { Picture } from "./picture.js";
+
+const AT_ONCE = 24;
+
+export class Values {
+  constructor(run, axis, look) {
+    Object.assign(this, { run, axis, look });
+    this.names = [];
+    this.shown = new Map();
+    this.grid = el("div", { class: "grid" });
+    this.count = el("p", { class: "quiet", role: "status" });
+    this.more = el("button", { type: "button", hidden: true, click: () => this.showMore() }, "Show more");
+    this.limit = AT_ONCE;
+    new IntersectionObserver((entries) => {
+      if (entries.some((each) => each.isIntersecting) && !this.more.hidden) this.showMore();
+    }, { rootMargin: "600px" }).observe(this.more);
+    const filter = el("input", {
+      type: "search", value: chosen("name"), placeholder: "loss, /^grad/",
+      input: () => {
+        choose("name", filter.value);
+        this.limit = AT_ONCE;
+        this.lay();
+      },
+    });
+    this.filter = filter;
+    this.element = el(
+      "section", { "aria-labelledby": "values" },
+      el("h2", { id: "values" }, "Logged values"),
+      el("div", { class: "controls" }, labelled("Names with", filter)),
+      this.count, this.grid, this.more,
+    );
+  }
+
+  setNames(names) {
+    if (names.length === this.names.length && names.every((name, at) => name === this.names[at])) return;
+    this.names = names;
+    this.lay();
+  }
+
+  showMore() {
+    this.limit += AT_ONCE;
+    this.lay();
+  }
+
+  /** Show the pictures of the names that are wanted, and no others. */
+  lay() {
+    const wanted = this.names.filter(matcher(this.filter.value));
+    const now = wanted.slice(0, this.limit);
+    for (const [name, picture] of this.shown) {
+      if (!now.includes(name)) {
+        picture.remove();
+        this.shown.delete(name);
+      }
+    }
+    for (const name of now) {
+      if (!this.shown.has(name)) this.shown.set(name, this.picture(name));
+      this.grid.append(this.shown.get(name).element);
+    }
+    this.more.hidden = wanted.length <= now.length;
+    this.count.textContent = this.names.length
+      ? `${wanted.length} of ${this.names.length} names`
+      : "Nothing is logged yet: run.log({\"loss\": loss}, step=step) logs a value.";
+  }
+
+  picture(name) {
+    const { look } = this;
+    return new Picture({
+      title: name, path: "values", axis: this.axis,
+      parameters: () => ({ ...this.run.key(), name, rank: look.rank || null }),
+      draw: (answer, kind) => {
+        const splits = [...new Set(answer.series.map((each) => each.split || ""))];
+        const ranks = [...new Set(answer.series.map((each) => each.rank))];
+        const drawn = curves(answer, kind, {
+          name: (each) => label(each, splits, ranks),
+          color: (each) => (ranks.length > 1 ? ranks.indexOf(each.rank) : splits.indexOf(each.split || "")),
+          dashed: (each) => (ranks.length > 1 ? splits.indexOf(each.split || "") : 0),
+          smoothing: look.smoothing, log: look.log,
+        });
+        const layout = { yaxis: { type: look.log ? "log" : "linear" }, ...marks(this.run.verdicts(), kind) };
+        return { ...drawn, layout };
+      },
+    });
+  }
+}
+
+function label(series, splits, ranks) {
+  const parts = [];
+  if (series.split) parts.push(series.split);
+  if (ranks.length > 1 || !parts.length) parts.push(`rank ${series.rank}`);
+  return parts.join(", ");
+}
+
+/** Words that all have to be in a name, or a regular expression between slashes. */
+export function matcher(text) {
+  const between = /^\/(.+)\/$/.exec(text.trim());
+  if (between) {
+    try {
+      const pattern = new RegExp(between[1], "i");
+      return (name) => pattern.test(name);
+    } catch {
+      return () => true;
+    }
+  }
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  return (name) => words.every((word) => name.toLowerCase().includes(word));
+}
+
+/** The controls of all pictures of a run: what is x, smoothing, log axis, rank. */
+export function lookControls(axis, look, ranks, changed) {
+  const smoothing = el("input", {
+    type: "range", min: "0", max: "0.99", step: "0.01", value: String(look.smoothing),
+    input: () => {
+      look.smoothing = Number(smoothing.value);
+      choose("smooth", smoothing.value, "0");
+      axis.redraw();
+    },
+  });
+  const log = el("input", {
+    type: "checkbox", checked: look.log,
+    change: () => {
+      look.log = log.checked;
+      choose("log", log.checked ? "1" : "");
+      axis.redraw();
+    },
+  });
+  const kinds = choice(["step", "time", "epoch"].map((kind) => [kind, kind]), axis.kind, (kind) => axis.change(kind));
+  const rank = choice([["", "all"], ...ranks.map((each) => [each, each])], look.rank, (value) => {
+    look.rank = value;
+    choose("rank", value);
+    changed();
+  });
+  return el(
+    "div", { class: "controls", role: "group", "aria-label": "How pictures look" },
+    labelled("x", kinds), labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log),
+  );
+}
+
+export function look() {
+  const smoothing = Number(chosen("smooth", "0"));
+  return {
+    smoothing: smoothing >= 0 && smoothing < 1 ? smoothing : 0,
+    log: chosen("log") === "1",
+    rank: chosen("rank"),
+  };
+}

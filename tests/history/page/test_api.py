@@ -1,0 +1,368 @@
+"""The page's API over real sockets: the numbers are the history's own, and bad input is told of."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import json
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import pytest
+
+from histories import S, value_sums, write_history
+from otel_ddp.agent.scrape.server import bind
+from otel_ddp.catalog import PHASES
+from otel_ddp.cli.page import page_handler
+from otel_ddp.history.page.app import App
+from otel_ddp.history.reader import History
+from otel_ddp.history.run_file import RunFile, SeriesKey
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def ask(self, path: str, method: str = "GET", /, **headers: str) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, headers=named)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Reply(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def api(self, path: str, **query: Any) -> Reply:
+        return self.ask(f"/api/{path}?{urlencode(query, doseq=True)}")
+
+
+@contextmanager
+def served(app: App) -> Iterator[Client]:
+    server = bind("127.0.0.1", 0, page_handler(app), None)
+    thread = threading.Thread(target=lambda: server.serve_forever(0.05))
+    thread.start()
+    try:
+        yield Client(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        for each in list(server.answering):
+            each.join()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with served(App(tmp_path)) as client:
+        yield client
+
+
+def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, "a", node="n0", ranks=2, began_ns=5 * S)
+    write_history(tmp_path, "a", node="n1", ranks=2, first_rank=2, state="killed", began_ns=6 * S)
+    write_history(tmp_path, "b", ranks=1, began_ns=7 * S)
+    (tmp_path / "bad.sqlite").write_bytes(b"no database" * 100)
+
+    found = client.api("runs").json
+
+    assert [run["run"] for run in found["runs"]] == ["b", "a"]
+    assert found["runs"][1]["ranks"] == ["0", "1", "2", "3"]
+    assert found["runs"][1]["nodes"] == ["n0", "n1"]
+    assert (found["runs"][1]["state"], found["runs"][1]["began_ns"]) == ("killed", 5 * S)
+    assert ["bad.sqlite" in fault for fault in found["faults"]] == [True]
+
+
+def test_values_are_those_of_the_file(tmp_path: Path, client: Client) -> None:
+    path = write_history(tmp_path, steps=300)
+    with History(path) as history:
+        [series] = [
+            each for each in history.named("value", "loss") if ("split", "train") in each.key.labels
+        ]
+        buckets = history.sums(series)
+
+    found = client.api("values", run="lr-0.3", name="loss", columns=1000).json["series"]
+
+    assert [(each["rank"], each["split"]) for each in found] == [("0", "train"), ("0", "val")]
+    columns = found[0]["columns"]
+    assert columns["x"] == list(range(300))
+    assert columns["last"] == [each.last for each in buckets]
+    assert columns["ms"] == [each.last_ns // 10**6 for each in buckets]
+
+
+def test_a_picture_with_fewer_columns_keeps_extremes_and_sums(
+    tmp_path: Path, client: Client
+) -> None:
+    path = write_history(tmp_path, steps=300)
+    with History(path) as history:
+        buckets = history.sums(history.named("value", "loss")[0])
+
+    [columns, _] = [
+        each["columns"]
+        for each in client.api("values", run="lr-0.3", name="loss", columns=7).json["series"]
+    ]
+
+    assert len(columns["x"]) == 7
+    assert columns["values"] == [43] * 6 + [42]
+    for at, first in enumerate(columns["first"]):
+        own = [each.last for each in buckets[first : columns["x"][at] + 1] if each.last is not None]
+        assert (columns["low"][at], columns["high"][at]) == (min(own), max(own))
+        assert columns["last"][at] == own[-1]
+        assert columns["mean"][at] == pytest.approx(sum(own) / len(own))
+
+
+def test_a_range_of_steps_is_answered_alone(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, steps=300)
+
+    found = client.api("values", run="lr-0.3", name="loss", first=100, until=109).json["series"]
+
+    assert found[0]["columns"]["x"] == list(range(100, 110))
+    assert found[1]["columns"]["x"] == [100]
+
+
+def test_values_that_are_not_finite_are_null_and_counted(tmp_path: Path, client: Client) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    key = SeriesKey("value", "loss", "0")
+    points = [(0, S, 1.0), (1, 2 * S, math.nan), (2, 3 * S, math.inf), (3, 4 * S, 2.0)]
+    file.write(values={key: value_sums(file, key, points)}, about={"run": "a"})
+    file.close()
+
+    [found] = client.api("values", run="a", name="loss").json["series"]
+
+    assert found["columns"]["last"] == [1.0, None, None, 2.0]
+    assert found["columns"]["not_finite"] == [0, 1, 1, 0]
+    assert found["columns"]["mean"] == [1.0, None, None, 2.0]
+
+
+def test_phases_of_all_ranks_add_up_to_the_steps(tmp_path: Path, client: Client) -> None:
+    path = write_history(tmp_path, ranks=4, steps=90, late=2)
+    with History(path) as history:
+        of_rank = {each.key.rank: history.steps(each) for each in history.step_series()}
+
+    found = client.api("steps", run="lr-0.3", columns=9).json
+
+    assert found["wide"] == 10
+    columns = found["columns"]
+    assert columns["steps"] == [40] * 9
+    for at in range(9):
+        assert sum(columns[phase][at] for phase in PHASES) == pytest.approx(columns["step_s"][at])
+        of_all = [each for steps in of_rank.values() for each in steps[at * 10 : at * 10 + 10]]
+        own = sum(each.phases_ns["forward"] for each in of_all) / 40 / 1e9
+        assert columns["forward"][at] == pytest.approx(own)
+    for each in found["ranks"]:
+        own = of_rank[each["rank"]]
+        assert each["columns"]["work_s"][3] == pytest.approx(
+            sum(step.work_ns for step in own[30:40]) / 10 / 1e9
+        )
+        assert each["columns"]["high_s"][3] == max(step.high_ns for step in own[30:40]) / 1e9
+
+
+def test_ranks_of_two_nodes_are_side_by_side(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, "a", node="n0", ranks=2, steps=20)
+    write_history(tmp_path, "a", node="n1", ranks=2, first_rank=2, steps=20)
+
+    found = client.api("steps", run="a", rank="").json["ranks"]
+    [one] = client.api("steps", run="a", rank="3").json["ranks"]
+
+    assert [(each["rank"], each["node"]) for each in found] == [
+        *(("0", "n0"), ("1", "n0"), ("2", "n1"), ("3", "n1"))
+    ]
+    assert one == found[3]
+
+
+def test_a_counter_is_shown_by_its_rate(tmp_path: Path, client: Client) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    key = SeriesKey("counter", "system.network.io", "", (("network.io.direction", "receive"),))
+    points = [(1, S, 100.0), (2, 2 * S, 300.0), (4, 4 * S, 700.0), (5, 5 * S, 10.0)]
+    file.write(values={key: value_sums(file, key, points)}, about={"run": "a"})
+    file.close()
+
+    [found] = client.api("node", run="a", name="system.network.io").json["series"]
+
+    # What began anew has no rate.
+    assert found["columns"]["per_second"] == [200.0, 200.0, None]
+    assert found["columns"]["ms"] == [2000, 4000, 5000]
+
+
+def test_a_table_has_each_series_and_no_formula(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, steps=30, names=("=cmd()",))
+
+    answer = client.ask("/api/values.csv?run=lr-0.3&name=%3Dcmd()&columns=4096")
+    rows = list(csv.DictReader(io.StringIO(answer.body.decode())))
+
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert [row["x"] for row in rows if row["split"] == "train"] == [str(at) for at in range(30)]
+    assert {row["name"] for row in rows} == {"'=cmd()"}
+    json_last = client.api("values", run="lr-0.3", name="=cmd()").json["series"][0]["columns"][
+        "last"
+    ]
+    assert [float(row["last"]) for row in rows if row["split"] == "train"] == json_last
+
+
+def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, client: Client) -> None:
+    gap = {"since_ns": 3 * S, "until_ns": None, "why": "the disk is full"}
+    write_history(tmp_path, late=1, about={"gaps": [gap]})
+
+    found = client.api("run", run="lr-0.3").json
+
+    assert (found["group"], found["state"], len(found["ranks"])) == ("sweep", "finished", 4)
+    [verdict] = found["verdicts"]
+    assert (verdict["who"]["rank"], verdict["phase"], verdict["until_ns"]) == ("1", "forward", None)
+    assert "rank 1 is slow in forward" in verdict["sentence"]
+    assert found["gaps"] == [{"node": "node-0", **gap}]
+    assert found["config"] == {"lr": 0.3, "batch": 32}
+
+
+def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, state="running", began_ns=5 * S)
+
+    found = client.api("run", run="lr-0.3").json
+
+    assert (found["state"], found["silent"]) == ("running", True)
+
+
+def test_events_are_found_by_their_words_page_by_page(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path)
+
+    all_of_them = client.api("events", run="lr-0.3").json["events"]
+    [first] = client.api("events", run="lr-0.3", most=1).json["events"]
+    [older] = client.api("events", run="lr-0.3", before_ns=first["time_exact"]).json["events"]
+    [found] = client.api("events", run="lr-0.3", like="TRAINING").json["events"]
+
+    assert [each["body"] for each in all_of_them] == ["<b>loss</b> & more", "training begins"]
+    assert (first, older, found) == (all_of_them[0], all_of_them[1], all_of_them[1])
+
+
+def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
+    write_history(tmp_path / "runs")
+    folder = tmp_path / "postmortems"
+    folder.mkdir()
+    for name, run in (("a", "lr-0.3"), ("b", "other")):
+        report = {"run": run, "written_ns": 5, "verdict": {"sentence": "rank 1 died", "who": {}}}
+        (folder / f"postmortem-{name}.json").write_text(json.dumps(report))
+        (folder / f"postmortem-{name}.txt").write_text(f"of {run}")
+
+    with served(App(tmp_path / "runs", postmortem_folders=[folder])) as client:
+        [found] = client.api("postmortems", run="lr-0.3").json["postmortems"]
+        text = client.api("postmortem", name=found["name"]).body
+        outside = client.api("postmortem", name="postmortem-../../x").status
+
+    assert (found["sentence"], text, outside) == ("rank 1 died", b"of lr-0.3", 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/run?run=none", 404),
+        ("/api/values?run=lr-0.3&name=loss&columns=many", 400),
+        ("/api/none?run=lr-0.3", 404),
+        ("/api/events.csv?run=lr-0.3", 404),
+        ("/static/../app.py", 404),
+        ("/static/%2e%2e/app.py", 404),
+        ("/static/none.js", 404),
+        ("/none", 404),
+        ("/api/values?run=lr-0.3&name=none", 200),
+        ("/api/steps?run=lr-0.3&first=500", 200),
+        ("/api/steps?run=lr-0.3&first=20&until=10", 200),
+    ],
+)
+def test_bad_requests_are_told_of(tmp_path: Path, client: Client, path: str, status: int) -> None:
+    write_history(tmp_path, steps=30)
+
+    assert client.ask(path).status == status
+
+
+def test_a_history_that_is_cut_off_is_told_of(tmp_path: Path, client: Client) -> None:
+    path = write_history(tmp_path, steps=300)
+    path.write_bytes(path.read_bytes()[:-40_000])
+
+    answers = [client.api(each, run="lr-0.3", name="loss") for each in ("values", "steps", "run")]
+
+    faults = client.api("runs").json["faults"]
+    assert faults or any(
+        answer.status == 500 and path.name in answer.json["error"] for answer in answers
+    )
+
+
+def test_no_run_at_all_is_an_empty_list(client: Client) -> None:
+    assert client.api("runs").json["runs"] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("localhost", 200), ("localhost:9464", 200), ("127.0.0.1", 200), ("[::1]:9", 200)),
+        *(("evil.example", 403), ("localhost.evil.example:9464", 403)),
+    ],
+)
+def test_only_names_of_this_machine_are_answered(client: Client, host: str, status: int) -> None:
+    assert client.ask("/api/runs", Host=host).status == status
+    assert client.ask("/", Host=host).status == status
+
+
+def test_other_sites_get_no_answer(client: Client) -> None:
+    assert client.ask("/api/runs", Sec_Fetch_Site="cross-site").status == 403
+    assert client.ask("/api/runs", Sec_Fetch_Site="same-origin").status == 200
+    # A link on another site opens the page.
+    assert client.ask("/", Sec_Fetch_Site="cross-site").status == 200
+    answer = client.ask("/api/runs", Origin="http://evil.example")
+    assert "access-control-allow-origin" not in answer.headers
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_stacks_are_asked_for_by_our_own_page_alone(tmp_path: Path) -> None:
+    write_history(tmp_path)
+    asked = []
+
+    def ask(group: str, run: str, rank: str) -> list[dict[str, Any]]:
+        asked.append((group, run, rank))
+        return [{"rank": 1}]
+
+    with served(App(tmp_path, live=dict, ask_stacks=ask)) as client:
+        path = "/api/stacks?group=g&run=r&rank=1"
+        refused = [client.ask(path).status, client.ask(path, "POST").status]
+        answer = client.ask(path, "POST", X_Otel_Ddp="page")
+
+    assert refused == [405, 403]
+    assert answer.json == {"processes": [{"rank": 1}]}
+    assert asked == [("g", "r", "1")]
+
+
+def test_a_browser_that_has_a_file_gets_none(client: Client) -> None:
+    first = client.ask("/static/style.css", Accept_Encoding="gzip")
+    again = client.ask("/static/style.css", If_None_Match=first.headers["etag"])
+
+    assert (first.status, first.headers["content-encoding"]) == (200, "gzip")
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_ten_thousand_names_are_named(tmp_path: Path, client: Client) -> None:
+    file = RunFile(tmp_path / "a.sqlite")
+    keys = [SeriesKey("value", f"layer.{number}", "0") for number in range(10_000)]
+    file.write(
+        values={key: value_sums(file, key, [(1, S, 1.0)]) for key in keys}, about={"run": "a"}
+    )
+    file.close()
+
+    found = client.api("names", run="a").json["values"]
+
+    assert found == [key.name for key in keys]
+    [one] = client.api("values", run="a", name=found[7777]).json["series"]
+    assert one["columns"]["last"] == [1.0]
