@@ -1,0 +1,208 @@
+"""Who sees what: our own user and root all of it, others what /metrics tells them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from histories import write_history
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.node import socket_owners
+from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.scrape.web_config import WebConfig
+from otel_ddp.history.page.app import App
+
+_STRANGER = 65534
+ALIVE = {
+    "group": "sweep",
+    "run": "alive",
+    "node": "node-0",
+    "rank": 0,
+    "state": "running",
+    "step": 3,
+    "phase": "forward",
+    "phase_since_ns": 5,
+    "started_ns": 2**62,
+    "reason": "RuntimeError: secret",
+}
+
+
+def live() -> Mapping[str, Any]:
+    who = {"group": "sweep", "run": "alive", "rank": "0"}
+    verdict = {
+        "kind": "stall",
+        "who": who,
+        "phase": "forward",
+        "sentence": "it stands in secret.py",
+    }
+    return {"node": "node-0", "processes": [ALIVE], "verdicts": [verdict], "remark": "secret"}
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    write_history(tmp_path, "alive", late=1, state="running")
+    write_history(tmp_path, "ended")
+    app = App(tmp_path, live=live, ask_stacks=lambda *_: [])
+    served = Endpoint(Ledger(), "127.0.0.1", 0, app)
+    served.start()
+    yield served
+    served.stop()
+
+
+def ask(port: int, path: str, method: str = "GET", headers: str = "") -> tuple[int, str]:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        request = f"{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n"
+        connection.sendall(request.encode())
+        parts = []
+        while piece := connection.recv(65536):
+            parts.append(piece)
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+def as_stranger(work: Callable[[], Any]) -> Any:
+    """The answer of a process of another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(_STRANGER)
+            os.setuid(_STRANGER)
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(content)
+
+
+def test_our_own_user_sees_everything(endpoint: Endpoint) -> None:
+    _, runs = ask(endpoint.port, "/api/runs")
+    status, head = ask(endpoint.port, "/api/run?run=alive")
+    found = json.loads(head)
+
+    assert {each["run"] for each in json.loads(runs)["runs"]} == {"alive", "ended"}
+    assert json.loads(runs)["hidden"] == ""
+    assert (status, found["config"]) == (200, {"lr": 0.3, "batch": 32})
+    assert found["ranks"][0]["reason"] == "RuntimeError: secret"
+    assert "secret.py" in ask(endpoint.port, "/api/now")[1]
+    assert ask(endpoint.port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")[0] == 200
+
+
+def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None:
+    port = endpoint.port
+    answers = as_stranger(
+        lambda: (
+            {
+                path: ask(port, path)
+                for path in (
+                    *("/api/runs", "/api/now", "/api/run?run=alive", "/api/events?run=alive"),
+                    *("/api/values?run=alive&name=loss", "/api/values?run=ended&name=loss"),
+                    *("/api/run?run=ended", "/api/postmortems?run=alive", "/api/postmortem?name=x"),
+                    "/",
+                )
+            }
+            | {"stacks": ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")}
+        )
+    )
+
+    assert {path: status for path, (status, _) in answers.items()} == {
+        "/": 200,
+        "/api/runs": 200,
+        "/api/now": 200,
+        "/api/run?run=alive": 200,
+        "/api/values?run=alive&name=loss": 200,
+        "/api/values?run=ended&name=loss": 403,
+        "/api/run?run=ended": 403,
+        "/api/events?run=alive": 403,
+        "/api/postmortems?run=alive": 403,
+        "/api/postmortem?name=x": 403,
+        "stacks": 403,
+    }
+    assert [each["run"] for each in json.loads(answers["/api/runs"][1])["runs"]] == ["alive"]
+    assert "OTEL_DDP_WEB_CONFIG" in json.loads(answers["/api/runs"][1])["hidden"]
+    everything = " ".join(body for _, body in answers.values())
+    for word in ("secret", "is slow in", "batch", "training begins"):
+        assert word not in everything
+
+
+def test_a_folder_shows_another_user_nothing(tmp_path: Path) -> None:
+    write_history(tmp_path)
+    served = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path))
+    served.start()
+    try:
+        port = served.port
+        answers = as_stranger(lambda: [ask(port, "/api/runs"), ask(port, "/api/run?run=lr-0.3")])
+    finally:
+        served.stop()
+
+    assert json.loads(answers[0][1])["runs"] == []
+    assert answers[1][0] == 403
+
+
+def test_a_password_or_a_token_admits_to_everything(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the extra web is not installed")
+    write_history(tmp_path / "runs")
+    (tmp_path / "token").write_text("abc")
+    (tmp_path / "web.yml").write_text("bearer_token_file: token")
+    rules = WebConfig(tmp_path / "web.yml")
+    served = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path / "runs"), rules=rules)
+    served.start()
+    try:
+        port = served.port
+        named = "Authorization: Bearer abc\r\n"
+        with_token = as_stranger(lambda: ask(port, "/api/run?run=lr-0.3", headers=named))
+        without = ask(port, "/api/run?run=lr-0.3")
+        post_without = ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")
+    finally:
+        served.stop()
+
+    assert (with_token[0], without[0], post_without[0]) == (200, 401, 401)
+
+
+def row(local: str, remote: str, state: str, uid: int, inode: int) -> str:
+    return f"   1: {local} {remote} {state} 00000000:00000000 00:00000000 00000000 {uid} 0 {inode}"
+
+
+LOOPBACK = "0100007F" if sys.byteorder == "little" else "7F000001"
+MAPPED = f"{'0' * 16}{'FFFF0000' if sys.byteorder == 'little' else '0000FFFF'}{LOOPBACK}"
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "expected"),
+    [
+        ("tcp", row(f"{LOOPBACK}:9C40", f"{LOOPBACK}:24F8", "01", 0, 7), True),
+        ("tcp", row(f"{LOOPBACK}:9C40", f"{LOOPBACK}:24F8", "01", _STRANGER, 7), False),
+        # The other direction is our own end.
+        ("tcp", row(f"{LOOPBACK}:24F8", f"{LOOPBACK}:9C40", "01", 0, 7), False),
+        # What its process has closed is nobody's, and the kernel says root.
+        ("tcp", row(f"{LOOPBACK}:9C40", f"{LOOPBACK}:24F8", "01", 0, 0), False),
+        ("tcp", row(f"{LOOPBACK}:9C40", f"{LOOPBACK}:24F8", "05", 0, 7), False),
+        ("tcp", row(f"{LOOPBACK}:9C41", f"{LOOPBACK}:24F8", "01", 0, 7), False),
+        ("tcp6", row(f"{MAPPED}:9C40", f"{MAPPED}:24F8", "01", 0, 7), True),
+    ],
+)
+def test_the_kernel_says_who_holds_the_other_end(
+    tmp_path: Path, table: str, line: str, expected: bool
+) -> None:
+    (tmp_path / table).write_text(f"head\n{line}\n")
+
+    peer, own = ("127.0.0.1", 0x9C40), ("127.0.0.1", 0x24F8)
+
+    assert socket_owners.is_own(peer, own, tmp_path) is expected
+
+
+def test_a_connection_from_another_machine_is_not_ours(tmp_path: Path) -> None:
+    assert not socket_owners.is_own(("192.0.2.7", 40000), ("192.0.2.1", 9464), tmp_path)
