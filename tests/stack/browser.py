@@ -123,6 +123,13 @@ class Browser:
 
 @contextmanager
 def browser(url: str) -> Iterator[Browser]:
+    """Of a Grafana; skips where there is none."""
+    with chromium() as found:
+        yield Browser(found, url)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
     """Skips where there is no Chromium, or nothing to drive it with."""
     sync_api = pytest.importorskip(
         "playwright.sync_api", reason="no browser: pip install playwright, and have a Chromium"
@@ -131,12 +138,12 @@ def browser(url: str) -> Iterator[Browser]:
     if binary is None:
         pytest.skip("no browser: there is no Chromium on the PATH")
     with sync_api.sync_playwright() as driver:
-        chromium = driver.chromium.launch(
+        started = driver.chromium.launch(
             executable_path=binary,
             # Root's sandbox is refused; what is shown is ours.
             args=["--no-sandbox", "--disable-gpu"],
         )
         try:
-            yield Browser(chromium, url)
+            yield started
         finally:
-            chromium.close()
+            started.close()

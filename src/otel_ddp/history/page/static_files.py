@@ -22,7 +22,6 @@ INDEX = "index.html"
 PLOTLY = "plotly.min.js"
 # What stands in the index for the address of the library.
 _PLOTLY_HERE = b"PLOTLY_ADDRESS"
-_PIECE = 65536
 _FOR_A_YEAR = "public, max-age=31536000, immutable"
 
 
@@ -58,30 +57,29 @@ class StaticFiles:
             return Answer(200, {**given, "Content-Encoding": "gzip"}, found.packed)
         return Answer(200, given, gzip.decompress(found.packed))
 
-    def _plotly_address(self) -> str:
-        """Changes with the content; empty where the library is missing."""
-        try:
-            with open(self._folder / PLOTLY, "rb") as file:
-                digest = blake2s(digest_size=8)
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
-        except OSError:
-            return ""
-        return f"/lib/{digest.hexdigest()}/{PLOTLY}"
-
     def _read(self, name: str) -> _File | None:
         with self._lock:
-            if name in self._files:
-                return self._files[name]
+            return self._read_once(name)
+
+    def _read_once(self, name: str) -> _File | None:
+        if name not in self._files:
             kind = _KINDS.get(Path(name).suffix)
-            if kind is None or Path(name).name != name:
+            packed = None if kind is None or Path(name).name != name else self._pack(name)
+            if kind is None or packed is None:
                 return None
-            try:
-                content = (self._folder / name).read_bytes()
-            except OSError:
-                return None
-            if name == INDEX:
-                content = content.replace(_PLOTLY_HERE, self._plotly_address().encode())
-            tag = blake2s(content, digest_size=8).hexdigest()
-            self._files[name] = _File(kind, tag, gzip.compress(content, 6, mtime=0))
-            return self._files[name]
+            tag = blake2s(packed, digest_size=8).hexdigest()
+            self._files[name] = _File(kind, tag, packed)
+        return self._files[name]
+
+    def _pack(self, name: str) -> bytes | None:
+        try:
+            if name == PLOTLY:
+                return (self._folder / f"{name}.gz").read_bytes()
+            content = (self._folder / name).read_bytes()
+        except OSError:
+            return None
+        if name == INDEX:
+            found = self._read_once(PLOTLY)
+            address = f"/lib/{found.tag}/{PLOTLY}" if found else ""
+            content = content.replace(_PLOTLY_HERE, address.encode())
+        return gzip.compress(content, 6, mtime=0)

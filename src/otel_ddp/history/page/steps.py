@@ -69,7 +69,7 @@ def _of_rank(cells: _Cells, numbers: range, wide: int) -> dict[str, list[Any]]:
 
     def per_step(column: str) -> list[float | None]:
         at = _AT[column]
-        return [row[at] / row[_AT["steps"]] / 1e9 if row else None for row in rows]
+        return [_seconds(row[at], row[_AT["steps"]]) if row else None for row in rows]
 
     def ends(column: str) -> list[int]:
         pairs = zip(numbers, rows, strict=True)
@@ -86,11 +86,16 @@ def _of_rank(cells: _Cells, numbers: range, wide: int) -> dict[str, list[Any]]:
         "low_s": [row[_AT["low_ns"]] / 1e9 if row else None for row in rows],
         "high_s": [row[_AT["high_ns"]] / 1e9 if row else None for row in rows],
         "work_s": [
-            None if all_s is None or wait_s is None else all_s - wait_s
+            None if all_s is None or wait_s is None else round(all_s - wait_s, 9)
             for all_s, wait_s in zip(took, waits, strict=True)
         ],
         "wait_s": waits,
     }
+
+
+def _seconds(total_ns: int, steps: int) -> float:
+    """Of one step. Digits below a nanosecond are not known, and would double the answer."""
+    return round(total_ns / steps / 1e9, 9)
 
 
 def _mean(of_rank: Mapping[str, _Cells], numbers: range, wide: int) -> dict[str, list[Any]]:
@@ -107,7 +112,7 @@ def _mean(of_rank: Mapping[str, _Cells], numbers: range, wide: int) -> dict[str,
         found["steps"].append(steps)
 
         def per_step(column: str, rows: list[Any] = rows, steps: int = steps) -> float | None:
-            return sum(row[_AT[column]] for row in rows) / steps / 1e9 if steps else None
+            return _seconds(sum(row[_AT[column]] for row in rows), steps) if steps else None
 
         found["step_s"].append(per_step("took_ns"))
         for phase, into in phases.items():

@@ -3,6 +3,7 @@
 // The agent gets to rest for this many times the time that its answer took.
 const REST = 20;
 const ANSWER_MS = 20000;
+const SHARED_MS = 200;
 
 export class Refusal extends Error {}
 
@@ -32,6 +33,20 @@ export async function ask(path, parameters = {}, options = {}) {
   if ("agent" in content) document.querySelector("footer").hidden = !content.agent;
   if (!answer.ok) throw new Refusal(content.error || `The answer is ${answer.status}.`);
   return content;
+}
+
+const asked = new Map();
+
+/** As `ask`; those who want the same at the same time share one answer. */
+export function askOnce(path, parameters) {
+  const key = address(path, parameters);
+  if (!asked.has(key)) {
+    const answer = ask(path, parameters);
+    asked.set(key, answer);
+    const forget = () => setTimeout(() => asked.delete(key), SHARED_MS);
+    answer.then(forget, forget);
+  }
+  return asked.get(key);
 }
 
 export function csvAddress(path, parameters) {

@@ -16,10 +16,10 @@ async function open() {
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === named) link.setAttribute("aria-current", "page");
   }
+  // Larger than all else together: it is loaded beside the rest, which does not wait for it.
+  if (named === "run" || named === "compare") library().catch(() => {});
   const view = await VIEWS[named]();
   view.show(document.getElementById("main"), where);
-  // Behind the first painting: the library is larger than all else together.
-  if (named === "run" || named === "compare") requestAnimationFrame(() => library().catch(() => {}));
 }
 
 open();

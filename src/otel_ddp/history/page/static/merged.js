@@ -1,6 +1,6 @@
 // A picture of several runs: each is asked for, and all are drawn into one.
 
-import { ask, csvAddress } from "./api.js";
+import { askOnce, csvAddress } from "./api.js";
 import { Picture } from "./picture.js";
 
 export class MergedPicture extends Picture {
@@ -15,7 +15,7 @@ export class MergedPicture extends Picture {
   }
 
   async load(parameters) {
-    const parts = await Promise.all(this.keys.map((key) => ask(this.path, { ...parameters, ...key })));
+    const parts = await Promise.all(this.keys.map((key) => askOnce(this.path, { ...parameters, ...key })));
     const series = parts.flatMap((part, of) => (part.series || []).map((each) => ({ ...each, of })));
     const left_out = parts.reduce((sum, part) => sum + (part.left_out || 0), 0);
     return { parts, series, left_out };

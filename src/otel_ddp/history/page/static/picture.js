@@ -1,9 +1,9 @@
 // One picture: drawn when it is scrolled to, with its numbers as text, CSV and PNG.
 
-import { ask, csvAddress } from "./api.js";
+import { askOnce, csvAddress } from "./api.js";
 import { themed } from "./colors.js";
 import { el, fill } from "./dom.js";
-import { library } from "./plotly.js";
+import { inTurn, library } from "./plotly.js";
 
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.picture.changeSeen(entry.isIntersecting);
@@ -65,7 +65,7 @@ export class Picture {
       const [answer] = await Promise.all([this.load({ ...parameters, columns }), library()]);
       this.answer = answer;
       if (!zoom) this.whole = answer;
-      await this.redraw();
+      await inTurn(() => this.redraw());
     } catch (error) {
       fill(this.notes, el("span", { class: "bad" }, error.message));
     } finally {
@@ -75,7 +75,7 @@ export class Picture {
   }
 
   load(parameters) {
-    return ask(this.path, parameters);
+    return askOnce(this.path, parameters);
   }
 
   offerCsv(parameters) {

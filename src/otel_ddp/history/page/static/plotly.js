@@ -1,10 +1,19 @@
-// Loads the library of plots, once, after the page has been painted.
+// Loads the library of plots, once, beside all else; one picture at a time is drawn with it.
 
 let loading = null;
 
 export function library() {
   loading = loading || load();
   return loading;
+}
+
+let drawing = Promise.resolve();
+
+/** One after the other, with a frame between: the first is seen before the others are drawn. */
+export function inTurn(draw) {
+  const done = drawing.then(draw);
+  drawing = done.catch(() => {}).then(() => new Promise((next) => setTimeout(next)));
+  return done;
 }
 
 async function load() {
