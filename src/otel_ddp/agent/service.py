@@ -337,7 +337,7 @@ class Agent:
         from otel_ddp.history.page.app import App
 
         return App(
-            default_directory(""),
+            default_directory(self.conf.history_directory),
             live=self.status,
             ask_stacks=self._ask_stacks,
             postmortem_folders=[postmortem.directory(self.conf.postmortem_directory)],

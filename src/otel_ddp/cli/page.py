@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    folder = (options.folder or default_directory("")).absolute()
+    folder = (options.folder or default_directory(conf.history_directory)).absolute()
     if options.folder and not folder.is_dir():
         print(f"{folder} is no folder.", file=sys.stderr)
         return 2

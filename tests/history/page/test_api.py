@@ -7,7 +7,6 @@ import http.client
 import io
 import json
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +16,8 @@ from urllib.parse import urlencode
 import pytest
 
 from histories import S, value_sums, write_history
-from otel_ddp.agent.scrape.server import bind
+from history.page.serving import Served
 from otel_ddp.catalog import PHASES
-from otel_ddp.cli.page import page_handler
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile, SeriesKey
@@ -56,17 +54,8 @@ class Client:
 
 @contextmanager
 def served(app: App) -> Iterator[Client]:
-    server = bind("127.0.0.1", 0, page_handler(app), None)
-    thread = threading.Thread(target=lambda: server.serve_forever(0.05))
-    thread.start()
-    try:
-        yield Client(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-        for each in list(server.answering):
-            each.join()
+    with Served(app) as server:
+        yield Client(server.port)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from otel_ddp import containment
 from otel_ddp.history.page import events, guard, head, postmortems, steps, values
 from otel_ddp.history.page.exchange import Answer, Question, Refused, as_csv, as_json, as_text
-from otel_ddp.history.page.runs import Runs, listed, mapping
+from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import History, Unreadable
 
@@ -178,7 +178,7 @@ class App:
             "folder": str(self._runs.folder) if private else "",
             "hidden": "" if private else HIDDEN,
             "runs": rows,
-            "faults": faults if private else [],
+            "faults": [*_not_kept(live), *faults] if private else [],
         }
 
     def _now(self, question: Question) -> dict[str, Any]:
@@ -222,6 +222,15 @@ class App:
     @containment.contained()
     def _ask_live(self) -> Mapping[str, Any] | None:
         return None if self._live is None else self._live()
+
+
+def _not_kept(live: Mapping[str, Any] | None) -> list[str]:
+    """A sentence where the agent cannot keep anything at this moment."""
+    history = mapping(mapping(live).get("history"))
+    if not history.get("problem"):
+        return []
+    at = time.strftime("%H:%M:%S", time.localtime(whole(history.get("since_ns")) / 1e9))
+    return [f"Nothing is kept since {at}: {history['problem']}"]
 
 
 def _runs_of(live: Mapping[str, Any] | None) -> set[tuple[str, str]]:

@@ -64,6 +64,7 @@ def head(histories: list[History], live: Mapping[str, Any] | None, private: bool
             :_MOST_SUMMARY
         ],
         "agent": live is not None,
+        "not_kept_since_ns": whole(mapping(mapping(live).get("history")).get("since_ns")),
     }
     if private:
         found["config"] = _first_filled(abouts, "config")

@@ -3,7 +3,7 @@
 import { ask, keep } from "./api.js";
 import { Axis } from "./axis.js";
 import { el, fill, table } from "./dom.js";
-import { duration, number, time } from "./format.js";
+import { duration, number, seconds, time } from "./format.js";
 import { Events, Postmortems, Verdicts } from "./happenings.js";
 import { NodePictures } from "./node.js";
 import { Timing } from "./timing.js";
@@ -121,6 +121,7 @@ class Run {
       el("p", {}, state, ` · ${facts.filter(Boolean).join(" · ")}`),
       head.silent ? el("p", { class: "warn" }, `No agent has written since ${time(head.seen_ns)}: whether it still runs is not known here.`) : null,
       open.map((each) => el("p", { class: "bad verdict" }, each.sentence || `${each.kind}: rank ${(each.who && each.who.rank) || "?"}${each.phase ? `, in ${each.phase}` : ""}`)),
+      head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
       head.gaps.map((gap) => el("p", { class: "warn" }, `Nothing was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
       ranks, best(head.summary),
     );
@@ -140,7 +141,7 @@ export function shown(value) {
 }
 
 function since(rank, head) {
-  return rank.phase_since_ns ? duration((head.now_ns - rank.phase_since_ns) / 1e9) : "–";
+  return rank.phase_since_ns ? seconds(Math.max(0, (head.now_ns - rank.phase_since_ns) / 1e9)) : "–";
 }
 
 /** Last and best values of the summary. */

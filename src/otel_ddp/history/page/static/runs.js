@@ -58,7 +58,7 @@ class Runs {
     }
     const caption = `${wanted.length} of ${runs.length} runs${wanted.length > MOST_ROWS ? `, the newest ${MOST_ROWS}` : ""}`;
     const was = this.list.dataset.was;
-    fill(this.list, problems, table(caption, ["", "run", "group", "state", "step", "values", "began", "duration", "verdict"], parts));
+    fill(this.list, problems, table(caption, ["compare", "run", "group", "state", "step", "values", "began", "duration", "verdict"], parts));
     if (this.list.dataset.was !== was) this.tick();
   }
 

@@ -9,6 +9,8 @@ import { Picture } from "./picture.js";
 
 const WORDS = { comm_wait: "waiting for others" };
 const MOST_LINES = 64;
+// One pause for a checkpoint would leave one colour for all else.
+const RARE = 0.02;
 
 export class Timing {
   constructor(run, axis, look) {
@@ -93,17 +95,20 @@ function heatmap(answer, kind, column, colorscale) {
     const mean = columns[column].reduce((sum, value, at) => sum + (value || 0) * columns.steps[at], 0) / total;
     return { rank, mean };
   });
+  const all = answer.ranks.flatMap((each) => each.columns[column]).filter((value) => value !== null).sort((one, other) => one - other);
+  const [low, high] = [all[Math.floor(all.length * RARE)], all[Math.ceil(all.length * (1 - RARE)) - 1]];
+  const rare = all.length && all[all.length - 1] > high ? [`Colours end at ${seconds(high)}; the highest is ${seconds(all[all.length - 1])}.`] : [];
   const sorted = [...means].sort((one, other) => other.mean - one.mean);
   const told = sorted.slice(0, 8).map(({ rank, mean }) => `rank ${rank}: ${seconds(mean)} a step`);
   return {
     traces: [{
       type: "heatmap", x, y: answer.ranks.map((each) => each.rank),
-      z: answer.ranks.map((each) => each.columns[column]), colorscale, hoverongaps: false,
+      z: answer.ranks.map((each) => each.columns[column]), colorscale, hoverongaps: false, zmin: low, zmax: high,
       colorbar: { thickness: 10, tickformat: ".3s", ticksuffix: "s" },
       hovertemplate: "rank %{y}, %{x}: %{z:.4s}s<extra></extra>",
     }],
     layout: { yaxis: { type: "category", title: { text: "rank" }, autorange: "reversed" } },
-    notes: [...told, ...wide(answer)], label: `From most to least: ${told.join(". ")}.`,
+    notes: [...told, ...rare, ...wide(answer)], label: `From most to least: ${told.join(". ")}.`,
   };
 }
 

@@ -1,0 +1,449 @@
+"""The page in a real Chromium: every view, light and dark; numbers are the file's own.
+
+With OTEL_DDP_PICTURES=docs/img in the environment, the pictures of docs/page.md are taken again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from histories import S, value_sums, write_history
+from history.page.serving import Served
+from otel_ddp.history.page.app import App
+from otel_ddp.history.reader import History
+from otel_ddp.history.run_file import RunFile, SeriesKey
+from stack.browser import chromium
+
+PATIENCE_MS = 60_000
+LATE = "/run/late?group=sweep"
+BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
+MARKUP = "<img src=x onerror=document.title='bad'>"
+STACK = {"file": "train.py", "line": 7, "function": "forward"}
+
+
+def live() -> Mapping[str, Any]:
+    now_ns = time.time_ns()
+    who = {"group": "sweep", "run": "late", "node": "node-0", "rank": "2"}
+    return {
+        "node": "node-0",
+        "version": "0",
+        "processes": [
+            {
+                "group": "sweep",
+                "run": "late",
+                "job_type": "train",
+                "node": "node-0",
+                "rank": rank,
+                "local_rank": rank,
+                "state": "running",
+                "step": 299,
+                "pid": 9,
+                "phase": "forward" if rank == 2 else "comm_wait",
+                "phase_since_ns": now_ns - (3 + rank) * S,
+            }
+            for rank in range(4)
+        ],
+        "verdicts": [
+            {
+                "kind": "straggler",
+                "who": who,
+                "phase": "forward",
+                "since_ns": now_ns,
+                "sentence": "rank 2 (node-0) keeps the others waiting: forward takes 3 ms longer",
+            }
+        ],
+    }
+
+
+def stacks(group: str, run: str, rank: str) -> list[dict[str, Any]]:
+    threads = [{"name": "MainThread", "frames": [STACK]}]
+    return [{"rank": int(rank), "pid": 9, "why": "", "threads": threads}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("histories")
+    began_ns = time.time_ns() - 60 * S
+    row = {
+        "name": "loss",
+        "split": "val",
+        "direction": "min",
+        "last": {"value": 0.125, "step": 290},
+        "min": {"value": 0.0625, "step": 280},
+    }
+    names = ("loss", "accuracy", "lr")
+    write_history(
+        *(folder, "late"), late=2, names=names, began_ns=began_ns, about={"summary": [row]}
+    )
+    config = {"lr": 0.1, "batch": 32}
+    write_history(
+        *(folder, "other"),
+        names=names,
+        began_ns=began_ns - 60 * S,
+        seed=1,
+        about={"config": config},
+    )
+    write_history(
+        *(folder, f"<b>{MARKUP}"), group="", ranks=1, steps=20, names=(MARKUP,), state="killed"
+    )
+    file = RunFile(folder / "many.sqlite")
+    keys = [SeriesKey("value", f"layer.{number}", "0") for number in range(10_000)]
+    file.write(
+        values={key: value_sums(file, key, [(1, S, 1.0)]) for key in keys},
+        about={"run": "many", "began_ns": began_ns, "seen_ns": began_ns},
+    )
+    file.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    with Served(App(folder, live=live, ask_stacks=stacks)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(params=["light", "dark"])
+def look(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Window:
+    """A page of the browser; whatever it complains of fails the test."""
+
+    def __init__(self, driver: Any, server: Served, look: str = "light", **more: Any) -> None:
+        size = {"width": 1280, "height": 800}
+        self._context = driver.new_context(
+            **{"color_scheme": look, "viewport": size, "accept_downloads": True, **more}
+        )
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.complaints: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._hear)
+        self._base = server.url
+
+    def _hear(self, message: Any) -> None:
+        # What the network did is said on the page; a script that fails is not.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.complaints.append(message.text)
+
+    def open(self, path: str) -> Any:
+        self.page.goto(self._base + path)
+        return self.page
+
+    def figure(self, title: str) -> Any:
+        """A picture that is drawn."""
+        found = self.page.locator(f"figure[data-picture={json.dumps(title)}]")
+        found.scroll_into_view_if_needed()
+        self.page.wait_for_selector(f"figure[data-picture={json.dumps(title)}][data-drawn]")
+        return found
+
+    def draw_all(self) -> None:
+        """Scroll through, so that each picture is drawn."""
+        figures = self.page.locator("figure")
+        for at in range(figures.count()):
+            figures.nth(at).scroll_into_view_if_needed()
+            self.page.wait_for_function(
+                "at => document.querySelectorAll('figure')[at].dataset.drawn", arg=at
+            )
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.close()
+        assert self.complaints == []
+
+
+def check_accessibility(page: Any) -> None:
+    spec = find_spec("axe_playwright_python")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    [place] = spec.submodule_search_locations
+    page.evaluate((Path(place) / "axe.min.js").read_text())
+    found = page.evaluate("axe.run(document)")
+    assert [
+        (each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]
+    ] == []
+
+
+def keep(page: Any, name: str, look: str) -> None:
+    if into := os.environ.get("OTEL_DDP_PICTURES"):
+        page.screenshot(path=Path(into) / f"page-{name}-{look}.png")
+
+
+def shown(value: float) -> str:
+    """A number as the page writes it."""
+    return repr(float(f"{value:.6g}")).removesuffix(".0")
+
+
+def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str) -> None:
+    [path] = folder.glob("late-*.sqlite")
+    with History(path) as history:
+        train = next(
+            each for each in history.named("value", "loss") if ("split", "train") in each.key.labels
+        )
+        values = [each.last for each in history.sums(train) if each.last is not None]
+        steps = {each.key.rank: history.steps(each) for each in history.step_series()}
+    waits = sum(each.phases_ns["comm_wait"] for of_rank in steps.values() for each in of_rank)
+    took = sum(each.took_ns for of_rank in steps.values() for each in of_rank)
+
+    with Window(driver, server, look) as window:
+        page = window.open(LATE)
+        caption = window.figure("loss").locator("figcaption").inner_text()
+        phases = window.figure("Phases of a step").locator("figcaption").inner_text()
+        late = page.locator("tr.late[data-rank]")
+        assert late.get_attribute("data-rank") == "2"
+        assert "rank 2 is slow in forward" in page.locator("p.verdict").inner_text()
+        assert page.get_by_text("min 0.0625 at step 280").count() == 1
+        window.draw_all()
+        keep(page, "run", look)
+        check_accessibility(page)
+        work = window.figure("Own work, rank by step").locator("figcaption").inner_text()
+        page.get_by_label("With the words").fill("begins")
+        page.get_by_role("cell", name="training begins").wait_for()
+
+    expected = (
+        f"last {shown(values[-1])}, lowest {shown(min(values))}, highest {shown(max(values))}"
+    )
+    assert f"train: {expected}" in caption
+    mean_s = waits / 1200 / 1e9
+    assert f"waiting for others: {float(f'{mean_s * 1e3:.4g}')} ms a step" in phases
+    assert f"{round(100 * waits / took)} %" in phases
+    # The rank that is late works most.
+    assert work.startswith("rank 2:")
+
+
+def test_the_list_of_runs_leads_to_a_comparison(driver: Any, server: Served, look: str) -> None:
+    with Window(driver, server, look) as window:
+        page = window.open("/")
+        page.get_by_role("link", name="late").wait_for()
+        keep(page, "runs", look)
+        check_accessibility(page)
+        assert MARKUP in page.locator("main").inner_text()
+        page.get_by_label("Filter").fill("group=sweep")
+        page.get_by_label("Group by").select_option("state")
+        assert page.locator("tr[data-run]").count() == 2
+        assert "state: finished (2)" in page.locator("tr.group").inner_text()
+        page.get_by_label("Compare late").check()
+        page.get_by_label("Compare other").check()
+        page.get_by_role("button", name="Compare the ticked runs").click()
+        page.wait_for_url("**/compare?*")
+        assert "Compare 2 runs" in page.get_by_role("heading", level=1).inner_text()
+
+
+def test_runs_are_compared(driver: Any, server: Served, folder: Path, look: str) -> None:
+    lasts = {}
+    for run in ("late", "other"):
+        [path] = folder.glob(f"{run}-*.sqlite")
+        with History(path) as history:
+            for series in history.named("value", "loss"):
+                upto = [each.last for each in history.sums(series, until=200)]
+                lasts[run, dict(series.key.labels)["split"]] = upto[-1]
+
+    with Window(driver, server, look) as window:
+        page = window.open(BOTH)
+        caption = window.figure("loss").locator("figcaption").inner_text()
+        window.draw_all()
+        keep(page, "compare", look)
+        check_accessibility(page)
+        differs = page.get_by_role("region", name="What differs")
+        assert "lr\t0.3\t0.1" in differs.inner_text()
+        assert "batch" not in differs.inner_text()
+        page.get_by_label("Step", exact=True).fill("200")
+        page.keyboard.press("Enter")
+        table = page.get_by_role("region", name="Values at step 200")
+        row = table.locator("tr", has_text="loss (train)").inner_text()
+        assert "at=200" in page.url
+
+    assert "late, train: last" in caption
+    assert "other, val: last" in caption
+    for run in ("late", "other"):
+        assert f"{shown(lasts[run, 'train'])} (step 200)" in row
+
+
+def test_what_goes_on_now_and_where_it_is(driver: Any, server: Served, look: str) -> None:
+    with Window(driver, server, look) as window:
+        page = window.open("/now")
+        page.locator("tr.late[data-rank='2']").wait_for()
+        assert "5 s" in page.locator("tr[data-rank='2']").inner_text()
+        page.get_by_role("button", name="Stacks of rank 2").click()
+        page.get_by_text("forward (train.py:7)").wait_for()
+        keep(page, "now", look)
+        check_accessibility(page)
+
+
+def test_what_is_chosen_stands_in_the_address(driver: Any, server: Served) -> None:
+    with Window(driver, server) as window:
+        page = window.open(LATE)
+        figure = window.figure("loss")
+        page.get_by_label("Log axis").check()
+        page.get_by_label("Smoothing").fill("0.5")
+        page.get_by_label("Rank", exact=True).select_option("0")
+        figure.locator(".plot").focus()
+        page.keyboard.press("+")
+        page.wait_for_function("location.search.includes('zoom=')")
+        address = page.url
+        for part in ("log=1", "smooth=0.5", "rank=0", "zoom=step"):
+            assert part in address
+        range_of = "() => document.querySelector('figure .plot').layout.xaxis.range.map(Math.round)"
+        zoomed = page.evaluate(range_of)
+        again = window.open(address.removeprefix(server.url))
+        window.figure("loss")
+        assert again.evaluate(range_of) == zoomed
+        assert again.get_by_label("Log axis").is_checked()
+        again.get_by_role("button", name="Whole range of loss").click()
+        again.wait_for_function("!location.search.includes('zoom=')")
+
+
+def test_pictures_are_saved_as_numbers_and_as_an_image(
+    driver: Any, server: Served, folder: Path, tmp_path: Path
+) -> None:
+    [path] = folder.glob("late-*.sqlite")
+    with History(path) as history:
+        buckets = [
+            each.last for series in history.named("value", "loss") for each in history.sums(series)
+        ]
+
+    with Window(driver, server) as window:
+        page = window.open(LATE)
+        figure = window.figure("loss")
+        with page.expect_download() as download:
+            figure.get_by_role("link", name="CSV of loss").click()
+        download.value.save_as(tmp_path / "loss.csv")
+        with page.expect_download() as download:
+            figure.get_by_role("button", name="PNG of loss").click()
+        download.value.save_as(tmp_path / "loss.png")
+        page = window.open(BOTH)
+        figure = window.figure("loss")
+        with page.expect_download() as download:
+            figure.get_by_role("link", name="CSV of loss").click()
+        download.value.save_as(tmp_path / "both.csv")
+
+    head, *rows = (tmp_path / "loss.csv").read_text().splitlines()
+    at = head.split(",").index("last")
+    assert [float(row.split(",")[at]) for row in rows] == buckets
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    runs = [row.split(",")[0] for row in (tmp_path / "both.csv").read_text().splitlines()]
+    assert (runs[0], set(runs[1:]), len(runs)) == ("run", {'"late"', '"other"'}, 661)
+
+
+@pytest.mark.parametrize("width", [360, 2560])
+def test_narrow_and_wide_windows_need_no_scrolling_to_the_side(
+    driver: Any, server: Served, width: int
+) -> None:
+    with Window(driver, server, viewport={"width": width, "height": 800}) as window:
+        for path in ("/", LATE, BOTH, "/now", f"/run/%3Cb%3E{MARKUP.replace('/', '%2F')}"):
+            page = window.open(path)
+            page.locator("table").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_markup_in_names_is_text(driver: Any, server: Served) -> None:
+    with Window(driver, server) as window:
+        page = window.open(f"/run/%3Cb%3E{MARKUP}")
+        window.figure(MARKUP)
+        assert page.locator("main img").count() == 0
+        assert "bad" not in page.title().split()
+        assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"
+
+
+def test_of_ten_thousand_names_few_are_drawn(driver: Any, server: Served) -> None:
+    with Window(driver, server) as window:
+        page = window.open("/run/many")
+        window.figure("layer.0")
+        assert page.locator("figure[data-drawn]").count() < 100
+        page.get_by_label("Names with").fill("layer.9999")
+        window.figure("layer.9999")
+        assert "1 of 10000 names" in page.locator("main").inner_text()
+        assert "name=layer.9999" in page.url
+
+
+def test_an_agent_that_is_gone_is_told_of_and_its_return_is_noticed(
+    driver: Any, folder: Path
+) -> None:
+    app = App(folder, live=live)
+    with Served(app) as first:
+        port = first.port
+        window = Window(driver, first)
+        window.open(LATE)
+        window.figure("loss")
+    with window:
+        page = window.page
+        page.get_by_text("The agent has not answered since").wait_for()
+        assert page.locator("figure[data-drawn] .main-svg").count() > 0
+        with Served(app, port):
+            page.locator("#trouble").wait_for(state="hidden")
+            # A page that is not seen asks for nothing; once it is seen again it does at once.
+            page.evaluate(
+                "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
+            )
+            page.wait_for_function(
+                """async () => {
+                    const count = () => performance.getEntriesByType('resource').length;
+                    const before = count();
+                    await new Promise(done => setTimeout(done, 2500));
+                    return count() === before;
+                }"""
+            )
+            with page.expect_request("**/api/run?*"):
+                page.evaluate(
+                    "Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
+                    "document.dispatchEvent(new Event('visibilitychange'))"
+                )
+
+
+def test_a_run_that_goes_on_is_drawn_on_in_two_browsers(driver: Any, tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "on.sqlite")
+    key = SeriesKey("value", "loss", "0", (("split", "train"),))
+
+    def write(until: int) -> None:
+        now_ns = time.time_ns()
+        points = [(step, now_ns + step, 2.0 - step / 100) for step in range(until - 50, until)]
+        process = {"state": "running", "step": until - 1, "rank": 0, "node": "n"}
+        file.write(
+            values={key: value_sums(file, key, points)},
+            about={"run": "on", "began_ns": now_ns, "seen_ns": now_ns},
+            ranks={"0": process},
+        )
+
+    write(50)
+    with (
+        Served(App(tmp_path)) as server,
+        Window(driver, server) as one,
+        Window(driver, server) as other,
+    ):
+        for window in (one, other):
+            window.open("/run/on")
+            window.figure("loss").locator(".plot").focus()
+        one.page.keyboard.press("+")
+        one.page.wait_for_function("location.search.includes('zoom=')")
+        address = one.page.url
+        write(100)
+        other.page.get_by_text("train: last 1.01").wait_for()
+        one.page.get_by_text("step 99").wait_for()
+        # What was zoomed to stays.
+        assert one.page.url == address
+    file.close()
+
+
+def test_no_run_at_all_says_what_to_type(driver: Any, tmp_path: Path) -> None:
+    with Served(App(tmp_path)) as server, Window(driver, server) as window:
+        page = window.open("/")
+        page.get_by_text("otel-ddp demo").wait_for()
+        check_accessibility(page)
