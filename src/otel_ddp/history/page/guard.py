@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
+from pathlib import Path
 
 from otel_ddp.history.page.exchange import Refused
 
+_RESOLV_CONF = Path("/etc/resolv.conf")
 # Asked for by name: a form of another site cannot set it.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
@@ -54,9 +57,21 @@ def _name(host: str) -> str:
     return host.partition(":")[0].rstrip(".").lower()
 
 
-def _is_ours(host: str) -> bool:
+def _own_names() -> set[str]:
+    """Our host name, alone and in the domains of this network. No name server is asked."""
     own = socket.gethostname().lower()
-    if host in ("", "localhost", own, own.partition(".")[0]) or host.endswith(".localhost"):
+    short = own.partition(".")[0]
+    names = {own, short}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in _RESOLV_CONF.read_text().splitlines():
+            keyword, *domains = line.lower().split() or [""]
+            if keyword in ("search", "domain"):
+                names.update(f"{short}.{domain.strip('.')}" for domain in domains)
+    return names
+
+
+def _is_ours(host: str) -> bool:
+    if host in ("", "localhost") or host.endswith(".localhost") or host in _own_names():
         return True
     try:
         ip_address(host.partition("%")[0])

@@ -63,7 +63,11 @@ class Runs:
             group = max(found, key=lambda one: one[0]["began_ns"])[0]["group"]
         paths = [path for row, path in found if row["group"] == group]
         if not paths:
-            raise Refused(404, f"there is no history of run {run!r} in {self.folder}")
+            raise Refused(
+                404,
+                f"There is no history of run {run!r}. It begins with the first second of a run; "
+                "OTEL_DDP_HISTORY_BYTES=0 keeps none.",
+            )
         with contextlib.ExitStack() as stack:
             yield [stack.enter_context(History(path)) for path in sorted(paths)]
 

@@ -1,9 +1,12 @@
 // Asks the agent, and asks again each second or so while the page is seen.
 
-// The agent gets to rest for this many times the time that its answer took.
+// The agent rests for so many times what its processor has spent on the answers, within bounds.
 const REST = 20;
+const LONGEST_REST_MS = 30000;
 const ANSWER_MS = 20000;
 const SHARED_MS = 200;
+
+let spentMs = 0;
 
 export class Refusal extends Error {}
 
@@ -25,6 +28,7 @@ export async function ask(path, parameters = {}, options = {}) {
   } catch {
     throw new Error("The agent does not answer.");
   }
+  spentMs += Number(/cpu;dur=([\d.]+)/.exec(answer.headers.get("Server-Timing") || "")?.[1] || 0);
   if (answer.headers.get("Content-Type")?.startsWith("text/plain") && answer.ok) {
     return answer.text();
   }
@@ -60,7 +64,7 @@ export function keep(work, everyMs) {
     clearTimeout(timer);
     if (ended || running || document.hidden) return;
     running = true;
-    const began = performance.now();
+    spentMs = 0;
     try {
       await work();
       tell("");
@@ -69,7 +73,8 @@ export function keep(work, everyMs) {
     } finally {
       running = false;
     }
-    if (!ended) timer = setTimeout(round, Math.max(everyMs, REST * (performance.now() - began)));
+    const rest = Math.min(REST * spentMs, LONGEST_REST_MS);
+    if (!ended) timer = setTimeout(round, Math.max(everyMs, rest));
   }
   const seen = () => document.hidden || round();
   document.addEventListener("visibilitychange", seen);
