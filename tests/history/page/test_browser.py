@@ -26,6 +26,8 @@ PATIENCE_MS = 60_000
 LATE = "/run/late?group=sweep"
 BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
 MARKUP = "<img src=x onerror=document.title='bad'>"
+# Of the pictures for docs/page.md.
+HEIGHTS = {"run": 1900, "runs": 420, "compare": 1500, "now": 640}
 STACK = {"file": "train.py", "line": 7, "function": "forward"}
 
 
@@ -184,7 +186,9 @@ def check_accessibility(page: Any) -> None:
 
 def keep(page: Any, name: str, look: str) -> None:
     if into := os.environ.get("PAGE_PICTURES"):
-        page.screenshot(path=Path(into) / f"page-{name}-{look}.png")
+        clip = {"x": 0, "y": 0, "width": 1280, "height": HEIGHTS[name]}
+        picture = page.screenshot(full_page=True, clip=clip)
+        (Path(into) / f"page-{name}-{look}.png").write_bytes(picture)
 
 
 def shown(value: float) -> str:
