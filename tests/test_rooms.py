@@ -28,8 +28,11 @@ KNOWS = {
         "agent": (
             "__init__ catalog containment diagnosis errors history identity journal settings"
         ),
-        "cli": "__init__ agent catalog diagnosis errors history identity journal settings torch",
-        "integrations": "__init__ containment recording",
+        "cli": (
+            "__init__ agent catalog diagnosis errors history identity journal launch settings torch"
+        ),
+        "integrations": "__init__ containment recording run",
+        "launch": "containment identity integrations run torch",
         "__init__": "errors identity run",
         "__main__": "cli",
     },
@@ -198,6 +201,7 @@ KNOWS = {
             "where_to_look"
         ),
         "api": "current_run opening run",
+        "unasked": "api current_run run",
     },
     "torch": {
         "__init__": "",
@@ -215,8 +219,18 @@ KNOWS = {
         "hooks": "data_sets frames inspect_values steps",
         "readings": "collectives device_clock frames hooks inspect_values process_group steps",
         "discovery": "frames hooks steps",
-        "attach": "discovery hooks readings stack_answers steps",
+        "training_begins": "discovery hooks versions",
+        "attach": "discovery hooks readings stack_answers steps training_begins",
         "measure": "attach versions wrappers",
+    },
+    "launch": {
+        "__init__": "",
+        "python_path": "",
+        "auto_run": "",
+        "after_import": "auto_run",
+        "startup": "after_import",
+        "this_process": "after_import auto_run startup",
+        "instrumentor": "this_process",
     },
     "integrations": {
         "__init__": "",
@@ -232,7 +246,7 @@ KNOWS = {
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/ cli/drill/training.py",
     "pynvml": "agent/node/gpu/nvml/driver.py",
-    "opentelemetry": "agent/export/otlp/",
+    "opentelemetry": "agent/export/otlp/ launch/instrumentor.py",
     "grpc": "agent/export/otlp/",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
@@ -321,9 +335,9 @@ def test_imports_go_one_way(floor: str) -> None:
 
 
 @pytest.mark.parametrize("floor", ["", "agent"])
-def test_a_floor_has_few_rooms(floor: str) -> None:
-    # Nothing knows the integrations: they are users of the package.
-    assert len(KNOWS[floor].keys() - {"__init__", "__main__", "integrations"}) <= 13
+        "": (
+            "12 13 KNOWS None Nothing The __init__ __main__ a and are assert def floor integrations keys knows launch len line of package starts str test_a_floor_has_at_most_a_dozen_rooms test_a_floor_has_few_rooms the them they users what without"
+        ),
 
 
 def test_third_party_packages_stay_where_they_live() -> None:

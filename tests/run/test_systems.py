@@ -99,6 +99,17 @@ def test_a_command_there_says_a_sentence(command: str) -> None:
     ]
 
 
+def test_a_command_that_is_to_be_measured_there_runs_as_it_is() -> None:
+    cli = (
+        "from otel_ddp.cli import main\nmain(['run', '--', 'sh', '-c', 'echo $PYTHONPATH; exit 7'])"
+    )
+
+    done = python(FCNTL, cli)
+
+    assert (done.returncode, "startup" in done.stdout) == (7, False)
+    assert done.stderr == "otel-ddp run: this system lacks fcntl, so nothing is recorded\n"
+
+
 def test_without_proc_a_run_is_recorded_and_served_as_everywhere(tmp_path: Path) -> None:
     # The agent inherits the path, and with it what is run before anything else.
     (tmp_path / "sitecustomize.py").write_text(PROC)

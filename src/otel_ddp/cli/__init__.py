@@ -22,6 +22,7 @@ _COMMANDS = {
     "page": "show a folder of kept runs in the browser, also without an agent",
     "replay": "send the data that offline runs have kept on disk",
     "report": "write a run's report: one page for people, JSON for programs",
+    "run": "run a command, and measure every training below it",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
     "up": "start collector, Prometheus, Tempo, Loki and Grafana here with Docker",
@@ -31,8 +32,9 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] and words[0] in _COMMANDS and (lacking := system_requirements.missing()):
-        # Before the command is imported, which may need one of these.
+    # Before the command is imported, which may need one of these. `run` runs its command anyway.
+    needs = words[:1] and words[0] in _COMMANDS.keys() - {"run"}
+    if needs and (lacking := system_requirements.missing()):
         print(
             f"otel-ddp {words[0]} needs Linux: this system lacks {lacking}, so nothing is recorded "
             "here, and there is nothing to show.",

@@ -104,6 +104,16 @@ class Identity:
         """The `rank` label. Two processes that do not know theirs must not share a series."""
         return f"p{self.pid}" if self.global_rank is None else str(self.global_rank)
 
+    def within_run_of(self, other: Identity) -> Identity:
+        """This one, with the other's run: a name that is made up is made up once."""
+        return dataclasses.replace(
+            self,
+            run=other.run,
+            run_from=other.run_from,
+            run_settled=other.run_settled,
+            proposal=other.proposal,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,7 @@ from otel_ddp import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
 from otel_ddp.recording import values
+from otel_ddp.run import unasked
 
 # The classes of the two packages differ: those of the package that the program has imported.
 _PACKAGE = "lightning.pytorch"
@@ -27,6 +28,8 @@ _on_rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_
 class OtelDdpLogger(_Logger):  # type: ignore[misc]
     """`Trainer(logger=OtelDdpLogger(group="mnist"))`; takes the arguments of `instrument`."""
 
+    _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
         self._arguments = checked(arguments)
@@ -37,7 +40,7 @@ class OtelDdpLogger(_Logger):  # type: ignore[misc]
         """The run of this rank. Lightning asks for it on every rank, before it trains."""
         # An exception has ended the run: what follows, such as another trial, is a run of its own.
         if self._run is None or self._run.is_closed:
-            self._run = otel_ddp.instrument(**self._arguments)
+            self._run = self._instrument(**self._arguments)
         return self._run
 
     @property
@@ -81,6 +84,8 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
     Takes the arguments of `instrument`; beside an `OtelDdpLogger` it needs none.
     """
 
+    _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
         self._arguments = checked(arguments)
@@ -89,11 +94,11 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Open the run of a program that tests, validates or predicts without a training."""
         if stage != "fit":
-            otel_ddp.instrument(**self._arguments)
+            self._instrument(**self._arguments)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
-        run = otel_ddp.instrument(_wrapped(trainer, pl_module), **self._arguments)
+        run = self._instrument(_wrapped(trainer, pl_module), **self._arguments)
         run.describe(pl_module)
         self._look_at(trainer, run)
 
@@ -178,3 +183,70 @@ def _settings(trainer: Any) -> dict[str, Any]:
 
 def _end_failed(error: BaseException | None) -> None:
     otel_ddp.finish("failed", reason="" if error is None else values.error_line(error))
+
+
+# -- a program without a line of ours
+
+
+class _AddedLogger(OtelDdpLogger):
+    """The one that a Trainer gets from `otel-ddp run`."""
+
+    _instrument = staticmethod(unasked.instrument)
+
+    def __init__(self, first: Any) -> None:
+        super().__init__()
+        self._first = first
+
+    @property
+    def version(self) -> str:
+        """That of the program's own logger: the progress bar shows the versions of all."""
+        return str(self._first.version)
+
+
+class _AddedCallback(OtelDdpCallback):
+    """The one that a Trainer gets from `otel-ddp run`."""
+
+    _instrument = staticmethod(unasked.instrument)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lightning's first call. By then the program may have added its own."""
+        if not self._gave_way(trainer):
+            super().setup(trainer, pl_module, stage)
+
+    @containment.contained(default=True)
+    def _gave_way(self, trainer: Any) -> bool:
+        others = [each for each in trainer.callbacks if each is not self]
+        if not _is_there(others):
+            return False
+        # A new list: Lightning is going through the old one.
+        trainer.callbacks = others
+        return True
+
+
+def add_to_every_trainer() -> None:
+    """From here on each Trainer has callback and logger, unless the program gives it one."""
+    Trainer = import_module(_PACKAGE).Trainer
+    make = Trainer.__init__
+
+    @functools.wraps(make)
+    def make_with_ours(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _add_ours(self)
+
+    Trainer.__init__ = make_with_ours
+
+
+@containment.contained()
+def _add_ours(trainer: Any) -> None:
+    if _is_there(trainer.callbacks) or _is_there(trainer.loggers):
+        return
+    # Before the one that saves: a checkpoint is no part of the evaluation before it.
+    trainer.callbacks.insert(0, _AddedCallback())
+    # The first logger names the folder of the checkpoints. So without one there is none of ours,
+    # either, nor where Lightning has dropped them.
+    if trainer.loggers and not trainer.fast_dev_run:
+        trainer.loggers.append(_AddedLogger(trainer.loggers[0]))
+
+
+def _is_there(added: Any) -> bool:
+    return any(isinstance(each, OtelDdpCallback | OtelDdpLogger) for each in added)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import TrainerCallback
@@ -12,6 +13,7 @@ import otel_ddp
 from otel_ddp import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
+from otel_ddp.run import unasked
 
 # The prefix of what an evaluation and a prediction report -> the split of these values.
 _SPLITS = {"eval_": "val", "test_": "test"}
@@ -26,6 +28,8 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     The run ends with its process, since an evaluation may follow the training.
     """
+
+    _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
 
     def __init__(self, **arguments: Any) -> None:
         self._arguments = checked(arguments)
@@ -45,7 +49,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
         # Without a model: callbacks are given the one inside of DDP, FSDP and the compiled one.
-        run = otel_ddp.instrument(**arguments)
+        run = self._instrument(**arguments)
         if model is not None:
             run.describe(model)
         containment.attempt(lambda: run.config(_configuration(args, model)), None)
@@ -157,3 +161,45 @@ def _set(settings: dict[str, Any]) -> dict[str, Any]:
 
 # So that `report_to="otel_ddp"` finds it, in a program that has imported this module.
 integration_utils.INTEGRATION_TO_CALLBACK["otel_ddp"] = OtelDdpCallback
+
+
+# -- a program without a line of ours
+
+
+class _Added(OtelDdpCallback):
+    """The one that a Trainer gets from `otel-ddp run`."""
+
+    _instrument = staticmethod(unasked.instrument)
+
+
+def add_to_every_trainer() -> None:
+    """From here on each Trainer has a callback, unless the program gives it one."""
+    from transformers import Trainer
+
+    make, add = Trainer.__init__, Trainer.add_callback
+
+    @functools.wraps(make)
+    def make_with_ours(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _add_ours(self)
+
+    @functools.wraps(add)
+    def add_instead_of_ours(self: Any, callback: Any) -> Any:
+        _give_way(self, callback)
+        return add(self, callback)
+
+    Trainer.__init__, Trainer.add_callback = make_with_ours, add_instead_of_ours
+
+
+@containment.contained()
+def _add_ours(trainer: Any) -> None:
+    there = trainer.callback_handler.callbacks
+    if not any(isinstance(each, OtelDdpCallback) for each in there):
+        trainer.add_callback(_Added())
+
+
+@containment.contained()
+def _give_way(trainer: Any, callback: Any) -> None:
+    kind = callback if isinstance(callback, type) else type(callback)
+    if issubclass(kind, OtelDdpCallback):
+        trainer.remove_callback(_Added)

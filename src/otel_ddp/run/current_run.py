@@ -58,6 +58,11 @@ def inherited() -> ProcessRun | None:
     return _inherited
 
 
+def had_one() -> bool:
+    """Whether this process has opened a run at some time."""
+    return os.getpid() in _watched
+
+
 def attach(make: Callable[[], R]) -> ProcessRun:
     """Returns the run that an unpickled run becomes here; it opens at its first use."""
     global _inherited

@@ -27,6 +27,10 @@ from otel_ddp.run.rank_handles import RankHandles
 from otel_ddp.run.statements import Statements
 from otel_ddp.run.where_to_look import ASK_AGAIN_NS, WhereToLook
 
+# The arguments of `init` that a later call may add to, and those that say nothing of the identity.
+_ADDED_LATER = ("config", "parallel", "best")
+_NOT_OF_IDENTITY = ("strategy", "config", "best")
+
 
 class Run(Statements):
     """The part of one process in one launch. `otel_ddp.init` and `instrument` return it."""
@@ -54,6 +58,8 @@ class Run(Statements):
         # A run that came into a child by pickle or by fork opens itself at its first use. So does a
         # handle by which a process logs for another rank.
         self._opened = False
+        # Whether it was opened for a program that had not asked for it, and may do so yet.
+        self.was_unasked = False
         # For a handle: the run of the process that uses it. For a run: the handles of its ranks.
         self._logs_for: Run | None = None
         self._ranks = RankHandles[Run]()
@@ -108,9 +114,11 @@ class Run(Statements):
 
     def opened_again(self, arguments: Mapping[str, Any]) -> None:
         """A second `init` adds configuration and where best values lie; a warning names others."""
+        if self.was_unasked:
+            self._take_names(arguments)
         process = self.identity
         for name, value in arguments.items():
-            if value is None or name in ("config", "parallel", "best"):
+            if value is None or name in _ADDED_LATER:
                 continue
             if name == "strategy":
                 known, asked = self._choice.text, Choice(value).text
@@ -125,6 +133,22 @@ class Run(Statements):
         if added and (recorder := self._ready()) is not None:
             self._best |= added
             recorder.facts({"best": self._best.copy()})
+
+    def _take_names(self, arguments: Mapping[str, Any]) -> None:
+        """What the program says of a run that was opened before it did so holds from here on."""
+        named = {k: v for k, v in arguments.items() if v is not None and k not in _ADDED_LATER}
+        recorder = self._ready()
+        if not named or recorder is None:
+            return
+        asked, before = self._arguments | named, self.identity
+        # Mistakes raise here, before anything is changed.
+        choice = Choice(named["strategy"]) if "strategy" in named else self._choice
+        process = self._resolve({k: v for k, v in asked.items() if k not in _NOT_OF_IDENTITY})
+        if "run" not in named:
+            process = process.within_run_of(before)
+        self.was_unasked = False
+        self._arguments, self._choice = asked, choice
+        self._change_identity(recorder, self._ask_group(process))
 
     def open(self) -> None:
         """Reads the environment as it is now and starts the journal. Strict: this may raise."""
@@ -258,10 +282,16 @@ class Run(Statements):
             process = self._ask_group(self.identity)
             if process == self._identity:
                 return
+        else:
+            process = self.identity
+        self._change_identity(recorder, process)
+
+    def _change_identity(self, recorder: Recorder, process: Identity) -> None:
+        if process != self._identity:
             self._identity = process
             self._settled = False
             self._log_by_run()
-            self._exported = self._exports(process)
+        self._exported = self._exports(process)
         written = recorder.identity(self._identity_record())
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
@@ -305,8 +335,7 @@ class Run(Statements):
     def identity(self) -> Identity:
         """The identity of this process: its run, group, node and ranks."""
         if self._identity is None:
-            others = ("strategy", "config", "best")
-            arguments = {k: v for k, v in self._arguments.items() if k not in others}
+            arguments = {k: v for k, v in self._arguments.items() if k not in _NOT_OF_IDENTITY}
             self._identity = self._resolve(arguments)
         return self._identity
 

@@ -11,7 +11,7 @@ from torch.jit import ScriptModule
 
 from otel_ddp import containment
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch import discovery, stack_answers
+from otel_ddp.torch import discovery, stack_answers, training_begins
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import data as data_hooks
 from otel_ddp.torch.hooks import garbage
@@ -52,6 +52,8 @@ def search_for_models(
 def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     """Put on all hooks but those on models."""
     global _stepper, _readings
+    # The program has a line of ours, or the first step is here.
+    training_begins.stop()
     for name in ("optimizer", "step_optimizer"):
         options[name] = _of_torch(name, options.get(name))
     # Locals: a signal handler may take all hooks off at any moment.

@@ -83,7 +83,7 @@ class _Search:
         self._models = 0
         if not self.on:
             self.on = True
-            every_module.set_hook(_before_any)
+            every_module.set_hook(before_any)
         self.between_calls()
 
     def pause(self) -> None:
@@ -116,10 +116,8 @@ class _Search:
         if self._calls_left < 0:
             self.pause()
             return
-        if isinstance(module, ScriptModule) or torch.jit.is_tracing():
-            return
-        # This thread has called an outer module while the hook was off for another thread.
-        if times_called(sys._getframe(), CALL_MODULE) > 1:
+        # This thread may have called an outer module while the hook was off for another thread.
+        if not is_outermost(module):
             return
         thread = get_ident()
         self._inside.add(thread)
@@ -129,7 +127,7 @@ class _Search:
         # Torch looks up the hooks on the module itself after its forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._marked[thread] = ref(module)
-        if _trains(module) and self._is_whole() and self._adopt(module):
+        if trains(module) and self._is_whole() and self._adopt(module):
             # Torch has chosen the hooks before this forward already, so ours is called here.
             model_hooks.before_forward(module, args, _keywords(module))
 
@@ -183,8 +181,7 @@ class _Search:
         """
         if not every_module.take_off():
             return
-        calls = module_calls(sys._getframe())
-        module: nn.Module | None = calls[-1].get("self") if calls else None
+        module = outermost_called()
         # Compiled in place, its hooks are never called: from the next call on it is measured from
         # outside.
         if module is not None and _may_train(module) and self._is_whole():
@@ -224,7 +221,8 @@ class _Search:
             )
 
 
-def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
+def before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
+    """The hook on all modules, while the search is on and no module is being called."""
     if is_compiling():
         return
     search = _search
@@ -249,7 +247,20 @@ def _after_any(module: nn.Module, *_: Any) -> None:
         search.stepper.failed("looking for the model")
 
 
-def _trains(module: nn.Module) -> bool:
+def is_outermost(module: nn.Module) -> bool:
+    """Whether the call of this module that begins can be measured, and no module has made it."""
+    if isinstance(module, ScriptModule) or torch.jit.is_tracing():
+        return False
+    return times_called(sys._getframe(), CALL_MODULE) <= 1
+
+
+def outermost_called() -> nn.Module | None:
+    """The outermost of the modules that are being called in this thread."""
+    calls = module_calls(sys._getframe())
+    return calls[-1].get("self") if calls else None
+
+
+def trains(module: nn.Module) -> bool:
     """Whether this very call may lead to a backward. A loss has no parameters to train."""
     inside = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from otel_ddp import containment
@@ -12,18 +13,47 @@ from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
 _handler: Any = None
+# What is called before and after each compilation while no steps are measured yet.
+_listeners: tuple[Callable[..., None], Callable[..., None]] | None = None
 
 
 def attach(stepper: Stepper) -> None:
     """Hook into Dynamo, if it is imported already: importing it takes a second."""
     global _stepper, _handler
     _stepper = stepper
-    # Private. In a torch without it, compiling counts to the phase that it was done in.
-    found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    if _handler is None and all(hasattr(found, name) for name in ("start_callbacks", "clear")):
-        found.start_callbacks.append(_began)
+    found = _of_dynamo()
+    if _handler is None and found is not None:
+        found.start_callbacks.append(began)
         found.end_callbacks.append(_ended)
         _handler = found
+
+
+def _of_dynamo() -> Any:
+    """Dynamo's lists of callbacks; None if it is not imported."""
+    # Private. In a torch without it, compiling counts to the phase that it was done in.
+    found: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    return found if all(hasattr(found, name) for name in ("start_callbacks", "clear")) else None
+
+
+def listen(before: Callable[..., None], after: Callable[..., None]) -> None:
+    """Call these before and after each compilation, until steps are measured."""
+    global _listeners
+    found = _of_dynamo()
+    if _listeners is None and found is not None:
+        found.start_callbacks.append(before)
+        found.end_callbacks.append(after)
+        _listeners = before, after
+
+
+def ignore() -> None:
+    """Call nobody any more."""
+    global _listeners
+    listeners, _listeners = _listeners, None
+    found = _of_dynamo()
+    if listeners is not None and found is not None:
+        # New lists: Dynamo may be going through the old ones at this moment.
+        found.start_callbacks = [each for each in found.start_callbacks if each not in listeners]
+        found.end_callbacks = [each for each in found.end_callbacks if each not in listeners]
 
 
 def detach() -> None:
@@ -32,7 +62,7 @@ def detach() -> None:
     _stepper = None
     if _handler is not None:
         for callbacks, ours in (
-            (_handler.start_callbacks, _began),
+            (_handler.start_callbacks, began),
             (_handler.end_callbacks, _ended),
         ):
             if ours in callbacks:
@@ -40,7 +70,8 @@ def detach() -> None:
         _handler = None
 
 
-def _began(*args: Any) -> None:
+def began(*args: Any) -> None:
+    """A compilation begins. Dynamo calls this, and whoever has it attached in the middle of one."""
     stepper = _stepper
     if stepper is None or not stepper.alive:
         return

@@ -1,0 +1,90 @@
+"""otel-ddp run: starts a command, and measures what trains below it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from otel_ddp import settings
+from otel_ddp.errors import ConfigError
+from otel_ddp.identity import identity
+from otel_ddp.identity.strategy import Choice
+from otel_ddp.journal import system_requirements
+from otel_ddp.launch import python_path
+
+# As env, nohup and timeout leave.
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_VARIABLES = {"run": "OTEL_DDP_RUN", "group": "OTEL_DDP_GROUP", "strategy": "OTEL_DDP_STRATEGY"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "otel-ddp run [--run NAME] [--group NAME] [--strategy WHICH] -- COMMAND ..."
+    parser.description = (
+        "Run a command, and measure every training below it without a change to its programs: "
+        "`otel-ddp run -- torchrun --nproc-per-node=4 train.py`. The command takes this "
+        "process's place, so its exit status and its signals are its own."
+    )
+    parser.add_argument("--run", dest="name", metavar="NAME", help="sets OTEL_DDP_RUN")
+    parser.add_argument("--group", metavar="NAME", help="sets OTEL_DDP_GROUP")
+    parser.add_argument(
+        "--strategy",
+        metavar="WHICH",
+        help="sets OTEL_DDP_STRATEGY: all, node or main",
+    )
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="what to run, with its arguments: python train.py, torchrun, accelerate launch, srun",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        return _wrong("nothing to run: otel-ddp run -- python train.py")
+    given = {"run": options.name, "group": options.group, "strategy": options.strategy}
+    os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value})
+    if lacking := system_requirements.missing():
+        # As with a line of ours in the script: it runs, and nothing is recorded.
+        _say(f"this system lacks {lacking}, so nothing is recorded")
+    else:
+        try:
+            _check_settings()
+        except ConfigError as error:
+            return _wrong(str(error))
+        python_path.add_to(os.environ)
+    return _take_our_place(words)
+
+
+def _check_settings() -> None:
+    """Mistakes end here, where a person sees them: below, none may end a training."""
+    conf = settings.read()
+    Choice(conf.strategy)
+    identity.resolve()
+
+
+def _take_our_place(words: list[str]) -> int:
+    sys.stdout.flush()
+    try:
+        os.execvp(words[0], words)
+    except FileNotFoundError:
+        _say(f"{words[0]}: not found{_advice(words[0])}")
+        return _NOT_FOUND
+    except OSError as error:
+        _say(f"{words[0]}: {error.strerror}{_advice(words[0])}")
+        return _NOT_EXECUTABLE
+
+
+def _advice(word: str) -> str:
+    return f": otel-ddp run -- python {word}" if word.endswith(".py") else ""
+
+
+def _wrong(why: str) -> int:
+    _say(why)
+    return 2
+
+
+def _say(what: str) -> None:
+    print(f"otel-ddp run: {what}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Measures a program that has no line of ours: `otel-ddp run`, and OpenTelemetry's instrumentor."""

@@ -1,0 +1,28 @@
+"""Does in this process what `otel-ddp run` does in those that it starts."""
+
+from __future__ import annotations
+
+import sys
+
+from otel_ddp.launch import after_import
+from otel_ddp.launch.startup import sitecustomize
+
+
+def begin() -> None:
+    """Do what each import so far calls for, and wait for the others."""
+    for name in sitecustomize.NAMES:
+        if name in sys.modules:
+            after_import.imported(name)
+    sitecustomize.install()
+
+
+def end() -> None:
+    """Wait no longer, and measure no more steps. The callbacks of Trainers stay."""
+    from otel_ddp.run import api
+
+    sitecustomize.uninstall()
+    if "torch" in sys.modules:
+        from otel_ddp.launch import auto_run
+
+        auto_run.stop()
+    api.uninstrument()

@@ -1,0 +1,37 @@
+"""`instrument` for programs that have no line of ours: whatever is wrong is a line in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_ddp import containment
+from otel_ddp.errors import ConfigError
+from otel_ddp.run import api, current_run
+from otel_ddp.run.run import Run
+
+
+def instrument(model: Any = None, **arguments: Any) -> Run:
+    """As `otel_ddp.instrument`, but never raises: the run that it returns may record nothing.
+
+    A program that has finished its run gets no second one.
+    """
+    found = None
+    if api.current() is not None or not current_run.had_one():
+        found = _instrument(model, arguments)
+    if found is None:
+        found = Run({})
+        found.go_silent()
+    return found
+
+
+@containment.contained()
+def _instrument(model: Any, arguments: dict[str, Any]) -> Run | None:
+    before = api.current()
+    try:
+        opened = api.instrument(model, **arguments)
+    except ConfigError as error:
+        containment.warn_once("unasked", "Nothing is recorded of this program: %s", error)
+        return None
+    if opened is not before:
+        opened.was_unasked = True
+    return opened

@@ -1,0 +1,220 @@
+"""Learns when a process begins to train, so that a program needs no line of ours.
+
+Two things announce a training: the making of an optimizer, and a backward. Only then does a hook
+on all modules look for the first call of a model that trains. So a program that never trains has
+two functions of torch's replaced, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+from torch.optim import Optimizer
+
+from otel_ddp import containment
+from otel_ddp.torch.versions import too_old
+
+# After so many calls of modules that do not train, as in an evaluation before the training, the
+# hook is off until a model is put into training mode.
+_CALLS = 5000
+
+_waiting: _Waiting | None = None
+
+
+def wait(begin: Callable[[], None]) -> None:
+    """Call *begin* once, right before the first call of a model that trains."""
+    global _waiting
+    stop()
+    signs = (Optimizer, "__init__"), (torch.autograd, "backward")
+    _waiting = _Waiting(begin, signs)
+
+
+def wait_for_next(begin: Callable[[], None]) -> None:
+    """Call *begin* as soon as another optimizer is made."""
+    global _waiting
+    stop()
+    _waiting = _Waiting(begin, [(Optimizer, "__init__")], at_once=True)
+
+
+def stop() -> None:
+    """Wait no longer, and leave torch as it was found."""
+    global _waiting
+    waiting, _waiting = _waiting, None
+    if waiting is not None:
+        waiting.end()
+
+
+class _Called:
+    """Learns of the calls of one function of torch's, for which torch has no hook."""
+
+    def __init__(self, owner: Any, name: str, called: Callable[..., None]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            called(*args, **kwargs)
+            return result
+
+        self._owner, self._name, self._original, self._ours = owner, name, original, function
+        setattr(owner, name, function)
+
+    def take_off(self) -> None:
+        """Give torch its function back, unless another one has taken the place of ours."""
+        if getattr(self._owner, self._name) is self._ours:
+            setattr(self._owner, self._name, self._original)
+
+
+class _Waiting:
+    """First for an announcement, then for the call of a model that trains."""
+
+    def __init__(
+        self,
+        begin: Callable[[], None],
+        signs: Iterable[tuple[Any, str]],
+        at_once: bool = False,
+    ) -> None:
+        self._begin = begin
+        self._at_once = at_once
+        self._calls_left = 0
+        self._looks = False
+        self._announced_by = [_Called(owner, name, self._announced) for owner, name in signs]
+        self._training_mode: _Called | None = None
+
+    def begin(self) -> None:
+        """The first step has come."""
+        stop()
+        self._begin()
+
+    def end(self) -> None:
+        """Take everything off."""
+        for each in self._announced_by:
+            each.take_off()
+        if self._training_mode is not None:
+            self._training_mode.take_off()
+        if self._looks:
+            from otel_ddp.torch.hooks import compile as compile_hooks
+            from otel_ddp.torch.hooks import every_module
+
+            every_module.set_hook(None)
+            compile_hooks.ignore()
+
+    @containment.contained()
+    def _announced(self, *_: Any, **__: Any) -> None:
+        if _waiting is not self or self._looks:
+            return
+        if remark := too_old(torch.__version__):
+            containment.warn_once("torch", "%s.", remark[0].upper() + remark[1:])
+            stop()
+            return
+        if self._at_once:
+            self.begin()
+            return
+        for each in self._announced_by:
+            each.take_off()
+        # Imported here: a process that never trains has no need of it.
+        from otel_ddp.torch.hooks import compile as compile_hooks
+
+        self._looks = True
+        # The first optimizer has imported Dynamo.
+        compile_hooks.listen(_before_compile, _after_compile)
+        self._look()
+
+    def _look(self) -> None:
+        from otel_ddp.torch.hooks import every_module
+
+        self._calls_left = _CALLS
+        every_module.set_hook(_before_any)
+        every_module.put_on()
+
+    def rest(self) -> None:
+        """Do not look until a model is put into training mode."""
+        from otel_ddp.torch.hooks import every_module
+
+        every_module.set_hook(None)
+        if self._training_mode is None:
+            self._training_mode = _Called(nn.Module, "train", self._mode_set)
+
+    @containment.contained()
+    def _mode_set(self, module: nn.Module, mode: bool = True) -> None:
+        mode_set = self._training_mode
+        if mode and mode_set is not None and _waiting is self:
+            self._training_mode = None
+            mode_set.take_off()
+            self._look()
+
+    # -- hooks
+
+    def called(self, module: nn.Module, args: Any) -> None:
+        """Any module is called."""
+        from otel_ddp.torch import discovery
+
+        self._calls_left -= 1
+        if self._calls_left < 0:
+            self.rest()
+        elif discovery.trains(module) and discovery.is_outermost(module):
+            self.begin()
+            # This call is the first one of the first step.
+            discovery.before_any(module, args)
+
+    def compiling(self) -> None:
+        """A graph is about to be compiled: with the hook on, it would be valid with it alone."""
+        from otel_ddp.torch import discovery
+        from otel_ddp.torch.hooks import compile as compile_hooks
+        from otel_ddp.torch.hooks import every_module
+
+        every_module.take_off()
+        module = discovery.outermost_called()
+        if module is not None and discovery.trains(module):
+            self.begin()
+            compile_hooks.began()
+        elif module is not None:
+            self.rest()
+
+    def compiled(self) -> None:
+        """A graph has been compiled."""
+        from otel_ddp.torch.hooks import every_module
+
+        every_module.put_on()
+
+
+def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
+    if is_compiling():
+        return
+    waiting = _waiting
+    if waiting is None:
+        return
+    try:
+        waiting.called(module, args)
+    except containment.ANY_ERROR:
+        _failed("waiting for the training")
+
+
+def _before_compile(*_: Any) -> None:
+    waiting = _waiting
+    if waiting is None:
+        return
+    try:
+        waiting.compiling()
+    except containment.ANY_ERROR:
+        _failed("before compiling")
+
+
+def _after_compile(*_: Any) -> None:
+    waiting = _waiting
+    if waiting is None:
+        return
+    try:
+        waiting.compiled()
+    except containment.ANY_ERROR:
+        _failed("after compiling")
+
+
+def _failed(where: str) -> None:
+    containment.record_failure(where)
+    stop()
