@@ -1,5 +1,12 @@
 """What a program of each framework has before the snippet of the docs, and after it."""
 
+# Torch and the frameworks are imported already: what their imports below `otel-ddp run` set off.
+WITHOUT_A_LINE = """
+from otel_ddp.launch import this_process
+
+this_process.begin()
+"""
+
 # -- Hugging Face's Trainer
 
 TRANSFORMERS = """
@@ -41,6 +48,25 @@ trainer.predict(eval_set)
 if trainer.is_world_process_zero():
     with open("report.json", "w") as file:
         json.dump(trainer.state.log_history, file)
+"""
+# After the training the program adds a callback by itself.
+TRANSFORMERS_WITHOUT_A_LINE = """
+from transformers import Trainer, TrainingArguments
+
+arguments = TrainingArguments(
+    output_dir="out",
+    num_train_epochs=1,
+    logging_steps=2,
+    eval_strategy="epoch",
+    save_strategy="no",
+)
+trainer = Trainer(model, arguments, train_dataset=train_set, eval_dataset=eval_set)
+trainer.train()
+from otel_ddp.integrations.transformers import OtelDdpCallback
+
+trainer.add_callback(OtelDdpCallback())
+ours = [each for each in trainer.callback_handler.callbacks if isinstance(each, OtelDdpCallback)]
+assert [type(each) for each in ours] == [OtelDdpCallback]
 """
 TRANSFORMERS_FAILING = """
 import transformers
@@ -127,6 +153,29 @@ if trainer.is_global_zero:
         report = {"csv": file.read(), "folder": trainer.checkpoint_callback.dirpath}
     with open("report.json", "w") as file:
         json.dump(report, file)
+"""
+# A training and a test, with a logger of the program's own; then a Trainer that has our logger.
+LIGHTNING_WITHOUT_A_LINE = """
+from lightning.pytorch.loggers import CSVLogger
+
+settings = dict(max_epochs=1, log_every_n_steps=2)
+trainer = L.Trainer(logger=CSVLogger("logs"), **settings)
+trainer.fit(model, train_loader, val_loader)
+trainer.test(model, val_loader, verbose=False)
+assert trainer.loggers[1].version == str(trainer.logger.version)
+assert trainer.checkpoint_callback.dirpath.endswith("logs/lightning_logs/version_0/checkpoints")
+
+from otel_ddp.integrations.lightning import OtelDdpCallback, OtelDdpLogger
+
+logger = OtelDdpLogger()
+assert L.Trainer(logger=logger, **settings).loggers == [logger]
+assert L.Trainer(logger=False, **settings).loggers == []
+assert len(L.Trainer(fast_dev_run=True, **settings).loggers) == 1
+late = L.Trainer(logger=False, enable_checkpointing=False, **settings)
+late.callbacks.append(OtelDdpCallback())
+late.validate(model, val_loader, verbose=False)
+ours = [each for each in late.callbacks if isinstance(each, OtelDdpCallback)]
+assert [type(each) for each in ours] == [OtelDdpCallback]
 """
 # A module by its name, without a callback; on one device, which calls no module but the layer.
 LIGHTNING_NAMED = """

@@ -122,6 +122,22 @@ def test_every_rank_of_a_trainer_that_only_evaluates_is_measured(frameworks: Fra
     assert [len(ran.logged(rank, "val")) for rank in (0, 1)] == [1, 0]
 
 
+def test_a_trainer_without_a_line_is_measured_and_its_values_are_logged_once(
+    frameworks: Frameworks,
+) -> None:
+    ran = frameworks.run(
+        programs.WITHOUT_A_LINE + programs.TRANSFORMERS + programs.TRANSFORMERS_WITHOUT_A_LINE,
+        ranks=1,
+    )
+
+    (rank,) = ran.ranks
+    assert rank.total(catalog.TRAINING_STEPS) == 8
+    assert rank.span_names == ["eval"]
+    assert [each.step for each in ran.logged(0)] == [2, 4, 6, 8, 8]
+    assert [each.step for each in ran.logged(0, "val")] == [8]
+    assert rank.config["logging_steps"] == 2
+
+
 # -- Lightning
 
 
@@ -182,6 +198,21 @@ def test_a_run_that_the_program_has_opened_is_taken_over(frameworks: Frameworks)
     assert rank.identity["group"] == "opened"
     assert (rank.config["seed"], rank.config["width"]) == (3, 4)
     assert rank.total(catalog.TRAINING_STEPS) == 8
+
+
+def test_a_lightning_program_without_a_line_is_measured_and_its_values_are_logged_once(
+    frameworks: Frameworks,
+) -> None:
+    ran = frameworks.run(
+        programs.WITHOUT_A_LINE + programs.LIGHTNING + programs.LIGHTNING_WITHOUT_A_LINE, ranks=1
+    )
+
+    (rank,) = ran.ranks
+    assert rank.total(catalog.TRAINING_STEPS) == 8
+    assert rank.span_names == ["eval", "eval", "checkpoint", "eval", "eval"]
+    assert [each.step for each in ran.logged(0)] == [1, 3, 5, 7]
+    assert [len(ran.logged(0, split)) for split in ("val", "test")] == [1, 1]
+    assert rank.config["width"] == 4
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
