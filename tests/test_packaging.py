@@ -137,8 +137,13 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
     assert {f"deploy/{name}" for name in files(tmp_path / "here")} == DEPLOYED
     boards = [json.loads(path.read_text()) for path in tmp_path.glob("here/grafana/dashboards/*")]
     assert len({each["uid"] for each in boards}) == 6
-    (script,) = built.distribution.entry_points
-    assert (script.name, script.value) == ("otel-ddp", "otel_ddp.cli:main")
+    assert {(each.group, each.name, each.value) for each in built.distribution.entry_points} == {
+        ("console_scripts", "otel-ddp", "otel_ddp.cli:main"),
+        (
+            *("opentelemetry_instrumentor", "otel_ddp"),
+            "otel_ddp.launch.instrumentor:OtelDdpInstrumentor",
+        ),
+    }
 
 
 def test_the_images_of_the_deployments_have_the_version_of_the_package() -> None:

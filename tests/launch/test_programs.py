@@ -1,0 +1,146 @@
+"""Programs without a line of ours, started as users start them, below `otel-ddp run`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tools.stack.server import free_port
+
+from conftest import Here, Journal
+from node import Node, finished
+from otel_ddp import catalog
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
+PHASES = ("forward", "backward", "optimizer")
+
+# The program of a laptop, with two things around it that are no trainings.
+PLAIN = """
+import multiprocessing, subprocess, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+subprocess.run([sys.executable, "-c", "pass"], check=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+for inputs, targets in DataLoader(data, 8, num_workers=1):
+    (model(inputs) - targets).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def journals(
+    *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
+) -> list[Journal]:
+    """What `otel-ddp run` has recorded of a Python program, by rank."""
+    more = {"CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port()), "OTEL_DDP_AGENT": "off"}
+    with Node(**more, **(env or {})) as node:
+        node.env["OUTPUT"] = str(node.root)
+        ours = (sys.executable, "-m", "otel_ddp", "run", *options, "--")
+        finished(node.start(*ours, sys.executable, *command))
+        place = node.place.directory
+        found = Here(place).read() if place.exists() else []
+    return sorted(found, key=lambda each: each.identity["global_rank"])
+
+
+def test_a_program_on_a_laptop_is_one_run_of_its_group() -> None:
+    (rank,) = journals("-c", PLAIN, options=("--group", "mine", "--run", "first"))
+
+    assert (rank.identity["group"], rank.identity["run"], rank.state) == (
+        *("mine", "first"),
+        "finished",
+    )
+    assert rank.total(catalog.TRAINING_STEPS) == 8
+    assert rank.total(catalog.TRAINING_SAMPLES) == 64
+    for phase in PHASES:
+        assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    ("launcher", "program", "steps"),
+    [
+        ((), "from_swanlab/train_before.py", 200),
+        (TORCHRUN, "from_wandb/train_before.py", 96),
+        (LAUNCH, "from_wandb_guide/train_before.py", 80),
+        (TORCHRUN, "from_em/train_before.py", 96),
+        ((), "trainer_ddp/train_before.py", None),
+        (TORCHRUN, "trainer_ddp/train_before.py", None),
+    ],
+)
+def test_each_program_that_people_bring_is_one_run_of_two_measured_ranks(
+    launcher: tuple[str, ...], program: str, steps: int | None
+) -> None:
+    if launcher is LAUNCH:
+        launcher = (*launcher, "--master-port", str(free_port()))
+
+    ranks = journals(*launcher, str(EXAMPLES / program))
+
+    assert [each.identity["global_rank"] for each in ranks] == [0, 1]
+    assert len({each.identity["run"] for each in ranks}) == 1
+    first, second = (each.total(catalog.TRAINING_STEPS) for each in ranks)
+    # The trainer stops early, at a step that is no part of what it promises.
+    assert first == second == (first if steps is None else steps)
+    assert first % 16 == 0
+    assert first
+    for rank in ranks:
+        for phase in PHASES:
+            assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("program", ["funnel", "share", "sweep"])
+def test_a_program_that_imports_no_torch_has_no_run(program: str) -> None:
+    assert journals(str(EXAMPLES / f"from_wandb_guide/{program}_before.py")) == []
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    ("program", "steps"),
+    [("ddp", 96), ("fsdp", 58), ("gan", 200), ("accumulate_amp_compile", 96)],
+)
+def test_the_line_of_an_example_wins(program: str, steps: int) -> None:
+    ranks = journals(*TORCHRUN, str(EXAMPLES / f"{program}.py"))
+
+    assert [each.identity["group"] for each in ranks] == ["examples", "examples"]
+    assert len({each.identity["run"] for each in ranks}) == 1
+    assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [steps, steps]
+
+
+POOL = """
+import multiprocessing, sys
+import torch
+
+
+def work(lr):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(20):
+        model(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        pool.map(work, [0.1, 0.01, 0.001], chunksize=1)
+        pool.close()
+        pool.join()
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_each_task_of_a_pool_is_a_run(method: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.py").write_text(POOL)
+
+    runs = journals(str(tmp_path / "sweep.py"), method)
+
+    assert len({each.identity["run"] for each in runs}) == 3
+    assert len({each.identity["group"] for each in runs}) == 1
+    assert [each.total(catalog.TRAINING_STEPS) for each in runs] == [20, 20, 20]
