@@ -18,17 +18,26 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
 PHASES = ("forward", "backward", "optimizer")
 
-# The program of a laptop, with two things around it that are no trainings.
+# The program of a laptop. Its data worker is forked when the training is announced, and calls a
+# model that could train.
 PLAIN = """
-import multiprocessing, subprocess, sys
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-subprocess.run([sys.executable, "-c", "pass"], check=True)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-for inputs, targets in DataLoader(data, 8, num_workers=1):
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        inputs = torch.randn(4)
+        return inputs, model(inputs).detach()
+
+
+for inputs, targets in DataLoader(Data(), 8, num_workers=1):
     (model(inputs) - targets).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

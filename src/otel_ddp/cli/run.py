@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from otel_ddp import settings
@@ -66,7 +67,9 @@ def _check_settings() -> None:
 
 
 def _take_our_place(words: list[str]) -> int:
-    sys.stdout.flush()
+    # Python ignores these, and what is ignored stays so in the program that takes its place.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(words[0], words)
     except FileNotFoundError:

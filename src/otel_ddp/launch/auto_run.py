@@ -17,8 +17,11 @@ def stop() -> None:
 
 def _measure() -> None:
     from otel_ddp.identity import pool_tasks
-    from otel_ddp.run import unasked
+    from otel_ddp.run import opening, unasked
 
+    if opening.in_data_worker():
+        # A copy of a process that is about to train; a data set may call models, too.
+        return
     unasked.instrument()
     if pool_tasks.in_worker():
         # A pool's worker may train again: its next task is the next run.
