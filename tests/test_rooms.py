@@ -250,6 +250,8 @@ HOMES = {
     "grpc": "agent/export/otlp/",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
+    "textual": "cli/top/app.py",
+    "rich": "cli/top/app.py",
     "fsspec": "agent/artifacts/fsspec_sink.py",
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",

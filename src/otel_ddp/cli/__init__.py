@@ -25,6 +25,7 @@ _COMMANDS = {
     "run": "run a command, and measure every training below it",
     "stacks": "show the Python stacks of this node's ranks",
     "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
+    "top": "watch this node live: phases, work, GPUs, verdicts and values of its ranks",
     "up": "start collector, Prometheus, Tempo, Loki and Grafana here with Docker",
 }
 

@@ -28,7 +28,7 @@ def gpu_lines(agent: Mapping[str, Any]) -> Iterable[str]:
     yield ", ".join(filter(None, (f"GPUs of {cell(agent.get('node'), '?')}", driver)))
     if gpus:
         runs = {cell(gpu_labels(each).get("run")) for each in gpus} - {""}
-        rows = [_HEADS, *(_row(each, len(runs) > 1) for each in gpus)]
+        rows = [_HEADS, *(gpu_row(each, len(runs) > 1) for each in gpus)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
         for row in rows:
             padded = (text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -42,7 +42,8 @@ def gpu_remarks(agent: Mapping[str, Any]) -> list[str]:
     return [cell(each, "?") for each in remarks] if isinstance(remarks, list) else []
 
 
-def _row(each: Mapping[str, Any], several_runs: bool) -> tuple[str, ...]:
+def gpu_row(each: Mapping[str, Any], several_runs: bool) -> tuple[str, ...]:
+    """Its index, name, rank, busy share, memory, power, temperature, and why it is throttled."""
     busy, celsius = number(each.get("busy_ratio")), number(each.get("temperature_c"))
     throttled = each.get("throttled")
     reasons = throttled if isinstance(throttled, list) else ()

@@ -269,12 +269,13 @@ def _row(each: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
         state,
         cell(each.get("step"), "-"),
         cell(each.get("phase"), "-"),
-        "-" if since_ns is None else _ago(max(0.0, (now_ns - since_ns) / 1e9)),
+        "-" if since_ns is None else ago(max(0.0, (now_ns - since_ns) / 1e9)),
         *remarks,
     )
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
+    """For how long, in one unit."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:

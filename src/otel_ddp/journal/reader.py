@@ -294,6 +294,10 @@ class JournalReader:
                 break
         return records
 
+    def rewind(self) -> None:
+        """Goes back to the oldest record that the ring still has."""
+        self.position = max(0, self._end() - self._ring[1])
+
     def _end(self) -> int:
         # Always a multiple of eight, unless it is damaged.
         return self._word(layout.RING_POSITION) & ~7

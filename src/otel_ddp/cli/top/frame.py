@@ -1,0 +1,271 @@
+"""Lays out what a look has found in lines of a given width; they are the same on every terminal."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.cli.gpus import gpu_row, gpu_user
+from otel_ddp.cli.status import ago
+from otel_ddp.cli.text import cell, integer
+from otel_ddp.cli.top.order import Choice, Section, sections
+from otel_ddp.cli.top.sparkline import sparkline
+from otel_ddp.cli.top.watch import RankView, Value, View
+
+_MOST_VALUES = 8
+_LEAST_BARS, _MOST_BARS = 8, 120
+_LATE = 1.15
+
+
+class Part(NamedTuple):
+    """A piece of a line, and what it means: a word that a terminal has a style for."""
+
+    text: str
+    style: str = ""
+
+
+class Line(NamedTuple):
+    """One line."""
+
+    parts: tuple[Part, ...]
+    rank: str = ""
+    """The key of the rank that it is about; empty for any other line."""
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
+class _Column(NamedTuple):
+    head: str
+    width: int
+    from_width: int
+    """Of the terminal: below it, the column is left out."""
+
+
+_COLUMNS = (
+    _Column("RANK", 5, 0),
+    _Column("LOCAL", 5, 140),
+    _Column("NODE", 14, 100),
+    _Column("PID", 8, 120),
+    _Column("PHASE", 10, 0),
+    _Column("FOR", 7, 26),
+    _Column("STEP", 9, 36),
+    _Column("STEP TIME", 9, 110),
+    _Column("WORK", 8, 46),
+)
+
+
+def title(view: View, width: int, at: str) -> Line:
+    """Where this is, how much there is, and when."""
+    ranks = [rank for run in view.runs for rank in run.ranks]
+    alive = sum(not each.over for each in ranks)
+    agent = "no agent" if not view.agents else f"{view.agents} agents" if view.agents > 1 else ""
+    nodes = view.nodes[0] if len(view.nodes) == 1 else f"{len(view.nodes)} nodes"
+    parts = ("otel-ddp top", nodes if view.nodes else "", f"{alive} of {len(ranks)} ranks", agent)
+    text = "  ".join(filter(None, parts))
+    room = width - cells(text) - len(at)
+    return _cut([Part(f"{text}{' ' * room}{at}" if room > 1 else text, "title")], width)
+
+
+def head(width: int) -> Line:
+    """The names of the columns."""
+    cells = [_fit(column.head, column, plain=True) for column in _shown(width)]
+    bars = _bars(width)
+    if bars:
+        cells.append(f"WORK OF THE LAST {bars} STEPS" if bars >= 26 else "WORK")
+    return _cut([Part(" ".join(cells), "head")], width)
+
+
+_RIGHT = {"RANK", "LOCAL", "PID", "FOR", "STEP", "STEP TIME", "WORK"}
+
+
+def body(view: View, choice: Choice, width: int, *, plain: bool = False) -> list[Line]:
+    """All lines below the head. *plain*: of ASCII alone."""
+    lines: list[Line] = []
+    for note in view.notes:
+        lines += _wrapped(f"note: {note}", "note", width)
+    if choice.group != "run":
+        for run in view.runs:
+            lines += _verdicts(run.verdicts, width)
+    found = sections(view, choice)
+    for section in found:
+        lines += _section(section, view, width, plain)
+    if not found:
+        nothing = "nothing matches the filter" if any(view.runs) else "no runs"
+        lines.append(_cut([Part(nothing, "dim")], width))
+    if view.free_gpus and not choice.filter:
+        lines.append(_cut([Part("GPUs of no rank", "title")], width))
+        several = len(view.runs) > 1
+        for gpu in view.free_gpus:
+            lines.append(_cut([Part(_gpu_text(gpu, several, width, plain), "gpu")], width))
+    return lines
+
+
+def _section(section: Section, view: View, width: int, plain: bool) -> Iterator[Line]:
+    if section.title:
+        alive = sum(not each.over for each in section.ranks)
+        ended = len(section.ranks) - alive
+        counts = [f"{alive} alive" if alive else "", f"{ended} ended" if ended else ""]
+        title = ", ".join(filter(None, (section.title, *counts)))
+        yield _cut([Part(title, "title")], width)
+    run = section.run
+    yield from _verdicts(run.verdicts if run else (), width)
+    if run and run.values:
+        shown = "  ".join(value_text(each) for each in run.values[:_MOST_VALUES])
+        more = len(run.values) - _MOST_VALUES
+        yield _cut([Part(shown + (f"  and {more} more" if more > 0 else ""), "value")], width)
+    works = [each.work_ns for each in section.ranks if each.work_ns is not None and not each.over]
+    usual = sorted(works)[(len(works) - 1) // 2] if works else None
+    last = max((rank.steps[-1].number for rank in section.ranks if rank.steps), default=0)
+    for rank in section.ranks:
+        yield _rank_line(rank, section, view.now_ns, width, usual, last, plain)
+        for gpu in rank.gpus:
+            yield Line(
+                _cut([Part(" " * 6 + _gpu_text(gpu, False, width, plain), "gpu")], width).parts,
+                rank.key,
+            )
+
+
+def _rank_line(
+    rank: RankView,
+    section: Section,
+    now_ns: int,
+    width: int,
+    usual_ns: float | None,
+    last: int,
+    plain: bool,
+) -> Line:
+    since_ns = integer(rank.described.get("phase_since_ns"))
+    phase = rank.text("state" if rank.over else "phase", "-")
+    took_ns = rank.steps[-1].took_ns if rank.steps else None
+    texts = {
+        "RANK": ("!" if rank.named else "") + rank.text("rank", "?"),
+        "LOCAL": rank.text("local_rank", "-"),
+        "NODE": rank.text("node", "?"),
+        "PID": rank.text("pid", "?"),
+        "PHASE": phase,
+        "FOR": "-" if since_ns is None or rank.over else ago(max(0, now_ns - since_ns) / 1e9),
+        "STEP": rank.text("step", "-"),
+        "STEP TIME": duration(took_ns),
+        "WORK": duration(rank.work_ns),
+    }
+    late = not rank.over and usual_ns and rank.work_ns and rank.work_ns > _LATE * usual_ns
+    row = "over" if rank.over else "late" if rank.named else ""
+    styles = {
+        "PHASE": row or ("wait" if phase == "comm_wait" else ""),
+        "WORK": row or ("high" if late else ""),
+    }
+    parts = []
+    for column in _shown(width):
+        text = _fit(texts[column.head], column, plain)
+        parts += [Part(text, styles.get(column.head, row)), Part(" ")]
+    if bars := _bars(width):
+        by_number = {step.number: step.work_ns for step in rank.steps}
+        numbers: Sequence[int | None] = [
+            by_number.get(number) for number in range(last - bars + 1, last + 1)
+        ]
+        if by_number and not any(each is not None for each in numbers):
+            # It counts its steps from elsewhere, or stopped long before the others.
+            numbers = [step.work_ns for step in rank.steps[-bars:]]
+        text = sparkline(numbers, section.most_ns, plain=plain)
+        parts.append(Part(text, row or ("high" if late else "bars")))
+    return Line(_cut(parts, width).parts, rank.key)
+
+
+def _shown(width: int) -> list[_Column]:
+    return [column for column in _COLUMNS if width >= column.from_width]
+
+
+def _bars(width: int) -> int:
+    """How many steps the sparkline has room for; 0: too little."""
+    left = width - sum(column.width + 1 for column in _shown(width))
+    return min(left, _MOST_BARS) if left >= _LEAST_BARS else 0
+
+
+def _gpu_text(gpu: Mapping[str, Any], several_runs: bool, width: int, plain: bool) -> str:
+    index, name, _, busy, memory, power, celsius, throttled = gpu_row(gpu, several_runs)
+    user = gpu_user(gpu, several_runs)
+    parts = [f"gpu {index}", busy.rjust(4), memory, power, celsius]
+    if width >= 110:
+        parts.insert(1, name)
+    if throttled != "-":
+        parts.append(f"throttled: {throttled}")
+    if not cell(gpu.get("labels")) or user in ("free", "others"):
+        parts.append(user)
+    text = "  ".join(parts)
+    return text.replace("°", "") if plain else text
+
+
+def value_text(value: Value) -> str:
+    """A name and its last value."""
+    split = f" ({value.split})" if value.split not in ("", "train") else ""
+    return f"{value.name}{split} {value.value:.5g}"
+
+
+def duration(nanoseconds: float | None) -> str:
+    """A duration in three figures."""
+    if nanoseconds is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6)):
+        if nanoseconds >= size:
+            figures = ".3g" if nanoseconds < 1000 * size else ".0f"
+            return f"{nanoseconds / size:{figures}} {unit}"
+    return f"{nanoseconds / 1e3:.0f} us"
+
+
+def _verdicts(sentences: Iterable[str], width: int) -> Iterator[Line]:
+    for sentence in sentences:
+        yield from _wrapped(f"! {sentence}", "verdict", width)
+
+
+def _wrapped(text: str, style: str, width: int) -> Iterable[Line]:
+    wide = max(10, width)
+    for line in textwrap.wrap(text, wide, subsequent_indent="  " if wide > 30 else ""):
+        yield _cut([Part(line, style)], width)
+
+
+def _fit(text: str, column: _Column, plain: bool) -> str:
+    """As much as there is room for, and filled up."""
+    if cells(text) > column.width:
+        text = _start(text, column.width - 1) + ("~" if plain else "…")
+    room = " " * (column.width - cells(text))
+    return room + text if column.head in _RIGHT else text + room
+
+
+def _cut(parts: Iterable[Part], width: int) -> Line:
+    """No line is wider than the terminal."""
+    left, kept = width, []
+    for part in parts:
+        if left <= 0:
+            break
+        text = _start(part.text, left)
+        kept.append(Part(text, part.style))
+        left -= cells(text)
+    return Line(tuple(kept))
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes: an ideograph takes two."""
+    if text.isascii():
+        return len(text)
+    return sum(_cells_of(letter) for letter in text)
+
+
+def _cells_of(letter: str) -> int:
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _start(text: str, width: int) -> str:
+    """The start of a text that takes no more columns than this."""
+    if cells(text) <= width:
+        return text
+    at = taken = 0
+    while at < len(text) and taken + _cells_of(text[at]) <= width:
+        taken += _cells_of(text[at])
+        at += 1
+    return text[:at]

@@ -1,0 +1,469 @@
+"""otel-ddp top: what it shows of real journals, what its keys do, and how it leaves a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from node import Node, finished, until
+from otel_ddp.cli import main, top
+from otel_ddp.cli.top import frame
+from otel_ddp.cli.top.app import Lines, TopApp
+from otel_ddp.cli.top.order import Choice
+from otel_ddp.cli.top.watch import Watch
+from otel_ddp.journal.place import Place
+
+PROGRAM = Path(__file__).with_name("written_ranks.py")
+LATE = "rank 3 keeps the others waiting: forward takes 25 ms longer"
+WHO = {"group": "g", "run": "one", "rank": "3"}
+GPU = {
+    "index": 5,
+    "name": "H100",
+    "busy_ratio": 0.87,
+    "temperature_c": 64.0,
+    "power_w": 612.0,
+    "used_bytes": 60 << 30,
+    "limit_bytes": 80 << 30,
+    "power_limit_w": 700.0,
+}
+AGENT = {
+    "verdicts": [{"who": WHO, "sentence": LATE}],
+    "gpus": [{**GPU, "labels": WHO}, {**GPU, "index": 6, "used_bytes": 0}],
+}
+
+
+class Ranks:
+    """Ranks that another process has written, and goes on with as it is told."""
+
+    def __init__(self, node: Node, place: Path, **said: Any) -> None:
+        self.place = Place(place)
+        self._process = node.start(sys.executable, str(PROGRAM), str(place), json.dumps(said))
+        self._answer("ready")
+
+    def _answer(self, word: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == word
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        self._answer("done")
+
+    def leave(self) -> None:
+        finished(self._process)
+
+    def watch(self) -> Watch:
+        return Watch(lambda: ([self.place], ""))
+
+    def lines(self, width: int = 80, **chosen: str) -> list[str]:
+        """What one look shows at this width."""
+        watch = self.watch()
+        try:
+            view = watch.look()
+        finally:
+            watch.close()
+        shown = [frame.head(width), *frame.body(view, Choice(**chosen), width)]
+        return [line.text.rstrip() for line in shown]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node(OTEL_DDP_AGENT="off") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def eight(node: Node) -> Ranks:
+    """Eight ranks after 100 steps, rank 3 late; nothing changes in them."""
+    ranks = Ranks(node, node.root / "eight", ranks=8, late=3, agent=AGENT, names=["loss", "lr"])
+    ranks.tell("step 100")
+    return ranks
+
+
+def number_of(line: str) -> str:
+    return line.split()[0].lstrip("!")
+
+
+# -- lines
+
+
+def test_ranks_stand_with_phase_step_and_their_own_time_and_the_late_one_is_marked(
+    eight: Ranks,
+) -> None:
+    head, title, *rest = eight.lines(80)
+
+    verdict, values, *rows = rest
+    assert head.split()[:5] == ["RANK", "PHASE", "FOR", "STEP", "WORK"]
+    assert title == "run one, group g, 8 alive"
+    assert (verdict, values) == (f"! {LATE}", "loss 0.5  lr 0.25")
+    ranks = [row.split() for row in rows if row.lstrip()[:1].isdigit() or row.lstrip()[0] == "!"]
+    assert [each[0] for each in ranks] == ["0", "1", "2", "!3", "4", "5", "6", "7"]
+    assert {tuple(each[5:7]) for each in ranks if each[0] != "!3"} == {("20", "ms")}
+    assert ranks[3][1] == "forward"
+    assert (ranks[3][4], ranks[3][5:7]) == ("100", ["45", "ms"])
+    # A bar for each step, on one scale for the run.
+    assert set(ranks[3][-1]) == {"█"}
+    assert set(ranks[2][-1]) == {"▄"}
+
+
+def test_a_gpu_stands_under_its_rank_and_a_free_one_at_the_end(eight: Ranks) -> None:
+    rows = eight.lines(80)
+
+    at = next(at for at, row in enumerate(rows) if row.lstrip().startswith("!3"))
+    assert rows[at + 1] == "      gpu 5   87%  60.0/80.0 GiB  612/700 W  64 °C"
+    assert rows[-2] == "GPUs of no rank"
+    assert rows[-1].startswith("gpu 6")
+    assert rows[-1].endswith("free")
+
+
+@pytest.mark.parametrize("width", [20, 33, 47, 80, 81, 120, 200])
+def test_no_line_is_wider_than_the_terminal_and_a_wide_one_shows_more(
+    eight: Ranks, width: int
+) -> None:
+    rows = eight.lines(width)
+
+    assert max(frame.cells(row) for row in rows) <= width
+    assert ("NODE" in rows[0]) == (width >= 100)
+    assert ("PHASE" in rows[0], "RANK" in rows[0]) == (True, True)
+
+
+def test_ranks_are_sorted_grouped_and_filtered(eight: Ranks) -> None:
+    def ranks(**chosen: str) -> str:
+        rows = [row.split() for row in eight.lines(**chosen)[1:] if row]
+        return " ".join(row[0].lstrip("!") for row in rows if row[0].lstrip("!").isdigit())
+
+    assert ranks(sort="work") == "3 0 1 2 4 5 6 7"
+    assert ranks(sort="state") == "3 0 1 2 4 5 6 7"
+    assert ranks(filter="rank=3") == ranks(filter="FORWARD") == "3"
+    assert ranks(filter="alpha comm") == "0 1 2 4 5 6 7"
+    assert ranks(filter="nothing like it") == ""
+    assert "node alpha, 8 alive" in eight.lines(group="node")
+    assert eight.lines(group="none")[1] == f"! {LATE}"
+
+
+def test_names_with_markup_control_characters_and_wide_letters_are_shown_as_text(
+    node: Node,
+) -> None:
+    ranks = Ranks(
+        *(node, node.root / "odd"),
+        ranks=2,
+        names=["[red]loss[/red]", "a\x1b[31mb"],
+        identity={"run": "[b]\x1b]0;x\x07", "group": "訓練" * 30, "node": "訓練訓練訓練訓練"},
+    )
+    ranks.tell("step 1")
+
+    rows = ranks.lines(120)
+
+    assert not any(letter < " " or letter == "\x7f" for row in rows for letter in row)
+    assert rows[1].startswith("run [b]�]0;x�, group 訓練")
+    assert "[red]loss[/red] 0.5" in rows[2]
+    assert max(frame.cells(row) for row in rows) <= 120
+    # Columns stay columns.
+    starts = {frame.cells(row[: row.index("comm_wait")]) for row in rows[3:5]}
+    assert starts == {rows[0].index("PHASE")}
+    ranks.leave()
+
+
+def test_journals_that_are_damaged_or_of_another_version_are_notes(
+    node: Node, tmp_path: Path
+) -> None:
+    ranks = Ranks(node, node.root / "damaged", ranks=3)
+    ranks.tell("step 5")
+    paths = ranks.place.journals()
+    for name, at, byte in (("1-aaaaaaaa", 8, 9), ("2-bbbbbbbb", 40, 255)):
+        content = bytearray(paths[0].read_bytes())
+        content[at] = byte
+        (ranks.place.directory / f"{name}.journal").write_bytes(content)
+    (ranks.place.directory / "3-cccccccc.journal").write_bytes(b"no journal")
+
+    rows = ranks.lines(200)
+
+    notes = [row for row in rows if row.startswith("note: ")]
+    assert len(notes) == 3
+    assert "is a journal of version 9" in notes[0]
+    assert notes[1].endswith("is damaged")
+    assert notes[2].endswith("is not a journal")
+    assert "run one, group g, 3 alive" in rows
+    ranks.leave()
+
+
+# -- looking again and again
+
+
+def test_a_rank_that_ends_stays_shown_also_when_its_journal_and_its_place_are_gone(
+    node: Node,
+) -> None:
+    ranks = Ranks(node, node.root / "ends", ranks=2)
+    ranks.tell("step 20")
+    watch = ranks.watch()
+
+    def rows() -> list[list[str]]:
+        body = frame.body(watch.look(), Choice(), 80)
+        return [line.text.split() for line in body if line.rank]
+
+    assert [row[:2] for row in rows()] == [["0", "comm_wait"], ["1", "comm_wait"]]
+    ranks.tell("end 1")
+    assert [row[:2] for row in rows()] == [["0", "comm_wait"], ["1", "finished"]]
+    ranks.leave()
+    assert rows()[0][1] == "killed"
+    shutil.rmtree(ranks.place.directory)
+    after = rows()
+    assert [row[1] for row in after] == ["killed", "finished"]
+    assert [row[4:6] for row in after] == [["20", "ms"], ["20", "ms"]]
+    watch.close()
+
+
+def test_new_steps_are_followed(node: Node) -> None:
+    ranks = Ranks(node, node.root / "follows", ranks=1)
+    ranks.tell("step 3")
+    watch = ranks.watch()
+    (first,) = watch.look().runs[0].ranks
+    ranks.tell("step 4")
+    (second,) = watch.look().runs[0].ranks
+
+    assert [step.number for step in first.steps] == [1, 2, 3]
+    assert [step.number for step in second.steps] == [1, 2, 3, 4, 5, 6, 7]
+    assert {(step.took_ns, step.work_ns) for step in second.steps} == {(50_000_000, 20_000_000)}
+    watch.close()
+    ranks.leave()
+
+
+# -- one picture
+
+
+def test_once_prints_plain_lines_also_without_the_library(
+    eight: Ranks, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setitem(sys.modules, "textual", None)
+
+    assert main(["top", "--once", "--dir", str(eight.place.directory), "--sort", "work"]) == 0
+
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("otel-ddp top  alpha  8 of 8 ranks")
+    assert [line for line in rest if line.lstrip()[:2] == "!3"]
+    assert "\x1b" not in "".join(rest)
+
+
+def test_without_the_library_or_a_terminal_the_command_says_what_to_do(
+    eight: Ranks, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["top", "--dir", str(eight.place.directory)]
+
+    assert main(arguments) == 2
+    assert "needs a terminal; `otel-ddp top --once`" in capsys.readouterr().err
+    monkeypatch.setattr(top, "find_spec", lambda name: None)
+    assert main(arguments) == 2
+    assert "pip install 'otel-ddp[top]'" in capsys.readouterr().err
+    assert main(["top", "--once", "--dir", "/nowhere/at/all"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+# -- keys
+
+Act = Callable[[TopApp, Pilot[None]], Coroutine[Any, Any, None]]
+
+
+def drive(ranks: Ranks, act: Act, size: tuple[int, int] = (80, 24), **chosen: str) -> None:
+    """Run the real application, and let the test press keys in it."""
+
+    async def driven() -> None:
+        app = TopApp(ranks.watch(), Choice(**chosen), interval_s=0.2)
+        async with app.run_test(size=size) as pilot:
+            await looked(app, pilot)
+            await act(app, pilot)
+
+    asyncio.run(driven())
+
+
+async def looked(app: TopApp, pilot: Pilot[None]) -> None:
+    """Wait for the next look."""
+    seen, began = app.looks, time.monotonic()
+    while app.looks <= seen:
+        assert time.monotonic() - began < 180
+        await pilot.pause(0.02)
+
+
+def screen(app: TopApp, name: str = "body") -> list[str]:
+    """The lines of a part of the screen that are on it now."""
+    found = app.screen.query_one(f"#{name}", Lines)
+    return [found.render_line(y).text.rstrip() for y in range(found.size.height)]
+
+
+def ranks_shown(app: TopApp) -> str:
+    rows = [row.split() for row in screen(app) if row]
+    return " ".join(row[0].lstrip("!") for row in rows if row[0].lstrip("!").isdigit())
+
+
+def test_keys_sort_group_filter_and_show_a_rank_and_help(eight: Ranks) -> None:
+    async def act(app: TopApp, pilot: Pilot[None]) -> None:
+        assert ranks_shown(app) == "0 1 2 3 4 5 6 7"
+        await pilot.press("s")
+        assert ranks_shown(app) == "3 0 1 2 4 5 6 7"
+        assert "sorted by work" in screen(app, "keys")[0]
+        await pilot.press("g")
+        assert screen(app)[1] == "node alpha, 8 alive"
+        await pilot.press("slash", *"rank=3", "enter")
+        assert ranks_shown(app) == "3"
+        await pilot.press("d")
+        await pilot.pause()
+        shown = screen(app, "reading")
+        assert shown[0] == "rank 3"
+        assert f"! {LATE}" in shown
+        assert any(each.split() == ["median", "45", "ms"] for each in shown)
+        # Keys of the screen below do nothing here.
+        await pilot.press("s", "escape", "escape", "h")
+        await pilot.pause()
+        assert screen(app, "reading")[0].startswith("otel-ddp top only looks")
+        await pilot.press("q")
+        await pilot.pause()
+        assert ranks_shown(app) == "3 0 1 2 4 5 6 7"
+        await pilot.press("q")
+        await pilot.pause()
+        assert not app.is_running
+
+    drive(eight, act)
+
+
+def test_a_key_of_another_program_that_kills_does_nothing_here(eight: Ranks) -> None:
+    async def act(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("t", "k", "K", "T", "f9", "delete", "x")
+        await looked(app, pilot)
+        assert ranks_shown(app) == "0 1 2 3 4 5 6 7"
+        assert screen(app)[0] == "run one, group g, 8 alive"
+
+    drive(eight, act)
+
+
+def test_a_pause_keeps_the_picture_until_it_is_over(node: Node) -> None:
+    ranks = Ranks(node, node.root / "pause", ranks=1)
+    ranks.tell("step 3")
+
+    async def act(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("p")
+        assert screen(app, "keys")[0].startswith("PAUSED")
+        # A look may have been under way.
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        before, seen = screen(app), app.looks
+        ranks.tell("step 4")
+        await pilot.pause(0.5)
+        assert (screen(app), app.looks) == (before, seen)
+        await pilot.press("p")
+        await looked(app, pilot)
+        assert screen(app) != before
+
+    drive(ranks, act)
+    ranks.leave()
+
+
+def test_two_hundred_ranks_scroll_and_a_small_terminal_still_shows_the_one_that_is_chosen(
+    node: Node,
+) -> None:
+    ranks = Ranks(node, node.root / "many", ranks=200, bytes=128 * 1024)
+    ranks.tell("step 2")
+
+    async def act(app: TopApp, pilot: Pilot[None]) -> None:
+        assert len(screen(app)) == 21
+        await pilot.press("end")
+        assert number_of(screen(app)[-1]) == "199"
+        await pilot.press("up", "pageup")
+        shown = [number_of(each) for each in screen(app)]
+        assert "178" in shown
+        await pilot.resize_terminal(20, 6)
+        await looked(app, pilot)
+        await pilot.press("down", "up")
+        assert "178" in [number_of(each) for each in screen(app)]
+        assert max(map(len, screen(app))) <= 20
+        await pilot.resize_terminal(200, 50)
+        await looked(app, pilot)
+        assert "STEP TIME" in screen(app, "head")[0]
+        await pilot.press("home")
+        assert screen(app)[0] == "run one, group g, 200 alive"
+
+    drive(ranks, act)
+    ranks.leave()
+
+
+def test_a_place_that_vanishes_is_said_and_found_again(node: Node) -> None:
+    place = node.root / "vanishes"
+    ranks = Ranks(node, place, ranks=1)
+    ranks.tell("step 3")
+
+    async def driven() -> None:
+        app = TopApp(Watch(top._finder(str(place))), Choice(), interval_s=0.2)
+        async with app.run_test(size=(100, 24)) as pilot:
+            await looked(app, pilot)
+            place.rename(place.with_suffix(".away"))
+            await looked(app, pilot)
+            await looked(app, pilot)
+            assert screen(app)[0] == f"note: {place} does not exist."
+            assert screen(app)[1].startswith("run one")
+            place.with_suffix(".away").rename(place)
+            await looked(app, pilot)
+            await looked(app, pilot)
+            assert screen(app)[0] == "run one, group g, 1 alive"
+
+    asyncio.run(driven())
+    ranks.leave()
+
+
+# -- a real terminal
+
+
+def test_in_a_real_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(
+    eight: Ranks, node: Node
+) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(theirs)
+    env = {**node.env, "TERM": "xterm-256color", "NO_COLOR": "1", "OTEL_DDP_AGENT": "off"}
+    command = [sys.executable, "-m", "otel_ddp", "top", "--dir", str(eight.place.directory)]
+    process = subprocess.Popen(
+        command, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    shown = bytearray()
+
+    def read() -> bytes:
+        while select.select([ours], [], [], 0)[0]:
+            shown.extend(os.read(ours, 65536))
+        return bytes(shown)
+
+    try:
+        until(lambda: b"45 ms" in read() and b"q quit" in shown, "the late rank on the screen")
+        os.write(ours, b"q")
+        until(lambda: (read(), process.poll() is not None)[1], "the end")
+        read()
+        after = termios.tcgetattr(theirs)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+    assert process.returncode == 0
+    assert after == before
+    # Out of the other screen, and with a cursor again.
+    assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h")
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
+    # Without mouse, and as asked without colours.
+    assert b"\x1b[?1000h" not in shown
+    assert b"\x1b[31m" not in shown
+    assert b";31m" not in shown
