@@ -210,6 +210,8 @@ KNOWS = {
         "inspect_values": "",
         "process_group": "",
         "collectives": "process_group",
+        "open_annotations": "",
+        "profile_window": "open_annotations steps",
         "stack_answers": "collectives",
         "versions": "",
         "wrappers": "",
@@ -220,7 +222,9 @@ KNOWS = {
         "readings": "collectives device_clock frames hooks inspect_values process_group steps",
         "discovery": "frames hooks steps",
         "training_begins": "discovery hooks versions",
-        "attach": "discovery hooks readings stack_answers steps training_begins",
+        "attach": (
+            "discovery hooks profile_window readings stack_answers steps training_begins"
+        ),
         "measure": "attach versions wrappers",
     },
     "launch": {

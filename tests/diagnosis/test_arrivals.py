@@ -57,6 +57,7 @@ class Step(NamedTuple):
     rest: tuple[tuple[int, int], ...] = ()
     gc_s: float = 0.0
     skipped: bool = False
+    profiled: bool = False
     work: int = 0
 
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "drill": "play troubles, and check that the deployed alerts and boards show them",
     "open": "open the page of the newest run in the browser",
     "page": "show a folder of kept runs in the browser, also without an agent",
+    "profile": "trace some steps of a suspect and of a healthy rank, and compare them",
     "replay": "send the data that offline runs have kept on disk",
     "report": "write a run's report: one page for people, JSON for programs",
     "run": "run a command, and measure every training below it",

@@ -55,6 +55,8 @@ class TimedStep(Protocol):
     @property
     def skipped(self) -> bool: ...
     @property
+    def profiled(self) -> bool: ...
+    @property
     def work(self) -> int: ...
 
 
@@ -71,7 +73,7 @@ class StepFacts(NamedTuple):
     unusual_ns: Mapping[str, int]
     """Time in each of UNUSUAL_PHASES that the step had, by word."""
     unusual: bool
-    """It compiled, saved, evaluated, was skipped, or collected much garbage."""
+    """It compiled, saved, evaluated, was profiled or skipped, or collected much garbage."""
     work: int
     """Tokens, or samples where tokens are not known; 0 where neither is."""
     paced_ns: tuple[int, ...] | None = None
@@ -175,6 +177,7 @@ def facts_of(batch: StepBatch) -> list[StepFacts]:
         unusual = (
             bool(unusual_ns)
             or step.skipped
+            or step.profiled
             or (gc_s > _SMALL_GC_S and gc_s > min(_GC_SHARE * took_ns / 1e9, _LONG_GC_S))
         )
         found.append(

@@ -16,11 +16,13 @@ TAKEN_SUFFIX = ".taken"
 # Also beside it: the question to a process that hangs, and the answer.
 ASK_SUFFIX = ".ask"
 ANSWER_SUFFIX = ".answer"
+# What became of a question for a profile.
+PROFILE_SUFFIX = ".profile"
 # And the extremes of what a process has logged.
 SUMMARY_SUFFIX = ".summary"
 COMPANION_SUFFIXES = (
     *(TAKEN_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX, f"{ANSWER_SUFFIX}.half"),
-    *(SUMMARY_SUFFIX, f"{SUMMARY_SUFFIX}.half"),
+    *(SUMMARY_SUFFIX, f"{SUMMARY_SUFFIX}.half", PROFILE_SUFFIX, f"{PROFILE_SUFFIX}.half"),
 )
 
 # The fixed part of the head; its last word is the checksum of the words before it.
@@ -84,6 +86,8 @@ STEP_LOGGED = 0x87
 # the device kept up with the host; and how long after the host it reached this end.
 STEP_PACED, PACED_SHIFT = 0x88, 48
 STEP_LAG = 0x89
+# Of the step that ends next: torch's profiler was on, as a person had asked.
+STEP_PROFILED = 0x8A
 
 SMALLEST_FILE = 128 * 1024
 # No journal is larger: what claims to be is damaged, and no reader asks for its bytes.

@@ -22,6 +22,7 @@ _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _GC = layout.STEP_NUMBER << _SHIFT, layout.STEP_GC << _SHIFT
 _LOGGED = layout.STEP_LOGGED << _SHIFT
 _SKIPPED = layout.STEP_SKIPPED << _SHIFT | 1
+_PROFILED = layout.STEP_PROFILED << _SHIFT | 1
 _RETRIES, _STEP_WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
 
 # Steps are flushed this often at most: a step of a millisecond is too short to flush each one.
@@ -336,6 +337,10 @@ class Progress:
             self.device_clock.mark(word)
             self.device_clock.step_finished(self.step_count, now - self._origin)
         return now >= self._flush_due_ns or len(pending) > _MOST_WORDS
+
+    def mark_profiled(self) -> None:
+        """The step that ends next is unusual: it is being profiled."""
+        self._pending.append(_PROFILED)
 
     def add_device_time(self, code: int, seconds: float) -> None:
         """Adds time that the device has spent in a phase; flushed with the rest."""

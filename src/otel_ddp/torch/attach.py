@@ -17,11 +17,13 @@ from otel_ddp.torch.hooks import data as data_hooks
 from otel_ddp.torch.hooks import garbage
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.profile_window import ProfileWindow
 from otel_ddp.torch.readings.between_steps import Readings, StepOptions
 from otel_ddp.torch.steps.stepper import Stepper
 
 _stepper: Stepper | None = None
 _readings: Readings | None = None
+_profile_window: ProfileWindow | None = None
 
 
 def watch(model: nn.Module, progress: Progress, **options: Any) -> None:
@@ -51,7 +53,7 @@ def search_for_models(
 
 def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
     """Put on all hooks but those on models."""
-    global _stepper, _readings
+    global _stepper, _readings, _profile_window
     # The program has a line of ours, or the first step is here.
     training_begins.stop()
     for name in ("optimizer", "step_optimizer"):
@@ -62,17 +64,28 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         unwatch(None)
         stepper = _stepper = Stepper(progress)
         readings = _readings = Readings(stepper)
+        _profile_window = ProfileWindow(progress, stepper.sampled)
         optimizer_hooks.attach(stepper)
         data_hooks.attach(stepper)
         garbage.attach(stepper)
     stack_answers.start(
-        progress.recorder.writer.path, lambda: progress.training_thread, progress.device_position
+        progress.recorder.writer.path,
+        lambda: progress.training_thread,
+        progress.device_position,
+        _profile,
     )
     readings.update_options(StepOptions(**options))
     optimizer_hooks.forget(options["optimizer"])
     # Now, not at the first step: an evaluation may compile as well.
     compile_hooks.attach(stepper)
     return stepper
+
+
+def _profile(question: bytes) -> None:
+    """The thread of the questions has read one for a profile."""
+    window = _profile_window
+    if window is not None:
+        window.ask(question)
 
 
 def _of_torch(name: str, given: Any) -> Any:
@@ -93,13 +106,14 @@ def _of_torch(name: str, given: Any) -> Any:
 
 def unwatch(progress: Progress | None) -> None:
     """Leave torch and the models as they were found, if this progress is measured; None: any."""
-    global _stepper, _readings
-    readings, stepper = _readings, _stepper
+    global _stepper, _readings, _profile_window
+    readings, stepper, window = _readings, _stepper, _profile_window
     if progress is not None and stepper is not None and stepper.progress is not progress:
         return
-    _readings = _stepper = None
+    _readings = _stepper = _profile_window = None
     # Each by itself: one that fails must not keep the others from being done.
     for act in (
+        *((window.close,) if window is not None else ()),
         *((readings.close,) if readings is not None else ()),
         *((stepper.stop,) if stepper is not None else ()),
         *(discovery.detach, model_hooks.detach, optimizer_hooks.detach, data_hooks.detach),
@@ -110,12 +124,15 @@ def unwatch(progress: Progress | None) -> None:
 
 def _after_fork() -> None:
     # The journal is the parent's, and is mapped here as well: nothing may be written to it.
-    global _stepper, _readings
+    global _stepper, _readings, _profile_window
     readings, _readings = _readings, None
+    window, _profile_window = _profile_window, None
     if _stepper is not None:
         _stepper.alive = False
         _stepper = None
     containment.attempt(discovery.detach, None)
+    if window is not None:
+        containment.attempt(window.leave_to_parent, None)
     if readings is not None:
         containment.attempt(readings.leave_to_parent, None)
 

@@ -42,11 +42,14 @@ class _StackAnswers:
         journal: Path,
         training: Callable[[], int],
         device_position: Callable[[], DevicePosition | None],
+        profile: Callable[[bytes], None],
     ) -> None:
-        """*training*: gives the thread that trains, 0 while none has."""
+        """*training*: gives the thread that trains, 0 while none has. *profile*: takes a question
+        for a profile."""
         self.journal = journal
         self._training = training
         self._device_position = device_position
+        self._profile = profile
         self._ask = journal.with_suffix(ASK_SUFFIX)
         self._answer = journal.with_suffix(ANSWER_SUFFIX)
         self._stopped = False
@@ -124,7 +127,13 @@ class _StackAnswers:
     @containment.contained()
     def _reply(self, asked: bytes) -> None:
         # One answer serves several questions: it has the highest number and the most content.
-        words = asked.split()
+        words = []
+        for line in asked.splitlines():
+            first, _, rest = line.partition(b" ")
+            if first == b"profile":
+                self._profile(rest)
+            else:
+                words += line.split()
         numbers = [int(word) for word in words if word.isdigit()]
         if not numbers:
             return
@@ -162,6 +171,10 @@ def _remove(path: Path) -> None:
         containment.reraise_foreign()
 
 
+def _without_profiles(question: bytes) -> None:
+    """Where nothing measures steps, there is nothing to profile."""
+
+
 _current: _StackAnswers | None = None
 
 
@@ -170,6 +183,7 @@ def start(
     journal_path: Path,
     training: Callable[[], int],
     device_position: Callable[[], DevicePosition | None],
+    profile: Callable[[bytes], None] = _without_profiles,
 ) -> None:
     """Answer questions beside this journal, and no other."""
     global _current
@@ -177,7 +191,7 @@ def start(
         stop()
     if _current is None:
         try:
-            _current = _StackAnswers(journal_path, training, device_position)
+            _current = _StackAnswers(journal_path, training, device_position, profile)
         except (OSError, RuntimeError) as error:  # no fifos here, or no more threads
             containment.reraise_foreign()
             containment.log.info("The agent cannot ask this process where it hangs: %s", error)

@@ -103,6 +103,8 @@ class StepSpans:
         why += _rare_phases(codes)
         if step.skipped:
             why.append("skipped")
+        if step.profiled:
+            why.append("profiled")
         if step.retries:
             why.append("retries")
         return why

@@ -98,6 +98,8 @@ class Step(NamedTuple):
     the host, in one number as in the journal."""
     lag_ns: int | None = None
     """On the device's clock: how long after the host it reached the end, at least."""
+    profiled: bool = False
+    """Torch's profiler was on, as a person had asked."""
 
     @property
     def took_ns(self) -> int:
@@ -133,6 +135,7 @@ class _Kind(NamedTuple):
     skipped: bool
     paced: _Values | None
     lag: int | None
+    profiled: bool
 
 
 @lru_cache(_KINDS_KNOWN)
@@ -164,6 +167,7 @@ def _kind(code: int, words: bytes) -> _Kind | None:
         layout.STEP_SKIPPED in others,
         _values(others.get(layout.STEP_PACED)),
         others.get(layout.STEP_LAG, [None])[-1],
+        layout.STEP_PROFILED in others,
     )
 
 
@@ -205,6 +209,7 @@ class StepStream:
         self._logged: int | None = None
         self._paced: list[int] = []
         self._lag_ns: int | None = None
+        self._profiled = False
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this record."""
@@ -262,6 +267,7 @@ class StepStream:
             None if kind.logged is None else values[kind.logged],
             kind.paced(values) if kind.paced else (),
             None if kind.lag is None else values[kind.lag],
+            kind.profiled,
         )
 
     def _walk(self, words: bytes, values: tuple[int, ...], steps: list[Step]) -> None:
@@ -293,6 +299,8 @@ class StepStream:
                 self._paced.append(value)
             elif code == layout.STEP_LAG:
                 self._lag_ns = value
+            elif code == layout.STEP_PROFILED:
+                self._profiled = True
             elif code == layout.STEP_RETRIES:
                 self._retries += value
             elif code == layout.STEPS_BEGAN:
@@ -335,4 +343,5 @@ class StepStream:
             self._logged,
             tuple(self._paced),
             self._lag_ns,
+            self._profiled,
         )

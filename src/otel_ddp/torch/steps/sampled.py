@@ -55,7 +55,7 @@ class SampledSteps:
 
     __slots__ = (
         *("_count_at", "_every", "_failures", "_progress", "_within_s", "counting", "listener"),
-        *("next_change", "sampling"),
+        *("_after_step", "next_change", "sampling"),
     )
 
     def __init__(self, progress: Progress) -> None:
@@ -67,6 +67,7 @@ class SampledSteps:
         self._count_at = -1
         self.sampling = self.counting = False
         """What the present step is."""
+        self._after_step: Callable[[], None] | None = None
         self.next_change = 0
         """The step at whose begin hooks may have to be wrapped anew."""
 
@@ -78,6 +79,12 @@ class SampledSteps:
     def count_in(self, step: int) -> None:
         """Count collectives in this step, once."""
         self._count_at = step
+        self.next_change = 0
+
+    def call_after_steps(self, act: Callable[[], None] | None) -> None:
+        """Call this after each step from now on; None: no more. Any thread may say so."""
+        self._after_step = act
+        # Last: `begin` sets it, and then looks whether there is something to call.
         self.next_change = 0
 
     def begin(self, following: int) -> None:
@@ -95,6 +102,9 @@ class SampledSteps:
             coming = [following + every - following % every] if every > 0 else []
             coming += [self._count_at] if self._count_at > following else []
             self.next_change = min(coming, default=_NEVER)
+        if (act := self._after_step) is not None:
+            self.next_change = following + 1
+            self.run("profile", act)
 
     def wrap(self, hook: Callable[..., Any], phase: Callable[[], str]) -> Callable[..., Any]:
         """The hook as the present step needs it."""

@@ -1,0 +1,251 @@
+"""otel-ddp profile: traces some steps of a suspect and of a healthy rank, and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from otel_ddp import __version__
+from otel_ddp.agent.reading import profiles
+from otel_ddp.cli.directory_option import add_directory_option, find_places
+from otel_ddp.cli.profile.operators import Row, Totals, compared, totals_of
+from otel_ddp.cli.profile.ranks import Chosen, NotFound, choose
+from otel_ddp.cli.profile.window import Window
+from otel_ddp.cli.text import cell, print_answer
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal.place import private_directory
+
+MOST_STEPS = 50
+_MOST_RANKS = 4
+# A step that takes longer than this hangs.
+_LONGEST_STEP_S = 600.0
+_SHOWN_ROWS = 12
+_KEPT_ROWS = 100
+_WIDEST_NAME = 44
+_POLL_S = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Record some steps of a rank with torch's profiler while it trains, and the same steps of "
+        "a healthy rank; and show the operators whose times differ most."
+    )
+    parser.add_argument(
+        *("--rank", "-r"),
+        type=int,
+        action="append",
+        help="this rank (default: the one that a verdict names); with one, the median of the "
+        f"others is added; may be given up to {_MOST_RANKS} times",
+    )
+    parser.add_argument(
+        "--steps", type=_steps, default=5, help=f"how many steps, up to {MOST_STEPS} (default: 5)"
+    )
+    parser.add_argument(
+        "--run", dest="of_run", default="", help="the run, if several have such a rank"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"where the folder is made (default: {profiles.directory()})"
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long to wait for the next step to end (default: 60)",
+    )
+    add_directory_option(parser)
+
+
+def _steps(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_STEPS}, got {text!r}")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    ranks = options.rank or []
+    if len(set(ranks)) > _MOST_RANKS:
+        print(f"At most {_MOST_RANKS} ranks are profiled at once.", file=sys.stderr)
+        return 2
+    missing = ""
+    try:
+        _, places, missing = find_places(options.dir)
+        chosen = choose(places, ranks, options.of_run)
+        asked_ns = time.time_ns()
+        folder = _make_folder(options.out, chosen.ranks[0].run, asked_ns)
+    except (ConfigError, NotFound) as error:
+        print(" ".join(filter(None, (str(error), missing))), file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"No folder for the traces: {error}.", file=sys.stderr)
+        return 2
+    windows = [Window(each, folder / f"rank-{each.rank}.json") for each in chosen.ranks]
+    print(f"profile of run {cell(chosen.ranks[0].run)}: {chosen.why}")
+    try:
+        _record(windows, options.steps, options.wait)
+    except KeyboardInterrupt:
+        print(
+            f"\nA window that has begun goes on; its trace will lie in {folder}.", file=sys.stderr
+        )
+        raise
+    return _report(folder, chosen, windows, options.steps, asked_ns)
+
+
+def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
+    root = profiles.directory()
+    if out is None:
+        for each in (root.parent, root):
+            private_directory(each)
+    else:
+        root = out.expanduser().absolute()
+        root.mkdir(parents=True, exist_ok=True)
+    at = time.strftime("%Y%m%dT%H%M%S", time.gmtime(asked_ns / 1e9))
+    name = profiles.folder_name(run_name, f"{at}-{asked_ns // 1_000_000 % 1000:03}")
+    folder = root / name
+    folder.mkdir(0o700)
+    return folder
+
+
+def _record(windows: Sequence[Window], steps: int, wait_s: float) -> None:
+    said = {id(each): each.state for each in windows}
+    for each in windows:
+        each.ask(steps, wait_s)
+    began_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - began_s
+        for each in windows:
+            each.poll()
+            # The process may notice the same a moment later: then its answer counts.
+            if each.state == "waiting" and waited_s > wait_s + 1:
+                each.give_up(f"no step ended within {wait_s:g} s")
+            elif waited_s > wait_s + _LONGEST_STEP_S:
+                each.give_up("its steps did not end")
+            if said[id(each)] != each.state:
+                said[id(each)] = each.state
+                print(f"  {each.rank.label}: {_said(each)}", flush=True)
+        if all(each.is_over for each in windows):
+            return
+        time.sleep(_POLL_S)
+
+
+def _said(window: Window) -> str:
+    if window.state == "recording":
+        return "its steps are being recorded"
+    if window.state == "written":
+        return f"{window.steps} steps from step {window.first_step} on"
+    return f"{'failed' if window.state == 'failed' else 'not profiled'}: {window.why}"
+
+
+def _report(
+    folder: Path, chosen: Chosen, windows: Sequence[Window], steps: int, asked_ns: int
+) -> int:
+    written = [each for each in windows if each.state == "written"]
+    totals: list[Totals] = []
+    files: list[str] = []
+    try:
+        for each in written:
+            totals.append(totals_of(json.loads(each.trace.read_bytes())))
+            files.append(_compress(each.trace))
+    except (OSError, ValueError) as error:
+        print(f"A trace in {folder} cannot be read or compressed: {error}.", file=sys.stderr)
+        return 1
+    if not written:
+        for left in folder.iterdir():
+            left.unlink()
+        folder.rmdir()
+        return 1
+    rows = compared(totals)
+    content = {
+        "version": __version__,
+        "run": chosen.ranks[0].run,
+        "group": chosen.ranks[0].group,
+        "asked_ns": asked_ns,
+        "asked_steps": steps,
+        "why": chosen.why,
+        "ranks": [
+            {
+                "rank": each.rank.rank,
+                "pid": each.rank.pid,
+                "state": each.state,
+                "why": each.why,
+                "steps": each.steps,
+                "first_step": each.first_step,
+                "step_s": _of(each, written, [one.step_s for one in totals]),
+                "file": _of(each, written, files),
+            }
+            for each in windows
+        ],
+        "files": files,
+        "table": [
+            {
+                "operator": row.name,
+                "on_device": row.on_device,
+                "times_s": list(row.times_s),
+                "calls": list(row.calls),
+                "difference_s": row.difference_s,
+            }
+            for row in rows[:_KEPT_ROWS]
+        ],
+    }
+    _write(folder / profiles.FILE, json.dumps(content, indent=1))
+    shown = [*_table([each.rank.rank for each in written], totals, rows), "", str(folder)]
+    shown += [f"  {name}: open it in https://ui.perfetto.dev or chrome://tracing" for name in files]
+    print_answer("\n".join(shown))
+    return 0 if len(written) == len(windows) else 1
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole at once: page and report may look at any moment."""
+    half = path.with_suffix(".half")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(half, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    half.replace(path)
+
+
+def _of(window: Window, written: Sequence[Window], found: Sequence[Any]) -> Any:
+    return found[written.index(window)] if window in written else None
+
+
+def _compress(trace: Path) -> str:
+    name = f"{trace.name}.gz"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with (
+        trace.open("rb") as source,
+        os.fdopen(os.open(trace.with_name(name), flags, 0o600), "wb") as file,
+        gzip.GzipFile(trace.name, "wb", 6, file) as packed,
+    ):
+        shutil.copyfileobj(source, packed, 1 << 20)
+    trace.unlink()
+    return name
+
+
+def _table(ranks: Sequence[int], totals: Sequence[Totals], rows: Iterable[Row]) -> Iterator[str]:
+    yield ""
+    heads = [f"rank {rank}" for rank in ranks]
+    heads += ["difference"] if len(ranks) > 1 else []
+    yield "own time of a step, in ms".ljust(_WIDEST_NAME) + "".join(f"{each:>12}" for each in heads)
+    step_times = tuple(each.step_s for each in totals)
+    yield _row("the whole step", step_times)
+    shown = [row for row in rows if any(each >= 5e-7 for each in row.times_s)]
+    for row in shown[:_SHOWN_ROWS]:
+        yield _row(f"{cell(row.name)}{' (device)' if row.on_device else ''}", row.times_s)
+    if len(shown) > _SHOWN_ROWS:
+        yield f"and {len(shown) - _SHOWN_ROWS} more, in {profiles.FILE}"
+
+
+def _row(name: str, times_s: Sequence[float]) -> str:
+    if len(name) > _WIDEST_NAME:
+        name = f"{name[: _WIDEST_NAME - 3]}..."
+    cells = [f"{each * 1e3:12.3f}" for each in times_s]
+    if len(times_s) > 1:
+        cells.append(f"{(times_s[0] - times_s[1]) * 1e3:+12.3f}")
+    return f"{name:<{_WIDEST_NAME}}" + "".join(cells)

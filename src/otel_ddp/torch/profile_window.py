@@ -1,0 +1,338 @@
+"""Records some steps with torch's profiler, for a person who asks for it by `otel-ddp profile`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import profiler as torch_profiler
+
+from otel_ddp import containment
+from otel_ddp.journal.layout import PROFILE_SUFFIX
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.open_annotations import OpenAnnotations
+from otel_ddp.torch.steps.sampled import SampledSteps
+
+MOST_STEPS = 50
+# Where a process grows by this much, its window ends early. Its trace is text, and as large.
+_MOST_MEMORY = 256 * 1024 * 1024
+# Room that must be on the disk before a window begins.
+_LEAST_ROOM = 2 * _MOST_MEMORY
+# Between two windows, and after a profile of the program: by then what has begun in one has ended.
+_STEPS_BETWEEN, _QUIET_STEPS = 10, 3
+# So long the process may start, stop or write without being taken for one that hangs.
+_EXPECT_S = 120.0
+# What every user of torch's profiler comes through, also those of emit_nvtx.
+_ENTRANCES = ("_prepare_profiler", "_enable_profiler")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Asked(NamedTuple):
+    """What was asked for."""
+
+    number: int
+    """Of the question."""
+    steps: int
+    trace: Path
+    until_ns: int
+    """A window that has not begun by then does not begin: nobody waits for it any more."""
+
+
+def read_question(line: bytes) -> Asked | None:
+    """The question in a line of the fifo; None if there is none."""
+    try:
+        said = json.loads(line)
+        number, steps, until_ns = (int(said[name]) for name in ("number", "steps", "until_ns"))
+        trace = Path(str(said["trace"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not 1 <= steps <= MOST_STEPS or not trace.is_absolute():
+        return None
+    return Asked(number, steps, trace, until_ns)
+
+
+class _Refused(Exception):
+    """There will be no trace; the text says why."""
+
+
+class ProfileWindow:
+    """One a process: waits for a question, and records one window at a time.
+
+    The thread of the questions only leaves the question here. The training thread does the rest
+    after steps, so that a window begins and ends with a step. The first step makes the profiler
+    ready, and is not one of those that were asked for.
+    """
+
+    def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
+        self._progress = progress
+        self._sampled = sampled
+        self._answer = progress.recorder.writer.path.with_suffix(PROFILE_SUFFIX)
+        self._asked: Asked | None = None
+        self._profiler: Any = None
+        self._thread = 0
+        # How many steps have ended without a profile since it was asked; when the last one ended.
+        self._quiet = 0
+        self._made = False
+        self._last_step = -_STEPS_BETWEEN
+        # Of the window: its first step, how many there are, and the memory when it began.
+        self._first = self._done = self._began_bytes = 0
+        self._annotation: Any = None
+        self._annotated = False
+        self._annotations = OpenAnnotations()
+        self._entrances: dict[str, Callable[..., Any]] = {}
+
+    # -- on the thread of the questions
+
+    def ask(self, line: bytes) -> None:
+        """Leave a question. A second one is not heard: the answer shows whose turn it is."""
+        asked, before = read_question(line), self._asked
+        waits = before is not None and (
+            self._profiler is not None or time.time_ns() < before.until_ns
+        )
+        if asked is not None and not waits:
+            self._quiet, self._made = 0, False
+            self._asked = asked
+            self._sampled.call_after_steps(self._step_ended)
+
+    # -- on the training thread
+
+    def _step_ended(self) -> None:
+        asked = self._asked
+        if asked is None:
+            self._sampled.call_after_steps(None)
+        elif self._profiler is None or threading.get_ident() == self._thread:
+            try:
+                self._advance(asked)
+            except _Refused as why:
+                self._close(asked, "refused", str(why))
+            except (OSError, RuntimeError) as error:
+                # Before the error goes on: it may be the program's own, by a signal handler.
+                self._close(asked, "failed", f"{type(error).__name__}: {error}")
+                containment.reraise_foreign()
+            except BaseException as error:
+                self._close(asked, "failed", type(error).__name__)
+                raise
+
+    def _advance(self, asked: Asked) -> None:
+        step = self._progress.step_count
+        if self._profiler is None:
+            if (why := _why_not(asked)) is not None:
+                raise _Refused(why)
+            self._quiet += 1
+            if self._quiet >= _QUIET_STEPS and step >= self._last_step + _STEPS_BETWEEN:
+                _make_file(asked.trace)
+                self._made = True
+                with _in_phase(self._progress):
+                    self._start()
+                self._write("recording", asked)
+            return
+        self._leave_annotation()
+        if self._annotated:
+            self._done += 1
+        grown_bytes = _resident_bytes() - self._began_bytes
+        if self._done < asked.steps and not (self._done and grown_bytes > _MOST_MEMORY):
+            self._progress.mark_profiled()
+            self._annotate(step + 1)
+            return
+        with _in_phase(self._progress):
+            self._save(asked)
+
+    def _start(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        profiler = torch.profiler.profile(activities=activities)
+        self._thread, self._done, self._annotated = threading.get_ident(), 0, False
+        self._began_bytes = _resident_bytes()
+        # From here on it may have to be stopped.
+        self._profiler = profiler
+        self._progress.mark_profiled()
+        profiler.start()
+        self._annotations.watch()
+        self._watch_entrances()
+
+    def _annotate(self, step: int) -> None:
+        """Give the step that begins its name in the trace, the one by which viewers know a step."""
+        if not self._annotated:
+            self._annotated, self._first = True, step
+        self._annotation = torch_profiler.record_function(f"ProfilerStep#{step}")
+        self._annotation.__enter__()
+
+    def _leave_annotation(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _stop(self) -> Any:
+        profiler, self._profiler = self._profiler, None
+        self._leave_entrances()
+        self._annotations.leave()
+        if profiler is not None:
+            self._last_step = self._progress.step_count
+            profiler.stop()
+        return profiler
+
+    def _save(self, asked: Asked) -> None:
+        self._stop().export_chrome_trace(str(asked.trace))
+        # Torch may have put another file in the place of ours.
+        os.chmod(asked.trace, 0o600)
+        # The rest of this step is like no other either.
+        self._progress.mark_profiled()
+        self._write("written", asked)
+        self._forget()
+
+    # -- its end
+
+    def _close(self, asked: Asked, state: str, why: str) -> None:
+        """End what is under way without a trace."""
+        self._leave_annotation()
+        try:
+            self._stop()
+        except RuntimeError:
+            containment.reraise_foreign()
+        if self._made:
+            with contextlib.suppress(OSError):
+                asked.trace.unlink(missing_ok=True)
+        self._write(state, asked, why)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._asked = None
+        self._sampled.call_after_steps(None)
+
+    @containment.contained()
+    def close(self) -> None:
+        """The hooks come off: what is recorded by now is written, if this thread may do that."""
+        asked = self._asked
+        if asked is None:
+            return
+        mine = threading.get_ident() == self._thread
+        if self._profiler is not None and mine and self._done:
+            self._leave_annotation()
+            self._save(asked)
+        elif self._profiler is None or mine:
+            self._close(asked, "refused", "the training ended before that many steps")
+        else:
+            # Only its own thread could stop it, and no step ends there any more.
+            self._leave_entrances()
+            self._annotations.leave()
+            self._write("refused", asked, "the training ended in another thread")
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: torch's functions are as they were, and nothing is written."""
+        self._leave_entrances()
+        self._annotations.leave()
+
+    # -- the program's own profiler
+
+    def _watch_entrances(self) -> None:
+        """Give way to a profiler of the program: torch has one at a time, and would raise there."""
+        for name in _ENTRANCES:
+            original = getattr(torch_profiler, name, None)
+            if original is not None:
+                self._entrances[name] = original
+                setattr(torch_profiler, name, self._entrance(original))
+
+    def _entrance(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def give_way(*args: Any, **kwargs: Any) -> Any:
+            self._give_way()
+            return original(*args, **kwargs)
+
+        return give_way
+
+    @containment.contained()
+    def _give_way(self) -> None:
+        asked = self._asked
+        if asked is not None and self._profiler is not None:
+            if threading.get_ident() != self._thread:
+                return
+            self._close(asked, "refused", "the program began to profile itself")
+            # The program's profiler may have said before that it is on.
+            torch_profiler._run_on_profiler_start()
+
+    def _leave_entrances(self) -> None:
+        entrances, self._entrances = self._entrances, {}
+        for name, original in entrances.items():
+            setattr(torch_profiler, name, original)
+
+    # -- the answer
+
+    def _write(self, state: str, asked: Asked, why: str = "") -> None:
+        written = state == "written"
+        answer = {
+            "number": asked.number,
+            "state": state,
+            "why": why,
+            "asked_steps": asked.steps,
+            "first_step": self._first if written else None,
+            "steps": self._done if written else None,
+            "trace": str(asked.trace),
+            "time_ns": time.time_ns(),
+        }
+        half = self._answer.with_suffix(f"{PROFILE_SUFFIX}.half")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            with os.fdopen(os.open(half, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(answer, file)
+            os.replace(half, self._answer)
+        except OSError:
+            containment.reraise_foreign()  # full or gone: the person who asked waits in vain
+
+
+@contextlib.contextmanager
+def _in_phase(progress: Progress) -> Any:
+    """Shown as a phase of its own, which is not taken for a hang."""
+    began_s = time.monotonic()
+    phase = progress.begin("profile", _EXPECT_S)
+    try:
+        yield
+    finally:
+        progress.end(phase, time.monotonic() - began_s)
+
+
+def _why_not(asked: Asked) -> str | None:
+    """Why this process records no window; None if it does."""
+    if time.time_ns() > asked.until_ns:
+        return "no step ended in time"
+    if not torch.autograd.kineto_available():
+        return "this torch was built without Kineto, which writes the traces"
+    if torch_profiler._is_profiler_enabled:
+        return "the program profiles itself at this moment"
+    folder = asked.trace.parent
+    try:
+        found, disk = os.stat(folder), os.statvfs(folder)
+    except OSError as error:
+        containment.reraise_foreign()
+        return f"it cannot write to {folder}: {error.strerror}"
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        return f"{folder} is not a directory of its user alone"
+    if disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
+        return f"there are less than {_LEAST_ROOM >> 20} MiB free in {folder}"
+    return None
+
+
+def _make_file(path: Path) -> None:
+    """Only a file of our own making is written over."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except OSError as error:
+        containment.reraise_foreign()
+        raise _Refused(f"it cannot write to {path.parent}: {error.strerror}") from None
+
+
+def _resident_bytes() -> int:
+    """The memory of this process; 0 where it cannot be read."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        containment.reraise_foreign()
+        return 0

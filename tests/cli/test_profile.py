@@ -1,0 +1,192 @@
+"""otel-ddp profile: traces of a suspect and of a healthy rank, from trainings that go on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node import Node, finished, until
+from otel_ddp.agent.reading import profiles
+from otel_ddp.agent.reading.steps import StepStream
+from otel_ddp.cli import main
+from otel_ddp.journal.reader import JournalReader, Steps
+
+# Rank 1 multiplies matrices that the others do not, until there is a file.
+TRAIN = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import otel_ddp
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+late = torch.randn(120, 120)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, batch):
+        if rank == 1:
+            for _ in range(30):
+                torch.mm(late, late)
+        return self.layer(batch)
+
+
+model = DistributedDataParallel(Model())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = otel_ddp.instrument(model, run="a run", group="g")
+stop = torch.zeros(1)
+while not stop:
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    stop[0] = rank == 0 and Path(sys.argv[1]).exists()
+    dist.all_reduce(stop)
+run.finish()
+dist.destroy_process_group()
+"""
+WRITTEN = Path(__file__).with_name("written_ranks.py")
+LATE = {"who": {"group": "g", "run": "a run", "rank": "1"}, "sentence": "rank 1 is late"}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """Three ranks that train; and in the same place a rank 0 of another run, and an agent."""
+    with Node(OTEL_DDP_AGENT="off") as found:
+        (found.root / "train.py").write_text(TRAIN)
+        stop = found.root / "stop"
+        training = found.torchrun(3, str(found.root / "train.py"), str(stop))
+        place = found.place.directory
+        until(lambda: len([*place.glob("*.ask")]) == 3, "the ranks")
+        said = {"ranks": 1, "identity": {"run": "other"}, "agent": {"verdicts": [LATE]}}
+        other = found.start(sys.executable, str(WRITTEN), str(place), json.dumps(said))
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        assert other.stdin is not None
+        other.stdin.write("step 3\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "done\n"
+        yield found
+        stop.touch()
+        finished(training)
+        finished(other)
+
+
+def profile(node: Node, *arguments: str) -> int:
+    out = str(node.root / "profiles")
+    return main(["profile", "--dir", str(node.place.directory), "--out", out, *arguments])
+
+
+def folders(node: Node) -> list[Path]:
+    return sorted((node.root / "profiles").glob("*"))
+
+
+def test_the_rank_of_a_verdict_and_the_median_one_are_traced_and_compared(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = folders(node)
+
+    assert profile(node, "--steps", "3") == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    (folder,) = set(folders(node)) - set(before)
+    assert printed[0].startswith("profile of run a run: rank 1 is named by a verdict; rank ")
+    assert f"{folder}" in printed
+    head = next(line for line in printed if line.startswith("own time of a step"))
+    assert head.split()[-5:-2] == ["rank", "1", "rank"]
+    row = next(line.split() for line in printed if line.startswith("aten::mm "))
+    # Thirty of the late rank's in each step; autograd has a few of its own on every rank.
+    assert float(row[1]) > 5 * float(row[2])
+    assert row[3].startswith("+")
+    content = json.loads((folder / "profile.json").read_text())
+    assert (content["run"], content["group"], content["asked_steps"]) == ("a run", "g", 3)
+    assert content["ranks"][0]["rank"] == 1
+    assert [each["steps"] for each in content["ranks"]] == [3, 3]
+    assert content["files"] == [each["file"] for each in content["ranks"]]
+    (mm,) = (each for each in content["table"] if each["operator"] == "aten::mm")
+    assert mm["calls"][0] >= 30
+    assert mm["difference_s"] == pytest.approx(mm["times_s"][0] - mm["times_s"][1])
+    # Compressed, for this user alone, and nothing beside it.
+    names = sorted(each.name for each in folder.iterdir())
+    assert names == sorted(["profile.json", *content["files"]])
+    assert not [each for each in (folder, *folder.iterdir()) if each.stat().st_mode & 0o077]
+    events = json.loads(gzip.decompress((folder / content["files"][0]).read_bytes()))["traceEvents"]
+    assert sum(str(each.get("name")).startswith("ProfilerStep#") for each in events) >= 3
+    # Where page and report look.
+    (found, *_) = profiles.of_run("g", "a run", node.root / "profiles")
+    assert (found.folder, found.content["asked_steps"]) == (folder, 3)
+    assert profiles.of_run("g", "other", node.root / "profiles") == []
+
+
+def test_ranks_may_be_named_and_a_second_profile_of_one_is_refused(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = node.place.directory
+    out = str(node.root / "profiles")
+    command = ["-m", "otel_ddp", "profile", "--dir", str(place), "--out", out]
+    first = node.start(
+        *(sys.executable, *command, "--run", "a run"),
+        *("--rank", "2", "--rank", "0", "--steps", "50"),
+    )
+    answers = list(place.glob("*.ask"))
+
+    def begun() -> bool:
+        said = [each.with_suffix(".profile") for each in answers]
+        states = [json.loads(each.read_text()) for each in said if each.exists()]
+        return sum(each["asked_steps"] == 50 for each in states) == 2
+
+    until(begun, "the first profile to begin")
+    status = profile(node, "--run", "a run", "--rank", "0", "--rank", "2", "--steps", "1")
+    printed, errors = capsys.readouterr()
+
+    assert "profile of run a run: named\n" in finished(first)
+    # It may have ended before the second one asked: then that one is taken.
+    refused = printed.count("not profiled: another profile of this rank is under way")
+    assert (status, refused, errors) in {(1, 2, ""), (1, 1, ""), (0, 0, "")}
+
+
+def test_what_cannot_be_profiled_is_said_with_what_to_do(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profile(node, "--rank", "7") == 2
+    assert capsys.readouterr().err == "Rank 7 does not run on this node; here are: 0, 1, 2.\n"
+    assert profile(node, "--rank", "0") == 2
+    assert "Several runs here have such a rank: a run, other. " in capsys.readouterr().err
+    assert profile(node, "--run", "third") == 2
+    assert capsys.readouterr().err == "no rank of the run 'third' runs on this node.\n"
+    assert profile(node, "--run", "other") == 2
+    assert "No open verdict names a rank" in capsys.readouterr().err
+    before = folders(node)
+    assert profile(node, "--run", "other", "--rank", "0") == 1
+    assert "it takes no questions: it has not called" in capsys.readouterr().out
+    assert folders(node) == before
+    with pytest.raises(SystemExit):
+        profile(node, "--steps", "51")
+    assert "must be 1 to 50" in capsys.readouterr().err
+
+
+def test_the_steps_of_a_profile_are_marked_for_the_detectors(node: Node) -> None:
+    profile(node, "--run", "a run", "--rank", "2", "--steps", "2")
+
+    marked = {}
+    for path in node.place.journals():
+        reader = JournalReader(path)
+        reader.rewind()
+        stream = StepStream(reader.created_ns)
+        records = [each for each in reader.read() if isinstance(each, Steps)]
+        steps = [step for record in records for step in stream.feed(record)]
+        if reader.identity["run"] == "a run":
+            marked[reader.identity["global_rank"]] = sum(step.profiled for step in steps)
+        reader.close()
+    assert marked[2] >= 3
