@@ -266,25 +266,36 @@ def test_a_folder_that_is_missing_or_open_to_others_or_a_file_that_is_there_is_r
     assert list(folder.iterdir()) == []
 
 
-def test_a_process_that_grows_much_gets_a_shorter_window(training: Training) -> None:
-    training.ask(steps=50)
-    training.step(BEFORE + READY)
-    kept = bytearray(os.urandom(4096)) * (300 * 256)
-    training.step(2)
+def test_a_step_without_end_that_takes_much_memory_ends_the_window(training: Training) -> None:
+    for number, before, done in ((1, BEFORE, 0), (2, 10, 1)):
+        trace = training.ask(number, steps=50)
+        training.step(before + READY + done)
+        assert training.answer()["state"] == "recording"
+        kept = bytearray(os.urandom(4096)) * (300 * 256)
+        # As an evaluation has them, in which no step ends.
+        until(lambda: annotated(training) != "recording", "the end of the window")
 
-    said = training.answer()
-    assert (said["state"], said["asked_steps"], said["steps"]) == ("written", 50, 1)
-    assert len(kept) > 256 * 1024 * 1024
+        said = training.answer()
+        assert (said["state"], said["steps"]) == (("written", 1) if done else ("refused", None))
+        assert trace.exists() == bool(done)
+        assert len(kept) > 256 * 1024 * 1024
+        assert not torch_profiler._is_profiler_enabled
+        del kept
+
+
+def annotated(training: Training) -> Any:
+    with torch_profiler.record_function("evaluation"):
+        torch.ones(1).add(1)
+    return training.answer()["state"]
 
 
 def test_a_run_that_ends_in_a_window_leaves_what_is_recorded_by_then(training: Training) -> None:
     trace = training.ask(steps=20)
     training.step(BEFORE + READY + 2)
-    answers: list[dict[str, Any]] = []
     otel_ddp.uninstrument()
-    answers.append(training.answer())
 
-    assert [(each["state"], each["steps"]) for each in answers] == [("written", 2)]
+    said = training.answer()
+    assert (said["state"], said["steps"]) == ("written", 2)
     assert "aten::addmm" in names_in(trace)
     assert not torch_profiler._is_profiler_enabled
 
@@ -359,7 +370,11 @@ def test_an_annotation_that_is_open_between_two_windows_does_not_end_the_process
     assert "windows True" in said
 
 
-def test_a_forked_child_has_torch_as_it_was(training: Training) -> None:
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_forked_child_has_torch_as_it_was_and_records_nothing(training: Training) -> None:
     before = torch_profiler.record_function.__enter__
     trace = training.ask(steps=5)
     training.step(BEFORE + READY)
@@ -368,7 +383,11 @@ def test_a_forked_child_has_torch_as_it_was(training: Training) -> None:
     child = os.fork()
     if child == 0:
         same = torch_profiler.record_function.__enter__ is before
-        os._exit(0 if same else 1)
+        one, before_bytes = torch.ones(1), resident_bytes()
+        for _ in range(100_000):
+            one.add_(1)
+        # Recorded, each of these takes some 500 bytes.
+        os._exit(0 if same and resident_bytes() - before_bytes < 10e6 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     training.step(5)
 

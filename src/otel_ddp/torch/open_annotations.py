@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.autograd.profiler import record_function
@@ -19,12 +20,17 @@ class OpenAnnotations:
         self._open: dict[int, record_function] = {}
         self._originals: tuple[Any, Any] | None = None
 
-    def watch(self) -> None:
-        """Look at each annotation that begins or ends; call it when a profile has begun."""
+    def watch(self, began: Callable[[], None]) -> None:
+        """Look at each annotation that begins or ends; call it when a profile has begun.
+
+        *began* is called before one begins: loaders, DDP, optimizers and users have them, also
+        where no step ends for long.
+        """
         enter, leave = self._originals = record_function.__enter__, record_function.__exit__
         opened = self._open
 
         def entered(annotation: record_function) -> Any:
+            began()
             found = enter(annotation)
             opened[id(annotation)] = annotation
             return found

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ _STEPS_BETWEEN, _QUIET_STEPS = 10, 3
 _EXPECT_S = 120.0
 # What every user of torch's profiler comes through, also those of emit_nvtx.
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
+# How often the memory is looked at while no step ends.
+_CHECK_EVERY_S = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -83,6 +85,7 @@ class ProfileWindow:
         self._last_step = -_STEPS_BETWEEN
         # Of the window: its first step, how many there are, and the memory when it began.
         self._first = self._done = self._began_bytes = 0
+        self._check_due_s = 0.0
         self._annotation: Any = None
         self._annotated = False
         self._annotations = OpenAnnotations()
@@ -108,17 +111,23 @@ class ProfileWindow:
         if asked is None:
             self._sampled.call_after_steps(None)
         elif self._profiler is None or threading.get_ident() == self._thread:
-            try:
+            with self._answered(asked):
                 self._advance(asked)
-            except _Refused as why:
-                self._close(asked, "refused", str(why))
-            except (OSError, RuntimeError) as error:
-                # Before the error goes on: it may be the program's own, by a signal handler.
-                self._close(asked, "failed", f"{type(error).__name__}: {error}")
-                containment.reraise_foreign()
-            except BaseException as error:
-                self._close(asked, "failed", type(error).__name__)
-                raise
+
+    @contextlib.contextmanager
+    def _answered(self, asked: Asked) -> Iterator[None]:
+        """Whatever fails, the profiler is off afterwards, and the person who asked knows why."""
+        try:
+            yield
+        except _Refused as why:
+            self._close(asked, "refused", str(why))
+        except (OSError, RuntimeError) as error:
+            # Before the error goes on: it may be the program's own, by a signal handler.
+            self._close(asked, "failed", f"{type(error).__name__}: {error}")
+            containment.reraise_foreign()
+        except BaseException as error:
+            self._close(asked, "failed", type(error).__name__)
+            raise
 
     def _advance(self, asked: Asked) -> None:
         step = self._progress.step_count
@@ -136,13 +145,36 @@ class ProfileWindow:
         self._leave_annotation()
         if self._annotated:
             self._done += 1
-        grown_bytes = _resident_bytes() - self._began_bytes
-        if self._done < asked.steps and not (self._done and grown_bytes > _MOST_MEMORY):
+        if self._done < asked.steps and not (self._done and self._has_grown()):
             self._progress.mark_profiled()
             self._annotate(step + 1)
             return
         with _in_phase(self._progress):
             self._save(asked)
+
+    def _has_grown(self) -> bool:
+        return _resident_bytes() - self._began_bytes > _MOST_MEMORY
+
+    @containment.contained()
+    def _check_growth(self) -> None:
+        """End the window within a step: an evaluation in it may be long, and all is recorded."""
+        now_s = time.monotonic()
+        asked = self._asked
+        if now_s < self._check_due_s or asked is None or threading.get_ident() != self._thread:
+            return
+        self._check_due_s = now_s + _CHECK_EVERY_S
+        if self._profiler is not None and self._has_grown():
+            self._end_early(asked, "a step took too much memory to record")
+
+    def _end_early(self, asked: Asked, why: str) -> None:
+        """Keep the whole steps that are recorded, if there are any."""
+        with self._answered(asked):
+            self._leave_annotation()
+            if not self._done:
+                self._progress.mark_profiled()
+                raise _Refused(why)
+            with _in_phase(self._progress):
+                self._save(asked)
 
     def _start(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -155,7 +187,7 @@ class ProfileWindow:
         self._profiler = profiler
         self._progress.mark_profiled()
         profiler.start()
-        self._annotations.watch()
+        self._annotations.watch(self._check_growth)
         self._watch_entrances()
 
     def _annotate(self, step: int) -> None:
@@ -205,6 +237,7 @@ class ProfileWindow:
 
     def _forget(self) -> None:
         self._asked = None
+        self._done = 0
         self._sampled.call_after_steps(None)
 
     @containment.contained()
@@ -214,11 +247,8 @@ class ProfileWindow:
         if asked is None:
             return
         mine = threading.get_ident() == self._thread
-        if self._profiler is not None and mine and self._done:
-            self._leave_annotation()
-            self._save(asked)
-        elif self._profiler is None or mine:
-            self._close(asked, "refused", "the training ended before that many steps")
+        if self._profiler is None or mine:
+            self._end_early(asked, "the training ended before that many steps")
         else:
             # Only its own thread could stop it, and no step ends there any more.
             self._leave_entrances()
@@ -226,9 +256,13 @@ class ProfileWindow:
             self._write("refused", asked, "the training ended in another thread")
 
     def leave_to_parent(self) -> None:
-        """In a forked child: torch's functions are as they were, and nothing is written."""
+        """In a forked child: torch's functions are as they were, and nothing is recorded."""
         self._leave_entrances()
         self._annotations.leave()
+        if self._profiler is not None:
+            # The thread that forks goes on in the child, and would record for ever: nothing stops
+            # a profile there.
+            torch.autograd._enable_record_function(False)
 
     # -- the program's own profiler
 
@@ -287,7 +321,7 @@ class ProfileWindow:
 
 
 @contextlib.contextmanager
-def _in_phase(progress: Progress) -> Any:
+def _in_phase(progress: Progress) -> Iterator[None]:
     """Shown as a phase of its own, which is not taken for a hang."""
     began_s = time.monotonic()
     phase = progress.begin("profile", _EXPECT_S)
