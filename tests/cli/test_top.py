@@ -28,6 +28,7 @@ from otel_ddp.cli.top.app import Lines, TopApp
 from otel_ddp.cli.top.order import Choice
 from otel_ddp.cli.top.watch import Watch
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import JournalReader
 
 PROGRAM = Path(__file__).with_name("written_ranks.py")
 LATE = "rank 3 keeps the others waiting: forward takes 25 ms longer"
@@ -243,6 +244,32 @@ def test_new_steps_are_followed(node: Node) -> None:
     assert {(step.took_ns, step.work_ns) for step in second.steps} == {(50_000_000, 20_000_000)}
     watch.close()
     ranks.leave()
+
+
+def test_steps_that_an_agent_has_read_by_now_are_shown_too(node: Node) -> None:
+    ranks = Ranks(node, node.root / "read", ranks=1)
+    ranks.tell("step 30")
+    (path,) = ranks.place.journals()
+    reader = JournalReader(path)
+    reader.read()
+    reader.commit(*reader.bookmark())
+    reader.close()
+
+    watch = ranks.watch()
+    (rank,) = watch.look().runs[0].ranks
+    watch.close()
+
+    assert [step.number for step in rank.steps] == list(range(1, 31))
+    ranks.leave()
+
+
+def test_a_look_that_comes_after_the_end_opens_nothing(eight: Ranks) -> None:
+    watch = eight.watch()
+    assert watch.look().runs
+    watch.close()
+
+    # The fixture of every test finds what it leaves open.
+    assert watch.look().runs == ()
 
 
 # -- one picture
