@@ -187,14 +187,14 @@ def test_the_line_of_a_program_wins(place: Here, where: str) -> None:
         otel_ddp.instrument(model, group="mine", config={"lr": 0.01})
     for _ in range(STEPS):
         step(lambda value: model(value) + other(value), optimizer)
+    # The other one is not looked for.
+    assert not any(other._forward_hooks)
     otel_ddp.finish()
 
     journal = place.only()
     assert journal.identity["group"] == "mine"
     assert journal.config == ({} if where == "before the optimizer" else {"lr": 0.01})
     assert totals(place)["training.steps"] == STEPS
-    # The other one is not looked for.
-    assert not any(other._forward_hooks)
 
 
 def test_the_steps_of_a_program_that_has_opened_its_run_are_in_that_run(place: Here) -> None:
@@ -233,6 +233,7 @@ def test_what_a_program_has_taken_off_is_not_put_on_again(place: Here) -> None:
     otel_ddp.instrument(model)
     otel_ddp.uninstrument()
     train(model)
+    otel_ddp.finish()
 
     assert place.only().total(catalog.TRAINING_STEPS) == 0
 
