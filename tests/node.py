@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlencode
 
 import leftovers
 import warm
@@ -136,6 +137,13 @@ class Node:
         """Everything on the node's endpoint."""
         with urllib.request.urlopen(self.agent()["scrape"], timeout=10) as answer:
             return list(parse(answer.read().decode()))
+
+    def page(self, path: str, method: str = "GET", /, **query: str) -> Any:
+        """What the page of the node is answered."""
+        address = self.agent()["scrape"].replace("/metrics", f"/api/{path}?{urlencode(query)}")
+        request = urllib.request.Request(address, method=method, headers={"X-Otel-Ddp": "page"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
 
     def series(self, metric: str, /, **labels: str) -> list[tuple[Labels, float]]:
         """The samples of one name that carry these labels."""

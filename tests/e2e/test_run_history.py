@@ -51,6 +51,9 @@ def test_every_value_and_step_is_kept_once(killed: bool) -> None:
             assert rank.stdout is not None
             assert "half\n" in iter(rank.stdout.readline, "")
         path = until(lambda: history(node), "a history")
+        if not killed:
+            until(lambda: values(path) >= 4 * 201, "half of the values")
+            check_page(node)
         if killed:
             until(lambda: values(path) >= 4 * 201, "half of the values")
             node.kill_agent()
@@ -78,6 +81,24 @@ def test_every_value_and_step_is_kept_once(killed: bool) -> None:
                 assert STEPS - killed <= sum(each.steps for each in steps) <= STEPS
                 assert sum(each.phases_ns["forward"] for each in steps) > 0
             assert [e.attributes["why"] for e in found.events(like="the end")] == ["enough"] * 2
+
+
+def check_page(node: Node) -> None:
+    """What a browser is told while both ranks stand at step 200."""
+    head = node.page("run", run="kept")
+    assert (head["group"], head["state"], head["config"]) == ("g", "running", {"lr": 0.3})
+    assert [(each["rank"], each["step"]) for each in head["ranks"]] == [("0", 200), ("1", 200)]
+    answer = node.page("values", run="kept", name="loss")
+    assert {each["rank"]: each["columns"]["last"][-1] for each in answer["series"]} == {
+        "0": 200.0,
+        "1": 200.1,
+    }
+    assert {each["rank"] for each in node.page("now")["processes"]} == {0, 1}
+    [process] = node.page("stacks", "POST", group="g", run="kept", rank="1")["processes"]
+    frames = [frame for each in process["threads"] for frame in each["frames"]]
+    assert any(frame["function"] == "<module>" for frame in frames), process
+    [row] = node.page("runs")["runs"]
+    assert (row["run"], row["state"], row["step"]) == ("kept", "running", 200)
 
 
 def values(path: Path) -> int:
