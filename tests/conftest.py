@@ -17,7 +17,8 @@ import pytest
 
 import leftovers
 import warm
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Scalars

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import leftovers
 import warm
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.scrape.parse_exposition import parse
 from otel_ddp.journal.place import Place
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 
 class Preempted(Exception):
@@ -93,7 +93,7 @@ def test_the_error_of_a_handler_passes_through_though_it_installed_another_one(k
 RAISED_HERE = """
 import ctypes, threading
 from functools import partial
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 class Preempted(Exception): pass
 

@@ -141,7 +141,7 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
         ("console_scripts", "otel-ddp", "otel_ddp.cli:main"),
         (
             *("opentelemetry_instrumentor", "otel_ddp"),
-            "otel_ddp.launch.instrumentor:OtelDdpInstrumentor",
+            "otel_ddp.integrations.launch.instrumentor:OtelDdpInstrumentor",
         ),
     }
 

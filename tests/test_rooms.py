@@ -15,24 +15,21 @@ PACKAGE = Path(__file__).parents[1] / "src" / "otel_ddp"
 KNOWS = {
     "": {
         "catalog": "",
-        "containment": "",
         "errors": "",
         "identity": "errors journal",
         "journal": "catalog errors",
-        "settings": "containment errors identity journal",
+        "settings": "errors identity journal",
         "diagnosis": "catalog",
-        "history": "catalog containment",
-        "recording": "catalog containment journal settings",
-        "torch": "catalog containment identity journal recording",
-        "run": "catalog containment errors history identity journal recording settings torch",
-        "agent": (
-            "__init__ catalog containment diagnosis errors history identity journal settings"
-        ),
+        "history": "catalog errors",
+        "recording": "catalog errors journal settings",
+        "torch": "catalog errors identity journal recording",
+        "run": "catalog errors history identity journal recording settings torch",
+        "agent": "__init__ catalog diagnosis errors history identity journal settings",
         "cli": (
-            "__init__ agent catalog diagnosis errors history identity journal launch settings torch"
+            "__init__ agent catalog diagnosis errors history identity integrations journal "
+            "settings torch"
         ),
-        "integrations": "__init__ containment recording run",
-        "launch": "containment identity integrations run torch",
+        "integrations": "__init__ errors identity recording run torch",
         "__init__": "errors identity run",
         "__main__": "cli",
     },
@@ -43,7 +40,6 @@ KNOWS = {
         "reading": "ledger",
         "node": "kept_thread ledger reading",
         "verdicts": "ledger node reading",
-        "node_status": "reading",
         "artifacts": "kept_thread ledger reading",
         "history": "kept_thread ledger reading",
         "export": "kept_thread ledger node",
@@ -70,6 +66,7 @@ KNOWS = {
         "card": "quantities",
         "report": "card compare group_steps quantities reader report_file whole_run",
         "compare": "find_run group_steps quantities reader report_file whole_run",
+        "page": "directory reader schema",
     },
     "history.report": {
         "__init__": "",
@@ -78,26 +75,7 @@ KNOWS = {
         "postmortem_list": "",
         "facts": "",
         "run_card": "",
-        "page": (
-            "compare directory history reader run_card schema style svg"
-        ),
-        "blocks": "",
-        "side": "",
-        "sources": "side",
-        "from_prometheus": "side",
-        "comparison": "blocks side",
-        "limits": "comparison",
-        "render": "comparison limits side",
-        "exchange": "",
-        "guard": "exchange",
-        "static_files": "exchange",
-        "runs": "exchange",
-        "values": "exchange",
-        "steps": "exchange",
-        "events": "exchange",
-        "head": "runs",
-        "postmortems": "exchange runs",
-        "app": "events exchange guard head postmortems runs static_files steps values",
+        "page": "run_card style svg",
     },
     "diagnosis": {
         "__init__": "",
@@ -137,7 +115,7 @@ KNOWS = {
         "stack_survey": "stack_question",
         "process_memory": "bounded_reads",
         "postmortem": "postmortem_files postmortem_text",
-        "exit_causes": "kernel_log pidfd process_memory bounded_reads",
+        "exit_causes": "bounded_reads kernel_log pidfd process_memory",
         "process_case": "nonfinite_values postmortem stack_question",
         "exits": "exit_causes",
         "ended_by_parent": "exit_causes pidfd",
@@ -197,8 +175,8 @@ KNOWS = {
         "log_lines": "",
         "statements": "announcements log_lines",
         "run": (
-            "announcements current_run end_card ending log_lines opening rank_handles statements "
-            "where_to_look"
+            "announcements current_run end_card ending log_lines opening rank_handles "
+            "statements where_to_look"
         ),
         "api": "current_run opening run",
         "unasked": "api current_run run",
@@ -222,19 +200,8 @@ KNOWS = {
         "readings": "collectives device_clock frames hooks inspect_values process_group steps",
         "discovery": "frames hooks steps",
         "training_begins": "discovery hooks versions",
-        "attach": (
-            "discovery hooks profile_window readings stack_answers steps training_begins"
-        ),
+        "attach": "discovery hooks profile_window readings stack_answers steps training_begins",
         "measure": "attach versions wrappers",
-    },
-    "launch": {
-        "__init__": "",
-        "python_path": "",
-        "auto_run": "",
-        "after_import": "auto_run",
-        "startup": "after_import",
-        "this_process": "after_import auto_run startup",
-        "instrumentor": "this_process",
     },
     "integrations": {
         "__init__": "",
@@ -244,13 +211,37 @@ KNOWS = {
         "lightning": "arguments open_phase",
         "accelerate": "arguments",
         "ignite": "arguments open_phase",
+        "launch": "lightning transformers",
+    },
+    "history.page": {
+        "__init__": "",
+        "app": "events exchange guard head postmortems runs static_files steps values",
+        "events": "exchange",
+        "exchange": "",
+        "guard": "exchange",
+        "head": "runs",
+        "postmortems": "exchange runs",
+        "runs": "exchange",
+        "static_files": "exchange",
+        "steps": "exchange",
+        "values": "exchange",
+    },
+    "history.compare": {
+        "__init__": "",
+        "blocks": "",
+        "comparison": "blocks side",
+        "from_prometheus": "side",
+        "limits": "comparison",
+        "render": "comparison limits side",
+        "side": "",
+        "sources": "side",
     },
 }
 # A third-party package, and the only places that may name it.
 HOMES = {
     "torch": "torch/ recording/device_scalars.py cli/demo/ cli/drill/training.py",
     "pynvml": "agent/node/gpu/nvml/driver.py",
-    "opentelemetry": "agent/export/otlp/ launch/instrumentor.py",
+    "opentelemetry": "agent/export/otlp/ integrations/launch/instrumentor.py",
     "grpc": "agent/export/otlp/",
     "requests": "agent/export/otlp/",
     "prometheus_client": "agent/scrape/",
@@ -341,9 +332,9 @@ def test_imports_go_one_way(floor: str) -> None:
 
 
 @pytest.mark.parametrize("floor", ["", "agent"])
-        "": (
-            "12 13 KNOWS None Nothing The __init__ __main__ a and are assert def floor integrations keys knows launch len line of package starts str test_a_floor_has_at_most_a_dozen_rooms test_a_floor_has_few_rooms the them they users what without"
-        ),
+def test_a_floor_has_at_most_a_dozen_rooms(floor: str) -> None:
+    # Nothing knows the integrations: they are users of the package.
+    assert len(KNOWS[floor].keys() - {"__init__", "__main__", "integrations"}) <= 12
 
 
 def test_third_party_packages_stay_where_they_live() -> None:

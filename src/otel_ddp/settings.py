@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.containment import warn_once
 from otel_ddp.errors import ConfigError
+from otel_ddp.errors.containment import warn_once
 from otel_ddp.identity.identity import VARIABLES
 from otel_ddp.identity.run_names import INHERITED_RUN
 from otel_ddp.journal import layout

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from otel_ddp import containment
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.errors import containment
 from shortages import no_threads
 
 PATIENCE_S = 60.0

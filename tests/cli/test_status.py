@@ -19,7 +19,7 @@ from conftest import Here
 from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
 from otel_ddp.journal.place import Place

@@ -185,7 +185,7 @@ def test_an_agent_that_serves_somebody_keeps_its_settings_and_says_so() -> None:
 
 
 def test_a_stopped_agent_is_not_said_to_be_well() -> None:
-    from otel_ddp.agent.node_status import survey
+    from otel_ddp.agent.reading.node_status import survey
 
     with Node() as node:
         node.run(TRAIN)

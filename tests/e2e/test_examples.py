@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.status import lines
 from otlp_receiver import Point, Receiver
 

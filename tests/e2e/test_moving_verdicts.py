@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.status import lines
 from otlp_receiver import Receiver
 

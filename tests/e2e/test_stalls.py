@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Node, until, without_figures
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otlp_receiver import Receiver
 
 LIMIT_S, STEPS, ODD = 2, 10, 1

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from node import Labels, Node, finished, until, without_figures
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otlp_receiver import Receiver
 
 pytestmark = pytest.mark.timed

@@ -9,7 +9,7 @@ import atheris
 
 with atheris.instrument_imports(include=["otel_ddp", "fuzz"]):
     from fuzz.targets import TARGETS
-    from otel_ddp import containment
+    from otel_ddp.errors import containment
 
 
 def main() -> None:

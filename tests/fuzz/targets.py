@@ -19,8 +19,8 @@ from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool_files import Entry
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.node_status import survey
 from otel_ddp.agent.reading.journals import Journals
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses

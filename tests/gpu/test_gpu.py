@@ -260,7 +260,7 @@ def test_a_compiled_model_that_captures_graphs_itself(node: Node) -> None:
 import torch
 from torch import nn
 import otel_ddp
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 containment.raise_failures = True
 
@@ -299,7 +299,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import otel_ddp
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 containment.raise_failures = True
 torch.cuda.set_device(0)

@@ -2,7 +2,7 @@
 
 # Torch and the frameworks are imported already: what their imports below `otel-ddp run` set off.
 WITHOUT_A_LINE = """
-from otel_ddp.launch import this_process
+from otel_ddp.integrations.launch import this_process
 
 this_process.begin()
 """

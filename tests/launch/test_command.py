@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.cli import main
-from otel_ddp.launch import python_path
-from otel_ddp.launch.startup.sitecustomize import Finder
+from otel_ddp.integrations.launch import python_path
+from otel_ddp.integrations.launch.startup.sitecustomize import Finder
 
 RUN = (sys.executable, "-m", "otel_ddp", "run")
 # What a program can see of its interpreter.
@@ -164,9 +164,11 @@ def test_where_otel_ddp_cannot_be_imported_nothing_happens(tmp_path: Path) -> No
 
 def test_a_module_that_is_only_called_torch_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import sys; sys.exc_clear = 1")
-    env = below({"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(python_path.FOLDER).parents[2]}"})
+    env = below({"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(python_path.FOLDER).parents[3]}"})
 
-    code = "import sys, torch; print(torch.sys is sys, 'otel_ddp.launch' in sys.modules)"
+    code = (
+        "import sys, torch; print(torch.sys is sys, 'otel_ddp.integrations.launch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from extras import needed
-from otel_ddp.launch import this_process
-from otel_ddp.launch.startup.sitecustomize import Finder
+from otel_ddp.integrations.launch import this_process
+from otel_ddp.integrations.launch.startup.sitecustomize import Finder
 
 ROOT = Path(__file__).parents[2]
 NO_EXPORT = {f"OTEL_{each}_EXPORTER": "none" for each in ("TRACES", "METRICS", "LOGS")}
@@ -53,12 +53,15 @@ def test_the_command_of_opentelemetry_makes_a_process_wait_for_torch(installed: 
         timeout=60,
     )
 
-    assert (done.stdout, done.stderr) == ("otel_ddp.launch.startup.sitecustomize\n", "")
+    assert (done.stdout, done.stderr) == (
+        "otel_ddp.integrations.launch.startup.sitecustomize\n",
+        "",
+    )
 
 
 def test_a_program_may_name_the_instrumentor_and_take_it_off_again() -> None:
     needed("opentelemetry.instrumentation", "dev")
-    from otel_ddp.launch.instrumentor import OtelDdpInstrumentor
+    from otel_ddp.integrations.launch.instrumentor import OtelDdpInstrumentor
 
     before = list(sys.meta_path)
     OtelDdpInstrumentor().instrument(tracer_provider=None)

@@ -17,7 +17,8 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
-from otel_ddp import Run, catalog, containment
+from otel_ddp import Run, catalog
+from otel_ddp.errors import containment
 
 
 class Rude:

@@ -16,8 +16,8 @@ import pytest
 
 import otel_ddp
 from conftest import Here, Journal
-from otel_ddp import catalog, containment
-from otel_ddp.errors import ConfigError
+from otel_ddp import catalog
+from otel_ddp.errors import ConfigError, containment
 from otel_ddp.journal import layout
 from otel_ddp.recording import log_handler
 from otel_ddp.recording.log_records import severity_number

@@ -19,7 +19,8 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import ConfigError, catalog, containment
+from otel_ddp import ConfigError, catalog
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout, writer
 from otel_ddp.journal import place as places
 from otel_ddp.recording import agent_start

@@ -31,7 +31,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import otel_ddp
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 
 log = logging.getLogger("train")
 

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 import otel_ddp
 from conftest import Here, Journal, open_files
-from otel_ddp import Run, catalog, containment
+from otel_ddp import Run, catalog
+from otel_ddp.errors import containment
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
 from otel_ddp.torch import attach, stack_answers

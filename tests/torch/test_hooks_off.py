@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 

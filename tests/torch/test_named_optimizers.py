@@ -11,7 +11,8 @@ from torch.optim import SGD, Optimizer
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
 INPUT = torch.ones(8, 4)

@@ -24,7 +24,7 @@ import torch
 
 from extras import newer_torch
 from node import until
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording.progress import DevicePosition
 from otel_ddp.torch import collectives, process_group, stack_answers
 from otel_ddp.torch.collectives import Arrivals, _age_s

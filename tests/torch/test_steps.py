@@ -444,7 +444,7 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from otel_ddp import containment
+    from otel_ddp.errors import containment
     from otel_ddp.torch.steps import stepper
 
     def broken(*args: Any) -> Any:

@@ -20,7 +20,7 @@ import otel_ddp
 from conftest import Here
 from loops import totals
 from otel_ddp import catalog
-from otel_ddp.launch import auto_run
+from otel_ddp.integrations.launch import auto_run
 from otel_ddp.torch import training_begins
 
 INPUT = torch.ones(8, 4)

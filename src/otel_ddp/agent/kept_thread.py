@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 
 class KeptThread:

@@ -11,8 +11,8 @@ from otel_ddp import settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import identity
 from otel_ddp.identity.strategy import Choice
+from otel_ddp.integrations.launch import python_path
 from otel_ddp.journal import system_requirements
-from otel_ddp.launch import python_path
 
 # As env, nohup and timeout leave.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.gpus import gpu_lines

@@ -7,7 +7,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 import otel_ddp
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.integrations.arguments import checked
 
 

@@ -13,7 +13,7 @@ from ignite.handlers.base_logger import (
 )
 
 import otel_ddp
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
 from otel_ddp.recording import values

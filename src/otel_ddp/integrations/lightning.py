@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import otel_ddp
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
 from otel_ddp.recording import values

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 import otel_ddp
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
 from otel_ddp.run import unasked

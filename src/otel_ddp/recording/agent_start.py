@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal import agent_environment, locks
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter

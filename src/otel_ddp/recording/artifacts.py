@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.recording import values
 from otel_ddp.recording.recorder import Recorder

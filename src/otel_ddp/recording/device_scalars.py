@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 _SLOTS = 256
 _DRAIN_S = 0.2

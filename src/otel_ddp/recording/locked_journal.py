@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording import values

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.recording import log_records, program_loggers
 from otel_ddp.recording.recorder import Recorder

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording import values
 from otel_ddp.recording.secrets import without_secrets
 

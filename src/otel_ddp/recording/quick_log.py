@@ -11,7 +11,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.writer import Shape
 

@@ -8,7 +8,8 @@ from operator import index
 from time import time_ns
 from typing import Any
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 from otel_ddp.recording import values
 from otel_ddp.recording.locked_journal import LockedJournal

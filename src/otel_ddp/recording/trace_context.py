@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 # W3C Trace Context: version, trace, span, flags. Versions to come may add fields.
 _TRACEPARENT = re.compile("(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")

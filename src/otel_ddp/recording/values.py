@@ -13,7 +13,7 @@ from itertools import islice
 from math import isfinite, prod
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording.secrets import HIDDEN, is_secret, without_secrets
 
 _SPLITS = {

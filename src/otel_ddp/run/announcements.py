@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from otel_ddp import catalog, settings
-from otel_ddp.containment import warn_once
+from otel_ddp.errors.containment import warn_once
 from otel_ddp.identity.identity import GroupFacts, Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal.writer import JournalWriter

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol, TypeVar
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording import values
 
 

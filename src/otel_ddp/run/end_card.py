@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.history import card
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_s

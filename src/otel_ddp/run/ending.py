@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 Act = Callable[[], Any]
 

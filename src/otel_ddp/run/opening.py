@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp import catalog, containment
-from otel_ddp.errors import ConfigError
+from otel_ddp import catalog
+from otel_ddp.errors import ConfigError, containment
 from otel_ddp.identity import launchers, pool_tasks
 from otel_ddp.identity.git_commit import revision
 from otel_ddp.identity.run_names import clean

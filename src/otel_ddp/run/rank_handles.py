@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.settings import MIB
 
 # Each rank that a process logs for takes two descriptors and this much shared memory: few values

@@ -11,8 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
-from otel_ddp import catalog, containment, settings
-from otel_ddp.errors import ConfigError
+from otel_ddp import catalog, settings
+from otel_ddp.errors import ConfigError, containment
 from otel_ddp.identity import boards, identity, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice

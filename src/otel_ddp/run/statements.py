@@ -8,8 +8,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from otel_ddp import catalog, containment
-from otel_ddp.errors import ConfigError
+from otel_ddp import catalog
+from otel_ddp.errors import ConfigError, containment
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import layout

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp import containment
-from otel_ddp.errors import ConfigError
+from otel_ddp.errors import ConfigError, containment
 from otel_ddp.run import api, current_run
 from otel_ddp.run.run import Run
 

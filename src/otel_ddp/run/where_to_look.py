@@ -6,7 +6,7 @@ import html
 import os
 import sys
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.identity import page_address
 from otel_ddp.journal.place import Place
 from otel_ddp.run import stderr

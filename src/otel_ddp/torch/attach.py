@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.jit import ScriptModule
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch import discovery, stack_answers, training_begins
 from otel_ddp.torch.hooks import compile as compile_hooks

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch import process_group
 from otel_ddp.torch.process_group import is_up
 

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import BatchSampler
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.torch.steps.stepper import Stepper
 
 # By this batch of a pass the first ones have been trained on, if any are: loaders of frameworks

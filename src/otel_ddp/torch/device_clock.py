@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import DevicePosition

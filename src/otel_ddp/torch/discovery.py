@@ -13,7 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.jit import ScriptModule
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.frames import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import every_module

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 _Tensor = torch.Tensor
 _Base = torch._C.TensorBase

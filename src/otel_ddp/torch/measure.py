@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.versions import too_old
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.identity.identity import GroupFacts
 
 log = logging.getLogger("otel_ddp")

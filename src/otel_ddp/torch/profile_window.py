@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import profiler as torch_profiler
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.open_annotations import OpenAnnotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal.descriptor_ownership import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.recording.progress import DevicePosition

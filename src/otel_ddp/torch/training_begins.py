@@ -16,7 +16,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.versions import too_old
 
 # After so many calls of modules that do not train, as in an evaluation before the training, the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 # The class of a wrapper -> the attribute with the model inside. By name: asking for the types
 # would import them.

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp import catalog, containment, settings
+from otel_ddp import catalog, settings
 from otel_ddp.agent.export.exporter import Exporter, Marks
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.errors import containment
 from otel_ddp.journal.place import Place
 from otlp_receiver import Receiver
 

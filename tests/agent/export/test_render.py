@@ -11,9 +11,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
+from otel_ddp.errors import containment
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from otel_ddp import containment
 from otel_ddp.agent.node.source_thread import Sample, Sampler
+from otel_ddp.errors import containment
 
 PATIENCE_S = 300.0
 

@@ -16,9 +16,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger
 from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App
 from shortages import no_threads
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import run_case as run_case_module
@@ -23,6 +23,7 @@ from otel_ddp.agent.verdicts.exit_causes import ExitCauses, Memory
 from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.stall.evidence import Evidence, Group
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader

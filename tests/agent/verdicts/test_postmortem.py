@@ -12,9 +12,9 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp import containment
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader
 
 S = 1_000_000_000

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from otel_ddp import containment
 from otel_ddp.agent.artifacts.sink import CannotStore
+from otel_ddp.errors import containment
 
 T = TypeVar("T")
 

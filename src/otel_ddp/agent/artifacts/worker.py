@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from hashlib import blake2s, sha256
 from urllib.parse import quote
 
-from otel_ddp import containment
 from otel_ddp.agent.artifacts import digest, files
 from otel_ddp.agent.artifacts.artifact import COMPLETE, INCOMPLETE, Artifact
 from otel_ddp.agent.artifacts.digest import Content, Part
@@ -21,6 +20,7 @@ from otel_ddp.agent.artifacts.pace import Pace, Stopped
 from otel_ddp.agent.artifacts.sink import CannotStore, Sink
 from otel_ddp.agent.artifacts.work_list import WorkList
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.errors import containment
 
 # A file that is not there yet, or is still written to: two and a half minutes in all.
 READ_AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0)

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from otel_ddp import containment
 from otel_ddp.agent.export.delivery_report import DeliveryReport, DeliveryStatus, human_size
 from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.otlp.split import Piece, describe, halves
@@ -33,6 +32,7 @@ from otel_ddp.agent.export.queues import (
 from otel_ddp.agent.export.spool import Spool
 from otel_ddp.agent.export.spool_files import Entry
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.errors import containment
 
 MEMORY_LIMIT_BYTES = 32 * 1024 * 1024
 # How long one request waits where the receiver may fail over it. Then the next ones get their turn.

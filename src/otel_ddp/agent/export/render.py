@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from otel_ddp import __version__, containment
+from otel_ddp import __version__
 from otel_ddp.agent.export.deltas import Deltas
 from otel_ddp.agent.export.otlp import encode, resource
 from otel_ddp.agent.export.otlp.outcome import Signal
@@ -15,6 +15,7 @@ from otel_ddp.agent.export.queues import Request
 from otel_ddp.agent.export.request_builder import MOST_BYTES, SCOPE, RequestBuilder
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
 from otel_ddp.catalog import Kind
+from otel_ddp.errors import containment
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import SPAN
 from otel_ddp.journal.reader import Document

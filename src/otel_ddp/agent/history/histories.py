@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp import containment
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
 from otel_ddp.agent.history.node_samples import RunKey
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.errors import containment
 from otel_ddp.history import directory
 from otel_ddp.history.run_file import Newer
 from otel_ddp.journal.place import private_directory

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.node.core_use import CoreUse
@@ -24,6 +24,7 @@ from otel_ddp.agent.node.process.process import ProcessReader
 from otel_ddp.agent.node.process.process_stat import read_process_stat
 from otel_ddp.agent.node.source_thread import Sampler
 from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.errors import containment
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
 # Older samples are not shown: better no number than one of another time.

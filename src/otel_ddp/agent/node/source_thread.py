@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from otel_ddp import containment
 from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.errors import containment
 
 T = TypeVar("T")
 

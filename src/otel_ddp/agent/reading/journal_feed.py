@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp import containment
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading import process_status
 from otel_ddp.agent.reading.checkpoint_events import event_of
@@ -20,6 +19,7 @@ from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.catalog import STATES
+from otel_ddp.errors import containment
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT, SPAN
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps

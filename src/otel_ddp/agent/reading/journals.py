@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import containment
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
@@ -20,6 +19,7 @@ from otel_ddp.agent.reading.process_status import long_texts
 from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.agent.reading.run_description import Devices, no_devices
 from otel_ddp.agent.reading.summary import Summaries
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.ledger import MS, Labels, Ledger, Series
 from otel_ddp.agent.reading.best_values import BestValues
 from otel_ddp.agent.reading.series_times import ALL, SeriesTimes
 from otel_ddp.agent.reading.summary import Key, Summaries, Summary
 from otel_ddp.agent.reading.summary_file import SummaryFile
+from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader, Scalars
 
 # A value that is read now was logged at most this long ago, if everything before it is read.

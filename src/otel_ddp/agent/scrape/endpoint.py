@@ -14,13 +14,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from otel_ddp import containment
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.scrape.page_requests import answer_page
 from otel_ddp.agent.scrape.server import CLIENT_TIMEOUT_S, bind
 from otel_ddp.agent.scrape.web_config import WebConfig
+from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App
 
 # Only where shutting the socket down does not wake the thread is this how long a stop may take.

@@ -21,7 +21,7 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import containment
 from otel_ddp.agent.node.host.cgroup import Group
 from otel_ddp.agent.verdicts.bounded_reads import LONGEST_FILE, read_text, read_without_waiting
 from otel_ddp.agent.verdicts.kernel_log import KernelLog
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.process_memory import ProcessMemory
+from otel_ddp.errors import containment
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
@@ -18,6 +18,7 @@ from otel_ddp.agent.verdicts.verdict_series import VerdictSeries
 from otel_ddp.diagnosis.core_evidence import Cores
 from otel_ddp.diagnosis.gpu_evidence import Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
+from otel_ddp.errors import containment
 from otel_ddp.journal.reader import Document
 
 _POLL_EVERY_NS = 500_000_000

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import containment
 from otel_ddp.agent.verdicts.postmortem_files import save
 from otel_ddp.agent.verdicts.postmortem_text import Plain, as_text
+from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader
 
 # People read the file and send it by mail: it stays small, whatever the run has logged.

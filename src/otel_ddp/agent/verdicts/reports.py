@@ -9,7 +9,6 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import containment
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import postmortem
@@ -19,6 +18,7 @@ from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
 from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
+from otel_ddp.errors import containment
 from otel_ddp.identity import boards
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import EVENT, SPAN

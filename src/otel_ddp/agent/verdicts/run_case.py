@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.reading.world_size import World, training_world
@@ -28,6 +28,7 @@ from otel_ddp.diagnosis.step_facts import StepBatch, StepFacts, batches_of, fact
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
+from otel_ddp.errors import containment
 
 # So many verdicts that are over are kept of a run.
 _MOST_PAST = 20

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from otel_ddp import settings
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.demo.injection import FAULTS, PHASES, TROUBLE_AT, Injection, parse
 from otel_ddp.cli.demo.report import progress, samples, summary
 from otel_ddp.cli.temporary_place import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import settings
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.doctor.subprocess_call import run_python
 from otel_ddp.cli.text import mappings
 from otel_ddp.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.recent_steps import RecentSteps
 from otel_ddp.cli.text import cell, mappings
 from otel_ddp.diagnosis.medians import lower_median

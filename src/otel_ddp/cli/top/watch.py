@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.node_status import survey
+from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.process_status import OVER
 from otel_ddp.agent.reading.recent_steps import RecentSteps, StepWork
 from otel_ddp.agent.reading.steps import Step

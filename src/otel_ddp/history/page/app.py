@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.history.page import events, guard, head, postmortems, steps, values
 from otel_ddp.history.page.exchange import Answer, Question, Refused, as_csv, as_json, as_text
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.stepper import Stepper
 

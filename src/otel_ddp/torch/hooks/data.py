@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.data_sets import LOOKED_AT, DataSets
 from otel_ddp.torch.steps.stepper import Stepper
 

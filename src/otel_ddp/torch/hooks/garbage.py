@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import getitem, setitem, sub
 from typing import Any
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.stepper import Stepper
 

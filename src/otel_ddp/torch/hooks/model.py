@@ -13,7 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch import inspect_values
 from otel_ddp.torch.frames import module_calls
 from otel_ddp.torch.hooks import every_module, saving

@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.steps.step_end import CompiledSteps
 from otel_ddp.torch.steps.stepper import Stepper

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import Progress
 

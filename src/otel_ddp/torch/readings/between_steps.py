@@ -11,7 +11,8 @@ from weakref import ref
 import torch
 from torch import nn
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
+from otel_ddp.errors import containment
 from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks

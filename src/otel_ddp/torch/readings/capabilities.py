@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch import inspect_values
 from otel_ddp.torch.hooks.model import differentiable
 from otel_ddp.torch.process_group import backend, is_up

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.frames import outward
 
 # Where the two factors of a product stand among an op's arguments. For each factor that needs a

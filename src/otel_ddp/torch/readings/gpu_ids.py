@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 # The variables that decide which GPUs a process sees, and in which order.
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.torch.collectives import started, world
 
 # The steps in which collectives are counted: before any rank is judged, then now and then. No round

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.steps.watched_model import WatchedModel
 

@@ -9,7 +9,7 @@ from weakref import ref
 
 import torch
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 # Another optimizer ends our steps from here on, once it has stepped so often, with a backward each
 # time, while ours did not.

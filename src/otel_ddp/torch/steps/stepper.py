@@ -17,7 +17,7 @@ import torch
 from torch.autograd import Variable
 from torch.compiler import is_compiling
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 from otel_ddp.journal.writer import scratch_words
 from otel_ddp.recording.progress import PHASE_WORD, Phase, Progress
 from otel_ddp.torch.frames import CALL_MODULE, times_called

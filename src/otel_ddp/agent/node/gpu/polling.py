@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from otel_ddp import containment
 from otel_ddp.agent.node.gpu.driver import (
     Device,
     DeviceLost,
@@ -20,6 +19,7 @@ from otel_ddp.agent.node.gpu.driver import (
     User,
 )
 from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.errors import containment
 
 T = TypeVar("T")
 Attributes = tuple[tuple[str, str], ...]

@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from otel_ddp import catalog, containment
+from otel_ddp import catalog
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.errors import containment
 
 _MOST_FILE_SYSTEMS = 16
 # Data loaders pass their batches through shared memory, and die when it is full.

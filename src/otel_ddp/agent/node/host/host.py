@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from otel_ddp import containment
 from otel_ddp.agent.node.host.cgroup import Cgroups
 from otel_ddp.agent.node.host.disks import Disks
 from otel_ddp.agent.node.host.infiniband import Infiniband
@@ -17,6 +16,7 @@ from otel_ddp.agent.node.host.pressure import Pressure
 from otel_ddp.agent.node.host.processors import Processors, read_processor_times
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.errors import containment
 
 
 class Host:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from otel_ddp import containment
 from otel_ddp.agent.node.host.processors import read_processor_times
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
 from otel_ddp.agent.node.measurement import Measurement
@@ -30,6 +29,7 @@ from otel_ddp.catalog import (
     TRAINING_CHILDREN_MEMORY_USAGE,
     Metric,
 )
+from otel_ddp.errors import containment
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -9,7 +9,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
     BaseInstrumentor,
 )
 
-from otel_ddp.launch import this_process
+from otel_ddp.integrations.launch import this_process
 
 
 class OtelDdpInstrumentor(BaseInstrumentor):  # type: ignore[misc]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from otel_ddp.launch import after_import
-from otel_ddp.launch.startup import sitecustomize
+from otel_ddp.integrations.launch import after_import
+from otel_ddp.integrations.launch.startup import sitecustomize
 
 
 def begin() -> None:
@@ -22,7 +22,7 @@ def end() -> None:
 
     sitecustomize.uninstall()
     if "torch" in sys.modules:
-        from otel_ddp.launch import auto_run
+        from otel_ddp.integrations.launch import auto_run
 
         auto_run.stop()
     api.uninstrument()

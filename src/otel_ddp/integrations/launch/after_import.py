@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from otel_ddp import containment
+from otel_ddp.errors import containment
 
 _done: set[str] = set()
 
@@ -12,7 +12,7 @@ def imported(name: str) -> None:
     """Do what this module's import calls for."""
     if name == "torch":
         try:
-            from otel_ddp.launch import auto_run
+            from otel_ddp.integrations.launch import auto_run
         except ImportError:
             # Another module of this name, or a torch that is years too old.
             containment.reraise_foreign()

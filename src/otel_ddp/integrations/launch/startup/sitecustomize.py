@@ -57,7 +57,7 @@ class Finder(object):
 def imported(name):
     """Say that a module has been imported, where otel_ddp can be."""
     try:
-        from otel_ddp.launch import after_import
+        from otel_ddp.integrations.launch import after_import
 
         after_import.imported(name)
     except Exception:  # An installation that is broken, or too old for this file.
