@@ -32,7 +32,7 @@ _NO_DIRECTION: Mapping[str, Any] = {}
 
 
 @containment.contained()
-def show(journal: Path, place: Place, state: str, *, always: bool, look: str = "") -> None:
+def show(journal: Path, place: Place, state: str, *, always: bool, look: list[str]) -> None:
     """Print the card of a run whose end is recorded.
 
     A process that closes its own journal loses the lock on it, and counts as gone from then on.
@@ -52,7 +52,7 @@ def show(journal: Path, place: Place, state: str, *, always: bool, look: str = "
 
 
 def _card(
-    reader: JournalReader, place: Place, state: str, lasted_s: float, look: str
+    reader: JournalReader, place: Place, state: str, lasted_s: float, look: list[str]
 ) -> Card | None:
     totals = _Totals(reader)
     steps = round(totals.sum_of(catalog.TRAINING_STEPS))
@@ -80,7 +80,7 @@ def _card(
         ],
         sentences=list(_verdicts(place.agent_file, group, run)),
         cost=f"hooks {shown_s(hook_s)} of this rank" if hook_s else "",
-        look=[look] if look else [],
+        look=look,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from otel_ddp import catalog, settings
 from otel_ddp.errors import ConfigError, containment
-from otel_ddp.identity import boards, identity, pool_tasks
+from otel_ddp.identity import boards, identity, page_address, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
@@ -518,7 +518,9 @@ class Run(Statements):
         conf = self._settings
         kept = conf.agent != "off" and conf.history_bytes
         name = f"{self.group}/{self.run}"
-        look = f"otel-ddp report {shlex.quote(name)}" if kept else ""
+        look = [f"otel-ddp report {shlex.quote(name)}"] if kept else []
+        if base := page_address.base(where):
+            look.insert(0, page_address.of_run(base, self.run))
         end_card.show(recorder.writer.path, where, state, always=conf.say == "all", look=look)
 
     def _wait_for_agent(self, recorder: Recorder, where: place.Place) -> None:

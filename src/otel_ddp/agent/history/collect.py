@@ -90,14 +90,11 @@ class Collector:
         own = [each for each in verdicts if _is_of(each, key)]
         alive = any(each.ended_at is None for each in feeds)
         here = [each for each in taken if each.run == key or (each.run is None and alive)]
-        hook_s = sum(
-            each["totals"].get(catalog.OTEL_DDP_HOOK_TIME.name, 0.0) for each in ranks.values()
-        )
         about |= {
             "node": self._node,
             "version": __version__,
             "began_ns": min(each.reader.created_ns for each in feeds),
-            "cost": {"hook_s": hook_s, "agent_cpu_s": round(time.process_time(), 1)},
+            "cost": {"agent_cpu_s": round(time.process_time(), 1)},
         }
         return State(about, ranks, own, here)
 
