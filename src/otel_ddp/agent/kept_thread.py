@@ -24,7 +24,6 @@ class KeptThread:
 
     def keep_running(self) -> None:
         """Start the thread unless it runs; where that is not possible now, `problem` says why."""
-        self._wanted = True
         if self.is_alive():
             return
         # A daemon: a thread that hangs must not keep the agent from ending.
@@ -33,8 +32,10 @@ class KeptThread:
             thread.start()
         except (RuntimeError, MemoryError) as error:
             self._why = str(error) or type(error).__name__
-            return
-        self._thread, self._why = thread, "an error ended it"
+        else:
+            self._thread, self._why = thread, "an error ended it"
+        # Last: while a thread is being started for the first time, nothing is missing.
+        self._wanted = True
 
     def _run(self) -> None:
         try:
