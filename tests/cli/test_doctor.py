@@ -188,14 +188,14 @@ def test_a_torch_that_does_not_suit_the_machine_is_a_warning(
 
 def test_a_misspelt_variable_is_named_with_the_one_that_is_meant() -> None:
     os.environ.update(
-        OTEL_DDP_GROPU="a", OTEL_DDP_INHERITED_RUN="1:x", OTEL_DDP_RUN="b", OTEL_DDP_XYZZYPLUGH="c"
+        OTEL_DDP_GROPU="a", OTEL_DDP_INHERITED_RUN="1:x", OTEL_DDP_RUN="b", OTEL_DDP_QQQQQ="c"
     )
 
     findings = found(doctor.variables)
 
     assert [each.sentence for each in findings if each.level == "warn"] == [
         "OTEL_DDP_GROPU is not known and has no effect: is OTEL_DDP_GROUP meant?",
-        "OTEL_DDP_XYZZYPLUGH is not known and has no effect: docs/settings.md lists those that there "
+        "OTEL_DDP_QQQQQ is not known and has no effect: docs/settings.md lists those that there "
         "are",
     ]
     assert "OTEL_DDP_RUN" in the(findings, "ok")
