@@ -175,7 +175,7 @@ class Window:
 def check_accessibility(page: Any) -> None:
     spec = find_spec("axe_playwright_python")
     if spec is None or not spec.submodule_search_locations:
-        return
+        pytest.skip("the package axe-playwright-python is not installed: nothing checks the page")
     [place] = spec.submodule_search_locations
     page.evaluate((Path(place) / "axe.min.js").read_text())
     found = page.evaluate("axe.run(document)")
