@@ -225,3 +225,14 @@ def test_a_history_of_a_later_version_is_left_alone(made: Histories) -> None:
     made._write_all()
 
     assert "later version" in made.describe()["problem"]
+
+
+def test_a_number_that_no_column_holds_is_not_in_the_way_for_ever(made: Histories) -> None:
+    good = batch(0, 1)
+    made.feed(good._replace(scalars=[good.scalars[0]._replace(time_ns=1 << 64)]))
+    made._write_all()
+    made.feed(batch(1, 2))
+    made._write_all()
+
+    assert made.describe()["problem"] == ""
+    assert kept(path_of(made)) == (2, 2, 2)

@@ -148,7 +148,7 @@ class Histories:
         """Why it failed; empty if it did not."""
         try:
             call()
-        except (sqlite3.Error, OSError, Newer) as why:
+        except (sqlite3.Error, OSError, Newer, OverflowError) as why:
             return getattr(why, "strerror", None) or str(why) or type(why).__name__
         return ""
 

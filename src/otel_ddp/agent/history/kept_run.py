@@ -192,10 +192,11 @@ class KeptRun:
             self.open()
             assert self._file is not None
             self._write(self._file, now_ns)
-        except (sqlite3.Error, OSError, ValueError) as why:
+        except (sqlite3.Error, OSError, ValueError, OverflowError) as why:
             self.waiting_since_ns = self.waiting_since_ns or now_ns
             self._lost_why = self._lost_why or getattr(why, "strerror", None) or str(why)
-            if self._waiting > _MOST_WAITING:
+            # A number of a damaged journal that no column holds would be in the way for ever.
+            if self._waiting > _MOST_WAITING or isinstance(why, OverflowError):
                 self._leave_out(self.waiting_since_ns, now_ns, self._lost_why)
             raise
         self.waiting_since_ns, self._lost_why = 0, ""
