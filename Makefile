@@ -42,8 +42,9 @@ types: $(STAMP)
 # The real servers are built once, which takes minutes; without them their tests say so. Tests wait
 # more than they compute: more of them at a time than there are processors. Those that measure time
 # come last, three at a time, from the files that name their mark: reading all files takes as long as
-# some tests.
-unit: BY_FILE = --dist loadfile --no-loadscope-reorder
+# some tests. A process of theirs that dies is a failure and not replaced: pytest-xdist may then wait
+# for ever.
+unit: BY_FILE = --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 unit: TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timed' tests)
 unit: $(STAMP)
 	-$(BIN)/python -m tools.stack build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -128,6 +129,11 @@ def _threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if type(each).__name__ != "TMonitor"}
 
 
+def _handlers() -> dict[signal.Signals, Any]:
+    """A later test would end by a signal that Python ignores, such as that of a broken pipe."""
+    return {number: signal.getsignal(number) for number in signal.Signals}
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher around the test, no failure of ours hidden, nothing of it left behind."""
@@ -143,6 +149,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(containment, "count_failure", None)
     threads = _threads()
     files = open_files()
+    handlers = _handlers()
     yield
     # Only where the test imported it: some tests look at what is imported.
     api = sys.modules.get("otel_ddp.run.api")
@@ -166,6 +173,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         else:
             forgotten.append(path)
     assert not forgotten, f"the test leaves files open: {forgotten}"
+    changed = {number for number, handler in _handlers().items() if handlers[number] != handler}
+    for number in changed:
+        signal.signal(number, handlers[number])
+    assert not changed, f"the test leaves other handlers of signals behind: {changed}"
 
 
 class Journal:
