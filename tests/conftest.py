@@ -129,11 +129,6 @@ def _threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if type(each).__name__ != "TMonitor"}
 
 
-def _handlers() -> dict[signal.Signals, Any]:
-    """A later test would end by a signal that Python ignores, such as that of a broken pipe."""
-    return {number: signal.getsignal(number) for number in signal.Signals}
-
-
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher around the test, no failure of ours hidden, nothing of it left behind."""
@@ -149,7 +144,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(containment, "count_failure", None)
     threads = _threads()
     files = open_files()
-    handlers = _handlers()
+    # A command that a test calls may leave others, as its process would end. A later test's process
+    # must not die of what Python ignores, such as a pipe that nobody reads.
+    handlers = {number: signal.getsignal(number) for number in signal.Signals}
     yield
     # Only where the test imported it: some tests look at what is imported.
     api = sys.modules.get("otel_ddp.run.api")
@@ -161,6 +158,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         users.attach(users.Context())
     os.environ.clear()
     os.environ.update(found)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
     for each in _threads() - threads:
         # One that ends by itself is not left behind.
         each.join(_THREADS_END_S)
@@ -173,10 +173,6 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         else:
             forgotten.append(path)
     assert not forgotten, f"the test leaves files open: {forgotten}"
-    changed = {number for number, handler in _handlers().items() if handlers[number] != handler}
-    for number in changed:
-        signal.signal(number, handlers[number])
-    assert not changed, f"the test leaves other handlers of signals behind: {changed}"
 
 
 class Journal:

@@ -237,7 +237,10 @@ def test_more_than_the_spool_holds_is_counted_and_said() -> None:
         dropped = until(
             lambda: node.value("otel_ddp_points_dropped_total", why="spool_full"), "the bound"
         )
-        assert "points had to make room (OTEL_DDP_SPOOL_BYTES)" in node.agent()["export"]
+        until(
+            lambda: "points had to make room (OTEL_DDP_SPOOL_BYTES)" in node.agent()["export"],
+            "the same in what the agent says of itself",
+        )
         assert "the oldest data make room for the newest" in node.place.agent_log.read_text()
         assert sum(path.stat().st_size for path in node.spool.rglob("*.z")) <= 1 << 20
         assert dropped > 0

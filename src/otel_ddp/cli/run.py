@@ -68,8 +68,8 @@ def _check_settings() -> None:
 
 def _take_our_place(words: list[str]) -> int:
     # Python ignores these, and what is ignored stays so in the program that takes its place.
-    usual = (signal.SIGPIPE, signal.SIGXFSZ)
-    before = [signal.signal(number, signal.SIG_DFL) for number in usual]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(words[0], words)
     except FileNotFoundError:
@@ -78,9 +78,6 @@ def _take_our_place(words: list[str]) -> int:
     except OSError as error:
         _say(f"{words[0]}: {error.strerror}{_advice(words[0])}")
         return _NOT_EXECUTABLE
-    finally:
-        for number, handler in zip(usual, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _advice(word: str) -> str:
