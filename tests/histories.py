@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -172,3 +173,30 @@ def write_history(
     )
     file.close()
     return path
+
+
+def write_profile(root: Path, group: str, run: str) -> Path:
+    """What `otel-ddp profile` leaves of ranks 3 and 0, but for the traces; its folder."""
+    folder = root / run
+    folder.mkdir(parents=True)
+    content = {
+        "run": run,
+        "group": group,
+        "asked_ns": 5,
+        "why": "rank 3 is named by a verdict",
+        "ranks": [
+            {"rank": 3, "state": "written", "file": "rank-3.json.gz"},
+            {"rank": 0, "state": "written", "file": "rank-0.json.gz"},
+            {"rank": 7, "state": "refused", "file": None},
+        ],
+        # Any program of this user can write here.
+        "files": ["rank-3.json.gz", "rank-0.json.gz", "../secret", "secret", 7],
+        "table": [
+            {"operator": "aten::mm", "on_device": True, "times_s": [0.004, 0.001]},
+            {"operator": "aten::cut", "times_s": [0.004]},
+            {"operator": "aten::words", "times_s": "x"},
+            "no row",
+        ],
+    }
+    (folder / "profile.json").write_text(json.dumps(content))
+    return folder

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.agent.reading import profiles
 from otel_ddp.agent.reading.steps import StepStream
 from otel_ddp.cli import main
+from otel_ddp.history import profiles
 from otel_ddp.journal.reader import JournalReader, Steps
 
 # Rank 1 multiplies matrices that the others do not, until there is a file.

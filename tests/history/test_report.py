@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from histories import S, value_sums, write_history
+from histories import S, value_sums, write_history, write_profile
 from otel_ddp import catalog
-from otel_ddp.history import card
+from otel_ddp.history import card, profiles
 from otel_ddp.history.find_run import find_run
+from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.report import facts, page, run_card
 from otel_ddp.history.run_file import RunFile, SeriesKey
 from otel_ddp.history.sums import ValueSum
@@ -64,6 +65,13 @@ def shown(report: Mapping[str, Any]) -> Page:
     return Page("\n".join(page.page(report)))
 
 
+def evil_profile() -> profiles.Profile:
+    rank = {"rank": 0, "file": "rank-0.json.gz"}
+    table = [{"operator": EVIL, "times_s": [1.0]}]
+    content = {"why": EVIL, "ranks": [rank], "files": ["rank-0.json.gz"], "table": table}
+    return profiles.Profile(Path(EVIL), content)
+
+
 def summary(name: str, best: float) -> dict[str, Any]:
     point = {"value": best, "step": 7, "time_ns": BEGAN_NS}
     return {
@@ -74,6 +82,22 @@ def summary(name: str, best: float) -> dict[str, Any]:
         "min": point,
         "max": {**point, "value": 10.0},
     }
+
+
+def test_profiles_of_the_run_are_shown_with_the_place_of_their_traces(tmp_path: Path) -> None:
+    folder = write_profile(tmp_path / "profiles", "sweep", "r")
+    write_profile(tmp_path / "profiles", "sweep", "other")
+    write_history(tmp_path, "r", began_ns=BEGAN_NS)
+    with find_run("r", tmp_path) as run:
+        report = facts.gather(run, profiles=profiles.of_run("sweep", "r", tmp_path / "profiles"))
+
+    [found] = report["profiles"]
+    traces = [str(folder / "rank-3.json.gz"), str(folder / "rank-0.json.gz")]
+    assert (found["ranks"], found["traces"]) == ([3, 0], traces)
+    text = shown(report).text
+    assert "rank 3 is named by a verdict" in text
+    assert "aten::mm (device)4 ms1 ms" in text
+    assert all(path in text for path in traces)
 
 
 def test_it_says_how_the_run_ended_and_what_it_came_to(tmp_path: Path) -> None:
@@ -191,7 +215,7 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
         about={"config": {EVIL: EVIL}, "texts": {"description": EVIL}, "job_type": EVIL},
     )
     with find_run(str(tmp_path), tmp_path) as run:
-        report = facts.gather(run, [{"path": EVIL, "sentence": EVIL}])
+        report = facts.gather(run, [Postmortem(Path(EVIL), 0, EVIL)], [evil_profile()])
 
     found = shown(report)
 

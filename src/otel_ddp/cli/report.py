@@ -42,19 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.agent.verdicts import postmortem
-    from otel_ddp.history import card
+    from otel_ddp.history import card, postmortems, profiles
     from otel_ddp.history.find_run import NotFound, find_run, newest_run
     from otel_ddp.history.reader import Unreadable
-    from otel_ddp.history.report import facts, page, postmortem_list, run_card
+    from otel_ddp.history.report import facts, page, run_card
 
     try:
         conf, folder = settings.read(), history_directory(options)
         found = find_run(options.which, folder) if options.which else newest_run(folder)
         with found:
-            postmortems = postmortem_list.of_run(
-                postmortem.directory(conf.postmortem_directory), found.group, found.name
+            named = found.group, found.name
+            folder = postmortem.directory(conf.postmortem_directory)
+            report = facts.gather(
+                found, postmortems.of_run([folder], *named), profiles.of_run(*named)
             )
-            report = facts.gather(found, postmortems)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2

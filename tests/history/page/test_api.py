@@ -15,9 +15,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from histories import S, value_sums, write_history
+from histories import S, value_sums, write_history, write_profile
 from history.page.serving import Served
 from otel_ddp.catalog import PHASES
+from otel_ddp.history.page import profiles
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile, SeriesKey
@@ -254,6 +255,57 @@ def test_post_mortems_of_a_run_are_its_own(tmp_path: Path) -> None:
         outside = client.api("postmortem", name="postmortem-../../x").status
 
     assert (found["sentence"], text, outside) == ("rank 1 died", b"of lr-0.3", 404)
+
+
+def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(tmp_path: Path) -> None:
+    write_history(tmp_path / "runs")
+    folder = write_profile(tmp_path / "profiles", "sweep", "lr-0.3")
+    write_profile(tmp_path / "profiles", "sweep", "other")
+    (folder / "secret").write_text("not a trace")
+    trace = bytes(range(256)) * 100
+    (folder / "rank-3.json.gz").write_bytes(trace)
+    (folder / "rank-0.json.gz").symlink_to(folder / "secret")
+    run = {"run": "lr-0.3", "folder": str(folder)}
+
+    app = App(tmp_path / "runs", profile_folder=tmp_path / "profiles")
+    with served(app) as client:
+        [found] = client.api("profiles", run="lr-0.3").json["profiles"]
+        sent = client.ask(
+            f"/api/trace?{urlencode({**run, 'name': 'rank-3.json.gz'})}", Accept_Encoding="gzip"
+        )
+        others = [
+            client.api("trace", **{**run, **changed}).status
+            for changed in (
+                {"name": "rank-0.json.gz"},
+                {"name": "secret"},
+                {"name": "../profiles/secret"},
+                {"name": "rank-3.json.gz", "folder": "/"},
+                {"name": "rank-3.json.gz", "run": "other"},
+            )
+        ]
+
+    assert (found["why"], found["ranks"]) == ("rank 3 is named by a verdict", [3, 0])
+    assert found["traces"] == ["rank-3.json.gz", "rank-0.json.gz"]
+    assert found["operators"] == [{"name": "aten::mm (device)", "times_s": [0.004, 0.001]}]
+    assert (sent.status, sent.body) == (200, trace)
+    assert sent.headers["content-disposition"] == 'attachment; filename="rank-3.json.gz"'
+    assert "content-encoding" not in sent.headers
+    assert others == [404] * 5
+
+
+def test_a_trace_that_is_too_large_to_send_is_named_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "_LARGEST_TRACE", 100)
+    write_history(tmp_path / "runs")
+    folder = write_profile(tmp_path / "profiles", "sweep", "lr-0.3")
+    (folder / "rank-3.json.gz").write_bytes(bytes(101))
+
+    with served(App(tmp_path / "runs", profile_folder=tmp_path / "profiles")) as client:
+        reply = client.api("trace", run="lr-0.3", folder=str(folder), name="rank-3.json.gz")
+
+    assert reply.status == 413
+    assert str(folder / "rank-3.json.gz") in reply.json["error"]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
                     *("/api/runs", "/api/now", "/api/run?run=alive", "/api/events?run=alive"),
                     *("/api/values?run=alive&name=loss", "/api/values?run=ended&name=loss"),
                     *("/api/run?run=ended", "/api/postmortems?run=alive", "/api/postmortem?name=x"),
-                    "/",
+                    *("/api/profiles?run=alive", "/api/trace?run=alive&folder=f&name=n", "/"),
                 )
             }
             | {"stacks": ask(port, "/api/stacks", "POST", "X-Otel-Ddp: page\r\n")}
@@ -129,6 +129,8 @@ def test_another_user_sees_no_more_than_metrics_tell(endpoint: Endpoint) -> None
         "/api/events?run=alive": 403,
         "/api/postmortems?run=alive": 403,
         "/api/postmortem?name=x": 403,
+        "/api/profiles?run=alive": 403,
+        "/api/trace?run=alive&folder=f&name=n": 403,
         "stacks": 403,
     }
     assert [each["run"] for each in json.loads(answers["/api/runs"][1])["runs"]] == ["alive"]

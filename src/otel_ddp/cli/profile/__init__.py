@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import __version__
-from otel_ddp.agent.reading import profiles
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.profile.operators import Row, Totals, compared, totals_of
 from otel_ddp.cli.profile.ranks import Chosen, NotFound, choose
 from otel_ddp.cli.profile.window import Window
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
+from otel_ddp.history import profiles
 from otel_ddp.journal.place import private_directory
 
 MOST_STEPS = 50

@@ -11,8 +11,17 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from otel_ddp.errors import containment
-from otel_ddp.history.page import events, guard, head, postmortems, steps, values
-from otel_ddp.history.page.exchange import Answer, Question, Refused, as_csv, as_json, as_text
+from otel_ddp.history import postmortems
+from otel_ddp.history.page import events, guard, head, profiles, steps, values
+from otel_ddp.history.page.exchange import (
+    PACKED,
+    Answer,
+    Question,
+    Refused,
+    as_csv,
+    as_json,
+    as_text,
+)
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import History, Unreadable
@@ -42,12 +51,17 @@ class App:
         live: Live | None = None,
         ask_stacks: AskStacks | None = None,
         postmortem_folders: Sequence[Path] = (),
+        profile_folder: Path | None = None,
     ) -> None:
-        """*live*: None where there is no agent, but a folder alone."""
+        """*live*: None where there is no agent, but a folder alone.
+
+        *profile_folder*: None for where `otel-ddp profile` writes without `--out`.
+        """
         self._runs = Runs(folder)
         self._live = live
         self._ask_stacks = ask_stacks
         self._postmortem_folders = (*postmortem_folders, folder)
+        self._profile_folder = profile_folder
         self._files = StaticFiles()
 
     def answer(
@@ -67,7 +81,8 @@ class App:
         given = self._answer(method, target, headers, is_private, any_host)
         extra = dict(guard.HEADERS)
         body = given.body
-        packs = "Content-Encoding" not in given.headers and "ETag" not in given.headers
+        packs = not given.headers.keys() & {"Content-Encoding", "ETag"}
+        packs = packs and given.headers.get("Content-Type") != PACKED
         if packs and len(body) > _PACKED_FROM and "gzip" in headers.get("accept-encoding", ""):
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
@@ -126,10 +141,13 @@ class App:
             return as_json(200, self._now(question))
         if path == "postmortem":
             self._check_private(question)
-            return as_text(200, postmortems.text(self._postmortem_folders, question.text("name")))
+            return self._postmortem(question.text("name"))
         group = question.text("group") if "group" in question.query else None
         group = self._shown_group(question, group)
         with self._runs.opened(group, question.text("run")) as histories:
+            if path == "trace":
+                self._check_private(question)
+                return profiles.trace(*_named(histories), question, self._profile_folder)
             found = self._of_run(path, histories, question)
         if as_table:
             if path == "steps":
@@ -159,10 +177,21 @@ class App:
             return events.table(histories, question)
         if path == "postmortems":
             self._check_private(question)
-            about = histories[0].about
-            group, run = str(about.get("group") or ""), str(about.get("run") or "")
-            return {"postmortems": postmortems.of_run(self._postmortem_folders, group, run)}
+            return {
+                "postmortems": [
+                    {"name": each.name, "written_ns": each.written_ns, "sentence": each.sentence}
+                    for each in postmortems.of_run(self._postmortem_folders, *_named(histories))
+                ]
+            }
+        if path == "profiles":
+            self._check_private(question)
+            return profiles.table(*_named(histories), self._profile_folder)
         raise Refused(404, f"there is no {path[:100]!r}")
+
+    def _postmortem(self, name: str) -> Answer:
+        if (text := postmortems.text(self._postmortem_folders, name)) is None:
+            raise Refused(404, f"there is no post-mortem {name[:200]!r}")
+        return as_text(200, text)
 
     def _list(self, question: Question) -> dict[str, Any]:
         rows, faults = self._runs.rows()
@@ -225,6 +254,12 @@ class App:
     @containment.contained()
     def _ask_live(self) -> Mapping[str, Any] | None:
         return None if self._live is None else self._live()
+
+
+def _named(histories: Sequence[History]) -> tuple[str, str]:
+    """Its group and its name, whatever the request has left out."""
+    about = histories[0].about
+    return str(about.get("group") or ""), str(about.get("run") or "")
 
 
 def _not_kept(live: Mapping[str, Any] | None) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
+PACKED = "application/gzip"
 # A spreadsheet takes a cell that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -10,12 +10,15 @@ from typing import Any
 from otel_ddp import catalog
 from otel_ddp.history.compare import side
 from otel_ddp.history.group_steps import SPECIAL_PHASES, Cell, group_cells, one_cell, rank_cells
+from otel_ddp.history.postmortems import Postmortem
+from otel_ddp.history.profiles import Profile
 from otel_ddp.history.reader import Bucket, Series
 from otel_ddp.history.report_file import FORMAT, VERSION
 from otel_ddp.history.whole_run import WholeRun
 
 # Of a curve, and of the heatmap's columns and rows.
 _MOST_POINTS, _MOST_COLUMNS, _MOST_ROWS = 1024, 120, 48
+_MOST_POSTMORTEMS, _MOST_PROFILES, _MOST_OPERATORS = 5, 5, 20
 # Verdicts that name a rank that others wait for.
 LATE = ("straggler", "imbalance", "recurring")
 _GPU = {
@@ -26,7 +29,9 @@ _GPU = {
 }
 
 
-def gather(run: WholeRun, postmortems: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def gather(
+    run: WholeRun, postmortems: Sequence[Postmortem] = (), profiles: Sequence[Profile] = ()
+) -> dict[str, Any]:
     """All of it; only the newest step of a run that goes on may be missing."""
     about, ranks = run.about, run.step_buckets()
     cells = group_cells(ranks)
@@ -48,7 +53,11 @@ def gather(run: WholeRun, postmortems: Sequence[Mapping[str, Any]] = ()) -> dict
         "gpus": list(_gpus(run)),
         "cost": _cost(about.get("cost") or {}, cells, len(ranks)),
         "gaps": about.get("gaps") or [],
-        "postmortems": list(postmortems),
+        "postmortems": [
+            {"path": str(each.path), "sentence": each.sentence}
+            for each in postmortems[:_MOST_POSTMORTEMS]
+        ],
+        "profiles": [_profile(each) for each in profiles[:_MOST_PROFILES]],
         "curves": [_curve(*key, buckets) for key, buckets in run.values().items()],
         "work": _heatmap(ranks),
         "compared": side.to_json(side.of_run(run)),
@@ -174,6 +183,19 @@ def _add_gpu(row: dict[str, Any], series: Series, buckets: Sequence[Bucket]) -> 
         mean = sum(each.total for each in buckets) / count
         row[f"{key}_mean"] = max(mean, row.get(f"{key}_mean", mean))
         row[f"{key}_max"] = max(*highs, row.get(f"{key}_max", highs[0]))
+
+
+def _profile(profile: Profile) -> dict[str, Any]:
+    return {
+        "asked_ns": profile.asked_ns,
+        "why": profile.why,
+        "ranks": profile.ranks,
+        "traces": [str(path) for path in profile.traces],
+        "operators": [
+            {"operator": each.name, "times_s": list(each.times_s)}
+            for each in profile.operators(_MOST_OPERATORS)
+        ],
+    }
 
 
 def _cost(cost: Mapping[str, Any], cells: Sequence[Cell], ranks: int) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def page(report: Mapping[str, Any]) -> Iterator[str]:
         ("Values", _values(report)),
         ("Where the time went", _time(report)),
         ("Work of each rank", _work(report)),
+        ("Profiles", _profiles(report)),
         ("GPUs", _gpus(report)),
         ("Curves", _curves(report)),
         ("Ranks", _ranks(report)),
@@ -176,6 +177,16 @@ def _heat(work_s: float | None, usual_s: float | None) -> float | None:
     if work_s is None or not usual_s:
         return None
     return (work_s / usual_s - 1) / _FULL
+
+
+def _profiles(report: Mapping[str, Any]) -> Iterator[str]:
+    for each in report["profiles"]:
+        yield f"<p>{_at(each['asked_ns'])}: {_word(each['why'])}.</p><p>Traces:</p><ul>"
+        yield "".join(f"<li><code>{_word(path)}</code></li>" for path in each["traces"])
+        yield "</ul>"
+        rows = [(row["operator"], *map(shown_s, row["times_s"])) for row in each["operators"]]
+        ranks = [f"rank {rank}" for rank in each["ranks"]]
+        yield from _table(("operator, its own time of a step", *ranks), rows)
 
 
 def _gpus(report: Mapping[str, Any]) -> Iterator[str]:

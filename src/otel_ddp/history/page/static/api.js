@@ -10,7 +10,7 @@ let spentMs = 0;
 
 export class Refusal extends Error {}
 
-function address(path, parameters) {
+export function address(path, parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     if (value === null || value === undefined) continue;

@@ -1,9 +1,9 @@
-// What happened in a run: verdicts, post-mortems, events and log lines.
+// What happened in a run: verdicts, post-mortems, profiles, events and log lines.
 
-import { ask } from "./api.js";
+import { address, ask } from "./api.js";
 import { choose, chosen } from "./address.js";
-import { el, fill, labelled, table } from "./dom.js";
-import { time } from "./format.js";
+import { el, fill, labelled, number, table } from "./dom.js";
+import { seconds, time } from "./format.js";
 
 export class Verdicts {
   constructor() {
@@ -53,6 +53,29 @@ export class Postmortems {
     };
     if (isOpen) load();
     return el("details", { open: isOpen, toggle: load }, el("summary", {}, `${time(written_ns)} ${sentence}`), text);
+  }
+}
+
+export class Profiles {
+  constructor(run) {
+    this.run = run;
+    this.list = el("div");
+    this.element = el("section", { "aria-labelledby": "profiles" }, el("h2", { id: "profiles" }, "Profiles"), this.list);
+  }
+
+  async refresh() {
+    const { profiles } = await ask("profiles", this.run.key());
+    fill(this.list, profiles.length ? profiles.map((each) => this.one(each)) : el("p", { class: "quiet" }, "None: ", el("code", {}, "otel-ddp profile"), " records steps of a slow rank and of a healthy one."));
+  }
+
+  one({ folder, asked_ns, why, ranks, traces, operators }) {
+    const links = traces.map((name) => el("li", {}, el("a", { href: address("trace", { ...this.run.key(), folder, name }), download: name }, name)));
+    const rows = operators.map(({ name, times_s }) => [el("td", { class: "long" }, name), ...times_s.map((each) => number(seconds(each)))]);
+    return el(
+      "div", {}, el("h3", {}, `${time(asked_ns)}: ${why}`),
+      table("Own time of a step, by operator", ["operator", ...ranks.map((rank) => `rank ${rank}`)], rows),
+      el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing, in ", el("code", {}, folder), ":"), el("ul", {}, links),
+    );
   }
 }
 

@@ -4,7 +4,7 @@ import { ask, keep } from "./api.js";
 import { Axis } from "./axis.js";
 import { el, fill, table } from "./dom.js";
 import { duration, number, seconds, time } from "./format.js";
-import { Events, Postmortems, Verdicts } from "./happenings.js";
+import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
 import { NodePictures } from "./node.js";
 import { Timing } from "./timing.js";
 import { Values, look as readLook, lookControls } from "./values.js";
@@ -37,6 +37,7 @@ class Run {
     this.happened = new Verdicts();
     this.private = el("div");
     this.postmortems = new Postmortems(this);
+    this.profiles = new Profiles(this);
     this.events = new Events(this);
     this.about = el("section", { "aria-labelledby": "about" });
     this.element = el(
@@ -90,9 +91,9 @@ class Run {
   async refreshRest(seldom) {
     const work = [this.node.refreshDevices()];
     if (this.head.config) {
-      if (!this.private.childNodes.length) this.private.append(this.postmortems.element, this.events.element, this.about);
+      if (!this.private.childNodes.length) this.private.append(this.postmortems.element, this.profiles.element, this.events.element, this.about);
       this.showAbout();
-      if (seldom) work.push(this.postmortems.refresh(), this.events.refresh());
+      if (seldom) work.push(this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
     }
     await Promise.all(work);
   }

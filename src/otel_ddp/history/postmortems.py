@@ -1,0 +1,76 @@
+"""The post-mortems of a run: which there are, and the text of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NAME = re.compile(r"postmortem-[\w.-]+")
+_LARGEST = 4 * 1024 * 1024
+_MOST_FILES = 200
+
+
+class Postmortem(NamedTuple):
+    """One that an agent has written; its text lies beside it."""
+
+    path: Path
+    """Of the text for people."""
+    written_ns: int
+    sentence: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def of_run(folders: Sequence[Path], group: str, run: str) -> list[Postmortem]:
+    """The latest first; a file that cannot be read is passed over."""
+    found = [
+        Postmortem(
+            path.with_suffix(".txt"),
+            written_ns if isinstance(written_ns := report.get("written_ns"), int) else 0,
+            str(_mapping(report.get("verdict")).get("sentence") or ""),
+        )
+        for path, report in _reports(folders)
+        if report.get("run") == run and _group(report) in (None, group)
+    ]
+    return sorted(found, key=lambda each: -each.written_ns)
+
+
+def text(folders: Sequence[Path], name: str) -> str | None:
+    """One post-mortem, as it is written for people; None where there is none of this name."""
+    if _NAME.fullmatch(name):
+        for folder in folders:
+            with contextlib.suppress(OSError), open(folder / f"{name}.txt", "rb") as file:
+                return file.read(_LARGEST).decode("utf-8", "replace")
+    return None
+
+
+def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for folder in folders:
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):
+            paths = sorted(folder.glob("postmortem-*.json"), key=_newest_first)[:_MOST_FILES]
+        for path in paths:
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                with open(path, "rb") as file:
+                    report = json.loads(file.read(_LARGEST))
+                if isinstance(report, dict):
+                    yield path, report
+
+
+def _newest_first(path: Path) -> float:
+    return -path.stat().st_mtime
+
+
+def _group(report: Mapping[str, Any]) -> Any:
+    return _mapping(_mapping(report.get("verdict")).get("who")).get("group")
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    """Any program of this user may have written it."""
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,108 @@
+"""Where the profiles that people ask for lie, and what each folder holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = "profile.json"
+_TRACE = re.compile(r"rank-\d+\.json\.gz")
+_LARGEST_FILE = 1024 * 1024
+_LONGEST_NAME = 80
+_LONGEST_OPERATOR = 200
+
+
+class Profile(NamedTuple):
+    """One folder with the traces of one window."""
+
+    folder: Path
+    content: Mapping[str, Any]
+    """Its `profile.json`; any program of this user may have written it."""
+
+    @property
+    def asked_ns(self) -> int:
+        asked_ns = self.content.get("asked_ns")
+        return asked_ns if isinstance(asked_ns, int) else 0
+
+    @property
+    def why(self) -> str:
+        return str(self.content.get("why") or "")
+
+    @property
+    def traces(self) -> list[Path]:
+        """Of one rank each."""
+        files = self.content.get("files")
+        names = [each for each in files if isinstance(each, str)] if isinstance(files, list) else []
+        return [self.folder / each for each in names if _TRACE.fullmatch(each)]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those with a trace, the suspect first: as the columns of the table."""
+        ranks = [each for each in _mappings(self.content.get("ranks")) if each.get("file")]
+        return [each["rank"] for each in ranks if isinstance(each.get("rank"), int)]
+
+    def operators(self, most: int) -> list[Operator]:
+        """Where the ranks differ most; where there is one rank, what takes longest."""
+        rows = [_operator(each) for each in _mappings(self.content.get("table"))]
+        known = [each for each in rows if each and len(each.times_s) == len(self.ranks)]
+        return known[:most]
+
+
+class Operator(NamedTuple):
+    """A row of the table that `otel-ddp profile` prints."""
+
+    name: str
+    times_s: Sequence[float]
+    """Its own time in a step, of each rank."""
+
+
+def directory() -> Path:
+    """On a disk, as post-mortems are: a trace is much larger than a journal."""
+    return Path("/var/tmp") / f"otel_ddp-{os.geteuid()}" / "profiles"
+
+
+def folder_name(run: str, asked: str) -> str:
+    """The name of a folder: its run, and when it was asked for."""
+    safe = re.sub(r"[^\w.-]+", "-", run).strip(".-")[:_LONGEST_NAME]
+    return f"{safe or 'run'}-{asked}"
+
+
+def of_run(group: str, run: str, root: Path | None = None) -> list[Profile]:
+    """The profiles of a run on this node, the newest first."""
+    wanted = {"group": group, "run": run}
+    found = [each for each in _all(root or directory()) if wanted.items() <= each.content.items()]
+    return sorted(found, key=lambda each: each.asked_ns, reverse=True)
+
+
+def _operator(row: Mapping[str, Any]) -> Operator | None:
+    times_s = row.get("times_s")
+    if not isinstance(times_s, list) or not all(isinstance(s, (int, float)) for s in times_s):
+        return None
+    name = f"{row.get('operator') or ''}{' (device)' if row.get('on_device') else ''}"
+    return Operator(name[:_LONGEST_OPERATOR], times_s)
+
+
+def _mappings(found: Any) -> list[Mapping[str, Any]]:
+    rows = found if isinstance(found, list) else []
+    return [each for each in rows if isinstance(each, Mapping)]
+
+
+def _all(root: Path) -> Iterator[Profile]:
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return
+    for name in names:
+        path = root / name / FILE
+        try:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            with os.fdopen(os.open(path, flags), "rb") as file:
+                content = json.loads(file.read(_LARGEST_FILE))
+        except (OSError, ValueError, RecursionError):
+            continue  # a window that is under way, or no folder of ours
+        if isinstance(content, dict):
+            yield Profile(root / name, content)
