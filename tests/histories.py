@@ -103,9 +103,8 @@ def write_history(
                     for step in range(0, steps, 1 if split == "train" else 10)
                 ]
                 values[key] = value_sums(file, key, points)
-        gpu = SeriesKey(
-            *("node", "hw.gpu.utilization", label, (("hw.id", f"GPU-{rank}"), ("hw.name", "H100")))
-        )
+        device = (("gpu", str(rank)), ("hw.id", f"GPU-{rank}"), ("hw.model", "H100"))
+        gpu = SeriesKey("node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu")))
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
         values[gpu] = value_sums(file, gpu, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
     described = {

@@ -309,3 +309,18 @@ def test_the_documentation_is_what_the_catalogue_says() -> None:
 
     assert written == catalog.markdown(), "docs/metrics.md is out of date: run `make docs`."
     assert [each.name for each in METRICS if f"`{each.name}`" not in written] == []
+
+
+def test_what_page_report_and_comparison_look_for_is_in_the_catalogue() -> None:
+    package = Path(catalog.__file__).parent / "history"
+    known = {metric.name for metric in catalog.METRICS}
+    known |= {label for metric in catalog.METRICS for label in metric.attributes}
+    sources = [*package.rglob("*.py"), *package.rglob("*.js")]
+    wanted = {
+        word
+        for path in sources
+        for word in re.findall(r'"((?:hw|system|process)\.[\w.]+)"', path.read_text())
+    }
+
+    assert "hw.model" in wanted
+    assert wanted - known == set()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
 
 import pytest
 
 from histories import write_history
 from history.noisy_runs import noisy_side
-from otel_ddp.history.compare import limits, render, side, sources
+from otel_ddp.history.compare import blocks, limits, render, side, sources
 from otel_ddp.history.compare.blocks import holm, quantile, test_pairs, two_sided, without_pauses
 from otel_ddp.history.compare.comparison import Comparison, Row
 from otel_ddp.history.compare.comparison import compare as compare_runs
@@ -81,6 +83,27 @@ def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
     ]
 
     assert [verdicts(each) for each in wild if verdicts(each)] == []
+
+
+def wandering(seed: int, memory: float) -> list[float]:
+    """300 steps, each of which resembles the one before by so much."""
+    chance = random.Random(seed)
+    found, apart = [], chance.gauss(0, 1) / math.sqrt(1 - memory**2)
+    for _ in range(300):
+        apart = memory * apart + chance.gauss(0, 1)
+        found.append(20 + 0.1 * apart)
+    return found
+
+
+def test_steps_that_resemble_each_other_for_long_prove_less() -> None:
+    pairs = [
+        blocks.test(wandering(seed, memory), wandering(seed + 1000, memory))
+        for seed in range(200)
+        for memory in (0.8, 0.9)
+    ]
+
+    # As many tests of independent steps err as often; 10 do if neighbouring blocks count whole.
+    assert sum(each is not None and each.p < 0.01 for each in pairs) <= 4
 
 
 def test_a_worse_loss_is_found_and_an_equal_one_is_not() -> None:
@@ -167,6 +190,7 @@ def test_runs_that_differ_by_themselves_prove_nothing_by_one_of_them() -> None:
     several = compare_runs(runs(1, 3, 5, 7, 9, apart=0.1), runs(2, pace=1.1))
 
     assert row(alone, "step_time").verdict == "worse"
+    assert "One run on each side" in " ".join(render.notes(alone))
     assert row(several, "step_time").verdict == ""
     assert "p: by whole runs" in " ".join(render.notes(several))
 
@@ -175,6 +199,7 @@ def test_several_runs_find_what_is_more_than_they_differ() -> None:
     found = compare_runs(runs(1, 3, 5, 7, 9, apart=0.005), runs(2, 4, 6, pace=1.1, apart=0.005))
 
     assert row(found, "step_time").verdict == "worse"
+    assert "One run on each side" not in " ".join(render.notes(found))
     assert render.titles(found.before) == "run-1, run-3, run-5, run-7, run-9 (5 runs)"
     assert found.used[0].warm_up == 75
 
@@ -296,6 +321,7 @@ def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
     found = compare(sources.load("a", tmp_path), sources.load("b", tmp_path))
 
     assert ("ranks", "4", "2") in found.conditions
+    assert ("gpus", "4 x H100", "2 x H100") in found.conditions
     assert ("batch", "32", "64") in found.conditions
     assert found.config == [("lr", "0.3", "0.1")]
 

@@ -187,7 +187,7 @@ def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", began_ns=BEGAN_NS)
     key = SeriesKey(
         *("node", catalog.HW_GPU_MEMORY_USAGE.name, "1"),
-        (("hw.id", "GPU-1"), ("hw.model", "NVIDIA H100")),
+        (("hw.id", "GPU-1"), ("hw.model", "H100")),
     )
     file = RunFile(path)
     file.write(values={key: value_sums(file, key, [(1, S, 2e9), (2, 2 * S, 5e10)])})
@@ -196,10 +196,10 @@ def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:
         report = facts.gather(run)
 
     gpu = next(each for each in report["gpus"] if each["gpu"] == "GPU-1")
-    assert (gpu["used_bytes_max"], gpu["model"], gpu["rank"]) == (5e10, "NVIDIA H100", "1")
+    assert (gpu["used_bytes_max"], gpu["model"], gpu["rank"]) == (5e10, "H100", "1")
     assert 0.7 < gpu["busy_ratio_mean"] < 0.9
     [words] = run_card.gpu_words(report["gpus"])
-    assert words.startswith("4 x NVIDIA H100, busy ")
+    assert words.startswith("4 x H100, busy ")
     assert words.endswith("memory up to 50 GB")
 
 

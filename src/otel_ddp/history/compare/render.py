@@ -149,6 +149,11 @@ def notes(found: Comparison) -> Iterator[str]:
         f"p: {how}, corrected for several tests. Told of: p < {SIGNIFICANT_P:g} and a change of "
         f"{LEAST_CHANGE * 100:g} % or more."
     )
+    if found.block and any(row.verdict for row in found.rows if not row.of_value):
+        yield (
+            "One run on each side: where other work shares the machine, equal runs differ as well. "
+            "Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
+        )
 
 
 def _tables(found: Comparison) -> Iterator[tuple[Sequence[str], list[list[str]]]]:

@@ -80,9 +80,9 @@ def _conditions(run: WholeRun, cells: Sequence[Cell], clocks: set[str]) -> dict[
 
 def _boards(run: WholeRun) -> str:
     names = [
-        labels["hw.name"]
+        labels["hw.model"]
         for _, series in run.series("node")
-        if (labels := dict(series.key.labels)).get("hw.name")
+        if (labels := dict(series.key.labels)).get("hw.model")
         and series.key.name.startswith("hw.gpu.utilization")
     ]
     return ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names)))

@@ -11,7 +11,7 @@ const HOST = ["system.cpu.utilization", "system.memory.usage", "process.memory.u
 const HEADS = ["busy", "memory", "power", "temperature"];
 const KINDS = ["time"];
 // What tells series of one name apart, besides rank and node.
-const PLAIN = ["name", "rank", "node", "kept_width", "columns"];
+const PLAIN = ["name", "rank", "node", "kept_width", "columns", "hw.type", "hw.model"];
 
 export class NodePictures {
   constructor(run, axis) {
@@ -77,7 +77,7 @@ export class NodePictures {
     }
     const shown = (last, name) => number(measured(last[name], this.metrics.get(name)?.unit || ""));
     fill(this.devices, table("Each device as sampled last", ["rank", "node", "device", ...HEADS], [...rows.values()].map(({ series: each, last }) => [
-      each.rank || "none", each.node, `${each["hw.name"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => shown(last, name)),
+      each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => shown(last, name)),
     ])));
   }
 }
@@ -87,6 +87,8 @@ function owner(series) {
 }
 
 function label(series) {
-  const more = Object.entries(series).filter(([key]) => !PLAIN.includes(key) && key !== "hw.name").map(([, value]) => value);
-  return [series.rank ? `rank ${series.rank}` : series.node, ...more].join(", ");
+  const { gpu, ...others } = series;
+  if (gpu) delete others["hw.id"];
+  const more = Object.entries(others).filter(([key]) => !PLAIN.includes(key)).map(([, value]) => value);
+  return [series.rank ? `rank ${series.rank}` : series.node, ...(gpu ? [`GPU ${gpu}`] : []), ...more].join(", ");
 }
