@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # What .venv holds: extras of pyproject.toml. Each set that was installed leaves a stamp.
 DEMO := .venv/.with-torch
-STAMP := .venv/.with-torch,dev,schemas,frameworks
+STAMP := .venv/.with-torch,dev,schemas,frameworks,browser
 SITE_STAMP := .venv/.with-docs
 SITE := build/site
 # A process that measures itself must not share its cores with a pool of math threads.
@@ -52,7 +52,7 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
-stress: .venv/.with-torch,dev,schemas,frameworks,deepspeed
+stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 

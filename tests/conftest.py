@@ -161,10 +161,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
-    for each in _threads() - threads:
-        # One that ends by itself is not left behind.
-        each.join(_THREADS_END_S)
-    left = _threads() - threads
+    # One that ends by itself is not left behind; one that is only about to run cannot be joined.
+    deadline = time.monotonic() + _THREADS_END_S
+    while (left := _threads() - threads) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not left, f"the test leaves threads behind: {left}"
     forgotten = []
     for number, path in open_files().items() - files.items():

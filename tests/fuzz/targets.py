@@ -1,10 +1,11 @@
-"""What is fuzzed: bytes become a journal, a request of a spool, a web configuration."""
+"""What is fuzzed: bytes become a journal, a history, a profile, a spool, a web configuration."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
+import sqlite3
 import struct
 import tempfile
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from histories import write_history, write_profile
 from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool_files import Entry
@@ -25,6 +27,15 @@ from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.history import card, profiles
+from otel_ddp.history.compare import render, sources
+from otel_ddp.history.compare.comparison import compare
+from otel_ddp.history.find_run import NotFound, find_run
+from otel_ddp.history.page.app import App
+from otel_ddp.history.reader import Unreadable as UnreadableHistory
+from otel_ddp.history.report import facts, run_card
+from otel_ddp.history.report import page as report_page
+from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -233,9 +244,109 @@ def web_rules(data: bytes) -> None:
             web_config.WebConfig(Path(file.name)).admits("Basic " + data[:40].decode("latin-1"))
 
 
+def history(data: bytes) -> None:
+    """A file of histories with anything in its columns, through page, report and comparison."""
+    took = Bytes(data)
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm"))
+    try:
+        write_history(folder, "a", ranks=2, steps=60, names=("loss",))
+        path = write_history(folder, "r", ranks=2, steps=60, names=("loss",), late=1)
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            while took.more():
+                _change(db, took)
+        _show(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def bytes_of_a_history(data: bytes) -> None:
+    """A file of histories with damaged pages."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm"))
+    try:
+        write_history(folder, "a", ranks=1, steps=60, names=("loss",))
+        path = write_history(folder, "r", ranks=1, steps=60, names=("loss",))
+        content = bytearray(path.read_bytes())
+        took = Bytes(data)
+        while took.more():
+            at, piece = took.integer() % len(content), took.raw()
+            content[at : at + len(piece)] = piece
+        path.write_bytes(bytes(content))
+        _show(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+_CELLS = {
+    "about": ("key", "value"),
+    "ranks": ("rank", "about"),
+    "series": ("kind", "name", "rank", "labels", "width"),
+    "sums": ("start", *SUM_COLUMNS),
+    "steps": ("start", *STEP_COLUMNS),
+    "events": ("time_ns", "step", "rank", "name", "severity", "body", "attributes"),
+    "verdicts": ("kind", "rank", "phase", "step", "since_ns", "until_ns", "sentence", "about"),
+}
+
+
+def _change(db: sqlite3.Connection, took: Bytes) -> None:
+    """One cell, or all of a column, becomes anything: SQLite takes a text for a number."""
+    table = took.one_of(tuple(_CELLS))
+    column = took.one_of(_CELLS[table])
+    cell = took.one_of(
+        (
+            lambda: json.dumps(took.json()),
+            took.integer,
+            took.number,
+            took.raw,
+            lambda: took.raw().decode("utf-8", "replace"),
+        )
+    )()
+    rows = f"SELECT {column} FROM {table} LIMIT 1 OFFSET {took.byte()}"
+    where = f" WHERE {column} IN ({rows})" if took.byte() % 2 else ""
+    with contextlib.suppress(sqlite3.Error):
+        db.execute(f"UPDATE OR IGNORE {table} SET {column} = ?{where}", (cell,))
+
+
+def _show(folder: Path) -> None:
+    app, run = App(folder, profile_folder=folder), "group=sweep&run=r"
+    for path in (
+        *("runs", "now", f"run?{run}", f"names?{run}", f"values?{run}&name=loss"),
+        *(f"values.csv?{run}&name=loss", f"node?{run}&name=hw.gpu.utilization", f"steps?{run}"),
+        *(f"steps.csv?{run}", f"events?{run}&like=a", f"postmortems?{run}", f"profiles?{run}"),
+    ):
+        answer = app.answer("GET", f"/api/{path}", {"host": "localhost"}, lambda: True)
+        assert answer.status == 200 or path.endswith(run) or "&" in path, (path, answer)
+        json.loads(answer.body) if "json" in answer.headers["Content-Type"] else None
+    with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:
+        report = facts.gather(found, profiles=profiles.of_run("sweep", "r", folder))
+        "".join(report_page.page(report))
+        list(card.lines(run_card.of_report(report)))
+    with contextlib.suppress(UnreadableHistory, NotFound):
+        both = compare([sources.load("a", folder)], [sources.load("r", folder)])
+        list(render.text(both, []))
+
+
+def profile(data: bytes) -> None:
+    """A profile.json with anything in it, on the page and in a report."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm"))
+    took = Bytes(data)
+    try:
+        write_history(folder, "r", ranks=1, steps=40, names=())
+        path = write_profile(folder, "sweep", "r") / profiles.FILE
+        content = json.loads(path.read_text())
+        while took.more():
+            content[took.one_of(tuple(content))] = took.json()
+        path.write_text(json.dumps(content | {"run": "r", "group": "sweep"}))
+        _show(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "journal": journal,
     "bytes_of_a_journal": bytes_of_a_journal,
+    "history": history,
+    "bytes_of_a_history": bytes_of_a_history,
+    "profile": profile,
     "spool": spool,
     "web_rules": web_rules,
 }

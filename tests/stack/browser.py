@@ -132,7 +132,7 @@ def browser(url: str) -> Iterator[Browser]:
 def chromium() -> Iterator[Any]:
     """Skips where there is no Chromium, or nothing to drive it with."""
     sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="no browser: pip install playwright, and have a Chromium"
+        "playwright.sync_api", reason="no browser: install the extra `browser`, and have a Chromium"
     )
     binary = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     if binary is None:

@@ -50,29 +50,31 @@ def run(options: argparse.Namespace) -> int:
     try:
         conf, folder = settings.read(), history_directory(options)
         found = find_run(options.which, folder) if options.which else newest_run(folder)
+        # All of it before the history is closed, which says so if it is damaged.
         with found:
             named = found.group, found.name
-            folder = postmortem.directory(conf.postmortem_directory)
+            reports = postmortem.directory(conf.postmortem_directory)
             report = facts.gather(
-                found, postmortems.of_run([folder], *named), profiles.of_run(*named)
+                found, postmortems.of_run([reports], *named), profiles.of_run(*named)
             )
+            if options.card:
+                return print_answer("\n".join(card.lines(run_card.of_report(report))))
+            out = options.out or Path(_folder_name(report["run"]["run"]))
+            html = out / "report.html"
+            shown = "\n".join(card.lines(run_card.of_report(report, [str(html.absolute())])))
+            content = "\n".join(page.page(report)) + "\n"
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2
-    if options.card:
-        return print_answer("\n".join(card.lines(run_card.of_report(report))))
-    out = options.out or Path(_folder_name(report["run"]["run"]))
     try:
         out.mkdir(parents=True, exist_ok=True)
         # NaN is no JSON: values that are not finite are null.
         (out / "report.json").write_text(json.dumps(_finite(report)) + "\n")
-        html = out / "report.html"
-        html.write_text("\n".join(page.page(report)) + "\n", encoding="utf-8")
+        html.write_text(content, encoding="utf-8", errors="replace")
     except OSError as error:
         print(f"otel-ddp report: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    shown = run_card.of_report(report, [str(html.absolute())])
-    return print_answer("\n".join(card.lines(shown)))
+    return print_answer(shown)
 
 
 def _folder_name(run: str) -> str:

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -32,6 +33,11 @@ _COMBINED = tuple(
 
 class Unreadable(Exception):
     """The file is no history, or damaged, or of a later version; the text says which."""
+
+
+# What code meets that reads what no agent has written. A file may come from elsewhere, and SQLite
+# takes a text where a number is declared.
+DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class Series(NamedTuple):
@@ -138,8 +144,15 @@ class History:
     def __enter__(self) -> History:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
+        if isinstance(error, DAMAGE):
+            raise Unreadable(f"{self.path} is damaged: {error!r}") from error
 
     def close(self) -> None:
         self._db.close()

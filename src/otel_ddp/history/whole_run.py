@@ -8,7 +8,15 @@ from types import TracebackType
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.history.reader import Bucket, History, Series, StepBucket, rank_order
+from otel_ddp.history.reader import (
+    DAMAGE,
+    Bucket,
+    History,
+    Series,
+    StepBucket,
+    Unreadable,
+    rank_order,
+)
 
 _WORST = ("finished", "starting", "running", "failed", "killed")
 
@@ -31,6 +39,9 @@ class WholeRun:
     ) -> None:
         for each in self.histories:
             each.close()
+        if isinstance(error, DAMAGE):
+            paths = ", ".join(str(each.path) for each in self.histories)
+            raise Unreadable(f"{paths}: damaged, {error!r}") from error
 
     @property
     def group(self) -> str:

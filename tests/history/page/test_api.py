@@ -7,8 +7,9 @@ import http.client
 import io
 import json
 import math
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -78,6 +79,23 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
     assert found["runs"][1]["nodes"] == ["n0", "n1"]
     assert (found["runs"][1]["state"], found["runs"][1]["began_ns"]) == ("killed", 5 * S)
     assert ["bad.sqlite" in fault for fault in found["faults"]] == [True]
+
+
+def test_words_where_numbers_belong_are_a_fault_of_one_file(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, "good", ranks=1)
+    for run, change in (
+        ("ranks", "UPDATE ranks SET about = '7'"),
+        ("sums", "UPDATE sums SET total = 'many'"),
+    ):
+        with closing(sqlite3.connect(write_history(tmp_path, run, ranks=1))) as db, db:
+            db.execute(change)
+
+    listed = client.api("runs").json
+    broken = client.api("values", run="sums", name="loss")
+
+    assert sorted(run["run"] for run in listed["runs"]) == ["good", "sums"]
+    assert ["is damaged" in fault for fault in listed["faults"]] == [True]
+    assert (broken.status, "is damaged" in broken.json["error"]) == (500, True)
 
 
 def test_values_are_those_of_the_file(tmp_path: Path, client: Client) -> None:

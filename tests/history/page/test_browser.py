@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -118,7 +119,10 @@ def driver() -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(params=["light", "dark"])
+STRESS = pytest.mark.stress
+
+
+@pytest.fixture(params=["light", pytest.param("dark", marks=STRESS)])
 def look(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -285,11 +289,33 @@ def test_what_goes_on_now_and_where_it_is(driver: Any, server: Served, look: str
     with Window(driver, server, look) as window:
         page = window.open("/now")
         page.locator("tr.late[data-rank='2']").wait_for()
-        assert "forward\t5." in page.locator("tr[data-rank='2']").inner_text()
+        row = page.locator("tr[data-rank='2']").inner_text()
+        assert re.search(r"forward\t5(\.\d+)? s", row), row
         page.get_by_role("button", name="Stacks of rank 2").click()
         page.get_by_text("forward (train.py:7)").wait_for()
         keep(page, "now", look)
         check_accessibility(page)
+
+
+def test_lines_and_numbers_are_there_before_the_library_of_plots(
+    driver: Any, server: Served
+) -> None:
+    held: list[Any] = []
+    with Window(driver, server) as window:
+        window.page.route("**/lib/**", lambda route: held.append(route))
+        page = window.open(LATE)
+        figure = page.locator("figure[data-picture=loss]")
+        figure.locator("polyline").first.wait_for()
+        # Of train and of val.
+        assert figure.locator("polyline").count() == 2
+        assert "lowest" in figure.locator("figcaption").inner_text()
+        assert figure.get_attribute("data-drawn") is None
+        for each in held:
+            each.continue_()
+        window.page.unroute("**/lib/**")
+        window.figure("loss")
+        assert figure.locator("polyline").count() == 0
+        assert figure.locator(".main-svg").count() > 0
 
 
 def test_what_is_chosen_stands_in_the_address(driver: Any, server: Served) -> None:
@@ -318,6 +344,7 @@ def test_what_is_chosen_stands_in_the_address(driver: Any, server: Served) -> No
         again.wait_for_function("() => !location.search.includes('zoom=')")
 
 
+@STRESS
 def test_pictures_are_saved_as_numbers_and_as_an_image(
     driver: Any, server: Served, folder: Path, tmp_path: Path
 ) -> None:
@@ -350,7 +377,7 @@ def test_pictures_are_saved_as_numbers_and_as_an_image(
     assert (runs[0], set(runs[1:]), len(runs)) == ("run", {'"late"', '"other"'}, 661)
 
 
-@pytest.mark.parametrize("width", [360, 2560])
+@pytest.mark.parametrize("width", [360, pytest.param(2560, marks=STRESS)])
 def test_narrow_and_wide_windows_need_no_scrolling_to_the_side(
     driver: Any, server: Served, width: int
 ) -> None:
@@ -370,6 +397,7 @@ def test_markup_in_names_is_text(driver: Any, server: Served) -> None:
         assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"
 
 
+@STRESS
 def test_of_ten_thousand_names_few_are_drawn(driver: Any, server: Served) -> None:
     with Window(driver, server) as window:
         page = window.open("/run/many")
@@ -381,6 +409,7 @@ def test_of_ten_thousand_names_few_are_drawn(driver: Any, server: Served) -> Non
         assert "name=layer.9999" in page.url
 
 
+@STRESS
 def test_an_agent_that_is_gone_is_told_of_and_its_return_is_noticed(
     driver: Any, folder: Path
 ) -> None:
@@ -415,6 +444,7 @@ def test_an_agent_that_is_gone_is_told_of_and_its_return_is_noticed(
                 )
 
 
+@STRESS
 def test_a_run_that_goes_on_is_drawn_on_in_two_browsers(driver: Any, tmp_path: Path) -> None:
     file = RunFile(tmp_path / "on.sqlite")
     key = SeriesKey("value", "loss", "0", (("split", "train"),))

@@ -102,10 +102,10 @@ def _value(run: WholeRun, name: str, split: str, buckets: Sequence[Bucket]) -> V
     newest = max(buckets, key=lambda each: each.last_ns, default=None)
     return Value(
         *(name, split, direction),
-        [each.first for each in finite],
+        [int(each.first) for each in finite],
         [each.total / each.finite for each in finite],
-        None if newest is None else newest.last,
-        *(best, best_step),
+        None if newest is None or newest.last is None else float(newest.last),
+        *(None if best is None else float(best), best_step),
     )
 
 

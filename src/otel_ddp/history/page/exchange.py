@@ -61,10 +61,11 @@ class Answer(NamedTuple):
 
 def as_json(status: int, content: Any) -> Answer:
     """NaN and infinities are null: a browser cannot read them."""
+    # A file from elsewhere may have bytes where it should have a text.
     try:
-        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"), default=str)
     except ValueError:
-        text = json.dumps(_plain(content), separators=(",", ":"))
+        text = json.dumps(_plain(content), separators=(",", ":"), default=str)
     # Half a character, as in a log line that was cut.
     body = text.encode("utf-8", "replace")
     return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)

@@ -1,7 +1,7 @@
 // Shows the view that the address names.
 
 import { place } from "./address.js";
-import { library } from "./plotly.js";
+import { fetchAhead } from "./plotly.js";
 
 const VIEWS = {
   runs: () => import("./runs.js"),
@@ -16,8 +16,8 @@ async function open() {
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === named) link.setAttribute("aria-current", "page");
   }
-  // Larger than all else together: it is loaded beside the rest, which does not wait for it.
-  if (named === "run" || named === "compare") library().catch(() => {});
+  // Larger than all else together: it comes beside the rest.
+  if (named === "run" || named === "compare") fetchAhead();
   const view = await VIEWS[named]();
   view.show(document.getElementById("main"), where);
 }

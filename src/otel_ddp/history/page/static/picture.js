@@ -3,7 +3,8 @@
 import { askOnce, csvAddress } from "./api.js";
 import { themed } from "./colors.js";
 import { el, fill } from "./dom.js";
-import { inTurn, library } from "./plotly.js";
+import { inTurn, isThere, library } from "./plotly.js";
+import { sketch } from "./sketch.js";
 
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.picture.changeSeen(entry.isIntersecting);
@@ -62,8 +63,10 @@ export class Picture {
       const parameters = { ...this.parameters(), ...this.bounds(zoom) };
       this.offerCsv(parameters);
       const columns = Math.min(Math.max(Math.round(this.plot.clientWidth), 100), 2000);
-      const [answer] = await Promise.all([this.load({ ...parameters, columns }), library()]);
+      const answer = await awaited(this.load({ ...parameters, columns }));
       this.answer = answer;
+      if (!isThere()) await this.sketch();
+      await library();
       if (!zoom) this.whole = answer;
       await inTurn(() => this.redraw());
     } catch (error) {
@@ -101,6 +104,17 @@ export class Picture {
     return first <= until ? { first, until } : {};
   }
 
+  /** What can be told before the library of plots is there: to start it takes a second. */
+  async sketch() {
+    const { traces, layout = {}, notes = [] } = this.draw(this.answer, this.kind());
+    const lines = sketch(traces, layout, this.plot.clientWidth, this.plot.clientHeight);
+    this.plot.replaceChildren(...(lines ? [lines] : []));
+    fill(this.notes, notes.map((note) => el("span", {}, note)));
+    this.element.dataset.sketched = "yes";
+    await Promise.allSettled([...underWay]);
+    await painted();
+  }
+
   async redraw() {
     if (!this.answer) return;
     const kind = this.kind();
@@ -124,6 +138,7 @@ export class Picture {
     this.whole_button.hidden = !zoom;
     const plotly = await library();
     const isNew = !this.plot.classList.contains("js-plotly-plot");
+    if (isNew) this.plot.replaceChildren();
     await plotly.react(this.plot, traces, whole, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false });
     if (isNew) {
       this.plot.on("plotly_relayout", (change) => this.moved(change));
@@ -155,6 +170,24 @@ export class Picture {
     if (!this.answer) await this.refresh();
     await plotly.downloadImage(this.plot, { format: "png", width: 1200, height: 600, filename: this.title.replace(/[^\w.-]+/g, "_") });
   }
+}
+
+const underWay = new Set();
+
+/** What pictures have asked for: all are sketched before the library holds up the page. */
+function awaited(answer) {
+  underWay.add(answer);
+  const forget = () => underWay.delete(answer);
+  answer.then(forget, forget);
+  return answer;
+}
+
+/** The browser has drawn; one whose window is hidden draws nothing. */
+function painted() {
+  return new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 100);
+  });
 }
 
 /** Dates come as text; all ranges are kept as numbers. */

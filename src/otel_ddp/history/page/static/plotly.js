@@ -1,10 +1,14 @@
-// Loads the library of plots, once, beside all else; one picture at a time is drawn with it.
+// Loads the library of plots once a picture needs it; one picture at a time is drawn with it.
 
 let loading = null;
 
 export function library() {
   loading = loading || load();
   return loading;
+}
+
+export function isThere() {
+  return Boolean(window.Plotly);
 }
 
 let drawing = Promise.resolve();
@@ -16,12 +20,22 @@ export function inTurn(draw) {
   return done;
 }
 
+/** Bring it here, but do not start it: that would hold up all else. */
+export function fetchAhead() {
+  const link = document.createElement("link");
+  Object.assign(link, { rel: "preload", as: "script", href: address() });
+  if (address()) document.head.append(link);
+}
+
+function address() {
+  return document.querySelector("meta[name=plotly]").content;
+}
+
 async function load() {
-  const address = document.querySelector("meta[name=plotly]").content;
-  if (!address) throw new Error("This installation lacks the library of plots: install it again.");
+  if (!address()) throw new Error("This installation lacks the library of plots: install it again.");
   await new Promise((done, failed) => {
     const script = document.createElement("script");
-    script.src = address;
+    script.src = address();
     script.onload = done;
     script.onerror = () => failed(new Error("The library of plots could not be loaded."));
     document.head.append(script);
