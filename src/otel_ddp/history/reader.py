@@ -16,6 +16,8 @@ from otel_ddp.history.run_file import SeriesKey
 from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
 
 _BUSY_S = 5.0
+# In digits: Python refuses to read numbers of thousands.
+_LONGEST_RANK = 20
 _OVER = ("finished", "failed", "killed")
 # From the best end to the worst.
 _WORST = {
@@ -174,7 +176,9 @@ class History:
     def ranks(self) -> dict[str, dict[str, Any]]:
         """Each process by its rank, as `otel-ddp status --json` describes it."""
         rows = self._rows("SELECT rank, about FROM ranks")
-        return dict(sorted(((r, _loaded(a)) for r, a in rows), key=lambda row: rank_order(row[0])))
+        return dict(
+            sorted(((str(r), _loaded(a)) for r, a in rows), key=lambda row: rank_order(row[0]))
+        )
 
     @property
     def state(self) -> str:
@@ -311,7 +315,8 @@ def _opened(path: Path) -> History | str:
 
 def rank_order(rank: str) -> tuple[bool, int, str]:
     """Numbers by their value, then what is no number."""
-    return (not rank.isdigit(), int(rank) if rank.isdigit() else 0, rank)
+    is_number = rank.isdecimal() and len(rank) < _LONGEST_RANK
+    return (not is_number, int(rank) if is_number else 0, rank)
 
 
 def _modified(path: Path) -> float:

@@ -360,6 +360,26 @@ def test_a_history_that_is_cut_off_is_told_of(tmp_path: Path, client: Client) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"directory": "", "problem": "", "since_ns": 0}, "This agent keeps no history"),
+        (
+            {"directory": "/kept", "problem": "the disk is full", "since_ns": S},
+            "Nothing is kept since",
+        ),
+    ],
+)
+def test_an_agent_that_keeps_nothing_says_so_above_the_list(
+    kept: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with served(App(tmp_path, live=lambda: {"history": kept})) as client:
+        [fault] = client.api("runs").json["faults"]
+
+    assert fault.startswith(said)
+    assert kept["problem"] in fault
+
+
 def test_no_run_at_all_is_an_empty_list(client: Client) -> None:
     assert client.api("runs").json["runs"] == []
 

@@ -265,6 +265,8 @@ def _named(histories: Sequence[History]) -> tuple[str, str]:
 def _not_kept(live: Mapping[str, Any] | None) -> list[str]:
     """A sentence where the agent cannot keep anything at this moment."""
     history = mapping(mapping(live).get("history"))
+    if history.get("directory") == "":
+        return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]
     if not history.get("problem"):
         return []
     at = time.strftime("%H:%M:%S", time.localtime(whole(history.get("since_ns")) / 1e9))
