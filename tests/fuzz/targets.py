@@ -20,6 +20,8 @@ from histories import write_history, write_profile
 from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool_files import Entry
+from otel_ddp.agent.history.collect import Collector
+from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.reading.node_status import survey
@@ -166,23 +168,36 @@ def _read(folder: Path) -> None:
     ledger.keep_history = True
     journals = Journals(place, ledger, "")
     causes = ExitCauses()
+    histories = Histories(str(folder / "history"), 1 << 30, "n")
     try:
-        _judge_and_show(place, ledger, journals, Judge(ledger, 60.0, folder / "reports", causes))
+        judge = Judge(ledger, 60.0, folder / "reports", causes)
+        _judge_and_show(place, ledger, journals, judge, Collector(histories, ledger, "n"))
+        # What its thread does, in this one.
+        histories.stop()
+        histories._work()
+        problem = histories.describe()["problem"]
+        histories.stop()
+        # A number that no column holds is left out, and told as a gap.
+        assert problem in ("", "Python int too large to convert to SQLite INTEGER"), problem
     finally:
         for feed in journals.feeds():
             feed.reader.close()
         causes.close()
 
 
-def _judge_and_show(place: Place, ledger: Ledger, journals: Journals, judge: Judge) -> None:
+def _judge_and_show(
+    place: Place, ledger: Ledger, journals: Journals, judge: Judge, collector: Collector
+) -> None:
     now_ns = time.time_ns()
     for _ in range(3):
         journals.find()
         journals.poll()
+        collector.feed(journals.feeds())
         judge.poll(journals.feeds())
         with ledger.lock:
             journals.update_series(now_ns)
             judge.update_series(now_ns)
+            collector.feed_states(journals.feeds(), [*judge.past(), *judge.verdicts()])
     documents = [*judge.flush_documents(), *journals.flush_documents()]
     renderer = Renderer({"host.name": "h"})
     renderer.metrics(ledger, now_ns)

@@ -120,8 +120,11 @@ def _worst(first: Sequence[float], second: Sequence[float], counts: Sequence[int
         if not error:
             p = max(p, 1.0 if other.mean == one.mean else 0.0)
             continue
-        # Welch: each side has its own variance.
-        freedom = variance**2 / sum(each.variance**2 / each.freedom for each in (one, other))
+        if not math.isfinite(error):
+            p, reach = 1.0, math.inf  # beyond what a number holds
+            continue
+        # Welch: each side has its own variance. In shares of both, as a square may be too large.
+        freedom = 1 / sum((e.variance / variance) ** 2 / e.freedom for e in (one, other))
         p = max(p, two_sided(abs(other.mean - one.mean) / error, freedom))
         reach = max(reach, quantile(_CONFIDENCE, freedom) * error)
     longest = max(len(first), len(second)) // counts[-1]
