@@ -144,6 +144,14 @@ def test_many_pauses_are_no_exceptions() -> None:
     assert without_pauses([*often[1:10], 3.0, *[1.0] * 90]) == [*range(9), *range(10, 100)]
 
 
+@pytest.mark.parametrize("size", [1e80, 1e160, 1e300])
+def test_values_beyond_all_bounds_are_not_told_to_differ_by_an_error(size: float) -> None:
+    found = blocks.test([size, -size] * 30, [-size, size] * 30)
+
+    assert found is not None
+    assert found.p > 0.01
+
+
 def test_a_few_steps_are_no_test() -> None:
     found = compare(noisy_side(1, steps=45), noisy_side(2, steps=45))
 

@@ -82,8 +82,7 @@ def test_runs(first: Sequence[float], second: Sequence[float]) -> Difference | N
         return None
     before, after = fmean(first), fmean(second)
     # One variance for both (Student): so one side may be a single run.
-    square = sum((each - before) ** 2 for each in first)
-    square += sum((each - after) ** 2 for each in second)
+    square = _squares(first, before) + _squares(second, after)
     error = math.sqrt(square / freedom * (1 / len(first) + 1 / len(second)))
     apart = after - before
     if error:
@@ -144,7 +143,7 @@ def _centre(values: Sequence[float], blocks: int) -> _Centre:
     # Winsorized: what is cut counts as the outermost that stays.
     outer = [kept[0]] * cut + kept + [kept[-1]] * cut
     centre = fmean(outer)
-    square = sum((each - centre) ** 2 for each in outer)
+    square = _squares(outer, centre)
     variance = square / (len(kept) * (len(kept) - 1))
     # Blocks that still depend on each other say less than as many that do not.
     inflation = (1 + correlation) / (1 - correlation)
@@ -155,10 +154,15 @@ def _centre(values: Sequence[float], blocks: int) -> _Centre:
     return _Centre(fmean(kept), variance, len(kept) - 1)
 
 
+def _squares(values: Sequence[float], middle: float) -> float:
+    # A power that is too large for a number is an error, a product is infinite.
+    return sum((each - middle) * (each - middle) for each in values)
+
+
 def _correlation(means: Sequence[float]) -> float:
     """How much a block resembles the one before: 0 to 0.8."""
     count, middle = len(means), fmean(means)
-    square = sum((each - middle) ** 2 for each in means)
+    square = _squares(means, middle)
     if not square:
         return 0.0
     apart = [each - middle for each in means]
