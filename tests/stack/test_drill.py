@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,9 +48,9 @@ class Servers:
         self.node = life.enter_context(Node())
         self.node.export_to(collector.http)
 
-    def drill(self, *options: str) -> subprocess.Popen[str]:
-        """Its ranks have torch imported already."""
-        executable, more = warm.python()
+    def drill(self, *options: str, as_users: bool = False) -> subprocess.Popen[str]:
+        """Its ranks have torch imported already, unless it is started as users start it."""
+        executable, more = (sys.executable, {}) if as_users else warm.python()
         return subprocess.Popen(
             [executable, "-m", "otel_ddp", "drill", *options],
             env={**self.node.env, **more, "PROMETHEUS_URL": self.prometheus.url},
@@ -148,7 +149,8 @@ def test_the_ranks_of_a_drill_that_is_killed_end_by_themselves(
     binaries: Binaries, tmp_path: Path, life: ExitStack
 ) -> None:
     here = Servers(binaries, tmp_path, life, without="")
-    drill = here.drill()
+    # The parent of a rank is the drill itself.
+    drill = here.drill(as_users=True)
     assert drill.stdout is not None
     next(line for line in drill.stdout if "verdict drill-hang-" in line)
     folders = list(here.ranks())

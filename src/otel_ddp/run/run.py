@@ -517,7 +517,7 @@ class Run(Statements):
     def _show_card(self, recorder: Recorder, where: place.Place, state: str) -> None:
         conf = self._settings
         kept = conf.agent != "off" and conf.history_bytes
-        name = f"{self.group}/{self.run}"
+        name = f"{self.group}/{self.run}" if self.group else self.run
         look = [f"otel-ddp report {shlex.quote(name)}"] if kept else []
         if base := page_address.base(where):
             look.insert(0, page_address.of_run(base, self.run))
