@@ -162,7 +162,8 @@ class History:
     def _rows(self, query: str, arguments: Sequence[Any] = ()) -> list[Any]:
         try:
             return self._db.execute(query, arguments).fetchall()
-        except sqlite3.Error as error:
+        # SQLite quotes what it found, which may be no text.
+        except (sqlite3.Error, UnicodeError) as error:
             raise Unreadable(f"{self.path} cannot be read: {error}") from error
 
     # -- the run
