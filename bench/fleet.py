@@ -39,6 +39,8 @@ from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus, binarie
 RECORDED = Path(__file__).with_name("fleet_node.json")
 RANKS = 8
 NAMES = ("loss", "grad_norm", "tokens_per_s", "accuracy")
+# What rank 0 tells and no other: of the run, of each best value, of each artifact.
+ONCE = ("run", "best", "artifact")
 # Of eight ranks of a node: exported on that of rank 0, and on any other.
 STRATEGIES = {"all": (8.0, 8.0), "node": (1.0, 1.0), "0.1": (1.7, 0.8), "main": (1.0, 0.0)}
 _WARM_UP_S = 40.0
@@ -57,7 +59,7 @@ class Row(NamedTuple):
 
     metric: str
     of: str
-    """`rank`, `name` (of each logged name of a rank), `run` (of rank 0), `gpu` or `node`."""
+    """`rank`, `name` (of each logged name of a rank), `gpu`, `node`, or one of ONCE."""
     attributes: dict[str, str]
     value: list[float]
     per_s: list[float]
@@ -106,7 +108,7 @@ class SimulatedNode:
             of_rank = (("rank", str(rank)), ("local_rank", str(local_rank)))
             labels = (*of_run, ("job_type", "train"), ("node", self.name), *of_rank)
             for row in rows:
-                if row.of == "rank" or (row.of == "run" and rank == 0):
+                if row.of == "rank" or (row.of in ONCE and rank == 0):
                     self._enter(row, (*labels, *row.attributes.items()))
                 elif row.of == "gpu":
                     self._enter(row, (*labels, *_of_gpu(row.attributes, number, local_rank)))
@@ -456,14 +458,15 @@ def count() -> None:
             found[row.always][row.of] += stored(len(row.value))
     sources = Counter(row.source for row in rows)
     line("rows recorded", *(f"{number} {source}" for source, number in sorted(sources.items())))
-    for of in ("rank", "gpu", "node", "run"):
+    for of in ("rank", "gpu", "node", *ONCE):
         line(f"series of a {of}", found[True][of] + found[False][of], f"{found[True][of]} always")
     names = 3 * len(NAMES)
     line(f"series of a rank's {len(NAMES)} logged names", names)
     always = RANKS * (found[True]["rank"] + found[True]["gpu"]) + found[True]["node"] + 1
     for strategy, (first, other) in STRATEGIES.items():
         of_ranks = [ranks * (found[False]["rank"] + names) for ranks in (first, other)]
-        node = (always + found[True]["run"] + of_ranks[0], always + of_ranks[1])
+        once = sum(found[True][of] for of in ONCE)
+        node = (always + once + of_ranks[0], always + of_ranks[1])
         line(f"series of a node under {strategy}, that of rank 0 and others", *node)
 
 

@@ -29,6 +29,8 @@ from otel_ddp import catalog  # noqa: E402
 from otlp_receiver import Point, Receiver  # noqa: E402
 
 RANKS, GPUS = 2, 8
+# What one rank alone tells, by the section of the catalogue.
+ONCE = {"Run": "run", "Summary": "best", "Artifacts": "artifact"}
 _EXPORT_S = 0.5
 _WATCHED_S = 12.0
 
@@ -65,6 +67,8 @@ for epoch in range(1000):
         model.module(batch)
     with run.phase("checkpoint"):
         time.sleep(0.05)
+    if rank == 0 and epoch == 0:
+        run.artifact(sys.executable, name="model", type="model")
 """
 
 
@@ -102,7 +106,11 @@ def seen(strategy: str) -> dict[Key, list[Point]]:
         _work(boards, shown)
         points: dict[Key, list[Point]] = {}
         for point in collector.points():
-            key = point.metric, tuple(sorted(point.attributes.items()))
+            attributes = point.attributes
+            if "uri" in attributes:
+                # Where it lies here is nothing to write down.
+                attributes = {**attributes, "uri": "file:///out/model.pt"}
+            key = point.metric, tuple(sorted(attributes.items()))
             points.setdefault(key, []).append(point)
     shutil.rmtree(folder)
     # What has another name by now is no series of its own: a node before its run was known.
@@ -134,12 +142,16 @@ def _work(boards: Boards, shown: list[Board]) -> None:
 
 def _is_whole(collector: Receiver) -> bool:
     names = {point.metric for point in collector.points()[-2000:]}
-    wanted = (catalog.TRAINING_CHECKPOINT_TIMESTAMP, catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE)
+    wanted = (
+        catalog.TRAINING_CHECKPOINT_TIMESTAMP,
+        catalog.TRAINING_ARTIFACT_SIZE,
+        catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE,
+    )
     return {metric.name for metric in wanted} <= names
 
 
 def _rows(points_of: dict[Key, list[Point]], under_main: set[Key]) -> Iterator[Row]:
-    """The rows of rank 1, which is like all others; of rank 0 only those of the run; of one GPU."""
+    """The rows of rank 1, which is like all others; of rank 0 what it alone tells; of one GPU."""
     for key, points in points_of.items():
         name, attributes = key[0], dict(key[1])
         metric = catalog.BY_NAME[name]
@@ -150,8 +162,8 @@ def _rows(points_of: dict[Key, list[Point]], under_main: set[Key]) -> Iterator[R
             logged = own.get("name")
             if attributes["rank"] == "1":
                 of = "name" if logged else "rank"
-            elif metric.labels == "run":
-                of = "run"
+            elif metric.section in ONCE:
+                of = ONCE[metric.section]
             else:
                 continue
         else:
@@ -164,7 +176,7 @@ def _rows(points_of: dict[Key, list[Point]], under_main: set[Key]) -> Iterator[R
             for now, then in zip(value, earlier, strict=True)
         ]
         # Rank 0 is exported under every strategy, and that is one of the labels of its info.
-        always = of == "run" or key in under_main
+        always = of in ONCE.values() or key in under_main
         yield Row(name, of, own, value, per_s, always, "seen")
 
 

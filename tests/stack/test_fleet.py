@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bench.fleet import NAMES, RANKS, Fleet, lost, recorded
+from bench.fleet import NAMES, ONCE, RANKS, Fleet, lost, recorded
 from tools.stack.build import Binaries
 
 from node import until
@@ -59,6 +59,6 @@ def test_the_recorded_series_are_the_catalogues() -> None:
         assert own <= set(metric.attributes), row
         # The sum of a histogram, and one bucket more than it has bounds.
         assert len(row.value) == len(row.per_s) == (len(metric.bounds) + 2 if metric.bounds else 1)
-    assert {row.of for row in rows} == {"rank", "name", "run", "gpu", "node"}
+    assert {row.of for row in rows} == {"rank", "name", "gpu", "node", *ONCE}
     # No strategy leaves out what belongs to the node.
     assert all(row.always for row in rows if row.of in ("gpu", "node"))
