@@ -134,7 +134,8 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
     assert python("-m", "otel_ddp", "--version") == f"otel-ddp {otel_ddp.__version__}"
     told = python("-m", "otel_ddp", "deploy", "here")
     assert told.startswith(f"{len(DEPLOYED)} files of otel_ddp {otel_ddp.__version__} are in here")
-    assert {f"deploy/{name}" for name in files(tmp_path / "here")} == DEPLOYED
+    written = {name: (tmp_path / "here" / name).read_bytes() for name in files(tmp_path / "here")}
+    assert written == {name: path.read_bytes() for name, path in shipped.files().items()}
     boards = [json.loads(path.read_text()) for path in tmp_path.glob("here/grafana/dashboards/*")]
     assert len({each["uid"] for each in boards}) == 6
     assert {(each.group, each.name, each.value) for each in built.distribution.entry_points} == {
