@@ -34,7 +34,7 @@ def artifacts() -> list[Panel]:
                 Column("type"),
                 Column("Value #size", "Size", "bytes"),
                 Column("Value #step", "At step", decimals=0),
-                Column("Value #told", "When", "dateTimeAsIso"),
+                Column("Value #told", "When", "dateTimeAsIso", width=170),
                 Column("digest"),
                 Column("uri", "Where"),
             ],
@@ -46,7 +46,7 @@ def artifacts() -> list[Panel]:
                 "Where from, where to",
                 "The run between its inputs and outputs, and the runs of the last 30 days that "
                 "have written the former or read the latter: by their digest, or by the address "
-                "where there is none.",
+                "where there is none. Of each name the newest, and those of these other runs.",
                 "A run that you do not expect: the input is another one than you meant.",
             ),
             _nodes(),
@@ -57,10 +57,18 @@ def artifacts() -> list[Panel]:
     ]
 
 
-def _this(direction: str = "") -> str:
+def _this(direction: str) -> str:
     """Artifacts of this run, by `of`: what two runs have in common."""
-    told = metric(_TOLD, RUN, f'direction="{direction}"' if direction else "")
+    told = metric(_TOLD, RUN, f'direction="{direction}"')
     return _by_content(f"last_over_time({told}[$__range])")
+
+
+def _drawn(direction: str) -> str:
+    """Of each name the newest, by its time: a run of days has a hundred checkpoints."""
+    this = _this(direction)
+    other_way = "input" if direction == "output" else "output"
+    newest = f"topk by (name) (1, {this})"
+    return f"({newest} or {this} and on (of) {_others(other_way)})"
 
 
 def _others(direction: str) -> str:
@@ -85,11 +93,12 @@ def _runs(expr: str, what: str) -> str:
 
 
 def _nodes() -> str:
-    files = _labelled(_labelled(_this(), "id", "of", "$1"), "title", "name", "$1")
+    this = f"({_drawn('input')} or {_drawn('output')})"
+    files = _labelled(_labelled(this, "id", "of", "$1"), "title", "name", "$1")
     files = _labelled(_labelled(files, "subtitle", "type", "$1"), "detail__uri", "uri", "$1")
     parts = (
         f"group by (id, title, subtitle, detail__uri) ({files})",
-        _runs(_this(), "this run"),
+        _runs(this, "this run"),
         _runs(_others("output"), "wrote it"),
         _runs(_others("input"), "read it"),
     )
@@ -103,6 +112,6 @@ def _edges() -> str:
         ends = _labelled(_labelled(ends, "source", source, "$1"), "target", target, "$1")
         return f'label_join(group by (source, target) ({ends}), "id", " to ", "source", "target")'
 
-    written = f"{_this('output')} or {_others('output')}"
-    read = f"{_this('input')} or {_others('input')}"
+    written = f"{_drawn('output')} or {_others('output')}"
+    read = f"{_drawn('input')} or {_others('input')}"
     return f"{arrows(written, 'run_id', 'of')} or {arrows(read, 'of', 'run_id')}"

@@ -103,7 +103,8 @@ def _first_four() -> list[Panel]:
                 "are too small. High with little power: it waits.",
             ),
             over_time(_few(busy, "bottomk"), _WHOSE),
-            over_time(f"avg({busy})", "mean of all"),
+            # One that has just got a rank is there twice: for five minutes also as it was before.
+            over_time(f"avg(max by (node, hw_id) ({busy}))", "mean of all"),
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -259,7 +260,7 @@ def _wrong() -> list[Panel]:
                 Column("Value #xid", "Faults", levels=ABOVE_0_IS_BAD),
                 Column("Value #lost", "Uncorrected", levels=ABOVE_0_IS_BAD),
                 Column("Value #corrected", "Corrected", levels=ABOVE_0_IS_ODD),
-                Column("cause", "Rows remapped for"),
+                Column("cause", "Remapped for"),
                 Column("Value #rows", "Rows", levels=ABOVE_0_IS_ODD),
             ],
             hidden=("hw_id",),

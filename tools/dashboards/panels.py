@@ -213,6 +213,9 @@ def lines(
         panel = panel.min(minimum)
     if maximum is not None:
         panel = panel.max(maximum)
+    elif unit == "percentunit":
+        # Where all is 0, Grafana's axis would go to 10000%.
+        panel = panel.axis_soft_max(0.01)
     if log:
         panel = panel.scale_distribution(
             common.ScaleDistributionConfig().type(c.ScaleDistribution.LOG).log(10)

@@ -33,7 +33,7 @@ def clock() -> Panel:
         ),
         now(f"({device} > 0) or ({host} unless on () ({device} > 0))", "{{clock}}"),
         named=NAME_ALONE,
-        size=(2, 8),
+        size=(3, 8),
     )
 
 

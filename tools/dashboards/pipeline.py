@@ -289,7 +289,7 @@ def _agents() -> list[Panel]:
                 "0 while runs run: load deploy/prometheus/rules, or see its page Rules for errors.",
             ),
             now(f"count({step}) or vector(0)"),
-            size=(24, 3),
+            size=(16, 7),
         ),
     ]
 

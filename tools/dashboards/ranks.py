@@ -124,7 +124,7 @@ def _now() -> list[Panel]:
             ),
             now(f"count({late_rank(RUN)}) or vector(0)"),
             levels=ABOVE_0_IS_ODD,
-            size=(3, 4),
+            size=(2, 4),
         ),
         stat(
             Text(
@@ -145,7 +145,7 @@ def _now() -> list[Panel]:
                 "train together. Only ranks that call init and are exported are heard of.",
                 "Fewer than there are: a strategy, or a script that calls init on rank 0 alone.",
             ),
-            now(f"count(count by (rank) ({present})) or vector(0)", "heard of"),
+            now(f"count(count by (rank) ({present})) or vector(0)", "report"),
             now(world, "of"),
             named=WITH_NAME,
             size=(3, 4),
@@ -172,7 +172,7 @@ def _now() -> list[Panel]:
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
             nothing="none",
-            size=(3, 4),
+            size=(4, 4),
         ),
     ]
 
@@ -298,23 +298,24 @@ def _worst() -> Panel:
         rows(of_them(held), "held"),
         rows(f"count by ({by}) ({own} == 1) and on ({by}) {worst}", "own"),
         columns=[
-            Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
+            Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
             Column("node"),
-            Column("local_rank"),
-            Column("Value #work", "Work per step", "s"),
+            Column("local_rank", width=105),
+            Column("Value #work", "Work per step", "s", width=165),
             Column(
                 "Value #excess",
                 "Above median",
                 "percentunit",
                 decimals=1,
                 levels=steps((0.05, WARN), (0.2, BAD)),
+                width=135,
             ),
             Column("Value #wait", "Waiting", "s"),
             Column("Value #data", "Data", "s"),
             Column("Value #core", "GPU core", "celsius", levels=steps((80, WARN), (88, BAD))),
             Column("Value #clock", "SM clock", "hertz"),
             Column("Value #held", "Held back", words=HELD_BACK_WORDS),
-            Column("Value #own", "Not compared"),
+            Column("Value #own", "Not compared", width=135),
         ],
         sort=("Work per step", True),
     )
@@ -377,9 +378,15 @@ def _hanging() -> list[Panel]:
             rows(f"max by ({by}) ({reason}) and on ({by}) {longest}", "reason"),
             rows(f"{named} * 0 + 1", "holding"),
             columns=[
-                Column("rank", links=[of_row("GPUs & nodes", "node", "rank")]),
+                Column("rank", links=[of_row("GPUs & nodes", "node", "rank")], width=75),
                 Column("node"),
-                Column("Value #age", "Since progress", "s", levels=steps((60, WARN), (300, BAD))),
+                Column(
+                    "Value #age",
+                    "Since progress",
+                    "s",
+                    levels=steps((60, WARN), (300, BAD)),
+                    width=165,
+                ),
                 Column("Value #limit", "Its limit", "s"),
                 Column("Value #phase", "Phase", words=PHASE_WORDS),
                 Column("Value #queued", "Behind in line", levels=ABOVE_0_IS_BAD),
@@ -417,7 +424,6 @@ def _spread() -> list[Panel]:
             over_time(f"max({recorded('run:training_work:median2m', WHOLE_RUN)})", "median"),
             unit="s",
             minimum=0,
-            size=(8, 8),
             band=("slowest", "median"),
         ),
         lines(
@@ -432,7 +438,6 @@ def _spread() -> list[Panel]:
             over_time(f"max by (node) ({node_median}) and on (node) {slow}", "{{node}}, median"),
             unit="s",
             minimum=0,
-            size=(8, 8),
             link=of_series("GPUs & nodes", "node"),
         ),
         lines(
@@ -446,8 +451,8 @@ def _spread() -> list[Panel]:
             stacked=True,
             by_phase=True,
             minimum=0,
-            size=(6, 8),
-            legend=("mean",),
+            size=(21, 8),
+            legend=("mean", "lastNotNull"),
         ),
         clock(),
     ]

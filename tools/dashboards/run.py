@@ -376,7 +376,7 @@ def _speed() -> list[Panel]:
             stacked=True,
             by_phase=True,
             minimum=0,
-            size=(10, 8),
+            size=(21, 8),
             legend=("mean", "lastNotNull"),
         ),
         clock(),
@@ -544,7 +544,7 @@ def _logs() -> list[Panel]:
             rows(f"max by (alertname, severity, node, rank) ({known}) * 1000", "since"),
             columns=[
                 Column("alertname", "Alert"),
-                Column("severity", "Severity", width=85),
+                Column("severity", "Severity", width=110),
                 Column("node", width=90),
                 Column("rank", width=75),
                 Column("Value #since", "Since", "dateTimeAsIso"),
@@ -722,7 +722,7 @@ def _events() -> list[Panel]:
             ),
             over_time(f"max({metric('training.restarts', RUN, RANK_0)})", "restarts"),
             levels=ABOVE_0_IS_ODD,
-            size=(12, 7),
+            size=(8, 7),
         ),
         lines(
             Text(
@@ -740,7 +740,7 @@ def _events() -> list[Panel]:
             ),
             unit="flops",
             log=True,
-            size=(12, 7),
+            size=(8, 7),
         ),
     ]
 

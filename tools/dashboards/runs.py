@@ -275,7 +275,10 @@ def _over_time() -> list[Panel]:
     steps_ = metric("training.steps", WHOLE_RUNS, RANK_0)
     stepped = having_role(training_alone(f"rate({steps_}{_RATE})"))
     value = having_role(metric("training.scalar", WHOLE_RUNS, LOGGED, RANK_0))
-    state = having_role(training_alone(metric("training.state", WHOLE_RUNS, RANK_0)))
+    of_rank_0 = training_alone(metric("training.state", WHOLE_RUNS, RANK_0))
+    # As in the table: of a run that was killed, rank 0 has only failed.
+    worst = recorded("run:training_state:max", WHOLE_RUNS)
+    state = having_role(f"({worst} or on ({BY_RUN}) {of_rank_0})")
     to_run = of_series("Run", "run")
     return [
         lines(
@@ -302,7 +305,7 @@ def _over_time() -> list[Panel]:
         states(
             Text(
                 "States",
-                "The state of each run's rank 0.",
+                "The worst state of any rank of each run; without the rules, that of rank 0.",
                 "A hole: nothing was heard of it. Several beginnings: it was started again.",
             ),
             over_time(f"max by (run) ({state})", "{{run}}"),
