@@ -181,6 +181,28 @@ def _full(run: KeptRun) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.parametrize("disk_is_full", [False, True])
+def test_a_rank_whose_journal_is_closed_before_its_end_is_written_has_ended(
+    made: Histories, monkeypatch: pytest.MonkeyPatch, disk_is_full: bool
+) -> None:
+    about, over = {"config": {"lr": 0.1}}, {"state": "finished"}
+    alive = {rank: {"state": "running"} for rank in ("0", "1")}
+    made.feed_states({RUN: State({}, alive, (), ())})
+    made._write_all()
+    made.feed_states({RUN: State(about, {**alive, "0": over}, (), ())})
+    if disk_is_full:
+        with monkeypatch.context() as patch:
+            patch.setattr(KeptRun, "open", _full)
+            made._write_all()
+    # The journal of rank 0 is closed.
+    made.feed_states({RUN: State({}, {"1": over}, (), ())})
+    made._write_all()
+
+    with History(path_of(made)) as history:
+        assert history.state == "finished"
+        assert history.about["config"] == {"lr": 0.1}
+
+
 def test_what_comes_while_a_disk_hangs_is_bounded(
     made: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:

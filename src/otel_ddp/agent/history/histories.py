@@ -67,7 +67,9 @@ class Histories:
     def feed_states(self, states: Mapping[RunKey, State]) -> None:
         """What is known of each run now."""
         with self._lock:
-            self._states.update(states)
+            for key, state in states.items():
+                before = self._states.get(key)
+                self._states[key] = state if before is None else state.after(before)
         self._wake.set()
 
     def describe(self) -> dict[str, Any]:

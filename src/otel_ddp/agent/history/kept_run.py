@@ -44,6 +44,12 @@ class State(NamedTuple):
     verdicts: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
 
+    def after(self, before: State) -> State:
+        """With what *before* alone tells: how a rank ended whose journal is closed by now."""
+        return self._replace(
+            about={**before.about, **self.about}, ranks={**before.ranks, **self.ranks}
+        )
+
 
 class KeptRun:
     """One run. Only the thread that writes calls it."""
@@ -114,7 +120,7 @@ class KeptRun:
 
     def feed_state(self, state: State) -> None:
         """What is known now."""
-        self._state = state
+        self._state = state.after(self._unwritten())
         for sample in state.samples:
             if self._sampled.get(sample.key) == sample.time_ns:
                 continue  # nothing new was read since
@@ -123,6 +129,13 @@ class KeptRun:
             self._sum(sample.key, second, sample.time_ns).add(
                 second, sample.time_ns, sample.value, None
             )
+
+    def _unwritten(self) -> State:
+        written = self._written.ranks
+        waiting = {
+            rank: each for rank, each in self._state.ranks.items() if written.get(rank) != each
+        }
+        return self._state._replace(ranks=waiting)
 
     def _add_values(self, batch: Batch, record: Scalars) -> None:
         for number, value in record.values:
