@@ -57,6 +57,8 @@ def who(env: dict[str, str], proc: Path = Path("/nowhere"), **more: Any) -> Iden
     return resolve(env=env, proc=proc, **more)
 
 
+# torchrun makes such an id where it is given none.
+MADE_ID = "05360be9-527f-4101-87ed-1d6b080d95ad"
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "TORCHELASTIC_RESTART_COUNT": "0",
@@ -222,6 +224,16 @@ def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
         (
             SLURM | TORCHRUN_ON_TWO_NODES | {"TORCHELASTIC_RUN_ID": "nightly-7"},
             ("nightly-7", "launcher", True),
+        ),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": MADE_ID}, ("earnest-ibis-mg6vr", "launcher", True)),
+        # On several nodes somebody has given it, to all of them.
+        (
+            TORCHRUN_ON_TWO_NODES | {"TORCHELASTIC_RUN_ID": MADE_ID},
+            (MADE_ID, "launcher", True),
+        ),
+        (
+            SLURM | {"SLURM_STEP_NUM_TASKS": "1"} | TORCHRUN | {"TORCHELASTIC_RUN_ID": MADE_ID},
+            ("slurm-812.3", "launcher", True),
         ),
         (SLURM, ("slurm-812.3", "launcher", True)),
         (SLURM | {"SLURM_RESTART_COUNT": "2"}, ("slurm-812.3", "launcher", True)),
