@@ -58,7 +58,7 @@ def shown(*processes: Any, agents: Any = (), unreadable: Any = ()) -> list[str]:
     return list(lines(found, NOW_NS))
 
 
-def test_a_verdict_that_is_over_is_shown_from_when_to_when(
+def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
@@ -68,15 +68,25 @@ def test_a_verdict_that_is_over_is_shown_from_when_to_when(
         {"who": {"run": "one", "group": ""}, "since_ns": 1, "until_ns": 2 * hour_ns, "sentence": s}
         for s in ("first", "second")
     ]
+    now = [
+        {"who": {"run": "one"}, "kind": kind, "since_ns": hour_ns, "sentence": kind}
+        for kind in ("straggler", "death")
+    ]
     found = {
         "processes": [process()],
+        "verdicts": now,
         "past": [*past, {"who": {"run": "two"}, "since_ns": 1, "until_ns": 2}, {"who": 3}, 4],
     }
 
-    today = [line for line in lines(found, 3 * hour_ns) if line.startswith("  - ")]
+    today = [line for line in lines(found, 3 * hour_ns) if line.startswith(("  ! ", "  - "))]
     tomorrow = [line for line in lines(found, 30 * hour_ns) if line.startswith("  - ")]
 
-    assert today == ["  - 00:00:00 to 02:00:00: first", "  - 00:00:00 to 02:00:00: second"]
+    assert today == [
+        "  ! since 01:00:00: straggler",
+        "  ! 01:00:00: death",
+        "  - 00:00:00 to 02:00:00: first",
+        "  - 00:00:00 to 02:00:00: second",
+    ]
     assert tomorrow[0] == "  - 1970-01-01 00:00:00 to 1970-01-01 02:00:00: first"
 
 

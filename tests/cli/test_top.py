@@ -27,11 +27,14 @@ from otel_ddp.cli.top import frame
 from otel_ddp.cli.top.app import Lines, TopApp
 from otel_ddp.cli.top.order import Choice
 from otel_ddp.cli.top.watch import Watch
+from otel_ddp.history.quantities import shown_time
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 
 PROGRAM = Path(__file__).with_name("written_ranks.py")
-LATE = "rank 3 keeps the others waiting: forward takes 25 ms longer"
+SINCE_NS = 1_700_000_000 * 10**9
+SENTENCE = "rank 3 is late: forward takes 25 ms longer"
+LATE = f"since {shown_time(SINCE_NS, 2 * SINCE_NS)}: {SENTENCE}"
 WHO = {"group": "g", "run": "one", "rank": "3"}
 GPU = {
     "index": 5,
@@ -44,7 +47,7 @@ GPU = {
     "power_limit_w": 700.0,
 }
 AGENT = {
-    "verdicts": [{"who": WHO, "sentence": LATE}],
+    "verdicts": [{"who": WHO, "sentence": SENTENCE, "since_ns": SINCE_NS}],
     "gpus": [{**GPU, "labels": WHO}, {**GPU, "index": 6, "used_bytes": 0}],
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -82,16 +83,25 @@ def agent_wrote(place: Here, run: otel_ddp.Run) -> None:
     def verdict(kind: str, run: str, sentence: str) -> dict[str, object]:
         return {"kind": kind, "who": {"group": "g", "run": run}, "sentence": sentence}
 
+    late, was_late = (
+        {**verdict("straggler", "r", f"rank {rank} {late} late"), "since_ns": 10**9}
+        for rank, late in ((1, "is"), (2, "was"))
+    )
     about = {
-        "verdicts": [verdict("straggler", "r", "rank 1 is late"), verdict("bound", "r", "bound")],
-        "past": [verdict("straggler", "r", "rank 2 was late"), verdict("stall", "q", "other")],
+        "verdicts": [late, verdict("bound", "r", "bound")],
+        "past": [{**was_late, "until_ns": 2 * 10**9}, verdict("stall", "q", "other")],
     }
     (place.directory / "agent.json").write_text(json.dumps(about))
 
 
 def test_it_tells_what_the_agent_has_written(
-    place: Here, shown: None, capsys: pytest.CaptureFixture[str]
+    place: Here,
+    shown: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
     run = train()
     agent_wrote(place, run)
 
@@ -101,8 +111,8 @@ def test_it_tells_what_the_agent_has_written(
     assert said[2:] == [
         "  loss (train)       best 0.25 at step 1, last 0.33333",
         "  lr (train)         last 0.1",
-        "  !                  rank 1 is late",
-        "  !                  rank 2 was late",
+        "  !                  since 1970-01-01 00:00:01: rank 1 is late",
+        "  !                  1970-01-01 00:00:01 to 1970-01-01 00:00:02: rank 2 was late",
     ]
 
 

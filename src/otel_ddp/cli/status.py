@@ -14,8 +14,9 @@ from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.gpus import gpu_lines
-from otel_ddp.cli.text import cell, integer, mappings, number, print_answer
+from otel_ddp.cli.text import cell, dated, integer, mappings, number, print_answer
 from otel_ddp.errors import ConfigError
+from otel_ddp.history.quantities import shown_time
 from otel_ddp.identity import boards
 
 _WIDEST_ROLE = 24
@@ -93,7 +94,7 @@ def lines(
         for verdict in mappings(found.get("verdicts")):
             labels = verdict.get("who")
             if isinstance(labels, Mapping) and _run(labels) == run:
-                yield f"  ! {cell(verdict.get('sentence'), '?')}"
+                yield f"  ! {dated(verdict, now_ns)}"
         yield from (f"  - {sentence}" for sentence in _past(found, run, now_ns))
         for each in alive:
             yield from _not_judged(each, run)
@@ -191,17 +192,9 @@ def _past(found: Mapping[str, Any], run: tuple[str, str], now_ns: int) -> Iterab
     """What was found of this run and is over: from when to when, and what it has cost."""
     for each in mappings(found.get("past")):
         labels = each.get("who")
-        since_ns, until_ns = integer(each.get("since_ns")), integer(each.get("until_ns"))
-        if isinstance(labels, Mapping) and _run(labels) == run and since_ns and until_ns:
-            between = f"{_at(since_ns, now_ns)} to {_at(until_ns, now_ns)}"
-            yield f"{between}: {cell(each.get('sentence'), '?')}"
-
-
-def _at(time_ns: int, now_ns: int) -> str:
-    """The time of day here, with the date where that is another one."""
-    at, now = time.localtime(time_ns / 1e9), time.localtime(now_ns / 1e9)
-    same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
-    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", at)
+        over = integer(each.get("since_ns")) and integer(each.get("until_ns"))
+        if isinstance(labels, Mapping) and _run(labels) == run and over:
+            yield dated(each, now_ns)
 
 
 def _not_judged(agent: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:
@@ -230,7 +223,7 @@ def best_lines(processes: Iterable[Mapping[str, Any]], now_ns: int) -> Iterable[
         parts = (
             f"best {name} ({split}): {value:.6g}",
             "" if step is None else f"at step {step}",
-            "" if time_ns is None else f"at {_at(time_ns, now_ns)}",
+            "" if time_ns is None else f"at {shown_time(time_ns, now_ns)}",
         )
         yield "  " + ", ".join(filter(None, parts))
     if len(shown) > _MOST_BEST:

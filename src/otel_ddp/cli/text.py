@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from otel_ddp.history.quantities import when
+
 _LONGEST_CELL = 1000
 
 
@@ -57,3 +59,8 @@ def cell(value: Any, otherwise: str = "") -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text[:_LONGEST_CELL]
     )
+
+
+def dated(verdict: Mapping[str, Any], now_ns: int) -> str:
+    """A verdict's sentence, and since when it holds or has held."""
+    return when(verdict, now_ns) + cell(verdict.get("sentence"), "?")

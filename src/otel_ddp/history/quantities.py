@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
@@ -20,6 +22,29 @@ def shown_s(seconds: float | None) -> str:
     # 999.6 us are 1 ms.
     size, unit = next((each for each in _UNITS if abs(seconds) >= 0.9995 * each[0]), _UNITS[-1])
     return f"{seconds / size:.3g} {unit}" if abs(seconds) < 99.95 else f"{seconds:.0f} s"
+
+
+def shown_time(time_ns: int, now_ns: int) -> str:
+    """The time of day here, with the date where that is another one."""
+    at, now = time.localtime(time_ns / 1e9), time.localtime(now_ns / 1e9)
+    same_day = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", at)
+
+
+def when(verdict: Mapping[str, Any], now_ns: int) -> str:
+    """What stands before a verdict's sentence, as an agent's file describes it.
+
+    `since 16:45:10: ` while it holds, `16:45:10 to 16:47:02: ` later, `16:45:10: ` for a death.
+    """
+    since, until = (
+        shown_time(at_ns, now_ns) if isinstance(at_ns, int) and 0 < at_ns < 2**63 else ""
+        for at_ns in (verdict.get("since_ns"), verdict.get("until_ns"))
+    )
+    if not since:
+        return ""
+    if verdict.get("kind") == "death":
+        return f"{since}: "
+    return f"{since} to {until}: " if until else f"since {since}: "
 
 
 def shown_number(value: float | None) -> str:

@@ -16,7 +16,7 @@ from otel_ddp import catalog
 from otel_ddp.errors import containment
 from otel_ddp.history import card
 from otel_ddp.history.card import Card, CardValue
-from otel_ddp.history.quantities import shown_s
+from otel_ddp.history.quantities import shown_s, when
 from otel_ddp.journal.direction import direction
 from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
@@ -164,7 +164,7 @@ def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
                 continue
             mine = (who.get("group") or "", who.get("run")) == (group, run)
             if mine and each.get("kind") not in _HARMLESS:
-                yield str(each.get("sentence"))
+                yield when(each, time.time_ns()) + str(each.get("sentence"))
 
 
 def _read_json(path: Path) -> Any:

@@ -12,7 +12,7 @@ from otel_ddp.agent.reading.process_status import OVER
 from otel_ddp.agent.reading.recent_steps import RecentSteps, StepWork
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.cli.gpus import gpu_labels
-from otel_ddp.cli.text import cell, integer, mappings
+from otel_ddp.cli.text import cell, dated, integer, mappings
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
 
@@ -153,7 +153,7 @@ class Watch:
             len(agents),
             tuple(sorted({cell(each.get("node"), "?") for each in described.values()})),
             tuple(
-                RunView(*run, tuple(ranks), _sentences(verdicts, run), self._values(ranks))
+                RunView(*run, tuple(ranks), _sentences(verdicts, run, now_ns), self._values(ranks))
                 # Living runs first; within these the order in which they started.
                 for run, ranks in sorted(runs.items(), key=lambda item: _order(item[1]))
             ),
@@ -252,9 +252,9 @@ def _run(labels: Mapping[str, Any]) -> _RunKey:
     return cell(labels.get("group")), cell(labels.get("run"), "?")
 
 
-def _sentences(verdicts: Iterable[Mapping[str, Any]], run: _RunKey) -> tuple[str, ...]:
+def _sentences(verdicts: Iterable[Mapping[str, Any]], run: _RunKey, now_ns: int) -> tuple[str, ...]:
     return tuple(
-        cell(each.get("sentence"), "?")
+        dated(each, now_ns)
         for each in verdicts
         if isinstance(who := each.get("who"), Mapping) and _run(who) == run
     )
