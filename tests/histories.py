@@ -161,7 +161,7 @@ def write_history(
             "seen_ns": at_ns[-1],
             "config": {"lr": 0.3, "batch": 32},
             "texts": {"tags": "baseline"},
-            "environment": {"world_size": ranks, "torch": "2.9"},
+            "environment": {"world_size": ranks, "torch": "2.9", "script": "mnist/train.py"},
             "summary": [],
             "gaps": [],
             "version": "0",

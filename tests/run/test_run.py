@@ -590,6 +590,29 @@ def test_a_run_has_the_address_of_its_board_where_a_grafana_is_named(place: Here
         assert run.url == "https://g.example/d/otel-ddp-run?var-group=g&var-run=mine"
 
 
+@pytest.mark.parametrize(
+    ("first", "script"),
+    [
+        ("/home/me/mnist/train.py", "mnist/train.py"),
+        ("train.py", "here/train.py"),
+        ("/train.py", "train.py"),
+        ("-c", "-c"),
+        ("", ""),
+    ],
+)
+def test_a_run_tells_its_script_with_the_folder_that_it_is_in(
+    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, script: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "argv", [first])
+
+    with otel_ddp.init() as run:
+        run.log({"loss": 1.0}, step=1)
+
+    assert place.only().facts["script"] == script
+
+
 def test_a_run_opens_in_a_working_directory_that_is_gone(
     place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

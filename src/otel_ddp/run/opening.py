@@ -88,13 +88,15 @@ def surroundings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 def program_facts() -> dict[str, Any]:
     """What the run's info says about this program, and the process that started it."""
     script = sys.argv[0] if sys.argv else ""
+    # The working directory may be gone. `-c` and an interactive Python have no folder.
+    folder = containment.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
+    folder = folder if script and script != "-c" else ""
     found: dict[str, Any] = {
-        "script": os.path.basename(script),
+        # With the last folder: of two runs, both may be of a `train.py`.
+        "script": os.path.join(os.path.basename(folder), os.path.basename(script)),
         "git_sha": revision(script) if script else "",
-        # For the agent alone, which asks git about it. The working directory may be gone.
-        "folder": containment.attempt(lambda: os.path.dirname(os.path.abspath(script)), "")
-        if script
-        else "",
+        # For the agent alone, which asks git about it.
+        "folder": folder,
         "python": ".".join(map(str, sys.version_info[:3])),
         **surroundings(),
     }

@@ -112,6 +112,7 @@ def _row(history: History) -> dict[str, Any]:
         "local_ranks": sorted({str(each.get("local_rank")) for each in ranks.values()}),
         "tags": texts.get("tags"),
         "name": texts.get("name"),
+        "script": mapping(about.get("environment")).get("script"),
         "state": history.state,
         "step": max((step for step in steps if isinstance(step, int)), default=None),
         "began_ns": whole(about.get("began_ns")),
@@ -138,6 +139,8 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
         whole_run[key] = [one for each in parts for one in each[key]]
     for key in ("job_type", "local_ranks"):
         whole_run[key] = sorted({one for each in parts for one in each[key]})
+    # Only the first node has seen rank 0, which tells it.
+    whole_run["script"] = next((each["script"] for each in parts if each["script"]), None)
     whole_run["state"] = min((each["state"] for each in parts), key=_order)
     whole_run["step"] = max(
         (each["step"] for each in parts if each["step"] is not None), default=None

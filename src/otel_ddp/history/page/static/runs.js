@@ -7,7 +7,7 @@ import { duration, number as shownNumber, time } from "./format.js";
 
 const EACH_MS = 2000;
 const LABELS = ["group", "run", "job_type", "node", "rank", "local_rank"];
-const GROUPS = ["", "group", "run", "job_type", "node", "rank", "local_rank", "state"];
+const GROUPS = ["", "group", "run", "job_type", "node", "rank", "local_rank", "state", "script"];
 const MOST_VALUES = 4;
 const MOST_ROWS = 500;
 
@@ -72,7 +72,7 @@ class Runs {
     return el(
       "tr", { class: open.length ? "late" : null, "data-run": run.run },
       el("td", {}, box),
-      el("td", { class: "long" }, el("a", { href: runAddress(run.group, run.run) }, run.run)),
+      el("td", { class: "long" }, el("a", { href: runAddress(run.group, run.run) }, run.run), el("div", { class: "quiet" }, about(run))),
       el("td", {}, run.group), el("td", { class: bad ? "bad" : null }, state),
       number(run.step === null ? "–" : String(run.step)), el("td", {}, values(run.summary)),
       number(time(run.began_ns)), number(duration(Math.floor((end - run.began_ns) / 1e9))),
@@ -94,6 +94,11 @@ class Runs {
   }
 }
 
+/** A name that was made for a run tells nobody which program it is of. */
+function about(run) {
+  return [run.name, run.script].filter(Boolean).join(" · ");
+}
+
 function values(summary) {
   const order = [...summary].sort((one, other) => Boolean(other.direction) - Boolean(one.direction));
   return order.slice(0, MOST_VALUES).map((row) => {
@@ -104,6 +109,7 @@ function values(summary) {
 }
 
 function of(run, label) {
+  if (label === "script") return [run.script || ""];
   if (label === "node") return run.nodes;
   if (label === "rank") return run.ranks;
   if (label === "job_type") return run.job_type;
@@ -116,8 +122,8 @@ function matches(text) {
   const words = text.split(/\s+/).filter(Boolean);
   return (run) => words.every((word) => {
     const [label, value] = word.split("=", 2);
-    if (value !== undefined && (LABELS.includes(label) || label === "state")) return of(run, label).includes(value);
-    const all = [run.run, run.group, run.project, run.state, run.name, ...run.nodes, ...[run.tags].flat()];
+    if (value !== undefined && (LABELS.includes(label) || label === "state" || label === "script")) return of(run, label).includes(value);
+    const all = [run.run, run.group, run.project, run.state, run.name, run.script, ...run.nodes, ...[run.tags].flat()];
     return all.some((each) => String(each ?? "").toLowerCase().includes(word.toLowerCase()));
   });
 }
