@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 from tools.stack.server import free_port
 
 from conftest import Here, Journal
+from extras import needed
 from node import Node, finished
 from otel_ddp import catalog
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
+# As torchrun, beneath: Accelerate has no launcher of its own for several processes without GPUs.
+ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 PHASES = ("forward", "backward", "optimizer")
 
 # The program of a laptop. Its data worker is forked when the training is announced, and calls a
@@ -79,6 +83,7 @@ def test_a_program_on_a_laptop_is_one_run_of_its_group() -> None:
         (TORCHRUN, "from_wandb/train_before.py", 96),
         (LAUNCH, "from_wandb_guide/train_before.py", 80),
         (TORCHRUN, "from_em/train_before.py", 96),
+        (ACCELERATE, "from_em/train_before.py", 96),
         ((), "trainer_ddp/train_before.py", None),
         (TORCHRUN, "trainer_ddp/train_before.py", None),
     ],
@@ -88,11 +93,15 @@ def test_each_program_that_people_bring_is_one_run_of_two_measured_ranks(
 ) -> None:
     if launcher is LAUNCH:
         launcher = (*launcher, "--master-port", str(free_port()))
+    if launcher is ACCELERATE:
+        needed("accelerate", "dev")
+        launcher = (*launcher, "--main_process_port", str(free_port()))
 
     ranks = journals(*launcher, str(EXAMPLES / program))
 
     assert [each.identity["global_rank"] for each in ranks] == [0, 1]
-    assert len({each.identity["run"] for each in ranks}) == 1
+    (run,) = {each.identity["run"] for each in ranks}
+    assert re.fullmatch("[a-z]+-[a-z]+-[a-z0-9]{5}", run)
     first, second = (each.total(catalog.TRAINING_STEPS) for each in ranks)
     assert first == second
     # The trainer stops early, after some epoch.
