@@ -129,8 +129,15 @@ class RunFile:
 
     def gaps(self) -> list[dict[str, Any]]:
         """When nothing could be kept."""
-        row = self._db.execute("SELECT value FROM about WHERE key = 'gaps'").fetchone()
-        return list(json.loads(row[0])) if row else []
+        return list(self._about("gaps") or [])
+
+    def began_ns(self) -> int:
+        """When the first process began that is in it; 0 if none is."""
+        return int(self._about("began_ns") or 0)
+
+    def _about(self, key: str) -> Any:
+        row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
 
     def width(self, key: SeriesKey) -> int:
         """How wide its buckets are: what is summed up beforehand costs one row each."""

@@ -181,6 +181,19 @@ def _full(run: KeptRun) -> None:
     raise OSError(28, "No space left on device")
 
 
+def test_a_run_that_is_started_again_began_with_its_first_process(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    for now_s in (5, 50, 500):
+        run = KeptRun(path)
+        for began_s in (now_s, now_s + 1):
+            run.feed_state(State({"began_ns": began_s * S}, {}, (), ()))
+            run.write((began_s + 1) * S)
+        run.close()
+
+    with History(path) as history:
+        assert history.about["began_ns"] == 5 * S
+
+
 @pytest.mark.parametrize("disk_is_full", [False, True])
 def test_a_rank_whose_journal_is_closed_before_its_end_is_written_has_ended(
     made: Histories, monkeypatch: pytest.MonkeyPatch, disk_is_full: bool

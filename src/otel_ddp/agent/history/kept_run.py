@@ -65,6 +65,7 @@ class KeptRun:
         self._state = State({}, {}, (), ())
         self._written = State({}, {}, (), ())
         self._gaps: list[dict[str, Any]] = []
+        self._began_ns = 0
         self._lost_why = ""
         self._forget()
 
@@ -83,6 +84,7 @@ class KeptRun:
         try:
             self._positions = file.read_positions()
             self._gaps = [*file.gaps(), *self._gaps]
+            self._began_ns = file.began_ns()
         except BaseException:
             file.close()
             raise
@@ -217,6 +219,10 @@ class KeptRun:
     def _write(self, file: RunFile, now_ns: int) -> None:
         state, before = self._state, self._written
         about = {**state.about, "gaps": self._gaps, "seen_ns": now_ns}
+        if self._began_ns and "began_ns" in about:
+            # A launch that is started again is the same run, whose first processes are gone.
+            about["began_ns"] = min(self._began_ns, about["began_ns"])
+        self._began_ns = about.get("began_ns", self._began_ns)
         changed = {key: v for key, v in about.items() if before.about.get(key, ...) != v}
         ranks = {rank: each for rank, each in state.ranks.items() if before.ranks.get(rank) != each}
         known = [*before.verdicts]
