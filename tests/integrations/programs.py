@@ -344,6 +344,10 @@ class Another(GeneralTracker):
         self.given.append(values)
 """
 ACCELERATE_REPORT = """
+import otel_ddp
+
+# On this rank, too.
+assert otel_ddp.current() is None
 if Another.given:
     with open("report.json", "w") as file:
         json.dump(Another.given, file)
