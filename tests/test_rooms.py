@@ -182,6 +182,7 @@ KNOWS = {
             "statements where_to_look"
         ),
         "api": "current_run opening run",
+        "trials": "api run",
         "unasked": "api current_run run",
     },
     "torch": {

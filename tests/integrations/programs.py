@@ -107,6 +107,51 @@ arguments = TrainingArguments(output_dir="out", report_to="none")
 callbacks = [OtelDdpCallback(group="evaluated")]
 Trainer(model, arguments, eval_dataset=eval_set, callbacks=callbacks).evaluate()
 """
+# What `hyperparameter_search` does, without a package that chooses the parameters.
+TRANSFORMERS_SEARCH = """
+import contextlib
+from types import SimpleNamespace
+
+import transformers.integrations
+from transformers import TrainerCallback
+from transformers.trainer_utils import HPSearchBackend
+
+transformers.integrations.hp_params = lambda trial: trial.params
+
+
+class Pruned(Exception):
+    pass
+
+
+class Pruning(TrainerCallback):
+    def on_step_end(self, args, state, control, **more):
+        if state.trial_params == {"learning_rate": 0.2}:
+            raise Pruned
+
+
+arguments = TrainingArguments(
+    output_dir="out", num_train_epochs=1, report_to="none", run_name="tiny", save_strategy="no"
+)
+trainer = Trainer(
+    None,
+    arguments,
+    train_dataset=train_set,
+    eval_dataset=eval_set,
+    model_init=lambda: Tiny(TinyConfig()),
+    callbacks=[*callbacks, Pruning],
+)
+trainer.hp_search_backend = HPSearchBackend.OPTUNA
+trainer.hp_space = transformers.integrations.hp_params
+for number, (parameters, name) in enumerate(
+    [({"layers": 2, "learning_rate": 0.1}, "first"), ({"learning_rate": 0.2}, None)]
+):
+    trainer.hp_name = lambda trial: name
+    with contextlib.suppress(Pruned):
+        trainer.train(trial=SimpleNamespace(number=number, params=parameters))
+        trainer.evaluate()
+trainer.hp_search_backend = None
+trainer.train()
+"""
 
 # -- Lightning
 

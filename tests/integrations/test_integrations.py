@@ -114,12 +114,50 @@ def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: F
     assert [min(each.values) for each in ran.logged(0, "val")] == ["one_loss", "other_loss"]
 
 
-def test_every_rank_of_a_trainer_that_only_evaluates_is_measured(frameworks: Frameworks) -> None:
-    ran = frameworks.run(programs.TRANSFORMERS + programs.TRANSFORMERS_EVALUATED)
+@pytest.fixture(scope="module")
+def by_search(frameworks: Frameworks) -> dict[str, Ran]:
+    """A Trainer that only evaluates, and then one that searches: by the title of the run."""
+    ran = frameworks.run(
+        programs.TRANSFORMERS + programs.TRANSFORMERS_EVALUATED + programs.TRANSFORMERS_SEARCH
+    )
+    found: dict[str, Ran] = {}
+    for each in ran.ranks:
+        found.setdefault(each.identity["name"], Ran("", None, [])).ranks.append(each)
+    return found
+
+
+def test_every_rank_of_a_trainer_that_only_evaluates_is_measured(by_search: dict[str, Ran]) -> None:
+    ran = by_search[""]
 
     assert [each.identity["group"] for each in ran.ranks] == ["evaluated", "evaluated"]
     assert [each.span_names for each in ran.ranks] == [["eval"], ["eval"]]
     assert [len(ran.logged(rank, "val")) for rank in (0, 1)] == [1, 0]
+
+
+def test_each_trial_of_a_search_is_a_run_of_all_ranks_in_one_group(
+    by_search: dict[str, Ran],
+) -> None:
+    searching = by_search[""].ranks[0].identity["run"]
+    rates = {"tiny-first": 0.1, "tiny-trial-1": 0.2, "tiny": 0.2}
+
+    assert by_search.keys() == {"", *rates}
+    for name, (run, steps, reason) in {
+        "tiny-first": (f"{searching}-trial-0", 4, ""),
+        "tiny-trial-1": (f"{searching}-trial-1", 1, "the training was pruned, or failed"),
+        # The training after the search, with the parameters of the last trial.
+        "tiny": (searching, 4, ""),
+    }.items():
+        ranks = by_search[name].ranks
+        assert [each.identity["global_rank"] for each in ranks] == [0, 1], name
+        assert {(each.identity["group"], each.identity["run"]) for each in ranks} == {
+            ("evaluated", run)
+        }
+        assert {(each.state, each.reason) for each in ranks} == {("finished", reason)}
+        assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [steps, steps]
+        assert {each.config["learning_rate"] for each in ranks} == {rates[name]}
+    # It is no setting of the Trainer.
+    assert by_search["tiny-first"].ranks[0].config["layers"] == 2
+    assert by_search["tiny-first"].ranks[0].span_names == ["eval"]
 
 
 def test_a_trainer_without_a_line_is_measured_and_its_values_are_logged_once(

@@ -14,6 +14,7 @@ from otel_ddp.errors import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
 from otel_ddp.run import unasked
+from otel_ddp.run.trials import Trials
 
 # The prefix of what an evaluation and a prediction report -> the split of these values.
 _SPLITS = {"eval_": "val", "test_": "test"}
@@ -26,42 +27,89 @@ _NO_SETTINGS = frozenset({"id2label", "label2id"})
 class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     """`Trainer(..., callbacks=[OtelDdpCallback(group="finetune")])`; arguments as of `instrument`.
 
-    The run ends with its process, since an evaluation may follow the training.
+    The run ends with its process, since an evaluation may follow the training. Each trial of
+    `hyperparameter_search` is a run of its own.
     """
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
+    _instrument_again: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
 
     def __init__(self, **arguments: Any) -> None:
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
         self._is_open = False
+        # Of a search for hyperparameters.
+        self._trials: Trials | None = None
+        self._in_trial = False
 
     # -- the run
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._open(args, more.get("model"))
+        # Not `is_hyper_param_search`: a checkpoint of a trial brings that into another training.
+        parameters = getattr(state, "trial_params", None)
+        if parameters is not None:
+            self._open_trial(args, state, more.get("model"), parameters)
+        elif self._trials is not None:
+            self._open_after_search(args, more.get("model"), self._trials)
+        else:
+            self._open(self._instrument, args, more.get("model"), {})
 
-    def _open(self, args: Any, model: Any) -> None:
+    def _open(
+        self,
+        instrument: Callable[..., otel_ddp.Run],
+        args: Any,
+        model: Any,
+        names: dict[str, str],
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
         """Strict, as `instrument` is: a mistake in the arguments raises before the first step."""
         self._is_open = True
-        arguments = dict(self._arguments)
+        arguments = self._arguments | names
         # A run that the user has opened has its name already.
         if otel_ddp.current() is None and (name := getattr(args, "run_name", None)):
             arguments.setdefault("name", name)
         # Without a model: callbacks are given the one inside of DDP, FSDP and the compiled one.
-        run = self._instrument(**arguments)
+        run = instrument(**arguments)
         if model is not None:
             run.describe(model)
-        containment.attempt(lambda: run.config(_configuration(args, model)), None)
+        # Not all parameters of a trial are settings of the Trainer.
+        first = parameters or {}
+        containment.attempt(lambda: run.config({**first, **_configuration(args, model)}), None)
+
+    def _open_trial(self, args: Any, state: Any, model: Any, parameters: Any) -> None:
+        """Each trial of a search is a run. Its evaluation follows, so it ends with the next one."""
+        instrument = self._instrument_again
+        if self._trials is None:
+            self._trials, instrument = Trials(self._arguments), self._instrument
+        self._end_trial()
+        of_all = getattr(args, "run_name", None)
+        names = self._trials.next(state.trial_name or "", f"{of_all}-" if of_all else "")
+        self._in_trial = True
+        self._open(instrument, args, model, names, parameters)
+
+    def _open_after_search(self, args: Any, model: Any, trials: Trials) -> None:
+        """A training with the best parameters, for example: the run that the search began in."""
+        self._end_trial()
+        self._trials = None
+        names = {"group": trials.group, "run": trials.run}
+        self._open(self._instrument_again, args, model, names)
+
+    @containment.contained()
+    def _end_trial(self) -> None:
+        self._phase.end()
+        # The search keeps to itself which of the two it was.
+        otel_ddp.finish(reason="the training was pruned, or failed" if self._in_trial else "")
+        self._in_trial = False
 
     def _open_without_training(self, args: Any, more: Mapping[str, Any]) -> None:
         # A Trainer that only evaluates or predicts begins no training.
         if not self._is_open:
-            self._open(args, more.get("model"))
+            self._open(self._instrument, args, more.get("model"), {})
 
     @containment.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
+        self._in_trial = False
 
     # -- values
 
@@ -170,6 +218,7 @@ class _Added(OtelDdpCallback):
     """The one that a Trainer gets from `otel-ddp run`."""
 
     _instrument = staticmethod(unasked.instrument)
+    _instrument_again = staticmethod(unasked.instrument_again)
 
 
 def add_to_every_trainer() -> None:

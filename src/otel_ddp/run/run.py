@@ -339,6 +339,10 @@ class Run(Statements):
             self._identity = self._resolve(arguments)
         return self._identity
 
+    def agreed_identity(self) -> Identity:
+        """The identity on which the ranks agree, also that of a run which was not opened."""
+        return self._ask_group(self.identity)
+
     def _resolve(self, arguments: Mapping[str, Any]) -> Identity:
         if self._logs_for is not None:
             return identity.of_rank(self._logs_for.identity, **arguments)

@@ -14,12 +14,19 @@ def instrument(model: Any = None, **arguments: Any) -> Run:
 
     A program that has finished its run gets no second one.
     """
-    found = None
-    if api.current() is not None or not current_run.had_one():
-        found = _instrument(model, arguments)
-    if found is None:
-        found = Run({})
-        found.go_silent()
+    if api.current() is None and current_run.had_one():
+        return _silent()
+    return instrument_again(model, **arguments)
+
+
+def instrument_again(model: Any = None, **arguments: Any) -> Run:
+    """As `instrument`, also after a run that a framework has ended for the next one."""
+    return _instrument(model, arguments) or _silent()
+
+
+def _silent() -> Run:
+    found = Run({})
+    found.go_silent()
     return found
 
 
