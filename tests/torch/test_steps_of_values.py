@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_ddp
 from conftest import Here, Journal
 from loops import INPUT
+from otel_ddp.journal.reader import Document
 
 
 @pytest.fixture
@@ -54,6 +56,38 @@ def test_a_value_has_the_step_that_it_was_logged_in_or_after(
     # Nothing had been trained yet.
     assert seen["layers"] == [0, 1, 2]
     assert place.only().events["done"]["step"] == 4
+
+
+def test_spans_and_lines_have_the_step_that_values_beside_them_have(
+    run: otel_ddp.Run, place: Here
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(INPUT), batch_size=len(INPUT) // 2)
+    logger = logging.getLogger("training_script")
+    run.logs("warning", logger=logger)
+    otel_ddp.instrument(model)
+
+    for (batch,) in loader:
+        loss = model(batch).sum()
+        with run.span("backward"):
+            loss.backward()
+        logger.warning("before")
+        optimizer.step()
+        with run.phase("checkpoint"):
+            logger.warning("after")
+        run.event("saved")
+
+    journal = place.only()
+    spans = [each.content for each in journal.records if isinstance(each, Document)]
+    found = {
+        name: [e["step"] for e in spans if name in (e.get("name"), e.get("body"))]
+        for name in ("backward", "before", "checkpoint", "after", "saved")
+    }
+    assert found == {name: [1, 2] for name in found}
+    # What is done after a step takes time of the next one, as the trace shows.
+    assert journal.spans["checkpoint"]["trace"] == "step/3"
+    assert journal.spans["backward"]["trace"] == "step/2"
 
 
 def test_a_micro_batch_is_logged_at_the_step_that_it_is_part_of(

@@ -268,10 +268,14 @@ class Progress:
         return logged if self.in_step and logged != self._logged_before else logged + 1
 
     def trace_and_step(self) -> tuple[str, int | None]:
-        """The trace of the step of this moment, and its number; empty before the first one."""
+        """The trace and the step of what happens now; empty before the first one.
+
+        Between two steps it is the step that has ended, as for values: people save and evaluate
+        after a step. Its time belongs to the step that follows, so the trace is that one's.
+        """
         if self.steps_began:
             # The hooks count alike on all ranks; which ranks log does not matter.
-            return trace_ids.trace_of_step(self.step_count + 1), self.next_logged_number()
+            return trace_ids.trace_of_step(self.step_count + 1), self.step_of_values(True)
         logged = self.recorder.step
         return (trace_ids.trace_of_step(logged), logged) if logged >= 0 else ("", None)
 
