@@ -199,6 +199,38 @@ if trainer.is_global_zero:
     with open("report.json", "w") as file:
         json.dump(report, file)
 """
+# Another run of the same ranks. Its module steps in the middle of what DDP takes for a forward.
+LIGHTNING_MANUAL = """
+import otel_ddp
+
+otel_ddp.finish()
+
+
+class Manual(Tiny):
+    def __init__(self, width, lr):
+        super().__init__(width, lr)
+        self.automatic_optimization = False
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+    def training_step(self, batch, number):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self(batch[0]).square().mean())
+        optimizer.step()
+
+
+trainer = L.Trainer(
+    devices=2,
+    strategy="ddp",
+    max_epochs=2,
+    logger=False,
+    enable_checkpointing=False,
+    callbacks=[OtelDdpCallback(group="manual")],
+)
+trainer.fit(Manual(4, 0.1), train_loader)
+"""
 # A training and a test, with a logger of the program's own; then a Trainer that has our logger.
 LIGHTNING_WITHOUT_A_LINE = """
 from lightning.pytorch.loggers import CSVLogger

@@ -180,8 +180,31 @@ def test_a_trainer_without_a_line_is_measured_and_its_values_are_logged_once(
 
 
 @pytest.fixture(scope="module")
-def by_lightning(frameworks: Frameworks) -> Ran:
-    return frameworks.run(programs.LIGHTNING + snippet("Lightning") + programs.LIGHTNING_REPORT)
+def with_manual_optimization(frameworks: Frameworks) -> Ran:
+    """The snippet, and after it another run, of a module with manual optimization."""
+    program = programs.LIGHTNING + snippet("Lightning") + programs.LIGHTNING_REPORT
+    return frameworks.run(program + programs.LIGHTNING_MANUAL)
+
+
+@pytest.fixture(scope="module")
+def by_lightning(with_manual_optimization: Ran) -> Ran:
+    ran = with_manual_optimization
+    return ran._replace(ranks=[e for e in ran.ranks if e.identity["group"] != "manual"])
+
+
+def test_manual_optimization_under_ddp_has_the_phases_of_any_step(
+    with_manual_optimization: Ran,
+) -> None:
+    ranks = [e for e in with_manual_optimization.ranks if e.identity["group"] == "manual"]
+
+    assert [each.total(catalog.TRAINING_STEPS) for each in ranks] == [8, 8]
+    assert [each.total(catalog.TRAINING_SAMPLES) for each in ranks] == [64, 64]
+    for rank in ranks:
+        assert rank.facts["model"] == "Manual"
+        for phase in ("data", "forward", "backward", "comm_wait", "optimizer"):
+            assert rank.total(catalog.TRAINING_PHASE_TIME, phase=phase) > 0, phase
+            # No reason why it is not measured.
+            assert rank.facts["capability"][phase] == ""
 
 
 def test_the_values_of_rank_0_are_those_of_lightnings_own_logger(by_lightning: Ran) -> None:

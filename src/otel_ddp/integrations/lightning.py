@@ -154,10 +154,11 @@ def _log(metrics: Mapping[str, Any], step: int | None) -> None:
 def _wrapped(trainer: Any, module: Any) -> Any:
     """What the strategy calls, if that is a wrapper.
 
-    Of a module without one Lightning calls `training_step`: what that calls is found.
+    Of a module without one Lightning calls `training_step`: what that calls is found. So it is
+    where `training_step` makes the steps by itself.
     """
     model = trainer.strategy.model
-    return None if model is module else model
+    return None if model is module or not module.automatic_optimization else model
 
 
 def _as_checkpoint(save: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from torch.jit import ScriptModule
 
 from otel_ddp.errors import containment
+from otel_ddp.torch import wrappers
 from otel_ddp.torch.frames import CALL_MODULE, module_calls, times_called
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import every_module
@@ -118,6 +119,8 @@ class _Search:
             return
         # This thread may have called an outer module while the hook was off for another thread.
         if not is_outermost(module):
+            if wrappers.makes_steps(module):
+                self._steps_are_made_in(module)
             return
         thread = get_ident()
         self._inside.add(thread)
@@ -167,10 +170,19 @@ class _Search:
         optimizer_hooks.forget_others()
         self.stepper.new_model()
         model_hooks.watch_compiled_in_place()
+        self._report(module)
+        return True
+
+    def _steps_are_made_in(self, module: nn.Module) -> None:
+        """What is called inside of this module is measured, and the module itself is described."""
+        if model_hooks.add_around(module):
+            optimizer_hooks.forget_others()
+            self._report(module)
+
+    def _report(self, module: nn.Module) -> None:
         if not self._reported:
             self._reported = True
             self._found(module)
-        return True
 
     # -- compilation
 
@@ -251,13 +263,31 @@ def is_outermost(module: nn.Module) -> bool:
     """Whether the call of this module that begins can be measured, and no module has made it."""
     if isinstance(module, ScriptModule) or torch.jit.is_tracing():
         return False
-    return times_called(sys._getframe(), CALL_MODULE) <= 1
+    if times_called(sys._getframe(), CALL_MODULE) <= 1:
+        return not wrappers.makes_steps(module)
+    return len(_called_in_step()) == 1
 
 
 def outermost_called() -> nn.Module | None:
     """The outermost of the modules that are being called in this thread."""
-    calls = module_calls(sys._getframe())
-    return calls[-1].get("self") if calls else None
+    called = _called_in_step()
+    return called[-1] if called else None
+
+
+def _called_in_step() -> list[Any]:
+    """The modules that are being called in this thread, innermost first.
+
+    Without those of which a call is a whole step: a wrapper, and the module that it calls.
+    """
+    called = [each.get("self") for each in module_calls(sys._getframe())]
+    whole_steps = []
+    while called and wrappers.makes_steps(called[-1]):
+        whole_steps.append(called.pop())
+    if whole_steps and called:
+        # Its `forward` is called by `training_step`, and is this module's call once more. A hook on
+        # the module could not tell the two from each other.
+        whole_steps.append(called.pop())
+    return [each for each in called if all(each is not one for one in whole_steps)]
 
 
 def trains(module: nn.Module) -> bool:

@@ -34,6 +34,21 @@ def is_lightning_module(model: Any) -> bool:
     return any(each.__name__ == "LightningModule" for each in type(model).__mro__)
 
 
+def makes_steps(model: Any) -> bool:
+    """Whether this wraps a LightningModule with manual optimization.
+
+    A call of the wrapper is a whole step then: `training_step` runs backward and optimizer inside.
+    """
+    inner = model
+    while any((name := _WRAPPERS.get(each.__name__)) for each in type(inner).__mro__):
+        inner = getattr(inner, name or "", None)
+    return (
+        inner is not model
+        and is_lightning_module(inner)
+        and containment.attempt(lambda: not inner.automatic_optimization, False)
+    )
+
+
 def _unwrapped(model: Any) -> Any:
     """The model inside all of its wrappers."""
     for _ in range(_MOST_WRAPPERS):

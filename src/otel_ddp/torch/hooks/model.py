@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 from weakref import ref
@@ -14,7 +15,7 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp.errors import containment
-from otel_ddp.torch import inspect_values
+from otel_ddp.torch import inspect_values, wrappers
 from otel_ddp.torch.frames import module_calls
 from otel_ddp.torch.hooks import every_module, saving
 from otel_ddp.torch.steps.stepper import Stepper
@@ -32,6 +33,8 @@ _KEY = "otel_ddp"
 _watched: dict[int, WatchedModel] = {}
 # The modules inside DDP: DDP may wait before one, and a validation may call it directly.
 _inner: dict[int, WatchedModel] = {}
+# The modules of which a call is a whole step. They have no hooks, and readings look at them.
+_around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
 def attach(module: nn.Module, stepper: Stepper, found: bool = False) -> bool:
@@ -99,6 +102,21 @@ def detach() -> None:
             model._compiled_call_impl = model._compiled_call_impl.call
     _watched.clear()
     _inner.clear()
+    _around.clear()
+
+
+def add_around(module: nn.Module) -> bool:
+    """Watched models are called inside of this one, in each step; False if that is known."""
+    if id(module) in _around:
+        return False
+    _around[id(module)] = ref(module, partial(_around.pop, id(module)))
+    return True
+
+
+def trained() -> list[nn.Module]:
+    """The models that are trained: those that are watched, and those around them."""
+    around = (each() for each in list(_around.values()))
+    return [*watched(), *(model for model in around if model is not None)]
 
 
 def watched() -> list[nn.Module]:
@@ -110,7 +128,7 @@ def watched() -> list[nn.Module]:
 def watch_wrapping_ddp(watched: WatchedModel) -> None:
     """Watch the DDP that is calling this model, if any: the model was wrapped later."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    if ddp is not None and attach(ddp, watched.stepper):
+    if ddp is not None and not wrappers.makes_steps(ddp) and attach(ddp, watched.stepper):
         around = _watched[id(ddp)]
         # It does the same work, and some forwards of it were seen.
         around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit

@@ -113,7 +113,7 @@ def _size(optimizer: Optimizer) -> int:
 
 def _is_ours(optimizer: Optimizer) -> bool:
     # Compared at its first step, not before: sharding replaces a model's parameters.
-    models = model_hooks.watched()
+    models = model_hooks.trained()
     mine = {id(p) for module in models for p in module.parameters()}
     owned = any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
     # DeepSpeed's engine holds its optimizer, whose parameters are copies.

@@ -95,7 +95,7 @@ class Readings(StepListener):
         """Now the models are where they will stay."""
         compile_hooks.attach(self._stepper)
         self._settle_identity()
-        devices = [p.device for model in model_hooks.watched() for p in model.parameters()]
+        devices = [p.device for model in model_hooks.trained() for p in model.parameters()]
         if found := gpu_facts(devices):
             self._progress.recorder.facts(found)
         device = next(iter(devices), None)
@@ -147,7 +147,7 @@ class Readings(StepListener):
         several = capabilities.world_size() > 1
         self._counts_collectives = several and self._known.get("comm_wait") == ""
         if self._counts_collectives:
-            self._own_collectives.begin(model_hooks.watched())
+            self._own_collectives.begin(model_hooks.trained())
 
     def hook_called(self, phase: str) -> None:
         """Until now it was in this phase."""
@@ -225,7 +225,7 @@ class Readings(StepListener):
     def report(self) -> None:
         """Record what is measured and what is not, as far as the run has shown it."""
         found = capabilities.measured(
-            model_hooks.watched(), self._stepper, capabilities.world_size(), self._reentrant
+            model_hooks.trained(), self._stepper, capabilities.world_size(), self._reentrant
         )
         self._report_work(found)
         if self._loss.asked:
