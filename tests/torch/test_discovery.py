@@ -296,7 +296,7 @@ def test_nothing_is_compiled_once_more_for_us(
     found = totals(place)
     assert found.get("training.micro_batches", 0) == seen
     assert found.get("training.steps", 0) == (STEPS if seen else 0)
-    assert ("pass the model" in caplog.text) is (seen == 0)
+    assert ("name the model" in caplog.text) is (seen == 0)
 
 
 def test_hooks_of_the_users_on_every_module_are_warned_of_as_ever(place: Here) -> None:

@@ -76,6 +76,15 @@ def test_a_loop_is_measured_from_its_first_step_as_if_it_had_a_line(place: Here)
     assert len(place.journals()) == 2
 
 
+def test_gradients_without_an_optimizers_step_are_no_training(place: Here) -> None:
+    model = net().eval()
+    SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        model(INPUT).sum().backward()
+
+    assert place.read() == []
+
+
 def test_a_program_that_does_not_train_has_no_run_and_pays_for_no_hook(place: Here) -> None:
     model = net()
     # Before there is an optimizer even this is no training.
@@ -126,6 +135,39 @@ def test_a_loop_without_an_optimizer_is_measured_from_its_second_backward(place:
                 parameter.grad = None
 
     assert totals(place)["training.samples"] == 8 * (STEPS - 1)
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_found_by_its_optimizer(place: Here) -> None:
+    model, other = net().eval(), net().eval()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        # No optimizer trains it.
+        other(INPUT)
+        step(model, optimizer)
+    otel_ddp.finish()
+
+    journal = place.only()
+    # The first step tells that it trains, and the second one that it has no other model.
+    assert journal.total(catalog.TRAINING_STEPS) == STEPS - 2
+    assert journal.total(catalog.TRAINING_SAMPLES) == 8 * (STEPS - 2)
+    assert journal.total(catalog.TRAINING_PHASE_TIME, phase="eval") == 0
+
+
+def test_a_training_of_which_no_call_is_seen_is_a_run_and_one_line_says_what_to_do(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, counter = net(), CompileCounter()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    loss = torch.compile(lambda x: model(x).sum(), backend=counter)
+
+    for _ in range(STEPS):
+        loss(INPUT).backward()
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert counter.frame_count == 1
+    assert place.only().total(catalog.TRAINING_STEPS) == 0
+    assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
 
 
 def test_a_model_in_ddp_is_found_as_ddp(place: Here) -> None:

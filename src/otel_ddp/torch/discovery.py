@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.jit import ScriptModule
+from torch.optim import Optimizer
 
 from otel_ddp.errors import containment
 from otel_ddp.torch import wrappers
@@ -70,6 +71,8 @@ class _Search:
         self._reported = False
         self._steps_left = self._calls_left = 0
         self._models = self._unknown_steps = 0
+        # The parameters, by their ids, that are trained while no model is known.
+        self._trained: set[int] = set()
         # The threads that are inside an outermost call; and for each thread, the module that still
         # has our hook for the end of its call.
         self._inside: set[int] = set()
@@ -91,6 +94,7 @@ class _Search:
         """Do not search until another optimizer comes."""
         self.on = False
         every_module.set_hook(None)
+        self._trained.clear()
         self._inside.clear()
         for thread in list(self._marked):
             self._let_go(thread)
@@ -130,7 +134,8 @@ class _Search:
         # Torch looks up the hooks on the module itself after its forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._marked[thread] = ref(module)
-        if trains(module) and self._is_whole() and self._adopt(module):
+        in_eval = self._trains_in_eval(module)
+        if (in_eval or trains(module)) and self._is_whole() and self._adopt(module, in_eval):
             # Torch has chosen the hooks before this forward already, so ours is called here.
             model_hooks.before_forward(module, args, _keywords(module))
 
@@ -163,10 +168,25 @@ class _Search:
         """
         return _current_backward() == -1 and not self.stepper.forward_in_another_thread()
 
-    def _adopt(self, module: nn.Module) -> bool:
-        if self._models >= _MOST_MODELS or not model_hooks.attach(module, self.stepper, found=True):
+    def _trains_in_eval(self, module: nn.Module) -> bool:
+        """Whether an optimizer has trained this model, which is in evaluation mode.
+
+        A loop that keeps the statistics of a model calls `eval()`.
+        """
+        return (
+            bool(self._trained)
+            and not module.training
+            and torch.is_grad_enabled()
+            and any(id(each) in self._trained for each in module.parameters())
+        )
+
+    def _adopt(self, module: nn.Module, in_eval: bool = False) -> bool:
+        if self._models >= _MOST_MODELS or not model_hooks.attach(
+            module, self.stepper, found=True, in_eval=in_eval
+        ):
             return False
         self._models += 1
+        self._trained.clear()
         optimizer_hooks.forget_others()
         self.stepper.new_model()
         model_hooks.watch_compiled_in_place()
@@ -213,11 +233,13 @@ class _Search:
         if self.stepper.has_model or not self.on:
             self.begin()
 
-    def unknown_optimizer_stepped(self) -> None:
+    def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step that trains no watched model."""
         if self.stepper.has_model:
             self.between_calls()
             return
+        if self._unknown_steps < _STEPS_WITHOUT_MODEL:
+            self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._unknown_steps += 1
         # Very many calls without a step may have ended the search.
         if not self.on and self._unknown_steps < _STEPS_WITHOUT_MODEL:
@@ -226,9 +248,9 @@ class _Search:
         if self._unknown_steps == _STEPS_WITHOUT_MODEL:
             containment.warn_once(
                 "discovery",
-                "instrument() was given no model, and in %d steps of an optimizer none was seen "
-                "that is called and trains, so no steps are measured: pass the model, "
-                "instrument(model), after whatever wraps or compiles it.",
+                "In %d steps of an optimizer no model was seen that is called and trains, so no "
+                "steps are measured: name the model by otel_ddp.instrument(model), after whatever "
+                "wraps or compiles it.",
                 _STEPS_WITHOUT_MODEL,
             )
 

@@ -3,6 +3,9 @@
 Two things announce a training: the making of an optimizer, and a backward. Only then does a hook
 on all modules look for the first call of a model that trains. So a program that never trains has
 two functions of torch's replaced, and nothing else.
+
+Some models train in evaluation mode, and of a function that is compiled no call of a module is
+seen. There the training begins with the first backward after a step of an optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from otel_ddp.errors import containment
 from otel_ddp.torch.versions import too_old
@@ -58,7 +62,8 @@ class _Called:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            called(*args, **kwargs)
+            if not is_compiling():
+                called(*args, **kwargs)
             return result
 
         self._owner, self._name, self._original, self._ours = owner, name, original, function
@@ -85,6 +90,8 @@ class _Waiting:
         self._looks = False
         self._announced_by = [_Called(owner, name, self._announced) for owner, name in signs]
         self._training_mode: _Called | None = None
+        self._step_hook: Any = None
+        self.stepped = False
 
     def begin(self) -> None:
         """The first step has come."""
@@ -101,6 +108,7 @@ class _Waiting:
             from otel_ddp.torch.hooks import compile as compile_hooks
             from otel_ddp.torch.hooks import every_module
 
+            self._step_hook.remove()
             every_module.set_hook(None)
             compile_hooks.ignore()
 
@@ -121,9 +129,17 @@ class _Waiting:
         from otel_ddp.torch.hooks import compile as compile_hooks
 
         self._looks = True
+        # Not within the hook: torch is going through all of them, and a run brings more.
+        self._announced_by = [_Called(torch.autograd, "backward", self._backward_ended)]
+        self._step_hook = register_optimizer_step_post_hook(_after_step)
         # The first optimizer has imported Dynamo.
         compile_hooks.listen(_before_compile, _after_compile)
         self._look()
+
+    @containment.contained()
+    def _backward_ended(self, *_: Any, **__: Any) -> None:
+        if self.stepped and _waiting is self:
+            self.begin()
 
     def _look(self) -> None:
         from otel_ddp.torch.hooks import every_module
@@ -193,6 +209,11 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
         waiting.called(module, args)
     except containment.ANY_ERROR:
         _failed("waiting for the training")
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    if not is_compiling() and (waiting := _waiting) is not None:
+        waiting.stepped = True
 
 
 def _before_compile(*_: Any) -> None:

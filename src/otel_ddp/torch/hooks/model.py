@@ -37,12 +37,15 @@ _inner: dict[int, WatchedModel] = {}
 _around: dict[int, Callable[[], nn.Module | None]] = {}
 
 
-def attach(module: nn.Module, stepper: Stepper, found: bool = False) -> bool:
-    """Watch a model, the outermost object that the training loop calls; False if it is already."""
+def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bool = False) -> bool:
+    """Watch a model, the outermost object that the training loop calls; False if it is already.
+
+    *in_eval*: it trains in evaluation mode.
+    """
     if id(module) in _watched:
         return False
     watched = _watched[id(module)] = WatchedModel(module, stepper, _watched)
-    watched.found = found
+    watched.found, watched.trains_in_eval = found, in_eval
     # A copy has inherited the hooks of the model that it was made of.
     take_off(module, before_forward, _after_forward)
     module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)

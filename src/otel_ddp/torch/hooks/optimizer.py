@@ -30,7 +30,7 @@ class Search(Protocol):
 
     def model_stepped(self) -> None: ...
     def unknown_optimizer_came(self) -> None: ...
-    def unknown_optimizer_stepped(self) -> None: ...
+    def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None: ...
 
 
 _handles: list[Any] = []
@@ -176,6 +176,6 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
             if _search is not None and _search.on:
                 _search.model_stepped()
         elif _search is not None:
-            _search.unknown_optimizer_stepped()
+            _search.unknown_optimizer_stepped(optimizer)
     except containment.ANY_ERROR:
         stepper.failed("after the optimizer")
