@@ -212,13 +212,16 @@ def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
     assert bench.work.shown() == [second]
 
 
-def test_only_so_many_wait_and_only_so_many_are_shown(bench: Bench, saved: Path) -> None:
-    told = [bench.told(saved, name=f"model-{n}") for n in range(MOST_WAITING + 1)]
+def test_only_so_many_wait_and_only_so_many_are_shown(
+    bench: Bench, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = [bench.told(saved, name=f"model-{n}") for n in range(MOST_WAITING + 2)]
 
     bench.go_on()
 
     assert told[-1].state == LEFT_OUT
-    assert bench.work.outcomes() == {COMPLETE: MOST_WAITING, INCOMPLETE: 0, LEFT_OUT: 1}
+    assert bench.work.outcomes() == {COMPLETE: MOST_WAITING, INCOMPLETE: 0, LEFT_OUT: 2}
+    assert caplog.text.count("name a directory rather than each of its files") == 1
     assert len(bench.work.shown()) == MOST_SHOWN
 
 

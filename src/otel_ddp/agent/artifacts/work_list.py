@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ from otel_ddp.agent.artifacts.artifact import (
     Artifact,
 )
 from otel_ddp.agent.ledger import Labels
+
+log = logging.getLogger("otel_ddp.agent")
 
 MOST_WAITING = 200
 # Of one rank: each is up to three series.
@@ -50,6 +53,12 @@ class WorkList:
             self._artifacts[artifact.key] = artifact
             if len(self._waiting()) > MOST_WAITING:
                 self._finish(artifact, LEFT_OUT, f"{MOST_WAITING} others waited")
+                if self._outcomes[LEFT_OUT] == 1:
+                    log.warning(
+                        "Artifacts are left out, since %d others wait: name a directory rather "
+                        "than each of its files. otel_ddp.artifacts counts them.",
+                        MOST_WAITING,
+                    )
             elif artifact.state != WAITING:
                 self._finish(artifact, artifact.state, artifact.problem)
         return True
