@@ -215,6 +215,9 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
         assert late.get_attribute("data-rank") == "2"
         assert "rank 2 is slow in forward" in page.locator("p.verdict").inner_text()
         assert page.get_by_text("min 0.0625 at step 280").count() == 1
+        devices = page.get_by_role("region", name="Each device as sampled last")
+        devices.get_by_role("cell", name="H100 GPU-2").wait_for()
+        assert re.search(r"H100 GPU-2\t[78]\d(\.\d)? %", devices.inner_text())
         window.draw_all()
         keep(page, "run", look)
         check_accessibility(page)

@@ -47,7 +47,9 @@ const SCALES = { By: ["B", "kB", "MB", "GB", "TB"] };
 export function measured(value, unit) {
   if (value === null || value === undefined) return "–";
   if (unit === "s") return seconds(value);
-  if (unit === "1" || unit === "") return number(value);
+  // Of samples; what a program logs has no unit.
+  if (unit === "1") return `${Number((value * 100).toPrecision(3))} %`;
+  if (unit === "") return number(value);
   if (unit in SCALES) {
     let [at, rest] = [0, value];
     while (Math.abs(rest) >= 1000 && at < SCALES[unit].length - 1) {

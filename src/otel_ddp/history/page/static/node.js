@@ -54,7 +54,7 @@ export class NodePictures {
         const owners = [...new Set(answer.series.map(owner))];
         const drawn = curves(answer, kind, { name: label, color: (each) => owners.indexOf(owner(each)), unit: metric.unit });
         drawn.notes.unshift(metric.text);
-        return { ...drawn, layout: { yaxis: { tickformat: ".3~s" } } };
+        return { ...drawn, layout: { yaxis: { tickformat: metric.unit === "1" ? ".3~%" : ".3~s" } } };
       },
     }).element);
   }
