@@ -226,14 +226,14 @@ def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
             ("nightly-7", "launcher", True),
         ),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": MADE_ID}, ("earnest-ibis-mg6vr", "launcher", True)),
-        # On several nodes somebody has given it, to all of them.
+        # The same when a node joins; and two of them in one step of Slurm are two runs.
         (
             TORCHRUN_ON_TWO_NODES | {"TORCHELASTIC_RUN_ID": MADE_ID},
-            (MADE_ID, "launcher", True),
+            ("earnest-ibis-mg6vr", "launcher", True),
         ),
         (
             SLURM | {"SLURM_STEP_NUM_TASKS": "1"} | TORCHRUN | {"TORCHELASTIC_RUN_ID": MADE_ID},
-            ("slurm-812.3", "launcher", True),
+            ("earnest-ibis-mg6vr", "launcher", True),
         ),
         (SLURM, ("slurm-812.3", "launcher", True)),
         (SLURM | {"SLURM_RESTART_COUNT": "2"}, ("slurm-812.3", "launcher", True)),

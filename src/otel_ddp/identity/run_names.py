@@ -23,8 +23,8 @@ NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
 MOST_CHARACTERS = 200
 
 # On one node torchrun makes such an id by itself: with --standalone, and since PyTorch 2.15 always
-# where no address, port or id is given.
-_MADE_BY_TORCHRUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# where no address, port or id is given. Nobody can say it.
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class RunName(NamedTuple):
@@ -58,17 +58,14 @@ def find(
     if facts.launcher == "pool":
         return _settled(make_id(), "made")
     elastic_id = clean(env.get("TORCHELASTIC_RUN_ID", ""))
-    has_id = facts.launcher == "torchrun" and elastic_id not in ("", "none")
-    was_made = has_id and facts.nodes == 1 and bool(_MADE_BY_TORCHRUN.fullmatch(elastic_id))
-    if has_id and not was_made:
-        return _settled(elastic_id, "launcher")
+    if facts.launcher == "torchrun" and elastic_id not in ("", "none"):
+        is_uuid = _UUID.fullmatch(elastic_id)
+        return _settled(_derived("torchrun", elastic_id) if is_uuid else elastic_id, "launcher")
     # An srun of several tasks that each run a torchrun of their own is several launches.
     own_torchruns = facts.launcher == "torchrun" and facts.nodes != launchers.slurm_tasks(env)
     step = launchers.slurm_step(env)
     if step and facts.launcher not in launchers.MPI and not own_torchruns:
         return _settled(clean(f"slurm-{step}"), "launcher")
-    if was_made:
-        return _settled(_derived("torchrun", elastic_id), "launcher")
     if (parents := of_parent(process, facts, world)).run:
         return _settled(parents.run, "inherited")
     by_launcher = _derived(*launchers.launcher_process(process, facts.markers))
