@@ -182,7 +182,7 @@ KNOWS = {
             "statements where_to_look"
         ),
         "api": "current_run opening run",
-        "trials": "api run",
+        "trials": "api current_run run",
         "unasked": "api current_run run",
     },
     "torch": {

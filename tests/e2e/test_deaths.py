@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -220,9 +221,9 @@ def torchrun(node: Ward, ending: str) -> None:
 
 
 def told_by_status(node: Ward) -> list[str]:
-    """What `otel-ddp status` says of the run."""
+    """What `otel-ddp status` says of the run, without the times before it."""
     output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
-    return [line[4:] for line in output.splitlines() if line.startswith("  ! ")]
+    return re.findall(r"^  ! \d\d:\d\d:\d\d: (.*)", output, re.MULTILINE)
 
 
 def test_an_exception_under_torchrun_is_told_with_its_rank_and_written_down() -> None:

@@ -149,8 +149,17 @@ for number, (parameters, name) in enumerate(
     with contextlib.suppress(Pruned):
         trainer.train(trial=SimpleNamespace(number=number, params=parameters))
         trainer.evaluate()
-trainer.hp_search_backend = None
-trainer.train()
+# As people train with the best parameters: by a Trainer that knows nothing of the search.
+Trainer(Tiny(TinyConfig()), arguments, train_dataset=train_set, callbacks=again()).train()
+"""
+SEARCH_CALLBACKS = "again = lambda: [OtelDdpCallback(group='evaluated')]\n"
+# The same without a line of ours: after a run that the first evaluation has begun.
+SEARCH_WITHOUT_A_LINE = """
+from transformers import Trainer, TrainingArguments
+
+callbacks, again = [], lambda: None
+arguments = TrainingArguments(output_dir="out", report_to="none")
+Trainer(model, arguments, eval_dataset=eval_set).evaluate()
 """
 
 # -- Lightning

@@ -118,7 +118,10 @@ def test_report_to_finds_it_and_an_exception_is_the_end_of_the_run(frameworks: F
 def by_search(frameworks: Frameworks) -> dict[str, Ran]:
     """A Trainer that only evaluates, and then one that searches: by the title of the run."""
     ran = frameworks.run(
-        programs.TRANSFORMERS + programs.TRANSFORMERS_EVALUATED + programs.TRANSFORMERS_SEARCH
+        programs.TRANSFORMERS
+        + programs.TRANSFORMERS_EVALUATED
+        + programs.SEARCH_CALLBACKS
+        + programs.TRANSFORMERS_SEARCH
     )
     found: dict[str, Ran] = {}
     for each in ran.ranks:
@@ -158,6 +161,33 @@ def test_each_trial_of_a_search_is_a_run_of_all_ranks_in_one_group(
     # It is no setting of the Trainer.
     assert by_search["tiny-first"].ranks[0].config["layers"] == 2
     assert by_search["tiny-first"].ranks[0].span_names == ["eval"]
+
+
+def test_trials_without_a_line_are_runs_and_a_wrong_setting_stops_none(
+    frameworks: Frameworks,
+) -> None:
+    program = (
+        programs.WITHOUT_A_LINE
+        + programs.TRANSFORMERS
+        + programs.SEARCH_WITHOUT_A_LINE
+        + programs.TRANSFORMERS_SEARCH
+    )
+    ran = frameworks.run(program, ranks=1)
+    of_run: dict[str, list[float]] = {}
+    for each in ran.ranks:
+        of_run.setdefault(each.identity["run"], []).append(each.total(catalog.TRAINING_STEPS))
+    [searching] = {run for run in of_run if "-trial-" not in run}
+
+    # Its evaluation, and the training after the search.
+    assert sorted(of_run.pop(searching)) == [0, 8]
+    assert of_run == {f"{searching}-trial-0": [8], f"{searching}-trial-1": [1]}
+    groups = {each.identity["group"] for each in ran.ranks if each.identity["run"] == searching}
+    assert groups == {""}
+
+    wrong = "import os; os.environ['OTEL_DDP_RANK'] = 'x'\n"
+    silent = frameworks.run(wrong + program, ranks=1)
+    assert silent.ranks == []
+    assert silent.printed.count("Nothing is recorded of this program") == 1
 
 
 def test_a_trainer_without_a_line_is_measured_and_its_values_are_logged_once(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _NAME = re.compile(r"postmortem-[\w.-]+")
-_LARGEST = 4 * 1024 * 1024
+_LARGEST = 16 * 1024 * 1024
 _MOST_FILES = 200
 
 
@@ -64,7 +64,10 @@ def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]
 
 
 def _newest_first(path: Path) -> float:
-    return -path.stat().st_mtime
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0  # it has just gone
 
 
 def _group(report: Mapping[str, Any]) -> Any:

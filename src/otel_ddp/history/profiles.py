@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FILE = "profile.json"
-_TRACE = re.compile(r"rank-\d+\.json\.gz")
+_TRACE = re.compile(r"rank-[0-9]+\.json\.gz")
 _LARGEST_FILE = 1024 * 1024
 _LONGEST_NAME = 80
 _LONGEST_OPERATOR = 200
@@ -93,7 +93,9 @@ def _mappings(found: Any) -> list[Mapping[str, Any]]:
 
 def _all(root: Path) -> Iterator[Profile]:
     try:
-        names = sorted(os.listdir(root))
+        # In a place for all users another one may have made it first.
+        is_ours = os.stat(root).st_uid == os.geteuid()
+        names = sorted(os.listdir(root)) if is_ours else []
     except OSError:
         return
     for name in names:
@@ -101,7 +103,8 @@ def _all(root: Path) -> Iterator[Profile]:
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             with os.fdopen(os.open(path, flags), "rb") as file:
-                content = json.loads(file.read(_LARGEST_FILE))
+                # A fifo has nothing to read.
+                content = json.loads(file.read(_LARGEST_FILE) or b"")
         except (OSError, ValueError, RecursionError):
             continue  # a window that is under way, or no folder of ours
         if isinstance(content, dict):

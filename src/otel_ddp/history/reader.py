@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Sequence
 from functools import cached_property
@@ -31,6 +32,9 @@ _COMBINED = tuple(
     ).format(column)
     for column in STEP_COLUMNS
 )
+
+
+log = logging.getLogger("otel_ddp.history")
 
 
 class Unreadable(Exception):
@@ -154,7 +158,7 @@ class History:
     ) -> None:
         self.close()
         if isinstance(error, DAMAGE):
-            raise Unreadable(f"{self.path} is damaged: {error!r}") from error
+            raise damaged([self], error) from error
 
     def close(self) -> None:
         self._db.close()
@@ -293,6 +297,13 @@ class History:
 def _series(row: tuple[Any, ...]) -> Series:
     id, kind, name, rank, labels, width = row
     return Series(id, SeriesKey(kind, name, rank, tuple(map(tuple, _loaded(labels) or ()))), width)
+
+
+def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
+    """What is told of an error among DAMAGE."""
+    paths = ", ".join(str(each.path) for each in histories)
+    log.debug("reading %s", paths, exc_info=error)
+    return Unreadable(f"{paths} cannot be read ({error!r}): it is damaged, or otel_ddp has a fault")
 
 
 def find(folder: Path) -> tuple[list[History], list[str]]:

@@ -133,7 +133,8 @@ class RunFile:
 
     def began_ns(self) -> int:
         """When the first process began that is in it; 0 if none is."""
-        return int(self._about("began_ns") or 0)
+        found = self._about("began_ns")
+        return found if isinstance(found, int) else 0
 
     def _about(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()

@@ -14,7 +14,7 @@ from otel_ddp.history.reader import (
     History,
     Series,
     StepBucket,
-    Unreadable,
+    damaged,
     rank_order,
 )
 
@@ -40,8 +40,7 @@ class WholeRun:
         for each in self.histories:
             each.close()
         if isinstance(error, DAMAGE):
-            paths = ", ".join(str(each.path) for each in self.histories)
-            raise Unreadable(f"{paths}: damaged, {error!r}") from error
+            raise damaged(self.histories, error) from error
 
     @property
     def group(self) -> str:

@@ -13,7 +13,7 @@ import otel_ddp
 from otel_ddp.errors import containment
 from otel_ddp.integrations.arguments import checked
 from otel_ddp.integrations.open_phase import OpenPhase
-from otel_ddp.run import unasked
+from otel_ddp.run import trials, unasked
 from otel_ddp.run.trials import Trials
 
 # The prefix of what an evaluation and a prediction report -> the split of these values.
@@ -33,14 +33,14 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     _instrument: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
     _instrument_again: Callable[..., otel_ddp.Run] = staticmethod(otel_ddp.instrument)
+    _begin_search: Callable[..., Trials | None] = staticmethod(trials.begin)
 
     def __init__(self, **arguments: Any) -> None:
         self._arguments = checked(arguments)
         self._phase = OpenPhase()
         self._is_open = False
-        # Of a search for hyperparameters.
-        self._trials: Trials | None = None
-        self._in_trial = False
+        # In a search of which nothing is recorded.
+        self._is_silent = False
 
     # -- the run
 
@@ -49,8 +49,8 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         parameters = getattr(state, "trial_params", None)
         if parameters is not None:
             self._open_trial(args, state, more.get("model"), parameters)
-        elif self._trials is not None:
-            self._open_after_search(args, more.get("model"), self._trials)
+        elif (search := trials.of_process()) is not None:
+            self._open_after_search(args, more.get("model"), search)
         else:
             self._open(self._instrument, args, more.get("model"), {})
 
@@ -78,28 +78,29 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     def _open_trial(self, args: Any, state: Any, model: Any, parameters: Any) -> None:
         """Each trial of a search is a run. Its evaluation follows, so it ends with the next one."""
-        instrument = self._instrument_again
-        if self._trials is None:
-            self._trials, instrument = Trials(self._arguments), self._instrument
-        self._end_trial()
+        search = trials.of_process()
+        if search is None and not self._is_silent:
+            search = self._begin_search(self._arguments)
+        if search is None:
+            # For the whole search: a part of its trials says nothing.
+            self._is_silent = True
+            return
+        self._end_trial(search)
         of_all = getattr(args, "run_name", None)
-        names = self._trials.next(state.trial_name or "", f"{of_all}-" if of_all else "")
-        self._in_trial = True
-        self._open(instrument, args, model, names, parameters)
+        names = search.next(state.trial_name or "", f"{of_all}-" if of_all else "")
+        self._open(self._instrument_again, args, model, names, parameters)
 
-    def _open_after_search(self, args: Any, model: Any, trials: Trials) -> None:
+    def _open_after_search(self, args: Any, model: Any, search: Trials) -> None:
         """A training with the best parameters, for example: the run that the search began in."""
-        self._end_trial()
-        self._trials = None
-        names = {"group": trials.group, "run": trials.run}
-        self._open(self._instrument_again, args, model, names)
+        self._end_trial(search)
+        trials.end()
+        self._open(self._instrument_again, args, model, search.searching)
 
     @containment.contained()
-    def _end_trial(self) -> None:
+    def _end_trial(self, search: Trials) -> None:
         self._phase.end()
         # The search keeps to itself which of the two it was.
-        otel_ddp.finish(reason="the training was pruned, or failed" if self._in_trial else "")
-        self._in_trial = False
+        otel_ddp.finish(reason="the training was pruned, or failed" if search.trains else "")
 
     def _open_without_training(self, args: Any, more: Mapping[str, Any]) -> None:
         # A Trainer that only evaluates or predicts begins no training.
@@ -109,7 +110,8 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
     @containment.contained()
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._phase.end()
-        self._in_trial = False
+        if (search := trials.of_process()) is not None:
+            search.trains = False
 
     # -- values
 
@@ -219,6 +221,7 @@ class _Added(OtelDdpCallback):
 
     _instrument = staticmethod(unasked.instrument)
     _instrument_again = staticmethod(unasked.instrument_again)
+    _begin_search = staticmethod(trials.begin_unasked)
 
 
 def add_to_every_trainer() -> None:

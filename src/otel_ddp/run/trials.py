@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp.run import api
+from otel_ddp.errors import ConfigError, containment
+from otel_ddp.run import api, current_run
 from otel_ddp.run.run import Run
 
 # The arguments of `instrument` that decide on the name and the group of a run.
@@ -19,12 +20,51 @@ class Trials:
         """*arguments*: those of `instrument`, for the run that searches, if none is open."""
         named = {name: arguments[name] for name in _NAMING if name in arguments}
         searches = (api.current() or Run(named)).agreed_identity()
-        self.group, self.run = searches.group or searches.run, searches.run
+        self.searching = {"group": searches.group, "run": searches.run}
+        """The names of the run that searches."""
+        self.trains = False
+        """Whether a trial has begun and not ended: it was pruned, or failed, if another begins."""
         self._count = 0
 
     def next(self, name: str, prefix: str) -> dict[str, str]:
         """The names of the next trial's run; *name*: what the search itself calls the trial."""
         trial = f"trial-{self._count}"
         self._count += 1
+        self.trains = True
+        run = self.searching["run"]
         title = f"{prefix}{name or trial}"
-        return {"group": self.group, "run": f"{self.run}-{trial}", "name": title}
+        return {"group": self.searching["group"] or run, "run": f"{run}-{trial}", "name": title}
+
+
+# A search that goes on in this process, whichever object of a framework leads it.
+_open: Trials | None = None
+
+
+def of_process() -> Trials | None:
+    """The search whose last trial may be open."""
+    return _open
+
+
+def begin(arguments: Mapping[str, Any]) -> Trials:
+    """A search begins with its first trial; raises ConfigError."""
+    global _open
+    _open = Trials(arguments)
+    return _open
+
+
+def end() -> None:
+    """A training that is no trial begins."""
+    global _open
+    _open = None
+
+
+@containment.contained()
+def begin_unasked(arguments: Mapping[str, Any]) -> Trials | None:
+    """As `begin`, for a program that has no line of ours; None where nothing is to be recorded."""
+    if api.current() is None and current_run.had_one():
+        return None  # It has finished its run, and gets no second one.
+    try:
+        return begin(arguments)
+    except ConfigError as error:
+        containment.warn_once("unasked", "Nothing is recorded of this program: %s", error)
+        return None

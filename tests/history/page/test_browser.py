@@ -301,6 +301,15 @@ def test_lines_and_numbers_are_there_before_the_library_of_plots(
 ) -> None:
     held: list[Any] = []
     with Window(driver, server) as window:
+        window.page.route("**/lib/**", lambda route: route.abort())
+        page = window.open(LATE)
+        caption = page.locator("figure[data-picture=loss] figcaption")
+        caption.get_by_text("could not be loaded").wait_for()
+        assert "lowest" in caption.inner_text()
+        window.page.unroute("**/lib/**")
+        page.get_by_label("Log axis").check()
+        window.figure("loss")
+    with Window(driver, server) as window:
         window.page.route("**/lib/**", lambda route: held.append(route))
         page = window.open(LATE)
         figure = page.locator("figure[data-picture=loss]")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged
 
 # From the worst end to the best, behind what goes on.
 _STATES = ("running", "starting", "killed", "failed", "finished")
@@ -69,7 +69,12 @@ class Runs:
                 "OTEL_DDP_HISTORY_BYTES=0 keeps none.",
             )
         with contextlib.ExitStack() as stack:
-            yield [stack.enter_context(History(path)) for path in sorted(paths)]
+            histories = [stack.enter_context(History(path)) for path in sorted(paths)]
+            try:
+                yield histories
+            except DAMAGE as error:
+                # It may be any of them.
+                raise damaged(histories, error) from error
 
     def _read(self) -> dict[Path, _Known]:
         with self._lock:

@@ -24,6 +24,7 @@ export class Picture {
     this.kind = kind || (() => axis.kind);
     this.isSeen = this.isStale = false;
     this.answer = this.whole = null;
+    this.told = [];
     this.plot = el("div", { class: tall ? "plot tall" : "plot", role: "img", tabindex: "0", keydown: (event) => this.key(event) });
     this.notes = el("figcaption", { tabindex: "0" });
     this.csv = el("a", { download: "", href: "#" }, "CSV");
@@ -42,7 +43,7 @@ export class Picture {
 
   changeSeen(isSeen) {
     this.isSeen = isSeen;
-    if (isSeen && (this.isStale || !this.answer)) this.refresh();
+    if (isSeen && (this.isStale || !this.element.dataset.drawn)) this.refresh();
   }
 
   remove() {
@@ -70,7 +71,8 @@ export class Picture {
       if (!zoom) this.whole = answer;
       await inTurn(() => this.redraw());
     } catch (error) {
-      fill(this.notes, el("span", { class: "bad" }, error.message));
+      // What the sketch has told stays.
+      fill(this.notes, el("span", { class: "bad" }, error.message), this.told.map((note) => el("span", {}, note)));
     } finally {
       this.isAsking = false;
     }
@@ -109,6 +111,7 @@ export class Picture {
     const { traces, layout = {}, notes = [] } = this.draw(this.answer, this.kind());
     const lines = sketch(traces, layout, this.plot.clientWidth, this.plot.clientHeight);
     this.plot.replaceChildren(...(lines ? [lines] : []));
+    this.told = notes;
     fill(this.notes, notes.map((note) => el("span", {}, note)));
     this.element.dataset.sketched = "yes";
     await Promise.allSettled([...underWay]);
@@ -116,7 +119,9 @@ export class Picture {
   }
 
   async redraw() {
-    if (!this.answer) return;
+    const plotly = await library();
+    // It may have been removed meanwhile.
+    if (!this.answer || !this.axis.pictures.has(this)) return;
     const kind = this.kind();
     const { traces, layout = {}, notes = [], label = "" } = this.draw(this.answer, kind);
     const colors = themed();
@@ -136,7 +141,6 @@ export class Picture {
       yaxis: { ...line, automargin: true, ...layout.yaxis },
     };
     this.whole_button.hidden = !zoom;
-    const plotly = await library();
     const isNew = !this.plot.classList.contains("js-plotly-plot");
     if (isNew) this.plot.replaceChildren();
     await plotly.react(this.plot, traces, whole, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false });
@@ -145,6 +149,7 @@ export class Picture {
       this.plot.on("plotly_doubleclick", () => this.axis.zoomTo(this.kind(), null));
     }
     this.plot.setAttribute("aria-label", `${this.title}. ${label} Keys: + and - zoom, arrows move, 0 shows all.`);
+    this.told = notes;
     fill(this.notes, notes.map((note) => el("span", {}, note)));
     this.element.dataset.drawn = "yes";
   }

@@ -3,7 +3,11 @@
 let loading = null;
 
 export function library() {
-  loading = loading || load();
+  loading = loading || load().catch((error) => {
+    // The next picture tries again.
+    loading = null;
+    throw error;
+  });
   return loading;
 }
 
