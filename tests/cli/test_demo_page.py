@@ -9,6 +9,8 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from cli.test_demo import begin
 from node import Node
 from stack.browser import chromium
@@ -26,6 +28,7 @@ def losses(link: str) -> set[str]:
     }
 
 
+@pytest.mark.stress
 def test_the_late_rank_its_phase_and_the_loss_are_shown_while_it_trains() -> None:
     with chromium() as driver, Node() as node:
         demo = begin(node, "--seconds", "600", "--inject", "backward:1:30ms")

@@ -118,7 +118,7 @@ def test_the_quickstart_names_the_late_rank_and_has_a_curve_of_every_rank(tmp_pa
 
 def verdict_in(text: str) -> str:
     """The sentence on rank 1, whatever its numbers are and wherever it is wrapped."""
-    (sentence,) = re.findall(r"! (rank 1 .*? storage\.)", " ".join(text.split()))
+    (sentence,) = re.findall(r"! since [\d:]+: (rank 1 .*? storage\.)", " ".join(text.split()))
     return re.sub(r"\(.*?\)|[\d.]*\d", "...", sentence)
 
 

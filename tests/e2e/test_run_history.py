@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from node import Node, until
 from otel_ddp.history.directory import files
-from otel_ddp.history.reader import History
+from otel_ddp.history.reader import History, Unreadable
 
 STEPS = 400
 TRAIN = """
@@ -38,7 +39,11 @@ WORLD = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
 
 def history(node: Node) -> Path | None:
-    return next(files(Path(node.env["OTEL_DDP_HISTORY_DIR"])), None)
+    """Once it can be read: it is made empty."""
+    for path in files(Path(node.env["OTEL_DDP_HISTORY_DIR"])):
+        with contextlib.suppress(Unreadable), History(path):
+            return path
+    return None
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["", "with an agent that is killed"])

@@ -236,6 +236,7 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
     assert work.startswith("rank 2:")
 
 
+@STRESS
 def test_the_list_of_runs_leads_to_a_comparison(driver: Any, server: Served, look: str) -> None:
     with Window(driver, server, look) as window:
         page = window.open("/")
@@ -254,6 +255,7 @@ def test_the_list_of_runs_leads_to_a_comparison(driver: Any, server: Served, loo
         assert "Compare 2 runs" in page.get_by_role("heading", level=1).inner_text()
 
 
+@STRESS
 def test_runs_are_compared(driver: Any, server: Served, folder: Path, look: str) -> None:
     lasts = {}
     for run in ("late", "other"):
@@ -326,6 +328,7 @@ def test_lines_and_numbers_are_there_before_the_library_of_plots(
         assert figure.locator(".main-svg").count() > 0
 
 
+@STRESS
 def test_what_is_chosen_stands_in_the_address(driver: Any, server: Served) -> None:
     with Window(driver, server) as window:
         page = window.open(LATE)
@@ -385,7 +388,8 @@ def test_pictures_are_saved_as_numbers_and_as_an_image(
     assert (runs[0], set(runs[1:]), len(runs)) == ("run", {'"late"', '"other"'}, 661)
 
 
-@pytest.mark.parametrize("width", [360, pytest.param(2560, marks=STRESS)])
+@STRESS
+@pytest.mark.parametrize("width", [360, 2560])
 def test_narrow_and_wide_windows_need_no_scrolling_to_the_side(
     driver: Any, server: Served, width: int
 ) -> None:
