@@ -46,12 +46,14 @@ def demo(*arguments: str) -> str:
         return finished(node.warm("-m", "otel_ddp", "demo", *arguments))
 
 
+@pytest.mark.stress
 def test_a_demo_that_loses_its_loss_ends_with_who_lost_it_first() -> None:
     _, verdicts = demo("--seconds", "8", "--inject", "nan:1").split("\nVerdicts:\n")
 
     assert "  loss became NaN at step 150 on rank 1 (" in verdicts
 
 
+@pytest.mark.stress
 def test_a_demo_that_leaks_ends_with_what_was_seen_of_it() -> None:
     _, verdicts = demo("--seconds", "11", "--inject", "leak:1").split("\nVerdicts:\n")
 
