@@ -475,7 +475,7 @@ def test_more_values_than_a_record_takes_are_several_records(
     assert [call.step for call in journal.calls] == [0] * 3 + [1] * 3 + [2] * 3
 
 
-@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("long", [pytest.param(False, marks=pytest.mark.stress), True])
 def test_key_sets_that_always_change_do_not_fill_the_memory(long: bool, place: Here) -> None:
     run = otel_ddp.init()
     names = [f"{number:03}" for number in range(300)]
