@@ -23,7 +23,7 @@ NEGOTIABLE = frozenset({"inherited", "parent", "rendezvous", "made"})
 MOST_CHARACTERS = 200
 
 # On one node torchrun makes such an id by itself: with --standalone, and since PyTorch 2.15 always
-# where no address, port or id is given. Nobody can say it.
+# where no address, port or id is given. It cannot be said aloud.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

@@ -131,7 +131,9 @@ def watched() -> list[nn.Module]:
 def watch_wrapping_ddp(watched: WatchedModel) -> None:
     """Watch the DDP that is calling this model, if any: the model was wrapped later."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    if ddp is not None and not wrappers.makes_steps(ddp) and attach(ddp, watched.stepper):
+    # In each forward: what is known already is asked first.
+    is_new = ddp is not None and id(ddp) not in _watched
+    if is_new and not wrappers.makes_steps(ddp) and attach(ddp, watched.stepper):
         around = _watched[id(ddp)]
         # It does the same work, and some forwards of it were seen.
         around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit

@@ -94,7 +94,7 @@ class Runs {
   }
 }
 
-/** A name that was made for a run tells nobody which program it is of. */
+/** What tells runs with made names apart: their title and their script. */
 function about(run) {
   return [run.name, run.script].filter(Boolean).join(" · ");
 }
