@@ -172,8 +172,8 @@ def _key(labels: dict[str, str]) -> frozenset[tuple[str, str]]:
 def _told(prometheus: Prometheus) -> set[tuple[str, frozenset[tuple[str, str]]]]:
     """Name and labels of every series that is told at this time, or that was ever logged."""
     found = prometheus.query('last_over_time({__name__=~"training_scalar.*"}[1h])')
-    others = '__name__=~".+",__name__!~"training_scalar.*"'
-    found += prometheus.query(f"last_over_time({{{others}}}[5s])")
+    # Not over the last seconds: what has ended is told no more, however it came.
+    found += prometheus.query('{__name__=~".+",__name__!~"training_scalar.*"}')
     told = set()
     for each in found:
         labels = {name: value for name, value in each.labels.items() if name not in BRINGERS}

@@ -66,6 +66,7 @@ class Series:
         self.time_ns = 0
         # Of logged values only, each of which is exported as a point.
         self.history: list[tuple[int, float]] | None = None
+        # Its attributes; empty until it is exported.
         self.encoded = b""
         # Up to when exemplars were exported.
         self.exemplars_ns = 0
@@ -79,6 +80,7 @@ class Ledger:
         self.keep_history = False
         self.points_dropped = 0
         self._families: dict[str, dict[Labels, Series]] = {}
+        self._ended: list[Series] = []
 
     def series(
         self, metric: Metric, labels: Labels, start_ns: int = 0, project: str = ""
@@ -128,18 +130,35 @@ class Ledger:
             series.history.append((time_ns, value))
         return time_ns
 
-    def drop(self, labels: Labels) -> None:
-        """Remove every series whose attributes begin with these."""
+    def drop(self, labels: Labels, goes_on: bool = False) -> None:
+        """Remove every series whose attributes begin with these.
+
+        *goes_on*: another agent has them now.
+        """
         length = len(labels)
         for family in self._families.values():
             for key in [key for key in family if key[:length] == labels]:
-                del family[key]
+                self._end(family.pop(key), goes_on)
 
     def forget(self, series: Series) -> None:
         """Remove one series, unless another one with its attributes has replaced it."""
         family = self._families.get(series.metric.name, {})
         if family.get(series.labels) is series:
-            del family[series.labels]
+            self._end(family.pop(series.labels))
+
+    def _end(self, series: Series, goes_on: bool = False) -> None:
+        # Of what was never exported nobody has to be told.
+        if series.encoded and not goes_on:
+            self._ended.append(series)
+
+    def take_ended(self) -> list[Series]:
+        """The exported series that were removed since the last call, and that none has replaced."""
+        ended, self._ended = self._ended, []
+        return [each for each in ended if not self._has_value(each)]
+
+    def _has_value(self, series: Series) -> bool:
+        found = self._families.get(series.metric.name, {}).get(series.labels)
+        return found is not None and found.value is not None
 
     def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
         """Some metrics, with their series."""

@@ -42,6 +42,8 @@ from otel_ddp.agent.export.otlp.encode import (
     logs_request,
     metric,
     metrics_request,
+    no_histogram,
+    no_number,
     number_point,
     resource_bytes,
     spans_request,
@@ -119,6 +121,24 @@ def test_a_histogram_point_reads_back_as_it_was_written(
     assert (count, total) == (point.count, point.sum)
     assert bounds == list(point.explicit_bounds)
     assert bucket_counts == list(point.bucket_counts)
+
+
+@given(ATTRIBUTES, TIME_NS, st.lists(FINITE, max_size=20))
+def test_the_end_of_a_series_has_its_attributes_and_no_value(
+    attributes: dict[str, Any], time_ns: int, bounds: list[float]
+) -> None:
+    of_number = no_number(attribute_bytes(attributes), time_ns)
+    of_histogram = no_histogram(attribute_bytes(attributes, HISTOGRAM_ATTRIBUTES), time_ns, bounds)
+
+    (number,) = metrics_pb2.Gauge.FromString(of_number).data_points
+    (histogram,) = metrics_pb2.Histogram.FromString(of_histogram).data_points
+    for point in (number, histogram):
+        assert attributes == plain(point.attributes)
+        assert time_ns == point.time_unix_nano
+        assert point.flags == metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+    assert number.WhichOneof("value") is None
+    assert bounds == list(histogram.explicit_bounds)
+    assert [0] * (len(bounds) + 1) == list(histogram.bucket_counts)
 
 
 @given(

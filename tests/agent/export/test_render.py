@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_ddp import catalog
+from otel_ddp.agent.export.queues import Request
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.errors import containment
@@ -57,6 +59,61 @@ def test_values_of_different_hours_go_into_different_requests() -> None:
     ]
     assert times == [logged_ns[:2], logged_ns[2:3], logged_ns[3:]]
     assert [each.oldest_s for each in requests] == [3599, 3600, 5 * 3600]
+
+
+def points_of(requests: Sequence[Request]) -> list[tuple[str, int, bool]]:
+    """The name of each point's metric, its time, and whether it ends its series."""
+    return [
+        (metric.name, point.time_unix_nano, bool(point.flags))
+        for request in requests
+        for metric in ExportMetricsServiceRequest.FromString(request.body)
+        .resource_metrics[0]
+        .scope_metrics[0]
+        .metrics
+        for point in getattr(metric, metric.WhichOneof("data")).data_points
+    ]
+
+
+def test_what_leaves_the_ledger_is_ended_once() -> None:
+    ledger, renderer = Ledger(), Renderer({})
+    ledger.keep_history = True
+    board, other = (*LABELS, ("hw.id", "GPU-4")), (("run", "other"), ("rank", "0"))
+    buckets = Buckets((1.0,) * (len(catalog.TRAINING_STEP_DURATION.bounds) + 1), 1.0)
+    ledger.put(catalog.HW_GPU_UTILIZATION, board, 0.9, 1)
+    ledger.put(catalog.TRAINING_STEPS, LABELS, 7.0, 1)
+    ledger.put(catalog.TRAINING_STEP_DURATION, LABELS, buckets, 1)
+    ledger.log(ledger.series(catalog.TRAINING_SCALAR, LABELS), 0.5, MS)
+    ledger.put(catalog.TRAINING_STEPS, other, 7.0, 1)
+    renderer.metrics(ledger, 2 * MS)
+
+    ledger.forget(ledger.series(catalog.HW_GPU_UTILIZATION, board))
+    ledger.drop(LABELS)
+    # Never exported, so nobody knows it.
+    ledger.put(catalog.TRAINING_STEPS, (*LABELS, ("new", "")), 1.0, 1)
+    ledger.drop(LABELS)
+
+    # What was logged is no state that ends: its last value stays where it is.
+    assert sorted(points_of(renderer.metrics(ledger, 3 * MS))) == [
+        ("hw.gpu.utilization", 3 * MS, True),
+        ("training.step.duration", 3 * MS, True),
+        ("training.steps", 3 * MS, False),
+        ("training.steps", 3 * MS, True),
+    ]
+    assert points_of(renderer.metrics(ledger, 4 * MS)) == [("training.steps", 4 * MS, False)]
+
+
+def test_a_series_that_another_has_replaced_or_goes_on_with_is_not_ended() -> None:
+    ledger, renderer = Ledger(), Renderer({})
+    ledger.put(catalog.TRAINING_STEPS, LABELS, 7.0, 1)
+    renderer.metrics(ledger, MS)
+
+    ledger.drop(LABELS)
+    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1)
+    replaced = points_of(renderer.metrics(ledger, 2 * MS))
+    ledger.drop(LABELS, goes_on=True)
+
+    assert replaced == [("training.steps", 2 * MS, False)]
+    assert points_of(renderer.metrics(ledger, 3 * MS)) == []
 
 
 @pytest.mark.parametrize("logged", [True, False])

@@ -46,12 +46,25 @@ class Renderer:
         return self._resources[project]
 
     def metrics(self, ledger: Ledger, now_ns: int) -> list[Request]:
-        """Every logged value since the last call, and the current value of all other series."""
+        """Every logged value since the last call, the current value of all other series, and ends.
+
+        Without its end, Prometheus shows a series for five minutes more: a device without a rank
+        beside the same with one.
+        """
         # Logged values and current values go apart: a lost request loses logged values for good,
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
         builders: dict[tuple[int, bool, str], RequestBuilder] = {}
+
+        def add(series: Series, hour: int, may_be_lost: bool, points: list[bytes], ns: int) -> None:
+            # Of one hour, logged values go first.
+            key = (hour, may_be_lost, series.project)
+            if key not in builders:
+                builders[key] = RequestBuilder(self._resource(series.project), not may_be_lost)
+            delta = self._deltas.applies_to(series.metric.kind)
+            builders[key].add(series.metric, points, ns, delta)
+
         with ledger.lock:
             for metric, rows in ledger.families():
                 delta = self._deltas.applies_to(metric.kind)
@@ -59,12 +72,10 @@ class Renderer:
                 for series in rows:
                     points_of = self._points(series, now_ns, delta)
                     for hour, (oldest_ns, points) in points_of.items():
-                        # Of one hour, logged values go first.
-                        key = (hour, not irreplaceable, series.project)
-                        if key not in builders:
-                            resource_of = self._resource(series.project)
-                            builders[key] = RequestBuilder(resource_of, irreplaceable)
-                        builders[key].add(metric, points, oldest_ns, delta)
+                        add(series, hour, not irreplaceable, points, oldest_ns)
+            for series in ledger.take_ended():
+                if points := self._end(series, now_ns):
+                    add(series, now_ns // _HOUR_NS, True, points, now_ns)
         return [request for key in sorted(builders) for request in builders[key].build()]
 
     def documents(
@@ -140,6 +151,17 @@ class Renderer:
         if series.metric.kind is Kind.GAUGE:
             start_ns = 0
         return {hour: (now_ns, [encode.number_point(attributes, now_ns, value, start_ns)])}
+
+    def _end(self, series: Series, now_ns: int) -> list[bytes]:
+        """The point that ends a series."""
+        metric = series.metric
+        # The last of logged values stays: an end behind it would hide it, where it stands between
+        # two looks of a dashboard. Deltas go to receivers that add up.
+        if is_logged(metric) or self._deltas.applies_to(metric.kind):
+            return []
+        if metric.kind is Kind.HISTOGRAM:
+            return [encode.no_histogram(series.encoded, now_ns, metric.bounds)]
+        return [encode.no_number(series.encoded, now_ns)]
 
     def _requests(
         self,

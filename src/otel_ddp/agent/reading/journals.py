@@ -144,7 +144,7 @@ class Journals:
                 self._committed.pop(path, None)
                 self._submitted.pop(path, None)
                 with self._ledger.lock:
-                    self._ledger.drop(journal.labels)
+                    self._ledger.drop(journal.labels, goes_on=True)
                 journal.reader.close()
 
     def delete_unfinished(self) -> None:

@@ -41,9 +41,14 @@ _DOUBLE = Struct("<d").pack
 # Tag and number, twice or three times: start (field 2), time (3) and as_double (4).
 _TIME_VALUE = Struct("<BQBd").pack
 _START_TIME_VALUE = Struct("<BQBQBd").pack
+_TIME = Struct("<BQ").pack
 _TIMES = Struct("<BQBQ").pack
 # Tag and number: count (4) and sum (5) of a histogram.
 _COUNT_SUM = Struct("<BQBd").pack
+
+# The flag "no recorded value" of a number (field 8) and of a histogram (field 10).
+_NO_NUMBER = b"\x40\x01"
+_NO_HISTOGRAM = b"\x50\x01"
 
 _LONGEST_CACHED = 200
 _DELTA = b"\x10\x01"
@@ -137,6 +142,19 @@ def histogram_point(
         + attributes
     )
     return _element(1, body)
+
+
+def no_number(attributes: bytes, time_ns: int) -> bytes:
+    """The end of a series of numbers: from here on it has no value."""
+    return _element(1, _TIME(0x19, time_ns) + attributes + _NO_NUMBER)
+
+
+def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
+    """The same of a histogram. Prometheus has a series for each bucket, so they are named."""
+    buckets = _element(6, bytes(8 * (len(bounds) + 1))) + _element(
+        7, pack(f"<{len(bounds)}d", *bounds)
+    )
+    return _element(1, _TIME(0x19, time_ns) + buckets + attributes + _NO_HISTOGRAM)
 
 
 def _exemplar(exemplar: Exemplar) -> bytes:
