@@ -57,11 +57,15 @@ def _parse(words: list[str]) -> argparse.Namespace:
         prog="otel-ddp", description="OpenTelemetry for distributed PyTorch training."
     )
     parser.add_argument("--version", action="version", version=f"otel-ddp {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    commands = parser.add_subparsers(metavar="command", required=True)
     for name, sentence in _COMMANDS.items():
         sub = commands.add_parser(name, help=sentence, description=sentence)
         if name in words[:1]:
             module = import_module(f"otel_ddp.cli.{name}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
+    if not words:
+        # Who types the name alone asks what there is.
+        parser.print_help(sys.stderr)
+        sys.exit(2)
     return parser.parse_args(words)
