@@ -233,12 +233,16 @@ KNOWS = {
     "history.compare": {
         "__init__": "",
         "blocks": "",
-        "comparison": "blocks side",
+        "comparison": "blocks row side step_rows value_rows",
         "from_prometheus": "side",
-        "limits": "comparison",
-        "render": "comparison limits side",
+        "limits": "comparison row",
+        "pace": "blocks",
+        "render": "comparison limits row side",
+        "row": "blocks pace",
         "side": "",
         "sources": "side",
+        "step_rows": "blocks pace row side",
+        "value_rows": "blocks row side",
     },
 }
 # A third-party package, and the only places that may name it.

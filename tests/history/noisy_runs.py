@@ -18,6 +18,10 @@ _JITTER = 0.025
 _MEMORY = 0.5
 _DRIFT = 0.005
 _PAUSES = 0.007
+# On a machine that others share, some steps are slower by this, and each phase in its own measure.
+# Others come and go every 40 steps or so; how often they are there differs from run to run.
+_SHARED, _SHARED_STEPS = 0.1, 40
+_FOLLOWS = {"data": 0.5, "forward": 0.8, "optimizer": 3.0, "other": 3.0}
 
 
 def noisy_side(
@@ -27,9 +31,14 @@ def noisy_side(
     slower: Mapping[str, float] = {},
     loss: float = 1.0,
     jitter: float = _JITTER,
+    shared: bool = False,
 ) -> Side:
-    """One run: `slower` are factors by phase, `loss` is one for the logged loss."""
+    """One run: `slower` are factors by phase, `loss` is one for the logged loss.
+
+    *shared*: other work comes and goes on the machine.
+    """
     chance = random.Random(seed)
+    others = _others(random.Random(seed + 1), steps) if shared else [0.0] * steps
     whole, loads = _Noise(chance), {phase: _Noise(chance) for phase in (*_PHASES_S, "comm_wait")}
     period, shift = chance.uniform(100, 400), chance.uniform(0, 6.3)
     cells = []
@@ -39,6 +48,7 @@ def noisy_side(
         for phase, mean_s in {**_PHASES_S, "comm_wait": _WAIT_S}.items():
             wild = 5.0 if phase == "comm_wait" else 1.0
             factor = max(pace + wild * jitter * loads[phase].next(), 0.2)
+            factor *= 1 + others[step] * _FOLLOWS.get(phase, 1.0)
             # The first steps are slow.
             factor *= 1 + 2 * math.exp(-step / 3)
             phases_s[phase] = mean_s * factor * slower.get(phase, 1.0)
@@ -54,6 +64,16 @@ def noisy_side(
     ]
     value = Value("loss", "train", "min", [*range(steps)], losses, losses[-1], min(losses), 0)
     return Side(f"run-{seed}", {"ranks": "4"}, {}, cells, [value])
+
+
+def _others(chance: random.Random, steps: int) -> list[float]:
+    """By how much other work slows each step of a run."""
+    often, there, found = chance.random(), False, []
+    for step in range(steps):
+        if step == 0 or chance.random() < 1 / _SHARED_STEPS:
+            there = chance.random() < often
+        found.append(_SHARED if there else 0.0)
+    return found
 
 
 class _Noise:

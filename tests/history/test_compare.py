@@ -13,8 +13,9 @@ from histories import write_history
 from history.noisy_runs import noisy_side
 from otel_ddp.history.compare import blocks, limits, render, side, sources
 from otel_ddp.history.compare.blocks import holm, quantile, test_pairs, two_sided, without_pauses
-from otel_ddp.history.compare.comparison import Comparison, Row
+from otel_ddp.history.compare.comparison import Comparison
 from otel_ddp.history.compare.comparison import compare as compare_runs
+from otel_ddp.history.compare.row import Row
 from otel_ddp.history.compare.side import Side
 from otel_ddp.history.find_run import NotFound, find_run
 
@@ -85,6 +86,74 @@ def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
     assert [verdicts(each) for each in wild if verdicts(each)] == []
 
 
+# -- a machine that others share
+
+
+# What a machine without others' work shows: steps of it resemble each other more.
+STEADY = 0.008
+
+
+def shared(seed: int, **slower: float) -> Side:
+    return noisy_side(seed, jitter=STEADY, shared=True, slower=slower)
+
+
+def test_the_pace_of_a_machine_is_not_told_as_a_change_of_the_code() -> None:
+    found = [compare(shared(seed), shared(seed + 500)) for seed in range(20)]
+    times = [row(each, "step_time").change or 0 for each in found]
+
+    assert sum(abs(each) > 0.03 for each in times) > 5
+    assert [verdicts(each) for each in found if verdicts(each)] == []
+
+
+def test_a_phase_that_is_slower_is_found_whatever_the_pace_of_the_machine() -> None:
+    found = [compare(shared(seed), shared(seed + 500, forward=1.05)) for seed in range(20)]
+    forward = [row(each, "forward") for each in found]
+
+    assert sum(each.verdict == "worse" for each in forward) >= 12
+    # Beside the others, and not as measured: that is what the code has done.
+    told = [each for each in forward if each.beside is not None]
+    assert all(0.03 < (each.change or 0) < 0.07 for each in told)
+    assert [each for each in found if "backward" in verdicts(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("slower", "told"),
+    [
+        ({"backward": 0.9}, {"backward": "better"}),
+        # Beside two that are faster, the third only looks slower.
+        ({"forward": 0.9, "backward": 0.9, "data": 5.0}, {"backward": "better"}),
+    ],
+)
+def test_what_stays_as_it_is_does_not_look_changed(
+    slower: dict[str, float], told: dict[str, str]
+) -> None:
+    one = {"data": slower["data"]} if "data" in slower else {}
+    found = compare(
+        noisy_side(1, jitter=STEADY, slower=one), noisy_side(2, jitter=STEADY, slower=slower)
+    )
+
+    phases = {row.name: row.verdict for row in found.rows if row.verdict and row.unit == "s"}
+    assert phases.items() >= told.items()
+    assert "worse" not in phases.values()
+
+
+def test_a_change_beside_the_others_says_so() -> None:
+    found = compare(shared(1), shared(501, forward=1.1))
+    told = row(found, "forward")
+    assert told.beside is not None
+    assert told.interval is not None
+
+    [line] = [each for each in render.text(found, []) if each.startswith("forward ")]
+    [json_row] = [each for each in render.to_json(found, [])["rows"] if each["name"] == "forward"]
+
+    assert f"{(told.change or 0) * 100:+.1f} %" in line
+    assert "forward: by how much its fast steps changed" in " ".join(render.notes(found))
+    assert json_row["beside_the_rest"] is True
+    assert json_row["change"] == told.change
+    [limit] = limits.check(limits.parse(f"forward:+{(told.beside.change - 0.001) * 100}%"), found)
+    assert limit.outcome == "exceeded"
+
+
 def wandering(seed: int, memory: float) -> list[float]:
     """300 steps, each of which resembles the one before by so much."""
     chance = random.Random(seed)
@@ -97,7 +166,7 @@ def wandering(seed: int, memory: float) -> list[float]:
 
 def test_steps_that_resemble_each_other_for_long_prove_less() -> None:
     pairs = [
-        blocks.test(wandering(seed, memory), wandering(seed + 1000, memory))
+        blocks.test(wandering(seed, memory), wandering(seed + 1000, memory), of_pace=False)
         for seed in range(200)
         for memory in (0.8, 0.9)
     ]
@@ -146,7 +215,7 @@ def test_many_pauses_are_no_exceptions() -> None:
 
 @pytest.mark.parametrize("size", [1e80, 1e160, 1e300])
 def test_values_beyond_all_bounds_are_not_told_to_differ_by_an_error(size: float) -> None:
-    found = blocks.test([size, -size] * 30, [-size, size] * 30)
+    found = blocks.test([size, -size] * 30, [-size, size] * 30, of_pace=False)
 
     assert found is not None
     assert found.p > 0.01
@@ -192,15 +261,22 @@ def runs(*seeds: int, pace: float = 1.0, apart: float = 0.0) -> list[Side]:
     ]
 
 
+def test_a_step_that_is_slower_in_all_phases_alike_may_be_another_machine() -> None:
+    # Two runs alone differ by more than their own steps do, but their pace changes too.
+    little = compare_runs(runs(1), runs(2, pace=1.1))
+    much = compare_runs(runs(1), runs(2, pace=1.4))
+
+    assert row(little, "step_time").verdict == ""
+    assert row(much, "step_time").verdict == "worse"
+    assert "One run on each side" in " ".join(render.notes(much))
+
+
 def test_runs_that_differ_by_themselves_prove_nothing_by_one_of_them() -> None:
-    # Two runs alone differ by far more than their own steps do.
-    alone = compare_runs(runs(1), runs(2, pace=1.1))
     several = compare_runs(runs(1, 3, 5, 7, 9, apart=0.1), runs(2, pace=1.1))
 
-    assert row(alone, "step_time").verdict == "worse"
-    assert "One run on each side" in " ".join(render.notes(alone))
     assert row(several, "step_time").verdict == ""
     assert "p: by whole runs" in " ".join(render.notes(several))
+    assert all(each.beside is None for each in several.rows)
 
 
 def test_several_runs_find_what_is_more_than_they_differ() -> None:

@@ -19,6 +19,9 @@ _FEWEST_RUNS = 4
 _TRIMMED = 0.1
 # Above it, a block resembles the one before by more than chance.
 _WANDERS = 0.5
+# Runs of the same code, on a machine that others share, differed by 4 % to 6 % from each other, and
+# their blocks by 3 %. So the variance between runs is that between blocks, times this.
+_OF_RUNS = 3.0
 # A step this far from the median, in units of the usual distance, is a pause and no step...
 _FAR = 10.0
 # ... unless they are many: then they belong to the training.
@@ -51,11 +54,27 @@ class _Centre(NamedTuple):
     freedom: int
 
 
-def test(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """The difference of two series of steps; None if there are too few."""
+def test(first: Sequence[float], second: Sequence[float], of_pace: bool) -> Difference | None:
+    """The difference of two series of steps; None if there are too few.
+
+    *of_pace*: that a machine has another pace in each run counts as chance too. How much, is told
+    by how its pace changes within these.
+    """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
-    return _worst(first, second, _BLOCKS)
+    return _worst(first, second, _BLOCKS, of_pace)
+
+
+def test_means(first: Sequence[float], second: Sequence[float], of_runs: float) -> Difference:
+    """The difference of two series of what stands for a block each.
+
+    *of_runs*: by how much runs differ that are equal, as a standard deviation.
+    """
+    one, other = (
+        found._replace(variance=found.variance + of_runs**2)
+        for found in (_centre(first, 0.0), _centre(second, 0.0))
+    )
+    return _combined([(one, other)], 0)
 
 
 def test_values(first: Sequence[float], second: Sequence[float]) -> Difference | None:
@@ -108,9 +127,26 @@ def without_pauses(values: Sequence[float]) -> list[int]:
     return kept if len(values) - len(kept) <= _MOST_PAUSES * len(values) else [*range(len(values))]
 
 
-def _worst(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Difference:
+def split(values: Sequence[float], blocks: int) -> list[Sequence[float]]:
+    """So many parts of almost the same length."""
+    count = len(values)
+    edges = [at * count // blocks for at in range(blocks + 1)]
+    return [values[a:b] for a, b in pairwise(edges)]
+
+
+def _worst(
+    first: Sequence[float], second: Sequence[float], counts: Sequence[int], of_pace: bool = False
+) -> Difference:
     """The largest p of tests with so many blocks; means are those of the shortest blocks."""
-    centres = [(_centre(first, count), _centre(second, count)) for count in counts]
+    centres = []
+    for count in counts:
+        one, other = ([fmean(each) for each in split(run, count)] for run in (first, second))
+        of_runs = _OF_RUNS if of_pace else None
+        centres.append((_centre(one, of_runs), _centre(other, of_runs)))
+    return _combined(centres, max(len(first), len(second)) // counts[-1])
+
+
+def _combined(centres: Sequence[tuple[_Centre, _Centre]], longest: int) -> Difference:
     before, after = centres[0][0].mean, centres[0][1].mean
     apart, p, reach = after - before, 0.0, 0.0
     for one, other in centres:
@@ -126,18 +162,18 @@ def _worst(first: Sequence[float], second: Sequence[float], counts: Sequence[int
         freedom = 1 / sum((e.variance / variance) ** 2 / e.freedom for e in (one, other))
         p = max(p, two_sided(abs(other.mean - one.mean) / error, freedom))
         reach = max(reach, quantile(_CONFIDENCE, freedom) * error)
-    longest = max(len(first), len(second)) // counts[-1]
     return Difference(before, after, apart - reach, apart + reach, p, longest)
 
 
-def _centre(values: Sequence[float], blocks: int) -> _Centre:
-    """The trimmed mean of block means, its variance, and its degrees of freedom (Yuen)."""
-    count = len(values)
-    edges = [at * count // blocks for at in range(blocks + 1)]
-    means = [fmean(values[a:b]) for a, b in pairwise(edges)]
+def _centre(means: Sequence[float], of_runs: float | None) -> _Centre:
+    """The trimmed mean of block means, its variance, and its degrees of freedom (Yuen).
+
+    *of_runs*: the variance between runs, as a multiple of that between blocks; None if unknown.
+    """
+    blocks = len(means)
     # Of a few blocks it cannot be told: these are long enough to need no correction.
     correlation = _correlation(means) if blocks >= _BLOCKS[0] else 0.0
-    means.sort()
+    means = sorted(means)
     cut = int(_TRIMMED * blocks)
     kept = means[cut : blocks - cut]
     # Winsorized: what is cut counts as the outermost that stays.
@@ -148,9 +184,10 @@ def _centre(values: Sequence[float], blocks: int) -> _Centre:
     # Blocks that still depend on each other say less than as many that do not.
     inflation = (1 + correlation) / (1 - correlation)
     variance *= inflation
-    if correlation > _WANDERS:
-        # The pace wanders over the whole run: another run would begin elsewhere.
-        variance += square / (blocks - 1)
+    if of_runs is None:
+        # Where the pace wanders over the whole run, another run would begin elsewhere.
+        of_runs = 1.0 if correlation > _WANDERS else 0.0
+    variance += of_runs * square / (blocks - 1)
     return _Centre(fmean(kept), variance, len(kept) - 1)
 
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from otel_ddp.history.compare.comparison import Comparison, Row
+from otel_ddp.history.compare.comparison import Comparison
+from otel_ddp.history.compare.row import Row
 
 _AMOUNT = re.compile(r"([+-])(\d+(?:\.\d*)?|\.\d+)(%?)")
 
@@ -98,10 +99,7 @@ def _rows(limit: Limit, comparison: Comparison) -> list[Row]:
 
 def _result(limit: Limit, row: Row) -> Result:
     # _rows() has refused a row without values.
-    before, after = row.before or 0.0, row.after or 0.0
-    change = after - before
-    if limit.is_share:
-        change /= abs(before)
+    change = (row.change if limit.is_share else row.apart) or 0.0
     beyond = change > limit.amount if limit.up else -change > limit.amount
     if not beyond:
         return Result(limit, row, change, "kept")

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from otel_ddp.history.compare.comparison import LEAST_CHANGE, SIGNIFICANT_P, Comparison, Row
+from otel_ddp.history.compare.comparison import Comparison
 from otel_ddp.history.compare.limits import Result, shown_p
+from otel_ddp.history.compare.row import LEAST_CHANGE, SIGNIFICANT_P, Row
 from otel_ddp.history.compare.side import Side
 from otel_ddp.history.quantities import printable, shown_number, shown_s
 
@@ -87,7 +88,7 @@ def to_json(found: Comparison, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _json_row(row: Row) -> dict[str, Any]:
-    found = row.difference
+    low, high = row.interval or (None, None)
     return {
         "name": row.name,
         "split": row.split,
@@ -96,8 +97,9 @@ def _json_row(row: Row) -> dict[str, Any]:
         "a": row.before,
         "b": row.after,
         "change": row.change,
-        "difference_low": None if found is None else found.low,
-        "difference_high": None if found is None else found.high,
+        "beside_the_rest": row.beside is not None,
+        "difference_low": low,
+        "difference_high": high,
         "p": row.p,
         "untested": row.untested or None,
         "verdict": row.verdict or None,
@@ -149,7 +151,14 @@ def notes(found: Comparison) -> Iterator[str]:
         f"p: {how}, corrected for several tests. Told of: p < {SIGNIFICANT_P:g} and a change of "
         f"{LEAST_CHANGE * 100:g} % or more."
     )
-    if found.block and any(row.verdict for row in found.rows if not row.of_value):
+    told = [row for row in found.rows if row.verdict and not row.of_value and found.block]
+    for row in told:
+        if row.beside is not None:
+            yield (
+                f"{row.name}: by how much its fast steps changed beside the other phases. What "
+                "the machine slows as a whole drops out."
+            )
+    if any(row.beside is None for row in told):
         yield (
             "One run on each side: where other work shares the machine, equal runs differ as well. "
             "Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
@@ -170,9 +179,8 @@ def _step_cells(row: Row) -> list[str]:
         return shown_s(value) if row.unit == "s" else shown_number(value)
 
     interval = ""
-    if (difference := row.difference) is not None and row.before:
-        ends = (difference.low / abs(row.before), difference.high / abs(row.before))
-        interval = " to ".join(_percent(end) for end in ends)
+    if row.interval is not None and row.before:
+        interval = " to ".join(_percent(end / abs(row.before)) for end in row.interval)
     p = row.untested if row.p is None else shown_p(row.p).removeprefix("= ")
     return [
         *(row.name, show(row.before), show(row.after), _percent(row.change)),
