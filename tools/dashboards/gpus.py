@@ -103,7 +103,8 @@ def _first_four() -> list[Panel]:
                 "are too small. High with little power: it waits.",
             ),
             over_time(_few(busy, "bottomk"), _WHOSE),
-            # One that has just got a rank is there twice: for five minutes also as it was before.
+            # Where an agent was killed and a rank began, a GPU is there twice: for five minutes
+            # also as it was before.
             over_time(f"avg(max by (node, hw_id) ({busy}))", "mean of all"),
             unit="percentunit",
             minimum=0,
