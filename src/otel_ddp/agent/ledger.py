@@ -79,6 +79,8 @@ class Ledger:
         self.lock = threading.RLock()
         self.keep_history = False
         self.points_dropped = 0
+        self.tells_ends = True
+        """False: another agent goes on with what leaves this ledger."""
         self._families: dict[str, dict[Labels, Series]] = {}
         self._ended: list[Series] = []
 
@@ -130,15 +132,12 @@ class Ledger:
             series.history.append((time_ns, value))
         return time_ns
 
-    def drop(self, labels: Labels, goes_on: bool = False) -> None:
-        """Remove every series whose attributes begin with these.
-
-        *goes_on*: another agent has them now.
-        """
+    def drop(self, labels: Labels) -> None:
+        """Remove every series whose attributes begin with these."""
         length = len(labels)
         for family in self._families.values():
             for key in [key for key in family if key[:length] == labels]:
-                self._end(family.pop(key), goes_on)
+                self._end(family.pop(key))
 
     def forget(self, series: Series) -> None:
         """Remove one series, unless another one with its attributes has replaced it."""
@@ -146,9 +145,9 @@ class Ledger:
         if family.get(series.labels) is series:
             self._end(family.pop(series.labels))
 
-    def _end(self, series: Series, goes_on: bool = False) -> None:
+    def _end(self, series: Series) -> None:
         # Of what was never exported nobody has to be told.
-        if series.encoded and not goes_on:
+        if series.encoded and self.tells_ends:
             self._ended.append(series)
 
     def take_ended(self) -> list[Series]:
@@ -158,7 +157,8 @@ class Ledger:
 
     def _has_value(self, series: Series) -> bool:
         found = self._families.get(series.metric.name, {}).get(series.labels)
-        return found is not None and found.value is not None
+        # Each project is a job of its own in Prometheus.
+        return found is not None and found.value is not None and found.project == series.project
 
     def of(self, metrics: Iterable[Metric]) -> Iterator[tuple[Metric, list[Series]]]:
         """Some metrics, with their series."""

@@ -137,6 +137,7 @@ def test_the_end_of_a_series_has_its_attributes_and_no_value(
         assert time_ns == point.time_unix_nano
         assert point.flags == metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
     assert number.WhichOneof("value") is None
+    assert histogram.HasField("sum")
     assert bounds == list(histogram.explicit_bounds)
     assert [0] * (len(bounds) + 1) == list(histogram.bucket_counts)
 

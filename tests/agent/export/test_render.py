@@ -102,7 +102,7 @@ def test_what_leaves_the_ledger_is_ended_once() -> None:
     assert points_of(renderer.metrics(ledger, 4 * MS)) == [("training.steps", 4 * MS, False)]
 
 
-def test_a_series_that_another_has_replaced_or_goes_on_with_is_not_ended() -> None:
+def test_a_series_that_another_has_replaced_or_another_agent_has_is_not_ended() -> None:
     ledger, renderer = Ledger(), Renderer({})
     ledger.put(catalog.TRAINING_STEPS, LABELS, 7.0, 1)
     renderer.metrics(ledger, MS)
@@ -110,10 +110,19 @@ def test_a_series_that_another_has_replaced_or_goes_on_with_is_not_ended() -> No
     ledger.drop(LABELS)
     ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1)
     replaced = points_of(renderer.metrics(ledger, 2 * MS))
-    ledger.drop(LABELS, goes_on=True)
+    ledger.drop(LABELS)
+    ledger.put(catalog.TRAINING_STEPS, LABELS, 1.0, 1, project="other")
+    of_another_project = points_of(renderer.metrics(ledger, 3 * MS))
+    ledger.tells_ends = False
+    ledger.drop(LABELS)
 
     assert replaced == [("training.steps", 2 * MS, False)]
-    assert points_of(renderer.metrics(ledger, 3 * MS)) == []
+    # In Prometheus a project is a job: these are two series.
+    assert sorted(of_another_project) == [
+        ("training.steps", 3 * MS, False),
+        ("training.steps", 3 * MS, True),
+    ]
+    assert points_of(renderer.metrics(ledger, 4 * MS)) == []
 
 
 @pytest.mark.parametrize("logged", [True, False])

@@ -137,14 +137,14 @@ class Journals:
 
     def leave_place(self) -> None:
         """Go on with the removed journals alone: what is in the place now is another agent's."""
-        self._has_place = False
+        self._has_place = self._ledger.tells_ends = False
         for path, journal in list(self._journals.items()):
             if not journal.reader.was_removed():
                 del self._journals[path]
                 self._committed.pop(path, None)
                 self._submitted.pop(path, None)
                 with self._ledger.lock:
-                    self._ledger.drop(journal.labels, goes_on=True)
+                    self._ledger.drop(journal.labels)
                 journal.reader.close()
 
     def delete_unfinished(self) -> None:

@@ -150,11 +150,13 @@ def no_number(attributes: bytes, time_ns: int) -> bytes:
 
 
 def no_histogram(attributes: bytes, time_ns: int, bounds: Sequence[float]) -> bytes:
-    """The same of a histogram. Prometheus has a series for each bucket, so they are named."""
-    buckets = _element(6, bytes(8 * (len(bounds) + 1))) + _element(
-        7, pack(f"<{len(bounds)}d", *bounds)
+    """The same of a histogram. Prometheus has a series for each bucket and one for the sum."""
+    named = (
+        _COUNT_SUM(0x21, 0, 0x29, 0.0)
+        + _element(6, bytes(8 * (len(bounds) + 1)))
+        + _element(7, pack(f"<{len(bounds)}d", *bounds))
     )
-    return _element(1, _TIME(0x19, time_ns) + buckets + attributes + _NO_HISTOGRAM)
+    return _element(1, _TIME(0x19, time_ns) + named + attributes + _NO_HISTOGRAM)
 
 
 def _exemplar(exemplar: Exemplar) -> bytes:
