@@ -25,6 +25,43 @@ while after < 20:
     time.sleep(0.1)
 run.finish()
 """
+# Hooks alone see this one.
+TRAIN_WITHOUT_LOG = """
+import json, os, signal, time
+import torch
+import otel_ddp
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+otel_ddp.instrument(model, run="silent")
+
+
+def agent():
+    try:
+        with open(os.path.join(os.environ["OTEL_DDP_DIR"], "agent.json")) as file:
+            return json.load(file)["pid"]
+    except (OSError, ValueError):
+        return 0
+
+
+def train_until(true):
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until, "nothing looks after the agent"
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        time.sleep(0.01)
+
+
+train_until(agent)
+began = time.monotonic()
+train_until(lambda: time.monotonic() > began + 2)
+first = agent()
+print("killed", flush=True)
+os.kill(first, signal.SIGKILL)
+train_until(lambda: agent() not in (0, first))
+print("replaced", flush=True)
+"""
 BASE = "http://localhost:9464"
 
 
@@ -63,6 +100,14 @@ def test_a_run_that_is_over_before_its_agent_is_up_says_it_at_its_end_or_not(nod
     node.agent()
 
     assert len(said(finished(node.python(short)))) == 1
+
+
+def test_a_training_that_logs_nothing_says_it_and_gets_its_agent_back(node: Node) -> None:
+    lines = finished(node.python(TRAIN_WITHOUT_LOG)).splitlines()
+
+    (line,) = said("\n".join(lines))
+    assert line.startswith("otel_ddp: run silent · http://localhost:")
+    assert lines.index(line) < lines.index("killed") < lines.index("replaced")
 
 
 @pytest.mark.parametrize("env", [{"OTEL_DDP_SAY": "nothing"}, {"OTEL_DDP_AGENT": "off"}], ids=str)

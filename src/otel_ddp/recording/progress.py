@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from time import monotonic_ns as _clock
+from time import time_ns
 from typing import NamedTuple, Protocol
 
 from otel_ddp import catalog
@@ -367,6 +368,13 @@ class Progress:
             # A process that only evaluates is running, too.
             self.mark_running()
             self.flush()
+            self.check_agent_if_due()
+
+    def check_agent_if_due(self) -> None:
+        """As calls of `log` do, every few seconds: a program may never make one."""
+        now = time_ns()
+        if now > self.recorder.check_due_ns:
+            self.recorder.check_agent(now)
 
     def flush(self) -> None:
         """Adds the pending words to the totals, and appends them to the ring."""

@@ -582,7 +582,10 @@ class Run(Statements):
 
     @containment.contained()
     def _check_agent(self, now: int) -> None:
-        """Every few seconds, from a call that logs: restarts a missing agent. We have no thread."""
+        """Every few seconds, from a call that logs or after a step: restarts a missing agent.
+
+        We have no thread.
+        """
         recorder = self._recorder
         if recorder is None or self._place is None:
             return

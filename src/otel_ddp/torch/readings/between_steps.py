@@ -173,6 +173,7 @@ class Readings(StepListener):
         model_hooks.watch_compiled_in_place()
         compile_hooks.attach(stepper)
         self._settle_identity()
+        self._progress.check_agent_if_due()
         self._offer()
         if self._memory is not None:
             self._memory.poll()
