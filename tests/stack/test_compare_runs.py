@@ -86,7 +86,7 @@ def test_a_slower_forward_is_found(url: str, capsys: pytest.CaptureFixture[str])
     assert said.startswith("A  g/a\nB  g/slow\n")
     assert "EXCEEDED: forward changed by +5." in said
     assert "kept: step_time changed by +1." in said
-    assert "Result: worse: step_time +1." in said
+    assert "Result: worse: forward +5." in said
     assert "loss (train)" in said
 
 

@@ -21,7 +21,7 @@ _TRIMMED = 0.1
 _WANDERS = 0.5
 # Runs of the same code, on a machine that others share, differed by 4 % to 6 % from each other, and
 # their blocks by 3 %. So the variance between runs is that between blocks, times this.
-_OF_RUNS = 3.0
+_RUNS_VARY = 3.0
 # A step this far from the median, in units of the usual distance, is a pause and no step...
 _FAR = 10.0
 # ... unless they are many: then they belong to the training.
@@ -141,7 +141,7 @@ def _worst(
     centres = []
     for count in counts:
         one, other = ([fmean(each) for each in split(run, count)] for run in (first, second))
-        of_runs = _OF_RUNS if of_pace else None
+        of_runs = _RUNS_VARY if of_pace else None
         centres.append((_centre(one, of_runs), _centre(other, of_runs)))
     return _combined(centres, max(len(first), len(second)) // counts[-1])
 

@@ -44,11 +44,15 @@ class Result(NamedTuple):
     @property
     def sentence(self) -> str:
         size = f"{self.change * 100:+.1f} %" if self.limit.is_share else f"{self.change:+.4g}"
-        words = f"{self.row.shown} changed by {size}, the limit is {self.limit.shown}"
+        beside = "" if self.row.beside is None else " beside the other phases"
+        words = f"{self.row.shown} changed by {size}{beside}, the limit is {self.limit.shown}"
         if self.outcome == "kept":
             return f"kept: {words}"
         if self.outcome == "uncertain":
-            return f"not significant: {words}; p = {self.row.p:.2g}, so this may be chance"
+            # One run on each side is tested by blocks of it.
+            by_blocks = self.row.difference is not None and self.row.difference.block
+            machine = ", or the pace of the machine" if by_blocks and not self.row.of_value else ""
+            return f"not significant: {words}; p = {self.row.p:.2g}, so this may be chance{machine}"
         if self.row.p is None:
             return f"EXCEEDED: {words} (there is no test: {self.row.untested})"
         return f"EXCEEDED: {words}; p {shown_p(self.row.p)}"

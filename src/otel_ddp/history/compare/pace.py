@@ -20,10 +20,12 @@ _BLOCKS = 48
 # Of the work of a step: a smaller phase reads and writes more than it computes, or the other way
 # round, and follows the pace otherwise than the rest does. What is left must be as large.
 _LEAST_SHARE = 0.2
+# No machine's pace does so much to one phase: what has changed by more is no measure for others.
+_MOST_BY_PACE = 1.5
 # Where all other work takes 10 % longer, a phase that has not changed takes 5 % to 10 % longer.
 _FOLLOWS = (0.5, 1.0)
 # By so much the fast steps of equal runs differ beside each other, one standard deviation.
-_OF_RUNS = 0.006
+_EQUAL_RUNS = 0.006
 # What a damaged history brings must not end the comparison.
 _LARGEST = 700.0
 
@@ -51,19 +53,23 @@ def most_changed(first: Phases, second: Phases) -> Beside | None:
     found = [each for phase in first if (each := _beside(phase, first, second)) is not None]
     if not found:
         return None
-    most = max(found, key=lambda each: abs(each.change))
+    # As logarithms: half as much is as far away as twice as much.
+    most = max(found, key=lambda each: abs(math.log1p(each.change)))
     return most._replace(p=min(most.p * len(found), 1.0))
 
 
 def _beside(phase: str, first: Phases, second: Phases) -> Beside | None:
+    rest = [each for each in first if each != phase and _may_be_pace(first[each], second[each])]
     for run in (first, second):
-        if len(run[phase]) < _BLOCKS or not _LEAST_SHARE <= _share(phase, run) <= 1 - _LEAST_SHARE:
+        work_s = sum(map(sum, run.values()))
+        least_s = min(sum(run[phase]), sum(sum(run[each]) for each in rest))
+        if len(run[phase]) < _BLOCKS or not least_s >= _LEAST_SHARE * work_s:
             return None
-    fast, other = _fast(phase, first), _fast(phase, second)
+    fast, other = _fast(phase, rest, first), _fast(phase, rest, second)
     if not all(0 < seconds < math.inf for pair in (*fast, *other) for seconds in pair):
         return None
     tests = [
-        blocks.test_means(_beside_each(fast, follows), _beside_each(other, follows), _OF_RUNS)
+        blocks.test_means(_beside_each(fast, follows), _beside_each(other, follows), _EQUAL_RUNS)
         for follows in _FOLLOWS
     ]
     apart = [each.after - each.before for each in tests]
@@ -77,18 +83,19 @@ def _as_share(logarithm: float) -> float:
     return math.expm1(min(logarithm, _LARGEST))
 
 
-def _share(phase: str, run: Phases) -> float:
-    return sum(run[phase]) / (sum(map(sum, run.values())) or math.inf)
+def _may_be_pace(first: Sequence[float], second: Sequence[float]) -> bool:
+    few, many = sorted((fmean(first), fmean(second)))
+    return many <= _MOST_BY_PACE * few
 
 
-def _fast(phase: str, run: Phases) -> list[tuple[float, float]]:
-    """Of each block: the phase in its fast steps, and all others in theirs."""
-    of_each = {
-        word: [_mean_of_fast(block) for block in blocks.split(steps, _BLOCKS)]
-        for word, steps in run.items()
-    }
-    own = of_each.pop(phase)
-    return list(zip(own, map(sum, zip(*of_each.values(), strict=True)), strict=True))
+def _fast(phase: str, rest: Sequence[str], run: Phases) -> list[tuple[float, float]]:
+    """Of each block: the phase in its fast steps, and the others in theirs."""
+
+    def of_blocks(word: str) -> list[float]:
+        return [_mean_of_fast(block) for block in blocks.split(run[word], _BLOCKS)]
+
+    others = zip(*map(of_blocks, rest), strict=True)
+    return list(zip(of_blocks(phase), map(sum, others), strict=True))
 
 
 def _beside_each(fast: Sequence[tuple[float, float]], follows: float) -> list[float]:

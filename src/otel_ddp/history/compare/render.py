@@ -182,9 +182,10 @@ def _step_cells(row: Row) -> list[str]:
     if row.interval is not None and row.before:
         interval = " to ".join(_percent(end / abs(row.before)) for end in row.interval)
     p = row.untested if row.p is None else shown_p(row.p).removeprefix("= ")
+    is_beside = row.beside is not None and row.verdict
     return [
         *(row.name, show(row.before), show(row.after), _percent(row.change)),
-        *(interval, p, row.verdict),
+        *(interval, p, f"{row.verdict}, beside the others" if is_beside else row.verdict),
     ]
 
 

@@ -81,13 +81,9 @@ class Row(NamedTuple):
 
 
 def corrected(rows: Sequence[Row]) -> list[Row]:
-    """With a p that is larger the more tests there are; `beside` has its own correction."""
-    tested = [row.p for row in rows if row.p is not None and row.beside is None]
-    adjusted = iter(blocks.holm(tested))
-    return [
-        row if row.p is None or row.beside is not None else row._replace(p=next(adjusted))
-        for row in rows
-    ]
+    """With a p that is larger the more tests there are."""
+    adjusted = iter(blocks.holm([row.p for row in rows if row.p is not None]))
+    return [row if row.p is None else row._replace(p=next(adjusted)) for row in rows]
 
 
 def mean_of_runs(runs: Sequence[Sequence[float]]) -> float | None:

@@ -32,11 +32,16 @@ def load(words: str, folder: Path) -> Side:
         return side.of_run(run)
 
 
+def _refuse(constant: str) -> None:
+    # Reports have null there; an infinite number of steps has no mean.
+    raise ValueError(f"{constant} is no number of a report")
+
+
 def _of_report(path: Path) -> Side:
     try:
         if path.stat().st_size > _LARGEST_REPORT:
             raise NotFound(f"{path} is too large for a report.")
-        content: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(path.read_bytes(), parse_constant=_refuse)
     except (OSError, ValueError, RecursionError) as error:
         raise NotFound(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -16,6 +16,11 @@ from otel_ddp.history.group_steps import SPECIAL_PHASES, Cell
 _LEAST_SHARE = 0.01
 # A phase that changes by less than this share of a step is not told of.
 _LEAST_OF_STEP = 0.005
+# A change beside the others that is larger than the one that was measured, by more than this, is
+# one of the others where the pace does not explain it.
+_MOST_BEYOND = 1.1
+# Steps in a cell, on average, for its fast ones to be found.
+_MOST_TOGETHER = 4
 
 STEP_TIME, THROUGHPUT = "step_time", "throughput"
 # What people call the catalogue's words.
@@ -49,10 +54,11 @@ def step_rows(first: _Runs, second: _Runs) -> list[Row]:
     """A row for each measure that both sides have."""
     measures = _measures(first, second)
     rows = [_row(each) for each in measures]
-    if measures[0].is_one_run_a_side:
-        rows = _with_what_is_no_pace(measures, rows)
     step_s = [rows[0].before or 0.0, rows[0].after or 0.0]
-    return corrected([rows[0], *(_weighed(row, step_s) for row in rows[1:])])
+    rows = corrected([rows[0], *(_weighed(row, step_s) for row in rows[1:])])
+    if measures[0].is_one_run_a_side and _has_fast_steps((*first, *second)):
+        rows = _with_what_is_no_pace([each for each in measures if each.phase], rows, step_s)
+    return rows
 
 
 def _measures(first: _Runs, second: _Runs) -> list[_Measure]:
@@ -108,18 +114,26 @@ def _weighed(row: Row, step_s: Sequence[float]) -> Row:
 # -- one run on each side
 
 
-def _with_what_is_no_pace(measures: Sequence[_Measure], rows: Sequence[Row]) -> list[Row]:
-    """A phase that has changed beside the others is told, and what follows from it."""
-    work = [each for each in measures if each.phase]
+def _has_fast_steps(runs: _Runs) -> bool:
+    """Whether what is known is about single steps, or few; a mean of many is never fast."""
+    return all(fmean(cell.steps for cell in run) <= _MOST_TOGETHER for run in runs if run)
+
+
+def _with_what_is_no_pace(
+    work: Sequence[_Measure], rows: Sequence[Row], step_s: Sequence[float]
+) -> list[Row]:
+    """A phase that has changed beside the others is told, though the pace may hide by how much."""
     changed = pace.most_changed(
         {each.phase: each.before[0] for each in work}, {each.phase: each.after[0] for each in work}
     )
     if changed is None:
         return [*rows]
-    [row] = [row for row in rows if row.name == changed.phase]
-    if not _may_be(row, changed):
-        return [*rows]
-    return [_as_changed(measure, row, changed) for measure, row in zip(measures, rows, strict=True)]
+    return [
+        _weighed(row._replace(p=changed.p, beside=changed), step_s)
+        if row.name == changed.phase and not row.significant and _may_be(row, changed)
+        else row
+        for row in rows
+    ]
 
 
 def _may_be(row: Row, changed: Beside) -> bool:
@@ -127,26 +141,11 @@ def _may_be(row: Row, changed: Beside) -> bool:
 
     Where it is steady, a phase that stays as it is only looks slower once the others are faster.
     """
-    if row.before is None or row.difference is None:
+    if row.before is None or row.apart is None or row.difference is None:
         return False
     apart = changed.change * row.before
-    return (row.apart or 0.0) * apart > 0 or row.difference.low <= apart <= row.difference.high
-
-
-def _as_changed(measure: _Measure, row: Row, changed: Beside) -> Row:
-    if row.p is None:
-        return row
-    if measure.phase == changed.phase and changed.p < row.p:
-        return row._replace(p=changed.p, beside=changed)
-    if measure.name not in (STEP_TIME, THROUGHPUT):
-        return row
-    # Of a step that has such a phase it is no longer open whether pace alone explains it.
-    found = blocks.test(measure.before[0], measure.after[0], of_pace=False)
-    sign = 1 if measure.name == STEP_TIME else -1
-    if found is None or (found.after - found.before) * sign * changed.change <= 0:
-        return row
-    p = max(found.p, changed.p)
-    return row._replace(p=p, difference=found) if p < row.p else row
+    is_alike = row.apart * apart > 0 and abs(apart) <= _MOST_BEYOND * abs(row.apart)
+    return is_alike or row.difference.low <= apart <= row.difference.high
 
 
 # -- what is not in every step
