@@ -6,16 +6,21 @@ import json
 import shutil
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
+from urllib.request import Request
 
 import pytest
 from tools.stack.build import Binaries
 
 from node import Node, until
+from otel_ddp import catalog
+from otel_ddp.agent.export.render import Renderer
+from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.catalog import RANK_LABELS
 from stack.servers import CONFIGURATIONS, DEPLOY, Collector, Prometheus
 from stack.trainings import Training, assert_all_there, points, selector, wait_for
@@ -197,6 +202,29 @@ def test_a_scraped_series_has_the_name_and_the_labels_of_a_pushed_one(launch: La
     assert ranks <= {
         label for name, labels in scraped if name == "training_step" for label in labels
     }
+
+
+def test_nothing_is_left_of_a_series_that_the_agent_has_dropped(launch: Launch) -> None:
+    ledger, renderer = Ledger(), Renderer({})
+    labels = (("run", "dropped"), ("rank", "0"))
+    duration = catalog.TRAINING_STEP_DURATION
+    counts = (2.0,) * (len(duration.bounds) + 1)
+
+    def told() -> set[str]:
+        for request in renderer.metrics(ledger, time.time_ns()):
+            headers = {"Content-Type": "application/x-protobuf"}
+            asked = Request(launch.pushed.otlp_metrics, request.body, headers)
+            urllib.request.urlopen(asked, timeout=30).close()
+        return {each.name for each in launch.pushed.query('{run="dropped"}')}
+
+    ledger.put(duration, labels, Buckets(counts, 1.0), 1, time.time_ns())
+    ledger.put(catalog.TRAINING_STEPS, labels, 7.0, 1, time.time_ns())
+    ledger.put(catalog.TRAINING_STEP, labels, 7.0, 1)
+    before = until(told, "the series")
+    ledger.drop(labels)
+
+    assert before >= {"training_steps_total", "training_step", "training_step_duration_seconds_sum"}
+    until(lambda: not told(), "the end of all of it")
 
 
 def test_a_scrape_has_some_of_the_values_and_the_last_of_them(launch: Launch) -> None:
