@@ -24,6 +24,7 @@ from otel_ddp.cli.temporary_place import (
     new_directory,
     stop_agent,
 )
+from otel_ddp.cli.text import dated, integer, mappings
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import page_address
 from otel_ddp.journal.place import Place
@@ -37,6 +38,7 @@ _NO_TORCH = (
 _AGENT_STARTS_S = 30.0
 _PROGRESS_EVERY_S = 5.0
 _VERDICT_S = 3.5
+_LONGER_S = 600
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # The user's variables that belong to another training: its identity and its agent.
 _NOT_PASSED_ON = (
@@ -145,6 +147,7 @@ def _train(place: Place, root: Path, options: argparse.Namespace, injected: Inje
     print("\n".join(f"  {sentence}" for sentence in verdicts) or "  none")
     if grown := what_grew(held):
         print(f"\n{grown}")
+    print(f"\nThe page has ended with the demo. Longer: --seconds {_LONGER_S}")
     return 0
 
 
@@ -195,7 +198,10 @@ def _verdicts(place: Place, injected: Injection) -> list[str]:
     if injected.what == "kill":
         # The kernel reports the signal once the launcher has waited for the dead process.
         time.sleep(_VERDICT_S)
-    return [str(each) for each in agent_description(place).get("told", [])]
+    described, now_ns = agent_description(place), time.time_ns()
+    found = [each for key in ("past", "verdicts") for each in mappings(described.get(key))]
+    found.sort(key=lambda each: integer(each.get("since_ns")) or 0)
+    return [dated(each, now_ns) for each in found]
 
 
 def _held_bytes(place: Place) -> dict[int, int]:
