@@ -84,6 +84,8 @@ def test_a_wild_machine_makes_it_doubt_rather_than_accuse() -> None:
     ]
 
     assert [verdicts(each) for each in wild if verdicts(each)] == []
+    # Nothing takes less than no time.
+    assert "-100.0 % to +" in " ".join(" ".join(render.text(each, [])) for each in wild)
 
 
 # -- a machine that others share

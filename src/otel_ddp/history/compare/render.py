@@ -180,7 +180,8 @@ def _step_cells(row: Row) -> list[str]:
 
     interval = ""
     if row.interval is not None and row.before:
-        interval = " to ".join(_percent(end / abs(row.before)) for end in row.interval)
+        # None of these is negative, whatever the test reckons with.
+        interval = " to ".join(_percent(max(end / row.before, -1.0)) for end in row.interval)
     p = row.untested if row.p is None else shown_p(row.p).removeprefix("= ")
     is_beside = row.beside is not None and row.verdict
     return [

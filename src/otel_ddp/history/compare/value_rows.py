@@ -37,7 +37,8 @@ def _value_row(before: _Values, after: _Values) -> Row:
     if len(first) == len(second) == 1:
         [one], [other] = first, second
         found = _test_values(one, other)
-        why = f"only {min(len(one), len(other))} values in the last part"
+        few = min(len(one), len(other))
+        why = f"only {few} value{'' if few == 1 else 's'} in the last part"
     else:
         means = ([fmean(run.values()) for run in runs if run] for runs in (first, second))
         found, why = blocks.test_runs(*means), "too few runs"
