@@ -410,7 +410,7 @@ def test_demo_shows_both_ranks_and_leaves_nothing() -> None:
         assert "best accuracy (val)" in output.stdout
         verdicts = output.stdout.partition("Verdicts:")[2]
         assert "rank 1" in verdicts
-        assert "keeps the others waiting: backward takes" in verdicts
+        assert "kept the others waiting: it was late in backward" in verdicts
     place = Path(output.stdout.partition("--dir ")[2].split()[0])
     assert place.name == "place"
     assert not place.parent.exists()
