@@ -56,8 +56,12 @@ def write_history(
     began_ns: int | None = None,
     seed: int = 0,
     about: Mapping[str, Any] = {},
+    bound: str = "",
 ) -> Path:
-    """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase."""
+    """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
+
+    *bound*: the sentence of a verdict that nothing is wrong.
+    """
     chance = random.Random(seed)
     now_ns = time.time_ns() if began_ns is None else began_ns
     path = directory / file_name(group, run, node)
@@ -141,6 +145,20 @@ def write_history(
                 "until_ns": None,
                 "sentence": f"rank {first_rank + late} is slow in forward: 3.0 ms more than others",
                 "evidence": {"excess": 0.15},
+            }
+        )
+    if bound:
+        verdicts.append(
+            {
+                "kind": "bound",
+                "who": {"group": group, "run": run, "node": node},
+                "phase": "compute",
+                "step": 200,
+                "board": "",
+                "since_ns": at_ns[min(200, steps)],
+                "until_ns": None,
+                "sentence": bound,
+                "evidence": {},
             }
         )
     events = [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from otel_ddp import catalog
 from otel_ddp.catalog import BY_NAME, METRICS, Kind, Metric
+from otel_ddp.diagnosis import verdict
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -324,3 +326,8 @@ def test_what_page_report_and_comparison_look_for_is_in_the_catalogue() -> None:
 
     assert "hw.model" in wanted
     assert wanted - known == set()
+
+
+def test_every_kind_of_verdict_has_its_place_from_the_worst_to_the_harmless_ones() -> None:
+    assert sorted(catalog.VERDICTS) == sorted(get_args(verdict.Kind))
+    assert {*catalog.VERDICTS[-1:]} == catalog.HARMLESS_VERDICTS

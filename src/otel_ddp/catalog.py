@@ -28,6 +28,13 @@ STALL_REASONS: Mapping[str, int] = {
     "gil": 4,
 }
 
+# Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
+VERDICTS = (
+    *("death", "stall", "nonfinite", "straggler", "creep", "regression", "imbalance", "recurring"),
+    "bound",
+)
+HARMLESS_VERDICTS = frozenset({"bound"})
+
 RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
 # Which run it is. The roles of its processes may differ, so `job_type` is no part of that.
 RUN_LABELS = ("group", "run")

@@ -26,8 +26,6 @@ from otel_ddp.run import stderr
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
 _LARGEST_FILE = 512 * 1024
-# Verdicts that are no trouble.
-_HARMLESS = ("bound",)
 _NO_DIRECTION: Mapping[str, Any] = {}
 
 
@@ -163,7 +161,7 @@ def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
             if not isinstance(who, dict):
                 continue
             mine = (who.get("group") or "", who.get("run")) == (group, run)
-            if mine and each.get("kind") not in _HARMLESS:
+            if mine and each.get("kind") not in catalog.HARMLESS_VERDICTS:
                 yield when(each, time.time_ns()) + str(each.get("sentence"))
 
 

@@ -68,8 +68,17 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, client: Client) -> None:
     write_history(tmp_path, "a", node="n0", ranks=2, began_ns=5 * S)
-    write_history(tmp_path, "a", node="n1", ranks=2, first_rank=2, state="killed", began_ns=6 * S)
-    write_history(tmp_path, "b", ranks=1, began_ns=7 * S)
+    write_history(
+        *(tmp_path, "a"),
+        node="n1",
+        ranks=2,
+        first_rank=2,
+        state="killed",
+        began_ns=6 * S,
+        late=1,
+        bound="compute-bound",
+    )
+    write_history(tmp_path, "b", ranks=1, began_ns=7 * S, bound="compute-bound")
     (tmp_path / "bad.sqlite").write_bytes(b"no database" * 100)
 
     found = client.api("runs").json
@@ -79,6 +88,11 @@ def test_runs_of_several_nodes_are_one_and_faults_are_told(tmp_path: Path, clien
     assert found["runs"][1]["script"] == "mnist/train.py"
     assert found["runs"][1]["nodes"] == ["n0", "n1"]
     assert (found["runs"][1]["state"], found["runs"][1]["began_ns"]) == ("killed", 5 * S)
+    # The worst comes first.
+    verdicts = [[(v["kind"], v["harmless"]) for v in run["verdicts"]] for run in found["runs"]]
+    assert verdicts == [[("bound", True)], [("straggler", False), ("bound", True)]]
+    assert client.api("run", run="a").json["worst"]["who"]["rank"] == "3"
+    assert client.api("run", run="b").json["worst"] is None
     assert ["bad.sqlite" in fault for fault in found["faults"]] == [True]
 
 

@@ -27,6 +27,9 @@ PATIENCE_MS = 60_000
 LATE = "/run/late?group=sweep"
 BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
 MARKUP = "<img src=x onerror=document.title='bad'>"
+MARKED = (
+    "document.querySelector('figure[data-picture=loss] .plot').layout.annotations.map(e => e.text)"
+)
 # Of the pictures for docs/page.md.
 HEIGHTS = {"run": 1900, "runs": 420, "compare": 1500, "now": 640}
 STACK = {"file": "train.py", "line": 7, "function": "forward"}
@@ -84,7 +87,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     names = ("loss", "accuracy", "lr")
     write_history(
-        *(folder, "late"), late=2, names=names, began_ns=began_ns, about={"summary": [row]}
+        *(folder, "late"),
+        late=2,
+        names=names,
+        began_ns=began_ns,
+        about={"summary": [row]},
+        bound="compute-bound",
     )
     config = {"lr": 0.1, "batch": 32}
     write_history(
@@ -93,6 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         began_ns=began_ns - 60 * S,
         seed=1,
         about={"config": config},
+        bound="compute-bound: 75 % of the step",
     )
     write_history(
         *(folder, f"<b>{MARKUP}"), group="", ranks=1, steps=20, names=(MARKUP,), state="killed"
@@ -213,7 +222,8 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
         phases = window.figure("Phases of a step").locator("figcaption").inner_text()
         late = page.locator("tr.late[data-rank]")
         assert late.get_attribute("data-rank") == "2"
-        assert "rank 2 is slow in forward" in page.locator("p.verdict").inner_text()
+        assert "rank 2 is slow in forward" in page.locator("p.bad.verdict").inner_text()
+        assert page.evaluate(MARKED) == ["straggler: rank 2"]
         assert page.get_by_text("min 0.0625 at step 280").count() == 1
         devices = page.get_by_role("region", name="Each device as sampled last")
         devices.get_by_role("cell", name="H100 GPU-2").wait_for()
@@ -224,6 +234,11 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
         work = window.figure("Own work, rank by step").locator("figcaption").inner_text()
         page.get_by_label("With the words").fill("begins")
         page.get_by_role("cell", name="training begins").wait_for()
+        page = window.open("/")
+        page.get_by_role("link", name="late").wait_for()
+        # Of both it is known what bounds them; one has a rank that is late.
+        assert "rank 2 is slow in forward" in page.locator("tr.late[data-run]").inner_text()
+        assert "compute-bound" in page.locator("tr[data-run=other]:not(.late)").inner_text()
 
     expected = (
         f"last {shown(values[-1])}, lowest {shown(min(values))}, highest {shown(max(values))}"

@@ -14,6 +14,7 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.process_case import snapshot
 from otel_ddp.agent.verdicts.run_case import RunCase
+from otel_ddp.catalog import HARMLESS_VERDICTS
 from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
 from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
@@ -26,8 +27,6 @@ from otel_ddp.journal.reader import Document
 
 log = logging.getLogger("otel_ddp.agent")
 
-# Findings that are no trouble, and not worth a warning.
-_HARMLESS: frozenset[Kind] = frozenset({"bound"})
 # After these, training does not go on by itself.
 _FATAL: frozenset[Kind] = frozenset({"death", "stall"})
 # Findings about one rank and a phase, which have a series.
@@ -70,7 +69,7 @@ class VerdictReporter:
         if change.opened:
             case.verdicts[key] = verdict
         else:
-            if verdict.kind not in _HARMLESS:
+            if verdict.kind not in HARMLESS_VERDICTS:
                 case.past.append(self._past(verdict, ended_with, now_ns))
             # A verdict of this kind that opens in the same poll continues the incident.
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
@@ -241,7 +240,7 @@ def _by_number(rank: str) -> tuple[int, str]:
 
 
 def _warns(change: Change) -> bool:
-    return change.opened and change.verdict.kind not in _HARMLESS
+    return change.opened and change.verdict.kind not in HARMLESS_VERDICTS
 
 
 def _severity(change: Change) -> str:

@@ -196,13 +196,10 @@ class App:
     def _list(self, question: Question) -> dict[str, Any]:
         rows, faults = self._runs.rows()
         live, private = self._ask_live(), question.is_private()
+        rows = [{**row, "verdicts": head.verdicts(row["verdicts"], private)} for row in rows]
         if not private:
             shown = _runs_of(live)
-            rows = [
-                {**row, "verdicts": head.verdicts(row["verdicts"], False)}
-                for row in rows
-                if (row["group"], row["run"]) in shown
-            ]
+            rows = [row for row in rows if (row["group"], row["run"]) in shown]
         return {
             "now_ns": time.time_ns(),
             "node": str(mapping(live).get("node") or ""),

@@ -6,7 +6,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from otel_ddp.history.page.runs import is_silent, listed, mapping, state_of, whole
+from otel_ddp.history.page.runs import (
+    is_harmless,
+    is_silent,
+    listed,
+    mapping,
+    state_of,
+    whole,
+    worst_first,
+)
 from otel_ddp.history.reader import History, rank_order
 
 _MOST_SUMMARY = 200
@@ -36,6 +44,7 @@ def head(histories: list[History], live: Mapping[str, Any] | None, private: bool
             ):
                 ranks[str(rank)] = process
     shown = _PRIVATE_RANK if private else _PUBLIC_RANK
+    found_verdicts = verdicts((v for each in histories for v in each.verdicts()), private)
     found: dict[str, Any] = {
         "now_ns": time.time_ns(),
         "group": group,
@@ -51,9 +60,8 @@ def head(histories: list[History], live: Mapping[str, Any] | None, private: bool
             for rank, each in sorted(ranks.items(), key=lambda one: rank_order(one[0]))
             if isinstance(each, Mapping)
         ],
-        "verdicts": verdicts(
-            (each for history in histories for each in history.verdicts()), private
-        ),
+        "verdicts": found_verdicts,
+        "worst": next((v for v in worst_first(found_verdicts) if not v["harmless"]), None),
         "gaps": [
             {"node": str(about.get("node") or ""), **gap}
             for about in abouts
@@ -90,10 +98,10 @@ def processes(live: Mapping[str, Any] | None, private: bool) -> list[dict[str, A
 
 
 def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
-    """Without their sentences for those who may not read them."""
+    """Without their sentences for those who may not read them; with what colours them."""
     shown = _PRIVATE_VERDICT if private else _PUBLIC_VERDICT
     return [
-        {key: each[key] for key in shown if key in each}
+        {key: each[key] for key in shown if key in each} | {"harmless": is_harmless(each)}
         for each in found
         if isinstance(each, Mapping)
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp.catalog import HARMLESS_VERDICTS, VERDICTS
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
 from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged
@@ -123,17 +124,15 @@ def _row(history: History) -> dict[str, Any]:
         "began_ns": whole(about.get("began_ns")),
         "seen_ns": whole(about.get("seen_ns")),
         "summary": listed(about.get("summary"))[:_MOST_SUMMARY],
-        "verdicts": [
-            {
-                "kind": each.get("kind"),
-                "phase": each.get("phase"),
-                "rank": mapping(each.get("who")).get("rank"),
-                "sentence": each.get("sentence"),
-                "open": each["until_ns"] is None,
-            }
-            for each in verdicts[-_MOST_SENTENCES:]
-        ],
+        "verdicts": [_told(each) for each in worst_first(verdicts)[:_MOST_SENTENCES]],
     }
+
+
+def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """What a list needs of it."""
+    keys = ("kind", "who", "phase", "sentence", "since_ns", "until_ns")
+    lost_s = mapping(verdict.get("evidence")).get("lost_s")
+    return {**{key: verdict.get(key) for key in keys}, "evidence": {"lost_s": lost_s}}
 
 
 def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,9 +151,32 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     )
     whole_run["began_ns"] = min(began, default=0)
     whole_run["seen_ns"] = max(each["seen_ns"] for each in parts)
+    whole_run["verdicts"] = worst_first(whole_run["verdicts"])
     whole_run["summary"] = [one for each in parts for one in each["summary"]][:_MOST_SUMMARY]
     whole_run["silent"] = is_silent(whole_run["state"], whole_run["seen_ns"])
     return whole_run
+
+
+def worst_first(verdicts: Iterable[Any]) -> list[dict[str, Any]]:
+    """Verdicts, those that go on before those that are over; harmless ones come last."""
+    found = [dict(each) for each in verdicts if isinstance(each, Mapping)]
+    return sorted(found, key=_harm)
+
+
+def is_harmless(verdict: Mapping[str, Any]) -> bool:
+    """Whether nothing is wrong."""
+    return verdict.get("kind") in HARMLESS_VERDICTS
+
+
+def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
+    kind, lost_s = verdict.get("kind"), mapping(verdict.get("evidence")).get("lost_s")
+    return (
+        is_harmless(verdict),
+        verdict.get("until_ns") is not None,
+        VERDICTS.index(kind) if kind in VERDICTS else len(VERDICTS),
+        -lost_s if isinstance(lost_s, (int, float)) else 0.0,
+        -whole(verdict.get("since_ns")),
+    )
 
 
 def is_silent(state: str, seen_ns: int) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from otel_ddp import catalog
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_bytes, shown_s
-
-# Verdicts that are no trouble.
-_HARMLESS = ("bound",)
 
 
 def of_report(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
@@ -40,7 +38,7 @@ def of_report(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         sentences=[
             str(each.get("sentence"))
             for each in report["verdicts"]
-            if each.get("kind") not in _HARMLESS
+            if each.get("kind") not in catalog.HARMLESS_VERDICTS
         ],
         gpus=list(gpu_words(report["gpus"])),
         cost=cost_words(report["cost"]),

@@ -18,7 +18,7 @@ export class Verdicts {
       return;
     }
     const rows = [...head.verdicts].reverse().map((each) => el(
-      "tr", { class: each.until_ns ? null : "late" },
+      "tr", { class: each.until_ns || each.harmless ? null : "late" },
       el("td", {}, time(each.since_ns)), el("td", {}, each.until_ns ? time(each.until_ns) : "goes on"),
       el("td", {}, each.kind), el("td", {}, (each.who && each.who.rank) || ""), el("td", {}, each.phase || ""),
       el("td", { class: "long" }, each.sentence || ""),

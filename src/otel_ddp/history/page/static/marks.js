@@ -8,6 +8,7 @@ const MOST = 20;
 export function marks(verdicts, kind) {
   const { bad } = themed();
   const found = verdicts
+    .filter((each) => !each.harmless)
     .map((each) => ({ at: position(each, kind), text: word(each) }))
     .filter((each) => each.at !== null)
     .slice(-MOST);

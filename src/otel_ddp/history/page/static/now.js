@@ -4,9 +4,9 @@ import { ask, keep } from "./api.js";
 import { runAddress } from "./address.js";
 import { el, fill, table } from "./dom.js";
 import { seconds, time } from "./format.js";
+import { OVER, openTroubles, said } from "./verdicts.js";
 
 const EACH_MS = 1000;
-const OVER = ["finished", "failed", "killed"];
 const SHOWN_FRAMES = 40;
 
 export function show(main) {
@@ -53,7 +53,8 @@ class Now {
 
   run([group, run], processes, answer) {
     const open = answer.verdicts.filter((each) => each.who && (each.who.group || "") === group && each.who.run === run);
-    const late = new Set(open.map((each) => String(each.who.rank)));
+    const troubles = openTroubles(open);
+    const late = new Set(troubles.map((each) => String(each.who.rank)));
     const rows = [...processes].sort((one, other) => (one.rank ?? 1e9) - (other.rank ?? 1e9)).map((each) => {
       const isOver = OVER.includes(each.state);
       return el(
@@ -65,7 +66,7 @@ class Now {
     });
     return el(
       "section", {}, el("h2", {}, el("a", { href: runAddress(group, run) }, run), group ? ` in group ${group}` : ""),
-      open.map((each) => el("p", { class: "bad verdict" }, each.sentence || `${each.kind}: rank ${each.who.rank}${each.phase ? `, in ${each.phase}` : ""}`)),
+      open.map((each) => el("p", { class: troubles.includes(each) ? "bad verdict" : "verdict" }, said(each))),
       table(`Ranks of ${run}`, ["rank", "node", "state", "step", "phase", "for", "stacks"], rows),
     );
   }

@@ -7,12 +7,12 @@ import { duration, number, seconds, time } from "./format.js";
 import { Events, Postmortems, Profiles, Verdicts } from "./happenings.js";
 import { NodePictures } from "./node.js";
 import { Timing } from "./timing.js";
+import { OVER, openTroubles, said } from "./verdicts.js";
 import { Values, look as readLook, lookControls } from "./values.js";
 
 const EACH_MS = 1000;
 // Names, events and post-mortems are asked for in every n-th round.
 const SELDOM = 5;
-const OVER = ["finished", "failed", "killed"];
 
 export function show(main, { group, run }) {
   const view = new Run(group, run);
@@ -105,10 +105,10 @@ class Run {
 
   showHead() {
     const { head } = this;
-    const open = head.verdicts.filter((each) => !each.until_ns);
-    const late = new Set(open.map((each) => each.who && String(each.who.rank)));
-    const step = head.ranks.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
     const isOver = OVER.includes(head.state);
+    const troubles = isOver || head.silent ? [head.worst].filter(Boolean) : openTroubles(head.verdicts);
+    const late = new Set(troubles.map((each) => each.who && String(each.who.rank)));
+    const step = head.ranks.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
     const took = ((isOver || head.silent ? head.seen_ns : head.now_ns) - head.began_ns) / 1e9;
     const state = el("strong", { class: { finished: "good", failed: "bad", killed: "bad" }[head.state] || "" }, head.state);
     const facts = [head.group ? `group ${head.group}` : null, `${head.ranks.length} ranks on ${head.nodes.join(", ")}`, step >= 0 ? `step ${step}` : "no step yet", head.began_ns ? `${isOver ? "took" : "for"} ${duration(took)}` : null];
@@ -121,7 +121,8 @@ class Run {
       this.top,
       el("p", {}, state, ` · ${facts.filter(Boolean).join(" · ")}`),
       head.silent ? el("p", { class: "warn" }, `No agent has written since ${time(head.seen_ns)}: whether it still runs is not known here.`) : null,
-      open.map((each) => el("p", { class: "bad verdict" }, each.sentence || `${each.kind}: rank ${(each.who && each.who.rank) || "?"}${each.phase ? `, in ${each.phase}` : ""}`)),
+      troubles.map((each) => el("p", { class: "bad verdict" }, said(each))),
+      head.verdicts.filter((each) => !each.until_ns && each.harmless).map((each) => el("p", { class: "verdict" }, said(each))),
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
       head.gaps.map((gap) => el("p", { class: "warn" }, `Nothing was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
       ranks, best(head.summary),

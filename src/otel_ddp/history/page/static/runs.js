@@ -4,6 +4,7 @@ import { ask, keep } from "./api.js";
 import { choose, chosen, compareAddress, runAddress } from "./address.js";
 import { choice, el, fill, labelled, number, table } from "./dom.js";
 import { duration, number as shownNumber, time } from "./format.js";
+import { OVER, said } from "./verdicts.js";
 
 const EACH_MS = 2000;
 const LABELS = ["group", "run", "job_type", "node", "rank", "local_rank"];
@@ -65,18 +66,20 @@ class Runs {
   row(run) {
     const key = `${run.group} ${run.run}`;
     const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": key });
-    const open = run.verdicts.filter((each) => each.open);
+    const [worst] = run.verdicts;
+    const isOver = OVER.includes(run.state) || run.silent;
+    const isLate = worst && !worst.harmless && (isOver || !worst.until_ns);
     const end = run.state === "running" && !run.silent ? this.answer.now_ns : run.seen_ns;
     const state = run.silent ? `${run.state}? last seen ${time(run.seen_ns)}` : run.state;
-    const bad = open.length || run.state === "failed" || run.state === "killed";
+    const bad = run.state === "failed" || run.state === "killed";
     return el(
-      "tr", { class: open.length ? "late" : null, "data-run": run.run },
+      "tr", { class: isLate ? "late" : null, "data-run": run.run },
       el("td", {}, box),
       el("td", { class: "long" }, el("a", { href: runAddress(run.group, run.run) }, run.run), el("div", { class: "quiet" }, about(run))),
       el("td", {}, run.group), el("td", { class: bad ? "bad" : null }, state),
       number(run.step === null ? "–" : String(run.step)), el("td", {}, values(run.summary)),
       number(time(run.began_ns)), number(duration(Math.floor((end - run.began_ns) / 1e9))),
-      el("td", { class: "long" }, run.verdicts.slice(-1).map((each) => each.sentence || `${each.kind} ${each.rank || ""}`)),
+      el("td", { class: "long" }, worst ? said(worst) : ""),
     );
   }
 
