@@ -197,7 +197,8 @@ def _judge_and_show(
         with ledger.lock:
             journals.update_series(now_ns)
             judge.update_series(now_ns)
-            collector.feed_states(journals.feeds(), [*judge.past(), *judge.verdicts()])
+            past = [*judge.past_bounds(), *judge.past()]
+            collector.feed_states(journals.feeds(), [*past, *judge.verdicts()])
     documents = [*judge.flush_documents(), *journals.flush_documents()]
     renderer = Renderer({"host.name": "h"})
     renderer.metrics(ledger, now_ns)

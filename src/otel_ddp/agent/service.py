@@ -204,7 +204,8 @@ class Agent:
 
     def _update_histories(self) -> None:
         if self.histories.keeps:
-            verdicts = [*self.judge.past(), *self.judge.verdicts()]
+            past = [*self.judge.past_bounds(), *self.judge.past()]
+            verdicts = [*past, *self.judge.verdicts()]
             with self.ledger.lock:
                 self._collector.feed_states(self.journals.feeds(), verdicts)
 

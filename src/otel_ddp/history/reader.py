@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ _BUSY_S = 5.0
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20
 _OVER = ("finished", "failed", "killed")
+# A history whose agent was killed says "running" for ever.
+_SILENT_S = 60.0
 # From the best end to the worst.
 _WORST = {
     state: at for at, state in enumerate(("finished", "starting", "running", "failed", "killed"))
@@ -289,9 +292,31 @@ class History:
         return [Event._make((*row[:-1], _loaded(row[-1]))) for row in rows]
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Every verdict in the order of beginning; one that is over has `until_ns`."""
-        rows = self._rows("SELECT about, until_ns FROM verdicts ORDER BY since_ns")
-        return [{**_loaded(about), "until_ns": until} for about, until in rows]
+        """Every verdict in the order of beginning; one that is over has `until_ns`.
+
+        None outlasts its run, nor an agent that was killed and could not write its end.
+        """
+        rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
+        end_ns = self._end_ns()
+        return [
+            {
+                **_loaded(about),
+                "until_ns": max(since, end_ns) if until is None and end_ns else until,
+            }
+            for about, since, until in rows
+        ]
+
+    def _end_ns(self) -> int:
+        """When the run ended here, or was last written of; 0 while it goes on."""
+        seen_ns = self.about.get("seen_ns")
+        if not isinstance(seen_ns, int):
+            return 0
+        return seen_ns if self.state in _OVER or is_silent(self.state, seen_ns) else 0
+
+
+def is_silent(state: str, seen_ns: int) -> bool:
+    """Whether a run that has not ended was last seen long ago."""
+    return state in ("running", "starting") and time.time_ns() - seen_ns > _SILENT_S * 1e9
 
 
 def _series(row: tuple[Any, ...]) -> Series:

@@ -449,6 +449,7 @@ def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
         bench.train(400)
     reported = [(each.levelname, each.message[:13]) for each in caplog.records]
     first, opened = bench.reported(), bench.open()
+    (verdict,) = bench.judge.verdicts()
     for rank in bench.ranks:
         rank.writer.state(STATES["finished"], 1)
     bench.poll()
@@ -458,6 +459,10 @@ def test_what_bounds_a_run_is_no_warning_and_is_over_with_the_run(
     assert opened == ["bound"]
     assert bench.reported() == [("bound", "closed", "INFO")]
     assert bench.open() == []
+    # Its history tells when it was over, and the status has troubles alone.
+    (past,) = bench.judge.past_bounds()
+    assert past["since_ns"] == verdict["since_ns"] < past["until_ns"]
+    assert bench.judge.past() == []
 
 
 def test_what_bounds_a_run_is_shown_with_its_present_share(bench: Bench) -> None:
@@ -473,6 +478,24 @@ def test_what_bounds_a_run_is_shown_with_its_present_share(bench: Bench) -> None
     assert present["evidence"]["shares"]["compute"] != opened["evidence"]["shares"]["compute"]
     assert present["sentence"] != opened["sentence"]
     assert present["since_ns"] == opened["since_ns"]
+
+
+def test_a_bound_is_over_when_another_one_takes_its_place(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(400)
+    (first,) = bench.judge.verdicts()
+
+    for number in range(500):
+        for rank in bench.ranks:
+            rank.step(data=60.0, forward=20.0, comm_wait=1.0)
+        if number % 25 == 24:
+            bench.poll()
+
+    (then,) = bench.judge.verdicts()
+    (past,) = bench.judge.past_bounds()
+    assert (first["phase"], then["phase"]) == ("compute", "data")
+    assert (past["phase"], past["since_ns"]) == ("compute", first["since_ns"])
+    assert past["until_ns"] > past["since_ns"]
 
 
 def killed(bench: Bench) -> Path:

@@ -247,18 +247,23 @@ def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, clie
 
     assert (found["group"], found["state"], len(found["ranks"])) == ("sweep", "finished", 4)
     [verdict] = found["verdicts"]
-    assert (verdict["who"]["rank"], verdict["phase"], verdict["until_ns"]) == ("1", "forward", None)
+    assert (verdict["who"]["rank"], verdict["phase"]) == ("1", "forward")
     assert "rank 1 is slow in forward" in verdict["sentence"]
     assert found["gaps"] == [{"node": "node-0", **gap}]
     assert found["config"] == {"lr": 0.3, "batch": 32}
 
 
 def test_a_run_whose_agent_was_killed_is_said_to_be_silent(tmp_path: Path, client: Client) -> None:
-    write_history(tmp_path, state="running", began_ns=5 * S)
+    write_history(tmp_path, state="running", began_ns=5 * S, late=1)
+    write_history(tmp_path, "on", state="running", late=1)
+    write_history(tmp_path, "over", late=1)
 
-    found = client.api("run", run="lr-0.3").json
+    found, on, over = (client.api("run", run=run).json for run in ("lr-0.3", "on", "over"))
 
     assert (found["state"], found["silent"]) == ("running", True)
+    # No verdict goes on after its run, or after the agent.
+    ends = [each["verdicts"][0]["until_ns"] for each in (found, on, over)]
+    assert ends == [found["seen_ns"], None, over["seen_ns"]]
 
 
 def test_events_are_found_by_their_words_page_by_page(tmp_path: Path, client: Client) -> None:

@@ -192,6 +192,11 @@ class Judge:
         past = [each for case in list(self._cases.values()) for each in list(case.past)]
         return past[-_MOST_SHOWN:]
 
+    def past_bounds(self) -> list[dict[str, Any]]:
+        """What has bounded the runs; harmless, so that only their histories tell it."""
+        past = [each for case in list(self._cases.values()) for each in list(case.past_bounds)]
+        return past[-_MOST_SHOWN:]
+
     def findings(self) -> list[str]:
         """The sentences of all verdicts, of those that are over too."""
         return self._reporter.findings()[-_MOST_SHOWN:]

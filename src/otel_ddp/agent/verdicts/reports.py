@@ -68,9 +68,12 @@ class VerdictReporter:
         ended_with = _ended_with(case, change, journals)
         if change.opened:
             case.verdicts[key] = verdict
+            if before is not None and before.since_ns != verdict.since_ns:
+                # Another bound has taken its place.
+                case.past_bounds.append(self._past(before, "", now_ns))
         else:
-            if verdict.kind not in HARMLESS_VERDICTS:
-                case.past.append(self._past(verdict, ended_with, now_ns))
+            past = case.past_bounds if verdict.kind in HARMLESS_VERDICTS else case.past
+            past.append(self._past(verdict, ended_with, now_ns))
             # A verdict of this kind that opens in the same poll continues the incident.
             case.just_closed = verdict.kind, case.postmortem.pop(verdict.key, None)
             case.gpus.pop(verdict.key, None)

@@ -72,6 +72,8 @@ class RunCase:
         self.as_found: dict[tuple[str, Labels], Verdict] = {}
         # The last verdicts that are over, as JSON.
         self.past: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
+        # Those that a history alone tells: what has bounded the run.
+        self.past_bounds: deque[dict[str, Any]] = deque(maxlen=_MOST_PAST)
         # Phases that a rank was ever named for, and the side: their series go on, at 0.
         self.named: set[tuple[Kind, Labels, str, str]] = set()
         # What post-mortems show of ended processes, whose journals may have been deleted.

@@ -8,14 +8,13 @@ from typing import Any
 
 from otel_ddp.history.page.runs import (
     is_harmless,
-    is_silent,
     listed,
     mapping,
     state_of,
     whole,
     worst_first,
 )
-from otel_ddp.history.reader import History, rank_order
+from otel_ddp.history.reader import History, is_silent, rank_order
 
 _MOST_SUMMARY = 200
 # What /metrics tells as well. Reasons of an end hold texts of errors, and sentences may.

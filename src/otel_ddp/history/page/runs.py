@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +11,10 @@ from typing import Any, NamedTuple
 from otel_ddp.catalog import HARMLESS_VERDICTS, VERDICTS
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged
+from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged, is_silent
 
 # From the worst end to the best, behind what goes on.
 _STATES = ("running", "starting", "killed", "failed", "finished")
-# A history whose agent was killed says "running" for ever.
-SILENT_S = 60.0
 _MOST_SUMMARY = 60
 _MOST_SENTENCES = 5
 
@@ -177,11 +174,6 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
         -lost_s if isinstance(lost_s, (int, float)) else 0.0,
         -whole(verdict.get("since_ns")),
     )
-
-
-def is_silent(state: str, seen_ns: int) -> bool:
-    """Whether a run that has not ended was last seen long ago."""
-    return state in ("running", "starting") and time.time_ns() - seen_ns > SILENT_S * 1e9
 
 
 def state_of(histories: list[History]) -> str:

@@ -90,7 +90,6 @@ def _findings(report: Mapping[str, Any]) -> Iterator[str]:
             "compare the ranks.</p>"
         )
         return
-    still = "goes on" if report["run"]["state"] in ("running", "starting") else "the end"
     lost = {
         (each["kind"], each["rank"], each["since_ns"]): each["lost_s"] for each in report["late"]
     }
@@ -99,7 +98,7 @@ def _findings(report: Mapping[str, Any]) -> Iterator[str]:
         rank = (each.get("who") or {}).get("rank")
         rows.append(
             (
-                *(_at(each.get("since_ns")), _at(each.get("until_ns")) or still),
+                *(_at(each.get("since_ns")), _at(each.get("until_ns")) or "goes on"),
                 each.get("step"),
                 each.get("sentence"),
                 shown_s(lost.get((each.get("kind"), rank, each.get("since_ns")))),
