@@ -141,7 +141,8 @@ def write_history(
                 "phase": "forward",
                 "step": 100,
                 "board": "",
-                "since_ns": at_ns[min(100, steps)],
+                # Found in step 100.
+                "since_ns": at_ns[min(61, steps)],
                 "until_ns": None,
                 "sentence": f"rank {first_rank + late} is slow in forward: 3.0 ms more than others",
                 "evidence": {"excess": 0.15},

@@ -132,6 +132,7 @@ def test_it_says_who_was_late_since_when_and_what_it_cost(tmp_path: Path) -> Non
     over, still = report["late"]
     assert (over["rank"], over["phase"], over["lost_s"]) == ("3", "data", 7.5)
     assert (still["rank"], still["phase"]) == ("1", "forward")
+    assert (still["step"], still["since_step"]) == (100, 60)
     assert still["until_ns"] == report["run"]["seen_ns"]
     text = shown(report).text
     assert "7.5 s" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -294,17 +295,43 @@ class History:
     def verdicts(self) -> list[dict[str, Any]]:
         """Every verdict in the order of beginning; one that is over has `until_ns`.
 
-        None outlasts its run, nor an agent that was killed and could not write its end.
+        None outlasts its run, nor an agent that was killed and could not write its end. `step` is
+        where it was found, `since_step` what ran when it began.
         """
         rows = self._rows("SELECT about, since_ns, until_ns FROM verdicts ORDER BY since_ns")
         end_ns = self._end_ns()
         return [
             {
-                **_loaded(about),
+                **(verdict := _loaded(about)),
                 "until_ns": max(since, end_ns) if until is None and end_ns else until,
+                "since_step": self._step_at(since, str((verdict.get("who") or {}).get("rank"))),
             }
             for about, since, until in rows
         ]
+
+    def _step_at(self, time_ns: int, rank: str) -> int | None:
+        """What this rank trained then, or the first one where it is not known; None without steps.
+
+        What a time ends, it is a part of; before the first step it is that one.
+        """
+        series = self._step_ids.get(rank, next(iter(self._step_ids.values()), None))
+        query = "SELECT first, until, first_ns, last_ns FROM steps WHERE series = ? {} LIMIT 1"
+        rows = self._rows(
+            query.format("AND first_ns < ? ORDER BY start DESC"), (series, time_ns)
+        ) or self._rows(query.format("ORDER BY start"), (series,))
+        if not rows:
+            return None
+        first, until, first_ns, last_ns = map(int, rows[0])
+        # In a bucket of several steps each has taken the same.
+        share = (time_ns - first_ns) / max(last_ns - first_ns, 1)
+        return min(first + max(math.ceil(share * (until - first + 1)) - 1, 0), until)
+
+    @cached_property
+    def _step_ids(self) -> dict[str, int]:
+        """As `step_series`, without reading all series of a run with many names."""
+        query = "SELECT rank, id FROM series WHERE kind = 'steps' ORDER BY name = 'device'"
+        found = dict(self._rows(query))
+        return dict(sorted(found.items(), key=lambda one: rank_order(one[0])))
 
     def _end_ns(self) -> int:
         """When the run ended here, or was last written of; 0 while it goes on."""

@@ -249,6 +249,7 @@ def test_the_head_has_state_verdicts_gaps_and_configuration(tmp_path: Path, clie
     [verdict] = found["verdicts"]
     assert (verdict["who"]["rank"], verdict["phase"]) == ("1", "forward")
     assert "rank 1 is slow in forward" in verdict["sentence"]
+    assert (verdict["step"], verdict["since_step"]) == (100, 60)
     assert found["gaps"] == [{"node": "node-0", **gap}]
     assert found["config"] == {"lr": 0.3, "batch": 32}
 

@@ -28,7 +28,8 @@ LATE = "/run/late?group=sweep"
 BOTH = "/compare?run=late&group=sweep&run=other&group=sweep"
 MARKUP = "<img src=x onerror=document.title='bad'>"
 MARKED = (
-    "document.querySelector('figure[data-picture=loss] .plot').layout.annotations.map(e => e.text)"
+    "document.querySelector('figure[data-picture=loss] .plot').layout.annotations"
+    ".map(e => [e.text, e.x])"
 )
 # Of the pictures for docs/page.md.
 HEIGHTS = {"run": 1900, "runs": 420, "compare": 1500, "now": 640}
@@ -223,7 +224,7 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
         late = page.locator("tr.late[data-rank]")
         assert late.get_attribute("data-rank") == "2"
         assert "rank 2 is slow in forward" in page.locator("p.bad.verdict").inner_text()
-        assert page.evaluate(MARKED) == ["straggler: rank 2"]
+        assert page.evaluate(MARKED) == [["straggler: rank 2", 60]]
         assert page.get_by_text("min 0.0625 at step 280").count() == 1
         devices = page.get_by_role("region", name="Each device as sampled last")
         devices.get_by_role("cell", name="H100 GPU-2").wait_for()

@@ -22,7 +22,7 @@ _PUBLIC_RANK = (
     *("group", "run", "job_type", "node", "rank", "local_rank", "world_size", "pid", "state"),
     *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns"),
 )
-_PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_ns", "until_ns")
+_PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_step", "since_ns", "until_ns")
 _PRIVATE_RANK = (*_PUBLIC_RANK, "reason", "host", "launcher", "strategy", "lost", "settled")
 _PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")
 

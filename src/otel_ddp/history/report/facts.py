@@ -146,6 +146,7 @@ def _late(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "node": who.get("node"),
         "phase": verdict.get("phase"),
         "step": verdict.get("step"),
+        "since_step": verdict.get("since_step"),
         "since_ns": verdict.get("since_ns"),
         "until_ns": verdict.get("until_ns"),
         "lost_s": evidence.get("lost_s"),

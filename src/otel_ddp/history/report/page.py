@@ -99,7 +99,7 @@ def _findings(report: Mapping[str, Any]) -> Iterator[str]:
         rows.append(
             (
                 *(_at(each.get("since_ns")), _at(each.get("until_ns")) or "goes on"),
-                each.get("step"),
+                each.get("since_step"),
                 each.get("sentence"),
                 shown_s(lost.get((each.get("kind"), rank, each.get("since_ns")))),
             )

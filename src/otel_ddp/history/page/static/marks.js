@@ -26,7 +26,7 @@ export function marks(verdicts, kind) {
 
 function position(verdict, kind) {
   if (kind === "time") return new Date(verdict.since_ns / 1e6).toISOString();
-  return kind === "step" && Number.isInteger(verdict.step) ? verdict.step : null;
+  return kind === "step" && Number.isInteger(verdict.since_step) ? verdict.since_step : null;
 }
 
 function word(verdict) {
