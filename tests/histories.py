@@ -57,10 +57,11 @@ def write_history(
     seed: int = 0,
     about: Mapping[str, Any] = {},
     bound: str = "",
+    constants: Mapping[str, float] = {},
 ) -> Path:
     """A run: of *late*, forward takes 1.5 times as long; *slower* are factors of all, by phase.
 
-    *bound*: the sentence of a verdict that nothing is wrong.
+    *bound*: the sentence of a verdict that nothing is wrong. *constants*: further values of rank 0.
     """
     chance = random.Random(seed)
     now_ns = time.time_ns() if began_ns is None else began_ns
@@ -111,6 +112,10 @@ def write_history(
         gpu = SeriesKey("node", "hw.gpu.utilization", label, (*device, ("hw.type", "gpu")))
         seconds = range(now_ns // S, at_ns[-1] // S + 1)
         values[gpu] = value_sums(file, gpu, [(s, s * S, chance.uniform(0.7, 0.9)) for s in seconds])
+    for name, value in constants.items():
+        key = SeriesKey("value", name, str(first_rank), (("split", "train"),))
+        points = [(step, at_ns[step + 1], value) for step in range(steps)]
+        values[key] = value_sums(file, key, points)
     described = {
         str(first_rank + rank): {
             "run": run,

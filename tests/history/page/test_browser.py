@@ -94,6 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         began_ns=began_ns,
         about={"summary": [row]},
         bound="compute-bound",
+        constants={"rate": 7e-10},
     )
     config = {"lr": 0.1, "batch": 32}
     write_history(
@@ -219,6 +220,11 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
 
     with Window(driver, server, look) as window:
         page = window.open(LATE)
+        window.figure("rate")
+        low, high = page.evaluate(
+            "document.querySelector('figure[data-picture=rate] .plot').layout.yaxis.range"
+        )
+        assert (low, high) == (pytest.approx(6.3e-10), pytest.approx(7.7e-10))
         caption = window.figure("loss").locator("figcaption").inner_text()
         phases = window.figure("Phases of a step").locator("figcaption").inner_text()
         late = page.locator("tr.late[data-rank]")
@@ -332,6 +338,9 @@ def test_lines_and_numbers_are_there_before_the_library_of_plots(
         page = window.open(LATE)
         figure = page.locator("figure[data-picture=loss]")
         figure.locator("polyline").first.wait_for()
+        rate = page.locator("figure[data-picture=rate]")
+        rate.locator("polyline").wait_for(state="attached")
+        assert rate.locator("svg text").all_text_contents()[:2] == ["6.3e-10", "7.7e-10"]
         # Of train and of val.
         assert figure.locator("polyline").count() == 2
         assert "lowest" in figure.locator("figcaption").inner_text()

@@ -2,6 +2,7 @@
 
 import { askOnce, csvAddress } from "./api.js";
 import { themed } from "./colors.js";
+import { rangeOfLines } from "./constant.js";
 import { el, fill } from "./dom.js";
 import { inTurn, isThere, library } from "./plotly.js";
 import { sketch } from "./sketch.js";
@@ -126,6 +127,7 @@ export class Picture {
     const { traces, layout = {}, notes = [], label = "" } = this.draw(this.answer, kind);
     const colors = themed();
     const zoom = this.axis.zoomOf(kind);
+    const constant = rangeOfLines(traces, layout.yaxis || {});
     const line = { gridcolor: colors.line, linecolor: colors.line, zerolinecolor: colors.line };
     const whole = {
       margin: { l: 62, r: 12, t: 8, b: 36 },
@@ -138,7 +140,7 @@ export class Picture {
         type: kind === "time" ? "date" : "linear", ...layout.xaxis,
         ...(zoom ? { range: zoom.map((at) => (kind === "time" ? new Date(at).toISOString() : at)), autorange: false } : { autorange: true }),
       },
-      yaxis: { ...line, automargin: true, ...layout.yaxis },
+      yaxis: { ...line, automargin: true, ...layout.yaxis, ...(constant ? { range: constant, autorange: false } : {}) },
     };
     this.whole_button.hidden = !zoom;
     const isNew = !this.plot.classList.contains("js-plotly-plot");

@@ -1,6 +1,7 @@
 // Lines of a picture before the library of plots is there: over a slow tunnel that takes seconds.
 
 import { themed } from "./colors.js";
+import { rangeOfConstant } from "./constant.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [LEFT, RIGHT, TOP, BOTTOM] = [62, 12, 8, 36];
@@ -15,7 +16,7 @@ export function sketch(traces, layout, width, height) {
   const all = lines.flatMap((each) => each.points);
   if (!all.length) return null;
   const across = scale(all.map(([x]) => x), LEFT, width - RIGHT);
-  const up = scale(all.map(([, y]) => y), height - BOTTOM, TOP);
+  const up = scale(all.map(([, y]) => y), height - BOTTOM, TOP, isLog ? () => null : rangeOfConstant);
   const drawn = made("svg", { width, height, "aria-hidden": "true" });
   for (const { color, points } of lines) {
     const path = points.map(([x, y]) => `${across.at(x).toFixed(1)},${up.at(y).toFixed(1)}`).join(" ");
@@ -43,9 +44,10 @@ function curves(traces) {
   });
 }
 
-function scale(values, from, to) {
-  const low = values.reduce((a, b) => Math.min(a, b));
-  const high = values.reduce((a, b) => Math.max(a, b));
+function scale(values, from, to, widened = () => null) {
+  const lowest = values.reduce((a, b) => Math.min(a, b));
+  const highest = values.reduce((a, b) => Math.max(a, b));
+  const [low, high] = widened(lowest, highest) || [lowest, highest];
   return { low, high, at: (value) => (high > low ? from + ((value - low) / (high - low)) * (to - from) : (from + to) / 2) };
 }
 
