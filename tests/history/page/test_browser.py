@@ -18,8 +18,11 @@ import pytest
 
 from histories import S, value_sums, write_history
 from history.page.serving import Served
+from otel_ddp.history.find_run import find_run
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import History
+from otel_ddp.history.report import facts
+from otel_ddp.history.report import page as report_page
 from otel_ddp.history.run_file import RunFile, SeriesKey
 from stack.browser import chromium
 
@@ -31,6 +34,12 @@ MARKED = (
     "document.querySelector('figure[data-picture=loss] .plot').layout.annotations"
     ".map(e => [e.text, e.x])"
 )
+# How many lines the text of an element takes.
+LINES = """element => {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    return new Set([...range.getClientRects()].map(each => Math.round(each.top))).size;
+}"""
 # Of the pictures for docs/page.md.
 HEIGHTS = {"run": 1900, "runs": 420, "compare": 1500, "now": 640}
 STACK = {"file": "train.py", "line": 7, "function": "forward"}
@@ -432,6 +441,24 @@ def test_markup_in_names_is_text(driver: Any, server: Served) -> None:
         assert page.locator("main img").count() == 0
         assert "bad" not in page.title().split()
         assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"
+
+
+def test_short_columns_of_a_report_stay_in_one_line(driver: Any, folder: Path) -> None:
+    with find_run("late", folder) as run:
+        report = facts.gather(run)
+    page = driver.new_page(viewport={"width": 500, "height": 800})
+
+    page.set_content("\n".join(report_page.page(report)))
+    findings = page.locator("section", has=page.get_by_role("heading", name="Findings"))
+    lines = {each.inner_text(): each.evaluate(LINES) for each in findings.locator("th, td").all()}
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+
+    assert (lines["step"], lines["60"], wide) == (1, 1, 500)
+    # The sentence takes several; so it is the columns beside it that would have to yield.
+    assert {text for text, count in lines.items() if count > 1} == {
+        report["verdicts"][0]["sentence"]
+    }
 
 
 @STRESS

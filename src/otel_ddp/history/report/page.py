@@ -14,6 +14,8 @@ from otel_ddp.history.report.run_card import cost_words
 from otel_ddp.history.report.style import STYLE
 
 _MOST_CURVES, _MOST_ROWS, _MOST_TABLE = 60, 200, 40
+# Numbers and times, which stay in one line.
+_SHORT = 24
 _PHASES = {"comm_wait": "waiting for other ranks"}
 # A cell of the heatmap is full where a rank works half as long again as the others.
 _FULL = 0.5
@@ -249,8 +251,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]
     yield "".join(f"<th scope='col'>{_word(head)}</th>" for head in heads)
     yield "</tr></thead><tbody>"
     for row in rows:
-        yield "<tr>" + "".join(f"<td>{_word(cell)}</td>" for cell in row) + "</tr>"
+        yield "<tr>" + "".join(map(_cell, row)) + "</tr>"
     yield "</tbody></table></div>"
+
+
+def _cell(value: Any) -> str:
+    word = _word(value)
+    return f"<td class='short'>{word}</td>" if len(word) <= _SHORT else f"<td>{word}</td>"
 
 
 def _behind(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:

@@ -34,6 +34,7 @@ STYLE: Final = (
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "th,td{text-align:left;padding:.2rem .8rem .2rem 0;border-bottom:1px solid var(--rule);"
     "vertical-align:top;overflow-wrap:anywhere}"
+    "th,.short{white-space:nowrap}.wide td:not(.short){min-width:12em}"
     "svg{width:100%;height:auto;display:block;margin:.5rem 0}"
     ".tick{font-size:11px;fill:var(--faint)}.grid{stroke:var(--rule)}"
     ".line{fill:none;stroke:var(--line);stroke-width:1.5}.dot{fill:var(--line)}"
