@@ -93,6 +93,14 @@ def test_the_index_lists_every_page_once_for_people_and_once_for_the_site() -> N
     assert sorted(f"{line}.md" for line in trees.splitlines() if line[:1] not in ("", ":")) == pages
 
 
+def test_the_index_begins_as_the_readme_does() -> None:
+    readme, index = (
+        path.read_text().split("\n\n") for path in (ROOT / "README.md", DOCS / "index.md")
+    )
+
+    assert index[:2] == readme[:2]
+
+
 def test_every_file_and_folder_that_a_page_names_is_there() -> None:
     named = {
         (page, path)

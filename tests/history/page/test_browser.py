@@ -438,6 +438,7 @@ def test_markup_in_names_is_text(driver: Any, server: Served) -> None:
     with Window(driver, server) as window:
         page = window.open(f"/run/%3Cb%3E{MARKUP}")
         window.figure(MARKUP)
+        assert "· 1 rank on node-0 ·" in page.locator("main").inner_text()
         assert page.locator("main img").count() == 0
         assert "bad" not in page.title().split()
         assert page.get_by_role("heading", level=1).inner_text() == f"<b>{MARKUP}"

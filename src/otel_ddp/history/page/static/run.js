@@ -111,7 +111,7 @@ class Run {
     const step = head.ranks.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
     const took = ((isOver || head.silent ? head.seen_ns : head.now_ns) - head.began_ns) / 1e9;
     const state = el("strong", { class: { finished: "good", failed: "bad", killed: "bad" }[head.state] || "" }, head.state);
-    const facts = [head.group ? `group ${head.group}` : null, `${head.ranks.length} ranks on ${head.nodes.join(", ")}`, step >= 0 ? `step ${step}` : "no step yet", head.began_ns ? `${isOver ? "took" : "for"} ${duration(took)}` : null];
+    const facts = [head.group ? `group ${head.group}` : null, `${head.ranks.length} rank${head.ranks.length === 1 ? "" : "s"} on ${head.nodes.join(", ")}`, step >= 0 ? `step ${step}` : "no step yet", head.began_ns ? `${isOver ? "took" : "for"} ${duration(took)}` : null];
     const rows = head.ranks.map((each) => el(
       "tr", { class: late.has(each.rank) ? "late" : null, "data-rank": each.rank },
       [each.rank, each.node, each.state, each.step ?? "–", OVER.includes(each.state) ? "–" : each.phase, OVER.includes(each.state) ? time(each.seen_alive_ns) : since(each, head), each.reason || ""].map((text) => el("td", {}, text ?? "")),
