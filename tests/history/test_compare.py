@@ -258,6 +258,12 @@ def test_a_few_steps_are_no_test() -> None:
     assert render.conclusion(found._replace(rows=steps)) == "nothing could be tested"
 
 
+def test_a_run_without_steps_is_compared_all_the_same() -> None:
+    found = compare(noisy_side(1), noisy_side(2)._replace(cells=[]))
+
+    assert row(found, "step_time").untested == "too few steps"
+
+
 def test_what_both_have_in_common_drops_out_of_values() -> None:
     common = [(-1) ** at * 10.0 for at in range(60)]
     found = test_pairs(common, [each + 0.1 + 0.001 * (at % 7) for at, each in enumerate(common)])

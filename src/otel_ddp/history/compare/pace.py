@@ -50,6 +50,8 @@ def most_changed(first: Phases, second: Phases) -> Beside | None:
     Only one: what is slower than the rest makes the rest look faster. None if no phase is large
     enough, or the steps are too few.
     """
+    if any(len(steps) < _BLOCKS for run in (first, second) for steps in run.values()):
+        return None
     found = [each for phase in first if (each := _beside(phase, first, second)) is not None]
     if not found:
         return None
@@ -63,7 +65,7 @@ def _beside(phase: str, first: Phases, second: Phases) -> Beside | None:
     for run in (first, second):
         work_s = sum(map(sum, run.values()))
         least_s = min(sum(run[phase]), sum(sum(run[each]) for each in rest))
-        if len(run[phase]) < _BLOCKS or not least_s >= _LEAST_SHARE * work_s:
+        if not least_s >= _LEAST_SHARE * work_s:
             return None
     fast, other = _fast(phase, rest, first), _fast(phase, rest, second)
     if not all(0 < seconds < math.inf for pair in (*fast, *other) for seconds in pair):
