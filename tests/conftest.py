@@ -27,6 +27,10 @@ from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Sca
 if TYPE_CHECKING:
     from tools.stack.build import Binaries
 
+# A receiver of a test's own has threads of gRPC, and servers are forked beside them: what gRPC does
+# in a forked child can end it before it becomes the server.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 _STRANGE = (
     *("OTEL_", "WANDB_", "SWANLAB_", "SLURM_", "TORCHELASTIC_", "PET_", "OMPI_", "PMI"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "MV2_"),

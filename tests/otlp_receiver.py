@@ -26,6 +26,7 @@ from opentelemetry.proto.collector.metrics.v1 import (
     metrics_service_pb2_grpc,
 )
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 _REQUEST: dict[str, Any] = {
     "metrics": metrics_service_pb2.ExportMetricsServiceRequest,
@@ -400,4 +401,6 @@ def _points(metric: Any, resource: dict[str, Any]) -> list[Point]:
             monotonic=monotonic,
         )
         for point in data.data_points
+        # One without a value ends its series.
+        if not point.flags & metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
     ]
