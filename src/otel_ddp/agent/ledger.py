@@ -146,7 +146,7 @@ class Ledger:
             self._end(family.pop(series.labels))
 
     def _end(self, series: Series) -> None:
-        # Of what was never exported nobody has to be told.
+        # What was never exported needs no end.
         if series.encoded and self.tells_ends:
             self._ended.append(series)
 
