@@ -195,7 +195,7 @@ def wandering(seed: int, memory: float) -> list[float]:
 
 def test_steps_that_resemble_each_other_for_long_prove_less() -> None:
     pairs = [
-        blocks.test(wandering(seed, memory), wandering(seed + 1000, memory), of_pace=False)
+        blocks.test_values(wandering(seed, memory), wandering(seed + 1000, memory))
         for seed in range(200)
         for memory in (0.8, 0.9)
     ]
@@ -244,7 +244,7 @@ def test_many_pauses_are_no_exceptions() -> None:
 
 @pytest.mark.parametrize("size", [1e80, 1e160, 1e300])
 def test_values_beyond_all_bounds_are_not_told_to_differ_by_an_error(size: float) -> None:
-    found = blocks.test([size, -size] * 30, [-size, size] * 30, of_pace=False)
+    found = blocks.test([size, -size] * 30, [-size, size] * 30)
 
     assert found is not None
     assert found.p > 0.01

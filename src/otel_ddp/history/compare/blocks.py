@@ -54,15 +54,15 @@ class _Centre(NamedTuple):
     freedom: int
 
 
-def test(first: Sequence[float], second: Sequence[float], of_pace: bool) -> Difference | None:
-    """The difference of two series of steps; None if there are too few.
+def test(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+    """The difference of the steps of two runs; None if there are too few.
 
-    *of_pace*: that a machine has another pace in each run counts as chance too. How much, is told
-    by how its pace changes within these.
+    A machine has another pace in each run, and that counts as chance too. By how much its pace may
+    differ is told by how it changes within these.
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
-    return _worst(first, second, _BLOCKS, of_pace)
+    return _worst(first, second, _BLOCKS, _RUNS_VARY)
 
 
 def test_means(first: Sequence[float], second: Sequence[float], of_runs: float) -> Difference:
@@ -135,13 +135,15 @@ def split(values: Sequence[float], blocks: int) -> list[Sequence[float]]:
 
 
 def _worst(
-    first: Sequence[float], second: Sequence[float], counts: Sequence[int], of_pace: bool = False
+    first: Sequence[float],
+    second: Sequence[float],
+    counts: Sequence[int],
+    of_runs: float | None = None,
 ) -> Difference:
     """The largest p of tests with so many blocks; means are those of the shortest blocks."""
     centres = []
     for count in counts:
         one, other = ([fmean(each) for each in split(run, count)] for run in (first, second))
-        of_runs = _RUNS_VARY if of_pace else None
         centres.append((_centre(one, of_runs), _centre(other, of_runs)))
     return _combined(centres, max(len(first), len(second)) // counts[-1])
 

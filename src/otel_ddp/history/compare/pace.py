@@ -2,7 +2,7 @@
 
 Where other work shares a machine, all phases of a run are slower than those of the next one, by
 several percent. The fast steps of a run tell what a phase costs beside the others: then nothing
-else disturbs, and from run to run that changes by half a percent only.
+else disturbs, and from run to run that changes by 0.6 % only.
 """
 
 from __future__ import annotations

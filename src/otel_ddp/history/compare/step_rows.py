@@ -25,6 +25,7 @@ _MOST_TOGETHER = 4
 STEP_TIME, THROUGHPUT = "step_time", "throughput"
 # What people call the catalogue's words.
 PHASE_NAMES = {"comm_wait": "wait"}
+_NO_WORK = ("comm_wait",)
 
 _Runs = Sequence[Sequence[Cell]]
 _Series = Sequence[Sequence[float]]
@@ -38,8 +39,8 @@ class _Measure(NamedTuple):
     better: str
     before: _Series
     after: _Series
-    phase: str = ""
-    """The catalogue's word, if it is own work of the ranks."""
+    is_work: bool = False
+    """Whether it is a phase in which the ranks do work of their own."""
 
     @property
     def is_known(self) -> bool:
@@ -57,16 +58,16 @@ def step_rows(first: _Runs, second: _Runs) -> list[Row]:
     step_s = [rows[0].before or 0.0, rows[0].after or 0.0]
     rows = corrected([rows[0], *(_weighed(row, step_s) for row in rows[1:])])
     if measures[0].is_one_run_a_side and _has_fast_steps((*first, *second)):
-        rows = _with_what_is_no_pace([each for each in measures if each.phase], rows, step_s)
+        rows = _with_what_is_no_pace([each for each in measures if each.is_work], rows, step_s)
     return rows
 
 
 def _measures(first: _Runs, second: _Runs) -> list[_Measure]:
     def measure(
-        of: Callable[[Cell], float], name: str, unit: str, better: str, phase: str = ""
+        of: Callable[[Cell], float], name: str, unit: str, better: str, is_work: bool = False
     ) -> _Measure:
         before, after = ([[of(cell) for cell in run] for run in side] for side in (first, second))
-        return _Measure(name, unit, better, before, after, phase)
+        return _Measure(name, unit, better, before, after, is_work)
 
     found = [measure(lambda cell: cell.took_s, STEP_TIME, "s", "min")]
     work = measure(
@@ -81,7 +82,7 @@ def _measures(first: _Runs, second: _Runs) -> list[_Measure]:
         name = PHASE_NAMES.get(word, word)
         each = measure(
             lambda cell, word=word: cell.phases_s.get(word, 0.0),  # type: ignore[misc]
-            *(name, "s", "min", word if name == word else ""),
+            *(name, "s", "min", word not in _NO_WORK),
         )
         if any(any(run) for side in (each.before, each.after) for run in side):
             found.append(each)
@@ -91,7 +92,7 @@ def _measures(first: _Runs, second: _Runs) -> list[_Measure]:
 def _row(measure: _Measure) -> Row:
     name, unit, better, first, second, _ = measure
     if measure.is_one_run_a_side:
-        found, why = blocks.test(first[0], second[0], of_pace=True), "too few steps"
+        found, why = blocks.test(first[0], second[0]), "too few steps"
     else:
         one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in (first, second))
         found, why = blocks.test_runs(one, other), "too few runs"
@@ -124,19 +125,19 @@ def _with_what_is_no_pace(
 ) -> list[Row]:
     """A phase that has changed beside the others is told, though the pace may hide by how much."""
     changed = pace.most_changed(
-        {each.phase: each.before[0] for each in work}, {each.phase: each.after[0] for each in work}
+        {each.name: each.before[0] for each in work}, {each.name: each.after[0] for each in work}
     )
     if changed is None:
         return [*rows]
     return [
         _weighed(row._replace(p=changed.p, beside=changed), step_s)
-        if row.name == changed.phase and not row.significant and _may_be(row, changed)
+        if row.name == changed.phase and not row.significant and _fits_the_clock(row, changed)
         else row
         for row in rows
     ]
 
 
-def _may_be(row: Row, changed: Beside) -> bool:
+def _fits_the_clock(row: Row, changed: Beside) -> bool:
     """Whether the pace of these runs varies enough to explain what else is seen of this phase.
 
     Where it is steady, a phase that stays as it is only looks slower once the others are faster.
