@@ -114,7 +114,8 @@ def states(node: Node) -> dict[str, float]:
 
 def told(node: Node) -> list[str]:
     """The verdicts that the agent has ever reached."""
-    return list(node.agent()["told"])
+    described = node.agent()
+    return [each["sentence"] for each in (*described["past"], *described["verdicts"])]
 
 
 class Family:

@@ -211,7 +211,6 @@ def _judge_and_show(
         "verdicts": judge.verdicts(),
         "past": judge.past(),
         "insufficient": judge.insufficient(),
-        "told": judge.findings(),
     }
     json.dumps(described).encode()
     json.dumps(survey([place])).encode()

@@ -399,7 +399,6 @@ class Agent:
             "ended": self.journals.describe_ended(),
             "verdicts": self.judge.verdicts(),
             "past": self.judge.past(),
-            "told": self.judge.findings(),
             "insufficient": self.judge.insufficient(),
             "notes": self.silent_ranks.notes(),
             **self.sampling.describe(),

@@ -544,7 +544,7 @@ def test_a_death_is_reported_at_once_and_looked_at_again(
     assert name == file.name
     assert fields["verdict"]["evidence"]["cause"] != "unknown"
     assert "memory" in fields["verdict"]["sentence"]
-    (last,) = [each for each in bench.judge.findings() if "memory" in each]
+    (last,) = [each["sentence"] for each in bench.judge.verdicts() if "memory" in each["sentence"]]
     assert last == fields["verdict"]["sentence"]
 
     # What does not change the cause is written down, and not reported again.
@@ -799,7 +799,6 @@ def size(judge: Judge) -> Callable[[], tuple[int, ...]]:
     return lambda: (
         len(judge._cases),
         len(judge._processes),
-        len(judge.findings()),
         len(judge._causes._watched),
         len(judge.verdicts()),
         len(judge.past()),
@@ -819,8 +818,8 @@ def test_nothing_is_kept_of_runs_that_ended(bench: Bench) -> None:
         bench.poll()
         bench.judge.retire(set())
 
-        assert ended == (1, 2, 2, 1, 1, 1)
-        assert kept() == (0, 0, 0, 0, 0, 0)
+        assert ended == (1, 2, 1, 1, 1)
+        assert kept() == (0, 0, 0, 0, 0)
         assert bench.series(catalog.TRAINING_STRAGGLER_LOST_TIME) == {}
         assert bench.series(catalog.TRAINING_NODE_WORK_MAX) == {}
 

@@ -172,7 +172,6 @@ class Judge:
         for run in [each for each in self._cases if each not in runs]:
             case = self._cases.pop(run)
             case.exits.forget_all()
-            self._reporter.forget(run)
             with self._ledger.lock:
                 self._ledger.drop(case.run)
 
@@ -196,10 +195,6 @@ class Judge:
         """What has bounded the runs; harmless, so that only their histories tell it."""
         past = [each for case in list(self._cases.values()) for each in list(case.past_bounds)]
         return past[-_MOST_SHOWN:]
-
-    def findings(self) -> list[str]:
-        """The sentences of all verdicts, of those that are over too."""
-        return self._reporter.findings()[-_MOST_SHOWN:]
 
     def insufficient(self) -> list[dict[str, str]]:
         """The runs whose ranks cannot be compared, and why."""

@@ -50,7 +50,6 @@ class VerdictReporter:
         self._postmortems = postmortems
         self._grafana = grafana
         self._gpus = gpus
-        self._findings: dict[tuple[Labels, str, str], str] = {}
         self._documents: list[tuple[Labels, str, list[Document]]] = []
 
     @containment.contained()
@@ -86,10 +85,6 @@ class VerdictReporter:
             or before is None
             or _phase_and_cause(before) != _phase_and_cause(verdict)
         ):
-            if change.opened:
-                # Of deaths only the last sentence is kept, whichever rank it is about.
-                about = "" if verdict.kind == "death" else str(verdict.labels)
-                self._findings[case.run, verdict.kind, about] = verdict.sentence
             body = _sentence(change, ended_with)
             board = self._board(verdict)
             level = logging.WARNING if _warns(change) else logging.INFO
@@ -209,16 +204,6 @@ class VerdictReporter:
     def _board(self, verdict: Verdict) -> str:
         title = "Ranks" if verdict.kind in _OF_RANKS else "Run"
         return boards.address(self._grafana, title, dict(verdict.labels), verdict.since_ns)
-
-    def findings(self) -> list[str]:
-        """The sentences of all verdicts, of those that are over too; the latest last."""
-        return list(self._findings.values())
-
-    def forget(self, run: Labels) -> None:
-        """Forget what was found of this run."""
-        self._findings = {
-            key: sentence for key, sentence in self._findings.items() if key[0] != run
-        }
 
 
 def _sentence(change: Change, ended: str) -> str:
