@@ -13,6 +13,7 @@ from otel_ddp.errors.containment import warn_once
 from otel_ddp.identity.identity import VARIABLES
 from otel_ddp.identity.run_names import INHERITED_RUN
 from otel_ddp.journal import layout
+from otel_ddp.journal.private_directories import default_root
 
 MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
@@ -88,7 +89,7 @@ class Settings(NamedTuple):
     def spools(self) -> str:
         """The directory in which spools lie."""
         named = self.spool_directory
-        return os.path.abspath(named) if named else f"/var/tmp/otel_ddp-{os.geteuid()}"
+        return os.path.abspath(named) if named else str(default_root())
 
 
 def _text(variable: str, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,23 @@ def test_where_there_is_no_run_it_says_so(
     assert main(["report", "--history", str(tmp_path)]) == 2
 
     assert f"{tmp_path} has no history of a run." in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+def test_a_name_is_not_looked_up_in_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "h"
+    path = write_history(folder, "a", steps=60)
+    write_history(folder, "b", steps=60)
+    os.chown(folder, 65534, 65534)
+    monkeypatch.setenv("OTEL_DDP_HISTORY_DIR", str(folder))
+
+    assert main(["report", "--card"]) == 2
+    assert main(["report", "--card", "a"]) == 2
+    assert main(["compare", "a", "b"]) == 2
+    said = f"no history is read: {folder} belongs to user 65534, not to us"
+    assert capsys.readouterr().err.count(said) == 3
+    # Here and now a person names it.
+    assert main(["report", "--card", str(path)]) == 0
+    assert main(["report", "--card", "--history", str(folder), "a"]) == 0

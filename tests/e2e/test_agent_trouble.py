@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +92,34 @@ def test_a_disk_that_takes_nothing_costs_neither_the_endpoint_nor_the_values() -
         # The collector comes back, and the values were kept in memory.
         receiver.start_http(port)
         assert receiver.wait_for(lambda r: len(_losses(r)) == 500)
+
+
+def test_a_history_that_cannot_be_kept_is_said_everywhere_and_comes_back_whole() -> None:
+    with Node() as node:
+        process = node.python(WORK)
+        folder = Path(node.env["OTEL_DDP_HISTORY_DIR"])
+        until(lambda: [each["run"] for each in node.page("runs")["runs"]] == ["r"], "the run")
+        first = node.page("values", run="r", name="loss")["series"][0]["columns"]["first"][:1]
+        healthz = node.agent()["scrape"].replace("/metrics", "/healthz")
+
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+        why = "no history is kept: is no directory (a link is not followed)"
+        until(lambda: node.agent()["remark"] == why, "the agent to say it", 10)
+        output = finished(node.start(sys.executable, "-m", "otel_ddp", "status"))
+        faults = node.page("runs")["faults"]
+        with pytest.raises(urllib.error.HTTPError) as answer:
+            urllib.request.urlopen(healthz, timeout=10)
+
+        folder.unlink()
+        until(lambda: node.agent()["remark"] == "", "the folder to be made again")
+        again = node.page("values", run="r", name="loss")["series"][0]["columns"]["first"][:1]
+        process.kill()
+
+    assert f"note      {why}" in output
+    assert any(each.startswith("Nothing is kept since") for each in faults), faults
+    assert (answer.value.code, answer.value.read().decode()) == (503, f"{why}\n")
+    assert again == first
 
 
 def test_ended_processes_give_their_memory_back_and_are_still_told_of() -> None:

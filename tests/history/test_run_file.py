@@ -13,7 +13,7 @@ import pytest
 from histories import value_sums, write_history
 from otel_ddp.history import run_file
 from otel_ddp.history.reader import History, Unreadable, find
-from otel_ddp.history.run_file import Newer, RunFile, SeriesKey
+from otel_ddp.history.run_file import RunFile, SeriesKey, Unusable
 from otel_ddp.history.sums import StepSum, ValueSum
 
 LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
@@ -170,7 +170,7 @@ def test_a_file_of_a_later_version_is_told_of_and_left_alone(tmp_path: Path) -> 
         db.execute("PRAGMA user_version = 99")
     before = path.read_bytes()
 
-    with pytest.raises(Newer):
+    with pytest.raises(Unusable):
         RunFile(path)
     with pytest.raises(Unreadable, match="later version"):
         History(path)

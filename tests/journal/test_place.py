@@ -24,8 +24,8 @@ from otel_ddp.journal.place import (
     find,
     is_in_memory,
     lock_holder,
-    private_directory,
 )
+from otel_ddp.journal.private_directories import private_directory
 
 NOBODY = 65534
 

@@ -29,7 +29,6 @@ from otel_ddp.agent.verdicts.judge import Judge
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
 from otel_ddp.diagnosis.verdict import run_labels
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.directory import default_directory
 from otel_ddp.journal import agent_environment
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
@@ -338,7 +337,8 @@ class Agent:
         from otel_ddp.history.page.app import App
 
         return App(
-            default_directory(self.conf.history_directory),
+            self.histories.directory,
+            ours=True,
             live=self.status,
             ask_stacks=self._ask_stacks,
             postmortem_folders=[postmortem.directory(self.conf.postmortem_directory)],
@@ -374,6 +374,7 @@ class Agent:
     def _problems(self) -> list[str]:
         """What does not run, for /healthz."""
         found = [thread.problem for thread in self._threads() if thread.problem]
+        found += filter(None, [self.histories.remark()])
         return [*found, self.exporter.describe()] if self.exporter.failed_to_start else found
 
     def _url(self) -> str | None:
@@ -393,7 +394,9 @@ class Agent:
             "export": self.exporter.describe(),
             "grafana": self.conf.grafana_url,
             "history": self.histories.describe(),
-            "remark": "; ".join(filter(None, (self._remark, self.journals.remark()))),
+            "remark": "; ".join(
+                filter(None, (self._remark, self.journals.remark(), self.histories.remark()))
+            ),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),
             "ended": self.journals.describe_ended(),

@@ -12,7 +12,8 @@ from pathlib import Path
 from otel_ddp import settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import locks
-from otel_ddp.journal.place import Place, find, private_directory
+from otel_ddp.journal.place import Place, find
+from otel_ddp.journal.private_directories import private_directory
 
 log = logging.getLogger("otel_ddp.agent")
 

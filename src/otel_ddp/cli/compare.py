@@ -59,11 +59,11 @@ def _count(text: str) -> int:
 _PROMETHEUS = "prometheus:"
 
 
-def _load(words: str, folder: Path) -> list[Side]:
+def _load(words: str, folder: Path, ours: bool) -> list[Side]:
     from otel_ddp.history.compare import sources
 
     if not words.startswith(_PROMETHEUS):
-        return sources.load_all(words, folder)
+        return sources.load_all(words, folder, ours=ours)
     from otel_ddp.history.compare import from_prometheus
 
     url, _, name = words.removeprefix(_PROMETHEUS).partition("#")
@@ -91,7 +91,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         folder = history_directory(options)
         asked = limits.parse(options.fail_if)
-        before, after = (_load(words, folder) for words in (options.a, options.b))
+        before, after = (
+            _load(words, folder, not options.history) for words in (options.a, options.b)
+        )
         found = comparison.compare(before, after, options.warm_up)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")

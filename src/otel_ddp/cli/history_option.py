@@ -15,7 +15,7 @@ def add_history_option(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="DIR",
         default="",
-        help="where histories lie (default: OTEL_DDP_HISTORY_DIR, else /var/tmp)",
+        help="where histories lie (default: OTEL_DDP_HISTORY_DIR, else a private one in /var/tmp)",
     )
 
 

@@ -42,7 +42,11 @@ def run(options: argparse.Namespace) -> int:
     if options.folder and not folder.is_dir():
         print(f"{folder} is no folder.", file=sys.stderr)
         return 2
-    app = App(folder, postmortem_folders=[postmortem.directory(conf.postmortem_directory)])
+    app = App(
+        folder,
+        ours=not options.folder,
+        postmortem_folders=[postmortem.directory(conf.postmortem_directory)],
+    )
     try:
         server = bind(_HOST, options.port, page_handler(app), None)
     except (OSError, OverflowError) as error:

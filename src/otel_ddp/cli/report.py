@@ -14,6 +14,7 @@ from otel_ddp import settings
 from otel_ddp.cli.history_option import add_history_option, history_directory
 from otel_ddp.cli.text import print_answer
 from otel_ddp.errors import ConfigError
+from otel_ddp.journal.private_directories import is_kept
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,13 +50,21 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         conf, folder = settings.read(), history_directory(options)
-        found = find_run(options.which, folder) if options.which else newest_run(folder)
+        # A folder that is named here and now may be anybody's.
+        ours = not options.history
+        found = (
+            find_run(options.which, folder, ours=ours)
+            if options.which
+            else newest_run(folder, ours=ours)
+        )
         # All of it before the history is closed, which says so if it is damaged.
         with found:
             named = found.group, found.name
             reports = postmortem.directory(conf.postmortem_directory)
             report = facts.gather(
-                found, postmortems.of_run([reports], *named), profiles.of_run(*named)
+                found,
+                postmortems.of_run([*filter(is_kept, [reports])], *named),
+                profiles.of_run(*named),
             )
             if options.card:
                 return print_answer("\n".join(card.lines(run_card.of_report(report))))

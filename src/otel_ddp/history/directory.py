@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from hashlib import blake2s
 from pathlib import Path
 
-from otel_ddp.history.schema import SUFFIX
+from otel_ddp.history.schema import APPLICATION, SUFFIX
+from otel_ddp.journal.private_directories import check_kept, default_root
+
+log = logging.getLogger("otel_ddp.history")
 
 _LONGEST_NAME = 100
+# As `file_name` makes them.
+_OUR_NAME = re.compile(rf".+-[0-9a-f]{{10}}{re.escape(SUFFIX)}")
+# Where SQLite writes the id of the application that a file is of.
+_APPLICATION_AT = 68
 # SQLite's files beside a database that is open.
 _BESIDE = ("-wal", "-shm", "-journal")
 
@@ -20,7 +29,7 @@ def default_directory(named: str) -> Path:
     """The directory of histories: on a disk, so that they survive a reboot."""
     if named:
         return Path(named).absolute()
-    return Path("/var/tmp") / f"otel_ddp-{os.geteuid()}" / "history"
+    return default_root() / "history"
 
 
 def file_name(group: str, run: str, node: str) -> str:
@@ -31,17 +40,44 @@ def file_name(group: str, run: str, node: str) -> str:
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """The histories in a directory."""
+    """The histories in a directory; a link is none."""
     with contextlib.suppress(OSError):
-        yield from (path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
+        yield from (
+            path for path in directory.glob(f"*{SUFFIX}") if stat.S_ISREG(path.lstat().st_mode)
+        )
+
+
+def why_not_ours(directory: Path) -> str:
+    """What another user may have put where our own histories lie; empty if nothing."""
+    try:
+        check_kept(directory)
+        for path in files(directory):
+            check_own_file(path)
+    except OSError as error:
+        return f"{error.filename} {error.strerror}"
+    return ""
+
+
+def check_own_file(path: Path) -> os.stat_result:
+    """Raises OSError unless it is a file of ours; a link is not followed."""
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(22, "is no file (a link is not followed)", str(path))
+    if found.st_uid != os.geteuid():
+        raise PermissionError(1, f"belongs to user {found.st_uid}, not to us", str(path))
+    return found
 
 
 def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> None:
-    """Delete histories, the oldest first, until the rest fits; those of *keep* stay."""
+    """Delete our histories, the oldest first, until the rest fits; those of *keep* stay.
+
+    The user may have named a directory with databases of their own: these neither count nor go.
+    """
     found = []
     for path in files(directory):
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime, path, _size(path)))
+            if _OUR_NAME.fullmatch(path.name) and (path in keep or _is_ours(path)):
+                found.append((path.stat().st_mtime, path, _size(path)))
     total = sum(size for _, _, size in found)
     for _, path, size in sorted(found):
         if total <= most_bytes:
@@ -51,7 +87,19 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
         for each in (path, *_beside(path)):
             with contextlib.suppress(OSError):
                 each.unlink()
+        log.info(
+            "the history %s was deleted: all of them together may take %d bytes "
+            "(OTEL_DDP_HISTORY_BYTES)",
+            *(path, most_bytes),
+        )
         total -= size
+
+
+def _is_ours(path: Path) -> bool:
+    check_own_file(path)
+    with open(path, "rb") as file:
+        file.seek(_APPLICATION_AT)
+        return file.read(4) == APPLICATION.to_bytes(4, "big")
 
 
 def _beside(path: Path) -> Iterator[Path]:

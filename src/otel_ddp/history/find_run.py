@@ -15,14 +15,17 @@ class NotFound(Exception):
     """No history is meant by these words, or several are; the text is for the user."""
 
 
-def find_run(words: str, folder: Path) -> WholeRun:
-    """The run of this name (`run` or `group/run`), of this file, or of this folder."""
+def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
+    """The run of this name (`run` or `group/run`), of this file, or of this folder.
+
+    *ours*: names are looked up in *folder* only where no other user could have put a file.
+    """
     path = Path(words).expanduser()
     if path.is_file():
         return WholeRun([History(path)])
     if path.is_dir():
         return _only_run(path)
-    known = list(_known(folder))
+    known = _looked_up(folder, ours)
     found = [each for each in known if words in (each.run, each.title)]
     if not found:
         has = _few(each.run for each in known)
@@ -36,9 +39,9 @@ def find_run(words: str, folder: Path) -> WholeRun:
     return WholeRun([History(each.path) for each in found])
 
 
-def newest_run(folder: Path) -> WholeRun:
+def newest_run(folder: Path, *, ours: bool = False) -> WholeRun:
     """The run that was written to last."""
-    known = list(_known(folder))
+    known = _looked_up(folder, ours)
     if not known:
         raise NotFound(f"{folder} has no history of a run.")
     newest = max(known, key=lambda each: each.seen_ns)
@@ -54,6 +57,12 @@ class _Known(NamedTuple):
     @property
     def title(self) -> str:
         return f"{self.group}/{self.run}"
+
+
+def _looked_up(folder: Path, ours: bool) -> list[_Known]:
+    if ours and (why := directory.why_not_ours(folder)):
+        raise NotFound(f"no history is read: {why}")
+    return list(_known(folder))
 
 
 def _known(folder: Path) -> Iterator[_Known]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 _NAME = re.compile(r"postmortem-[\w.-]+")
 _LARGEST = 16 * 1024 * 1024
 _MOST_FILES = 200
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Postmortem(NamedTuple):
@@ -45,9 +47,15 @@ def text(folders: Sequence[Path], name: str) -> str | None:
     """One post-mortem, as it is written for people; None where there is none of this name."""
     if _NAME.fullmatch(name):
         for folder in folders:
-            with contextlib.suppress(OSError), open(folder / f"{name}.txt", "rb") as file:
-                return file.read(_LARGEST).decode("utf-8", "replace")
+            with contextlib.suppress(OSError):
+                return _content(folder / f"{name}.txt").decode("utf-8", "replace")
     return None
+
+
+def _content(path: Path) -> bytes:
+    with os.fdopen(os.open(path, _OPEN), "rb") as file:
+        # A fifo has nothing to read.
+        return file.read(_LARGEST) or b""
 
 
 def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -57,8 +65,7 @@ def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]
             paths = sorted(folder.glob("postmortem-*.json"), key=_newest_first)[:_MOST_FILES]
         for path in paths:
             with contextlib.suppress(OSError, ValueError, RecursionError):
-                with open(path, "rb") as file:
-                    report = json.loads(file.read(_LARGEST))
+                report = json.loads(_content(path))
                 if isinstance(report, dict):
                     yield path, report
 

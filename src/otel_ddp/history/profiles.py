@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp.journal.private_directories import default_root, is_kept
+
 FILE = "profile.json"
 _TRACE = re.compile(r"rank-[0-9]+\.json\.gz")
 _LARGEST_FILE = 1024 * 1024
@@ -62,7 +64,7 @@ class Operator(NamedTuple):
 
 def directory() -> Path:
     """On a disk, as post-mortems are: a trace is much larger than a journal."""
-    return Path("/var/tmp") / f"otel_ddp-{os.geteuid()}" / "profiles"
+    return default_root() / "profiles"
 
 
 def folder_name(run: str, asked: str) -> str:
@@ -93,9 +95,7 @@ def _mappings(found: Any) -> list[Mapping[str, Any]]:
 
 def _all(root: Path) -> Iterator[Profile]:
     try:
-        # In a place for all users another one may have made it first.
-        is_ours = os.stat(root).st_uid == os.geteuid()
-        names = sorted(os.listdir(root)) if is_ours else []
+        names = sorted(os.listdir(root)) if is_kept(root) else []
     except OSError:
         return
     for name in names:

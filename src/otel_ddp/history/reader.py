@@ -18,7 +18,8 @@ from otel_ddp.history import directory, schema
 from otel_ddp.history.run_file import SeriesKey
 from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
 
-_BUSY_S = 5.0
+# Nobody writes for so long. A file system without locks answers as if another process had one.
+_BUSY_S = 0.5
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20
 _OVER = ("finished", "failed", "killed")

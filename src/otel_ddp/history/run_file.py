@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.history import schema
+from otel_ddp.history.directory import check_own_file
 from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.history.sums import StepSum, ValueSum
 
@@ -18,7 +20,9 @@ _MOST_BUCKETS = 1_000_000
 _MOST_OF_SERIES, _FEWEST_OF_SERIES = 4096, 64
 _MOST_SERIES = 20_000
 _MOST_EVENTS = 20_000
-_BUSY_S = 10.0
+# A file system without locks answers as if another process had one.
+_BUSY_S = 1.0
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 # What becomes of a bucket that is there already: each column, old and new.
 _ADDED = "{0} = {0} + excluded.{0}"
@@ -27,8 +31,8 @@ _HIGHEST = "{0} = max({0}, excluded.{0})"
 _LATEST = "{0} = CASE WHEN excluded.last_ns >= last_ns THEN excluded.{0} ELSE {0} END"
 
 
-class Newer(ValueError):
-    """The file is of a later version."""
+class Unusable(ValueError):
+    """The file is of a later version, or another program's."""
 
 
 class SeriesKey(NamedTuple):
@@ -67,12 +71,18 @@ class RunFile:
     """Opened for one run; `write` is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, or go on with it; raises sqlite3.Error, OSError or Newer."""
+        """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable.
+
+        SQLite opens paths by itself, so no other user may be able to write into the directory.
+        """
         self.path = path
         self.series_left_out = 0
         self._series: dict[SeriesKey, _Series] = {}
-        # Closed to others from its first moment, as its directory is.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        with contextlib.suppress(FileExistsError):
+            # Closed to others from its first moment. Not opened where it is there already: closing
+            # it would take the locks that SQLite holds for a thread that reads it.
+            os.close(os.open(path, _NEW_FILE, 0o600))
+        self._status = check_own_file(path)
         self._db = sqlite3.connect(
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -110,8 +120,26 @@ class RunFile:
     def _check_version(self) -> int:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
         if version > schema.VERSION:
-            raise Newer(f"{self.path.name} is of a later version ({version})")
+            raise Unusable(f"{self.path.name} is of a later version ({version})")
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != schema.APPLICATION:
+            raise Unusable(f"{self.path.name} is a database of another program")
         return version
+
+    def is_there(self) -> bool:
+        """Whether its name leads to it: else what is written goes with the last open file."""
+        try:
+            return os.path.samestat(os.lstat(self.path), self._status)
+        except FileNotFoundError:
+            return False
+
+    def put_back(self) -> None:
+        """Make the file again whose name was removed, unless another one is there by now."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, _NEW_FILE, 0o600))
+            with contextlib.closing(sqlite3.connect(self.path)) as new:
+                self._db.backup(new)
 
     def close(self) -> None:
         """Leave one file that can be copied."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
+from otel_ddp.journal.private_directories import private_directory
 
 _LONGEST_HOLD_S = 120.0
 
@@ -119,25 +119,6 @@ class Place:
             pass  # Full: the agent has been woken often enough.
         finally:
             os.close(fd)
-
-
-def private_directory(path: Path, named: bool = False) -> Path:
-    """Makes this directory if need be. Raises OSError unless it is ours and closed to others."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # whatever the umask took away
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(20, "is no directory (a link is not followed)", str(path))
-    if found.st_uid != os.geteuid():
-        raise PermissionError(1, f"belongs to user {found.st_uid}, not to us", str(path))
-    if found.st_mode & 0o077:
-        if named:
-            # Not ours to change: it may be shared for a reason.
-            raise PermissionError(1, "other users can enter it; it must have mode 0700", str(path))
-        # Ours, but open to others, by a umask. Close it before anything is put there.
-        os.chmod(path, 0o700)
-    return path
 
 
 def candidates(env: Mapping[str, str], *, offline: bool = False) -> Iterator[Path]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +19,7 @@ from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
 from otel_ddp.agent.history.node_samples import Sample
 from otel_ddp.agent.reading.steps import Parts, Step
+from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import SeriesKey
@@ -26,6 +32,9 @@ S = 10**9
 MS = 10**6
 NAMES = {1: Name("loss", "train")}
 NOTHING = State({}, {}, (), ())
+OTHER = 65534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
 
 
 def batch(first: int, count: int, *, journal: str = "j0", rank: str = "0") -> Batch:
@@ -232,23 +241,206 @@ def test_what_comes_while_a_disk_hangs_is_bounded(
     assert kept(path_of(made)) == (11, 10, 11)
 
 
-def test_the_oldest_runs_go_first_and_those_that_go_on_stay(tmp_path: Path) -> None:
+# -- what goes
+
+
+def test_the_oldest_runs_go_first_and_those_that_go_on_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     made = Histories(str(tmp_path / "h"), 1, "n")
-    made.directory.mkdir(mode=0o700)
-    old = made.directory / "old.sqlite"
-    old.write_bytes(b"x" * 1000)
+    old = made.directory / file_name("g", "old", "n")
+    earlier = KeptRun(old)
+    earlier.write(1)
+    earlier.close()
     made.feed(batch(0, 1))
     made._write_all()
 
     assert not old.exists()
+    assert f"the history {old} was deleted" in caplog.text
     assert path_of(made).exists()
     made.stop()
 
 
-def test_a_history_of_a_later_version_is_left_alone(made: Histories) -> None:
-    import contextlib
-    import sqlite3
+@pytest.mark.parametrize("name", ["optuna.sqlite", file_name("g", "old", "n")])
+def test_what_is_certainly_no_history_neither_counts_nor_goes(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "h"
+    folder.mkdir(mode=0o700)
+    old = folder / file_name("g", "an older one", "n")
+    earlier = KeptRun(old)
+    earlier.write(1)
+    earlier.close()
+    with contextlib.closing(sqlite3.connect(folder / name)) as theirs:
+        theirs.execute("CREATE TABLE trials (value)")
+        theirs.execute("INSERT INTO trials VALUES (zeroblob(10000000))")
+        theirs.commit()
 
+    directory.delete_oldest(folder, 2_000_000, ())
+    assert sorted(folder.iterdir()) == sorted([folder / name, old])
+    directory.delete_oldest(folder, 1, ())
+    assert list(folder.iterdir()) == [folder / name]
+
+
+def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "h", tmp_path / "elsewhere"
+    for each in (folder, elsewhere):
+        each.mkdir(mode=0o700)
+    path = elsewhere / file_name("g", "r", "n")
+    run = KeptRun(path)
+    run.write(1)
+    run.close()
+    for name in ("", "-wal", "-journal"):
+        (folder / f"{path.name}{name}").symlink_to(path)
+
+    directory.delete_oldest(folder, 1, ())
+
+    assert path.exists()
+    assert list(directory.files(folder)) == []
+
+
+@as_root
+def test_a_history_of_another_user_is_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / file_name("g", "r", "n")
+    run = KeptRun(path)
+    run.write(1)
+    run.close()
+    os.chown(path, OTHER, OTHER)
+
+    directory.delete_oldest(tmp_path, 1, ())
+
+    assert path.exists()
+
+
+# -- what another user has put there
+
+
+@as_root
+def test_nothing_is_kept_in_a_directory_of_another_user(made: Histories) -> None:
+    made.directory.mkdir()
+    made.directory.chmod(0o777)
+    path_of(made).touch()
+    path_of(made).chmod(0o666)
+    for each in (path_of(made), made.directory):
+        os.chown(each, OTHER, OTHER)
+    for first in (0, 10):
+        made.feed(batch(first, 10))
+        made._write_all()
+
+    assert made.describe()["problem"] == f"belongs to user {OTHER}, not to us"
+    assert path_of(made).stat().st_size == 0
+    assert [each.name for each in made.directory.iterdir()] == [path_of(made).name]
+
+
+@as_root
+@pytest.mark.parametrize("trap", ["file", "link"])
+def test_nothing_is_kept_in_a_file_of_another_user_or_behind_a_link(
+    trap: str, made: Histories, tmp_path: Path
+) -> None:
+    made.directory.mkdir(mode=0o700)
+    there = tmp_path / "there"
+    if trap == "file":
+        path_of(made).touch()
+        os.chown(path_of(made), OTHER, OTHER)
+        there.touch()
+    else:
+        path_of(made).symlink_to(there)
+    made.feed(batch(0, 1))
+    made._write_all()
+
+    assert made.describe()["problem"].startswith(("belongs to user", "is no file"))
+    assert not there.exists() or not there.stat().st_size
+    assert trap == "link" or path_of(made).stat().st_size == 0
+
+
+def test_a_database_of_another_program_is_left_alone(made: Histories) -> None:
+    made.directory.mkdir(mode=0o700)
+    with contextlib.closing(sqlite3.connect(path_of(made))) as theirs:
+        theirs.execute("CREATE TABLE trials (value)")
+    before = path_of(made).read_bytes()
+    made.feed(batch(0, 1))
+    made._write_all()
+
+    assert "another program" in made.describe()["problem"]
+    assert path_of(made).read_bytes() == before
+
+
+# -- what goes wrong
+
+
+def test_a_directory_that_is_removed_in_mid_run_is_made_again_with_all_that_was_in_it(
+    made: Histories, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.feed(batch(0, 10))
+    made._write_all()
+    shutil.rmtree(made.directory)
+    made.feed(batch(10, 10))
+    made._write_all()
+
+    assert f"the history {path_of(made)} was removed, and is made again" in caplog.text
+    assert kept(path_of(made)) == (20, 19, 20)
+    assert made.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_comes_back_is_used(made: Histories, tmp_path: Path) -> None:
+    made.feed(batch(0, 10))
+    made._write_all()
+    away = made.directory.rename(tmp_path / "away")
+    made.directory.write_text("in the way")
+    made.feed(batch(10, 10))
+    made._write_all()
+    assert "directory" in made.remark()
+
+    made.directory.unlink()
+    away.rename(made.directory)
+    made.feed(batch(20, 10))
+    made._write_all()
+
+    assert made.remark() == ""
+    assert kept(path_of(made)) == (30, 29, 30)
+
+
+def test_a_disk_that_hangs_is_said_while_it_hangs_and_does_not_hold_up_the_end(
+    made: Histories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def hang(run: KeptRun) -> None:
+        asked.set()
+        answers.wait()
+
+    monkeypatch.setattr(module, "_HANGS_S", 0.0)
+    monkeypatch.setattr(KeptRun, "open", hang)
+    made.thread.keep_running()
+    made.feed(batch(0, 1))
+    made.feed_states({RUN: NOTHING})
+    assert asked.wait(30)
+
+    said = made.describe()
+    assert (said["problem"], said["hangs"]) == ("the disk does not answer", True)
+    assert said["since_ns"] > 0
+    assert made.remark() == "no history is kept: the disk does not answer"
+    began_s = time.monotonic()
+    made.stop()
+    assert time.monotonic() - began_s < 3
+    answers.set()
+    assert made.thread.join(30)
+    assert not made.describe()["hangs"]
+
+
+def test_a_file_system_without_locks_is_said_within_seconds(made: Histories) -> None:
+    made.directory.mkdir(mode=0o700)
+    with contextlib.closing(sqlite3.connect(path_of(made))) as other:
+        # SQLite takes the answer that there are no locks as one that another process has them.
+        other.execute("BEGIN EXCLUSIVE")
+        began_s = time.monotonic()
+        made.feed(batch(0, 1))
+        made._write_all()
+
+        assert made.remark() == "no history is kept: database is locked"
+        assert time.monotonic() - began_s < 5
+
+
+def test_a_history_of_a_later_version_is_left_alone(made: Histories) -> None:
     made.feed(batch(0, 1))
     made._write_all()
     [(run, _)] = made._runs.values()

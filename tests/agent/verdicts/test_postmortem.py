@@ -367,7 +367,7 @@ def test_a_full_disk_is_logged_once_and_leaves_no_unfinished_file(
         os.close(made)
         return real("/dev/full", os.O_WRONLY)
 
-    monkeypatch.setattr(postmortem.os, "open", full)
+    monkeypatch.setattr(os, "open", full)
 
     assert written(folder) is None
     assert written(folder, earlier=folder / "postmortem-r.json") is None

@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -399,6 +400,55 @@ def test_an_agent_that_keeps_nothing_says_so_above_the_list(
 
     assert fault.startswith(said)
     assert kept["problem"] in fault
+
+
+def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(tmp_path: Path) -> None:
+    write_history(tmp_path)
+    kept = {"directory": "/kept", "problem": "the disk does not answer", "since_ns": S}
+    with served(App(tmp_path, live=lambda: {"history": {**kept, "hangs": True}})) as client:
+        runs = client.api("runs").json
+        run = client.api("run", run="lr-0.3")
+
+    assert runs["runs"] == []
+    assert "the disk does not answer" in runs["faults"][0]
+    assert (run.status, run.json["error"]) == (503, "The disk of the histories does not answer.")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+@pytest.mark.parametrize("whose", ["directory", "file"])
+def test_the_agents_page_shows_nothing_that_another_user_has_put_there(
+    whose: str, tmp_path: Path
+) -> None:
+    path = write_history(tmp_path / "h")
+    report = {"run": "lr-0.3", "verdict": {"sentence": "a lie", "who": {}}}
+    (tmp_path / "h/postmortem-a.json").write_text(json.dumps(report))
+    (tmp_path / "h/postmortem-a.txt").write_text("a lie")
+    os.chown(path if whose == "file" else tmp_path / "h", 65534, 65534)
+    with served(App(tmp_path / "h", ours=True)) as client:
+        runs = client.api("runs").json
+        run = client.api("run", run="lr-0.3")
+        lie = client.api("postmortem", name="postmortem-a")
+
+    said = (
+        f"no history is read: {path if whose == 'file' else tmp_path / 'h'} belongs to user 65534"
+    )
+    assert (runs["runs"], runs["faults"]) == ([], [f"{said}, not to us"])
+    assert (run.status, run.json["error"]) == (500, f"{said}, not to us")
+    assert lie.status == (404 if whose == "directory" else 200)
+    # A folder that a person names for a look may be anybody's.
+    with served(App(tmp_path / "h")) as client:
+        assert len(client.api("runs").json["runs"]) == 1
+
+
+def test_no_link_is_followed_to_a_history_or_a_post_mortem(tmp_path: Path) -> None:
+    folder = tmp_path / "h"
+    folder.mkdir()
+    (folder / "a.sqlite").symlink_to(write_history(tmp_path / "elsewhere"))
+    (tmp_path / "secret").write_text("secret")
+    (folder / "postmortem-a.txt").symlink_to(tmp_path / "secret")
+    with served(App(folder)) as client:
+        assert client.api("runs").json["runs"] == []
+        assert client.api("postmortem", name="postmortem-a").status == 404
 
 
 def test_no_run_at_all_is_an_empty_list(client: Client) -> None:

@@ -6,7 +6,8 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
@@ -14,8 +15,8 @@ from otel_ddp.agent.history.node_samples import RunKey
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.errors import containment
 from otel_ddp.history import directory
-from otel_ddp.history.run_file import Newer
-from otel_ddp.journal.place import private_directory
+from otel_ddp.history.run_file import Unusable
+from otel_ddp.journal.private_directories import make_kept
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -25,6 +26,8 @@ _PAUSE_S = 5.0
 _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0
+# A disk that has not answered for so long is said to hang; one that is slow has then answered.
+_HANGS_S = 5.0
 # Records and steps that wait while the disk does not answer; beyond it they are left out.
 _MOST_QUEUED = 300_000
 
@@ -36,7 +39,6 @@ class Histories:
         """*named*: the directory, if the user named one. *most_bytes*: 0 keeps nothing."""
         self.directory = directory.default_directory(named)
         self.keeps = most_bytes > 0
-        self._named = bool(named)
         self._most_bytes = most_bytes
         self._node = node
         self._lock = threading.Lock()
@@ -49,6 +51,8 @@ class Histories:
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
         self._problem = ""
         self._problem_since_ns = 0
+        # When the disk was asked for what it has not answered yet: by two clocks.
+        self._asked: tuple[float, int] | None = None
         self._clean_at = self._write_at = 0.0
         self.thread = KeptThread("history", self._work)
 
@@ -73,18 +77,31 @@ class Histories:
         self._wake.set()
 
     def describe(self) -> dict[str, Any]:
-        """Where histories are, and since when nothing could be kept, if that is so."""
+        """Where histories are, and since when nothing could be kept, if that is so.
+
+        `hangs`: a thread that touches the directory may wait for ever.
+        """
+        problem, since_ns, asked = self._problem, self._problem_since_ns, self._asked
+        hangs = asked is not None and time.monotonic() - asked[0] > _HANGS_S
+        if asked is not None and hangs:
+            problem, since_ns = "the disk does not answer", since_ns or asked[1]
         return {
             "directory": str(self.directory) if self.keeps else "",
-            "problem": self._problem,
-            "since_ns": self._problem_since_ns,
+            "problem": problem,
+            "since_ns": since_ns,
+            "hangs": hangs,
         }
+
+    def remark(self) -> str:
+        """One line on why nothing is kept now; empty if all is well."""
+        problem = self.describe()["problem"]
+        return f"no history is kept: {problem}" if problem else ""
 
     def stop(self) -> None:
         """Write what waits, for a few seconds at most."""
         self._stopping = True
         self._wake.set()
-        if self.thread.join(_STOP_S):
+        if self.thread.join(1.0 if self.describe()["problem"] else _STOP_S):
             for run, _ in self._runs.values():
                 run.close()
 
@@ -110,48 +127,39 @@ class Histories:
             self._run(batch.run, now).feed(batch)
         for key, state in states.items():
             self._run(key, now).feed_state(state)
-        failed = self._problem_of_directory()
+        failed = self._attempt(lambda: make_kept(self.directory))
         for key, (run, fed_at) in list(self._runs.items()):
             if left_out_since_ns:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
-            failed = self._write(run, now_ns) or failed
+            failed = self._attempt(partial(run.write, now_ns)) or failed
             if now - fed_at > _CLOSE_AFTER_S and not run.waiting_since_ns:
-                run.close()
+                self._attempt(run.close)
                 del self._runs[key]
         self._write_at = now + (_PAUSE_S if failed else 0.0)
         self._tell(failed, now_ns)
-        if now >= self._clean_at:
+        if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
             keep = {run.path for run, _ in self._runs.values()}
-            directory.delete_oldest(self.directory, self._most_bytes, keep)
+            self._attempt(lambda: directory.delete_oldest(self.directory, self._most_bytes, keep))
 
     def _run(self, key: RunKey, now: float) -> KeptRun:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
-        if found is None and not self._problem_of_directory():
+        if found is None:
             # How wide its buckets are, and how far it has read: known before anything is summed up.
             self._attempt(run.open)
         self._runs[key] = run, now
         return run
 
-    def _problem_of_directory(self) -> str:
-        def make() -> None:
-            self.directory.parent.mkdir(parents=True, exist_ok=True)
-            if not self._named:
-                private_directory(self.directory.parent)
-            private_directory(self.directory, named=self._named)
-
-        return self._attempt(make)
-
-    def _write(self, run: KeptRun, now_ns: int) -> str:
-        return self._attempt(lambda: run.write(now_ns))
-
-    def _attempt(self, call: Any) -> str:
+    def _attempt(self, ask_disk: Callable[[], None]) -> str:
         """Why it failed; empty if it did not."""
+        self._asked = time.monotonic(), time.time_ns()
         try:
-            call()
-        except (sqlite3.Error, OSError, Newer, OverflowError) as why:
+            ask_disk()
+        except (sqlite3.Error, OSError, Unusable, OverflowError) as why:
             return getattr(why, "strerror", None) or str(why) or type(why).__name__
+        finally:
+            self._asked = None
         return ""
 
     def _tell(self, failed: str, now_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,10 @@ from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.step_facts import UNUSUAL_PHASES
 from otel_ddp.history.run_file import Row, RunFile, SeriesKey
 from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.journal.private_directories import make_kept
 from otel_ddp.journal.reader import Document, Name, Scalars
+
+log = logging.getLogger("otel_ddp.agent")
 
 _S = 1_000_000_000
 _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
@@ -77,9 +81,14 @@ class KeptRun:
         self._waiting = 0
 
     def open(self) -> None:
-        """Make the file, or go on with it; raises sqlite3.Error, OSError or Newer."""
+        """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable."""
+        make_kept(self.path.parent)
         if self._file is not None:
-            return
+            if self._file.is_there():
+                return
+            self._file.put_back()
+            self.close()
+            log.warning("the history %s was removed, and is made again", self.path)
         file = RunFile(self.path)
         try:
             self._positions = file.read_positions()
@@ -202,7 +211,7 @@ class KeptRun:
     # -- what is written
 
     def write(self, now_ns: int) -> None:
-        """Write what waits; raises sqlite3.Error, OSError or Newer, and keeps it within bounds."""
+        """Write what waits, or keep it within bounds; raises sqlite3.Error, OSError or Unusable."""
         try:
             self.open()
             assert self._file is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from otel_ddp.agent.verdicts.postmortem_files import save
 from otel_ddp.agent.verdicts.postmortem_text import Plain, as_text
 from otel_ddp.errors import containment
+from otel_ddp.journal.private_directories import default_root
 from otel_ddp.journal.reader import JournalReader
 
 # People read the file and send it by mail: it stays small, whatever the run has logged.
@@ -25,7 +25,7 @@ def directory(named: str) -> Path:
     """The directory of post-mortems: on a disk, so that they survive the journals and a reboot."""
     if named:
         return Path(named).absolute()
-    return Path("/var/tmp") / f"otel_ddp-{os.geteuid()}" / "postmortems"
+    return default_root() / "postmortems"
 
 
 def write(

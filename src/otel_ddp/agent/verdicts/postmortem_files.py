@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from otel_ddp.journal.place import private_directory
+from otel_ddp.journal.private_directories import make_kept
 
 _KEPT = 50
 _LONGEST_NAME = 120
@@ -34,13 +34,7 @@ def save(directory: Path, run: str, content: str, text: str, earlier: Path | Non
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    own = directory.parent.name == f"otel_ddp-{os.geteuid()}"
-    if own:
-        # In a directory open to all, another user may have made a directory or a link of this name.
-        private_directory(directory.parent)
-    else:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-    private_directory(directory, named=not own)
+    make_kept(directory)
     opened = os.open(directory, _DIRECTORY)
     try:
         yield opened

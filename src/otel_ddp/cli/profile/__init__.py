@@ -21,7 +21,7 @@ from otel_ddp.cli.profile.window import Window
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import profiles
-from otel_ddp.journal.place import private_directory
+from otel_ddp.journal.private_directories import make_kept
 
 MOST_STEPS = 50
 _MOST_RANKS = 4
@@ -102,8 +102,7 @@ def run(options: argparse.Namespace) -> int:
 def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
     root = profiles.directory()
     if out is None:
-        for each in (root.parent, root):
-            private_directory(each)
+        make_kept(root)
     else:
         root = out.expanduser().absolute()
         root.mkdir(parents=True, exist_ok=True)

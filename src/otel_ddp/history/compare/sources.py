@@ -14,21 +14,21 @@ from otel_ddp.history.report_file import FORMAT, VERSION
 _LARGEST_REPORT = 256 * 1024 * 1024
 
 
-def load_all(words: str, folder: Path) -> list[Side]:
+def load_all(words: str, folder: Path, *, ours: bool = False) -> list[Side]:
     """One run, or several with commas between them."""
     if "," in words and not Path(words).expanduser().exists():
-        return [load(each.strip(), folder) for each in words.split(",") if each.strip()]
-    return [load(words, folder)]
+        return [load(each.strip(), folder, ours=ours) for each in words.split(",") if each.strip()]
+    return [load(words, folder, ours=ours)]
 
 
-def load(words: str, folder: Path) -> Side:
-    """What *words* mean; raises NotFound or reader.Unreadable."""
+def load(words: str, folder: Path, *, ours: bool = False) -> Side:
+    """What *words* mean; *ours* as in find_run. Raises NotFound or reader.Unreadable."""
     path = Path(words).expanduser()
     if path.is_dir() and (path / "report.json").is_file() and not any(path.glob("*.sqlite")):
         path /= "report.json"
     if path.suffix == ".json" and path.is_file():
         return _of_report(path)
-    with find_run(words, folder) as run:
+    with find_run(words, folder, ours=ours) as run:
         return side.of_run(run)
 
 

@@ -25,6 +25,7 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.journal.private_directories import is_kept
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
@@ -48,6 +49,7 @@ class App:
         self,
         folder: Path,
         *,
+        ours: bool = False,
         live: Live | None = None,
         ask_stacks: AskStacks | None = None,
         postmortem_folders: Sequence[Path] = (),
@@ -55,12 +57,14 @@ class App:
     ) -> None:
         """*live*: None where there is no agent, but a folder alone.
 
+        *ours*: the folder is read only while it is closed to other users; else whatever is there.
         *profile_folder*: None for where `otel-ddp profile` writes without `--out`.
         """
-        self._runs = Runs(folder)
+        self._runs = Runs(folder, ours)
         self._live = live
         self._ask_stacks = ask_stacks
-        self._postmortem_folders = (*postmortem_folders, folder)
+        self._postmortem_folders = (*postmortem_folders, *([folder] if ours else []))
+        self._others_folders = [] if ours else [folder]
         self._profile_folder = profile_folder
         self._files = StaticFiles()
 
@@ -144,6 +148,8 @@ class App:
             return self._postmortem(question.text("name"))
         group = question.text("group") if "group" in question.query else None
         group = self._shown_group(question, group)
+        if _history_of(self._ask_live()).get("hangs"):
+            raise Refused(503, "The disk of the histories does not answer.")
         with self._runs.opened(group, question.text("run")) as histories:
             if path == "trace":
                 self._check_private(question)
@@ -180,7 +186,7 @@ class App:
             return {
                 "postmortems": [
                     {"name": each.name, "written_ns": each.written_ns, "sentence": each.sentence}
-                    for each in postmortems.of_run(self._postmortem_folders, *_named(histories))
+                    for each in postmortems.of_run(self._folders(), *_named(histories))
                 ]
             }
         if path == "profiles":
@@ -188,14 +194,19 @@ class App:
             return profiles.table(*_named(histories), self._profile_folder)
         raise Refused(404, f"there is no {path[:100]!r}")
 
+    def _folders(self) -> list[Path]:
+        """Where post-mortems may lie."""
+        return [*filter(is_kept, self._postmortem_folders), *self._others_folders]
+
     def _postmortem(self, name: str) -> Answer:
-        if (text := postmortems.text(self._postmortem_folders, name)) is None:
+        if (text := postmortems.text(self._folders(), name)) is None:
             raise Refused(404, f"there is no post-mortem {name[:200]!r}")
         return as_text(200, text)
 
     def _list(self, question: Question) -> dict[str, Any]:
-        rows, faults = self._runs.rows()
         live, private = self._ask_live(), question.is_private()
+        # A thread that touches a disk that hangs does not come back.
+        rows, faults = ([], []) if _history_of(live).get("hangs") else self._runs.rows()
         rows = [{**row, "verdicts": head.verdicts(row["verdicts"], private)} for row in rows]
         if not private:
             shown = _runs_of(live)
@@ -261,13 +272,18 @@ def _named(histories: Sequence[History]) -> tuple[str, str]:
 
 def _not_kept(live: Mapping[str, Any] | None) -> list[str]:
     """A sentence where the agent cannot keep anything at this moment."""
-    history = mapping(mapping(live).get("history"))
+    history = _history_of(live)
     if history.get("directory") == "":
         return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]
     if not history.get("problem"):
         return []
     at = time.strftime("%H:%M:%S", time.localtime(whole(history.get("since_ns")) / 1e9))
     return [f"Nothing is kept since {at}: {history['problem']}"]
+
+
+def _history_of(live: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What the agent says of its histories."""
+    return mapping(mapping(live).get("history"))
 
 
 def _runs_of(live: Mapping[str, Any] | None) -> set[tuple[str, str]]:

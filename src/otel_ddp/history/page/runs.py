@@ -33,14 +33,19 @@ class _Known(NamedTuple):
 class Runs:
     """The runs of a folder. Threads ask; files that have not changed are not read again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ours: bool) -> None:
+        """*ours*: as in App."""
         self.folder = folder
+        self._ours = ours
         self._lock = threading.Lock()
         self._known: dict[Path, _Known] = {}
 
     def rows(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Each run, the newest first; and why other files cannot be read."""
-        known = self._read()
+        try:
+            known = self._read()
+        except Unreadable as why:
+            return [], [str(why)]
         of_run: dict[RunKey, list[dict[str, Any]]] = {}
         for each in known.values():
             if each.row is not None:
@@ -75,6 +80,8 @@ class Runs:
                 raise damaged(histories, error) from error
 
     def _read(self) -> dict[Path, _Known]:
+        if self._ours and (why := directory.why_not_ours(self.folder)):
+            raise Unreadable(f"no history is read: {why}")
         with self._lock:
             known = {}
             for path in directory.files(self.folder):
