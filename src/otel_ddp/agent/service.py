@@ -339,6 +339,7 @@ class Agent:
         return App(
             self.histories.directory,
             ours=True,
+            disk_hangs=self.histories.hang,
             live=self.status,
             ask_stacks=self._ask_stacks,
             postmortem_folders=[postmortem.directory(self.conf.postmortem_directory)],

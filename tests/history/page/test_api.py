@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -405,9 +406,20 @@ def test_an_agent_that_keeps_nothing_says_so_above_the_list(
 def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(tmp_path: Path) -> None:
     write_history(tmp_path)
     kept = {"directory": "/kept", "problem": "the disk does not answer", "since_ns": S}
-    with served(App(tmp_path, live=lambda: {"history": {**kept, "hangs": True}})) as client:
+    hangs = threading.Event()
+
+    def live() -> dict[str, Any]:
+        # The first request waits for a disk, which is found to hang meanwhile.
+        if not hangs.is_set():
+            hangs.set()
+            back.wait()
+        return {"history": kept}
+
+    back = threading.Event()
+    with served(App(tmp_path, live=live, disk_hangs=hangs.is_set)) as client:
         runs = client.api("runs").json
         run = client.api("run", run="lr-0.3")
+        back.set()
 
     assert runs["runs"] == []
     assert "the disk does not answer" in runs["faults"][0]

@@ -27,7 +27,7 @@ _CLEAN_EVERY_S = 60.0
 _CLOSE_AFTER_S = 30.0
 _STOP_S = 5.0
 # A disk that has not answered for so long is said to hang; one that is slow has then answered.
-_HANGS_S = 5.0
+_HANGS_S = 4.0
 # Records and steps that wait while the disk does not answer; beyond it they are left out.
 _MOST_QUEUED = 300_000
 
@@ -53,6 +53,7 @@ class Histories:
         self._problem_since_ns = 0
         # When the disk was asked for what it has not answered yet: by two clocks.
         self._asked: tuple[float, int] | None = None
+        self._failed_slowly = False
         self._clean_at = self._write_at = 0.0
         self.thread = KeptThread("history", self._work)
 
@@ -77,20 +78,20 @@ class Histories:
         self._wake.set()
 
     def describe(self) -> dict[str, Any]:
-        """Where histories are, and since when nothing could be kept, if that is so.
-
-        `hangs`: a thread that touches the directory may wait for ever.
-        """
+        """Where histories are, and since when nothing could be kept, if that is so."""
         problem, since_ns, asked = self._problem, self._problem_since_ns, self._asked
-        hangs = asked is not None and time.monotonic() - asked[0] > _HANGS_S
-        if asked is not None and hangs:
+        if asked is not None and time.monotonic() - asked[0] > _HANGS_S:
             problem, since_ns = "the disk does not answer", since_ns or asked[1]
         return {
             "directory": str(self.directory) if self.keeps else "",
             "problem": problem,
             "since_ns": since_ns,
-            "hangs": hangs,
         }
+
+    def hang(self) -> bool:
+        """Whether a thread that touches the directory may wait for long."""
+        asked = self._asked
+        return self._failed_slowly or (asked is not None and time.monotonic() - asked[0] > _HANGS_S)
 
     def remark(self) -> str:
         """One line on why nothing is kept now; empty if all is well."""
@@ -135,6 +136,7 @@ class Histories:
             if now - fed_at > _CLOSE_AFTER_S and not run.waiting_since_ns:
                 self._attempt(run.close)
                 del self._runs[key]
+        self._failed_slowly = self._failed_slowly and bool(failed)
         self._write_at = now + (_PAUSE_S if failed else 0.0)
         self._tell(failed, now_ns)
         if now >= self._clean_at and not failed:
@@ -153,10 +155,12 @@ class Histories:
 
     def _attempt(self, ask_disk: Callable[[], None]) -> str:
         """Why it failed; empty if it did not."""
-        self._asked = time.monotonic(), time.time_ns()
+        began, _ = self._asked = time.monotonic(), time.time_ns()
         try:
             ask_disk()
         except (sqlite3.Error, OSError, Unusable, OverflowError) as why:
+            # SQLite tries for ten seconds where a file system has no locks.
+            self._failed_slowly |= time.monotonic() - began > _HANGS_S
             return getattr(why, "strerror", None) or str(why) or type(why).__name__
         finally:
             self._asked = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from otel_ddp.journal.private_directories import is_kept
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 _PACKED_FROM = 4096
+_LOOK_EVERY_S = 0.25
 HIDDEN = (
     "Ended runs, log lines, sentences of verdicts, configuration, stacks and post-mortems are "
     "hidden: they are shown to the user of the agent and to root on this node, and to those whom "
@@ -50,6 +52,7 @@ class App:
         folder: Path,
         *,
         ours: bool = False,
+        disk_hangs: Callable[[], bool] = lambda: False,
         live: Live | None = None,
         ask_stacks: AskStacks | None = None,
         postmortem_folders: Sequence[Path] = (),
@@ -58,9 +61,11 @@ class App:
         """*live*: None where there is no agent, but a folder alone.
 
         *ours*: the folder is read only while it is closed to other users; else whatever is there.
+        *disk_hangs*: whether a thread that reads the folder may wait for long.
         *profile_folder*: None for where `otel-ddp profile` writes without `--out`.
         """
         self._runs = Runs(folder, ours)
+        self._disk_hangs = disk_hangs
         self._live = live
         self._ask_stacks = ask_stacks
         self._postmortem_folders = (*postmortem_folders, *([folder] if ours else []))
@@ -81,6 +86,31 @@ class App:
 
         *any_host*: whether a password or a token was given, which no other site has.
         """
+
+        def answer() -> Answer:
+            return self._timed_answer(method, target, headers, is_private, any_host)
+
+        found: list[Answer] = []
+        thread = threading.Thread(target=lambda: found.append(answer()), daemon=True)
+        if not self._disk_hangs():
+            try:
+                thread.start()
+            except RuntimeError:
+                return answer()  # too few threads for a moment
+            while thread.is_alive() and not self._disk_hangs():
+                thread.join(_LOOK_EVERY_S)
+        # A thread that waits for the disk is left behind: now that the disk is known to hang, the
+        # same question is answered without it.
+        return found[0] if found else answer()
+
+    def _timed_answer(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        is_private: Callable[[], bool],
+        any_host: bool,
+    ) -> Answer:
         began_s = time.thread_time()
         given = self._answer(method, target, headers, is_private, any_host)
         extra = dict(guard.HEADERS)
@@ -148,7 +178,7 @@ class App:
             return self._postmortem(question.text("name"))
         group = question.text("group") if "group" in question.query else None
         group = self._shown_group(question, group)
-        if _history_of(self._ask_live()).get("hangs"):
+        if self._disk_hangs():
             raise Refused(503, "The disk of the histories does not answer.")
         with self._runs.opened(group, question.text("run")) as histories:
             if path == "trace":
@@ -206,7 +236,7 @@ class App:
     def _list(self, question: Question) -> dict[str, Any]:
         live, private = self._ask_live(), question.is_private()
         # A thread that touches a disk that hangs does not come back.
-        rows, faults = ([], []) if _history_of(live).get("hangs") else self._runs.rows()
+        rows, faults = ([], []) if self._disk_hangs() else self._runs.rows()
         rows = [{**row, "verdicts": head.verdicts(row["verdicts"], private)} for row in rows]
         if not private:
             shown = _runs_of(live)
@@ -272,18 +302,13 @@ def _named(histories: Sequence[History]) -> tuple[str, str]:
 
 def _not_kept(live: Mapping[str, Any] | None) -> list[str]:
     """A sentence where the agent cannot keep anything at this moment."""
-    history = _history_of(live)
+    history = mapping(mapping(live).get("history"))
     if history.get("directory") == "":
         return ["This agent keeps no history (OTEL_DDP_HISTORY_BYTES): Now shows what runs."]
     if not history.get("problem"):
         return []
     at = time.strftime("%H:%M:%S", time.localtime(whole(history.get("since_ns")) / 1e9))
     return [f"Nothing is kept since {at}: {history['problem']}"]
-
-
-def _history_of(live: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What the agent says of its histories."""
-    return mapping(mapping(live).get("history"))
 
 
 def _runs_of(live: Mapping[str, Any] | None) -> set[tuple[str, str]]:
