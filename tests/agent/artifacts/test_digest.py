@@ -135,20 +135,55 @@ def test_an_agent_of_the_platform_reads_only_below_the_roots(folder: Path, tmp_p
     assert read(token, ("/",)).size == len("secret")
 
 
-def test_a_folder_that_has_become_a_link_is_refused(
+def test_links_of_ours_are_followed_wherever_they_stand_in_a_path(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "up").symlink_to("checkpoint/a")
+    (tmp_path / "over").symlink_to(tmp_path / "up" / ".." / "a")
+    (tmp_path / "round").symlink_to("round")
+
+    assert read(tmp_path / "over" / "rank_0.pt") == read(folder / "a" / "rank_0.pt")
+    assert read(tmp_path / "over" / ".." / "a.json") == read(folder / "a.json")
+    assert "too many links" in str(refused(tmp_path / "round"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+@pytest.mark.parametrize("swapped", ["checkpoint", "checkpoint/a", "checkpoint/a/rank_0.pt"])
+def test_a_link_that_another_user_has_swapped_in_is_not_followed(
+    swapped: str, folder: Path, tmp_path: Path
+) -> None:
+    secrets = tmp_path / "secrets"
+    (secrets / "a").mkdir(parents=True)
+    for name in ("a/rank_0.pt", "rank_0.pt"):
+        (secrets / name).write_text("secret")
+    (tmp_path / swapped).rename(tmp_path / "before")
+    target = secrets / "rank_0.pt" if swapped.endswith(".pt") else secrets
+    (tmp_path / swapped).symlink_to(target)
+    os.chown(tmp_path / swapped, 65534, 65534, follow_symlinks=False)
+
+    for path in (folder / "a" / "rank_0.pt", tmp_path / swapped):
+        assert "a link of user 65534, which is not followed" in str(refused(path))
+        assert "not followed" in str(refused(path, (str(tmp_path),)))
+
+
+def test_a_root_counts_for_what_was_opened_and_not_for_what_has_its_name_by_now(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "a" / "token").write_text("1")
-    real = os.path.realpath(os.fsencode(folder / "a" / "token"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "token").write_text("secret")
-    (folder / "a").rename(folder / "b")
-    (folder / "a").symlink_to(elsewhere)
+    (elsewhere / "rank_0.pt").write_text("secret")
+    real = os.path.realpath
 
-    # As if it became one between the resolving and the opening.
-    with pytest.raises(OSError, match=r"."):
-        files._open_without_links(real)
+    def swapped_after(path: bytes) -> bytes:
+        found = real(path)
+        if path.endswith(b"rank_0.pt") and not (folder / "a").is_symlink():
+            (folder / "a").rename(folder / "b")
+            (folder / "a").symlink_to(elsewhere)
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", swapped_after)
+
+    assert "OTEL_DDP_ARTIFACT_ROOTS" in str(refused(folder / "a" / "rank_0.pt", (str(folder),)))
 
 
 def test_reading_keeps_below_its_rate_and_ends_at_once() -> None:

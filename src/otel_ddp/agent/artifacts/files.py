@@ -1,10 +1,11 @@
-"""Opens the files of an artifact, only where the agent may read them, without following links.
+"""Opens the files of an artifact, only where the agent may read them, by no link of another user.
 
 SECURITY.md says who may make the agent read what.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -15,6 +16,8 @@ from urllib.parse import unquote_to_bytes
 
 MOST_FILES = 100_000
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_LOOK = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
+_MOST_LINKS = 40
 
 
 class CannotRead(Exception):
@@ -47,13 +50,16 @@ def path_of(uri: str) -> bytes | None:
 def opened(path: bytes, roots: Collection[str] | None) -> Iterator[int]:
     """The file or directory, open. *roots*: what may be read lies below these; None: anywhere."""
     try:
-        real = os.path.realpath(path)
-        if roots is not None and not any(_is_below(real, root) for root in roots):
-            below = f"it lies not below {':'.join(roots)}" if roots else "none is named"
-            raise CannotRead(
-                f"the agent of the platform may not read it: {below} (OTEL_DDP_ARTIFACT_ROOTS)"
-            )
-        fd = _open_without_links(real)
+        # Before anything is opened: nothing is told of what lies elsewhere.
+        _check_below(os.path.realpath(path), roots)
+        found = _found(path)
+        try:
+            # The same file, whatever has its name by now.
+            there = b"/proc/self/fd/%d" % found
+            _check_below(os.readlink(there), roots)
+            fd = os.open(there, _OPEN & ~os.O_NOFOLLOW)
+        finally:
+            os.close(found)
     except (OSError, ValueError) as error:
         raise cannot(error) from None
     try:
@@ -62,22 +68,52 @@ def opened(path: bytes, roots: Collection[str] | None) -> Iterator[int]:
         os.close(fd)
 
 
+def _check_below(path: bytes, roots: Collection[str] | None) -> None:
+    if roots is not None and not any(_is_below(path, root) for root in roots):
+        below = f"it lies not below {':'.join(roots)}" if roots else "none is named"
+        raise CannotRead(
+            f"the agent of the platform may not read it: {below} (OTEL_DDP_ARTIFACT_ROOTS)"
+        )
+
+
 def _is_below(path: bytes, root: str) -> bool:
     top = os.path.realpath(os.fsencode(root))
     return path == top or path.startswith(top.rstrip(b"/") + b"/")
 
 
-def _open_without_links(real: bytes) -> int:
-    """Opens one part after the other: what has become a link since it was resolved is refused."""
-    fd = os.open(b"/", _OPEN | os.O_DIRECTORY)
-    for part in real.split(b"/"):
-        if part:
-            try:
-                inner = os.open(part, _OPEN, dir_fd=fd)
-            finally:
-                os.close(fd)
-            fd = inner
-    return fd
+def _found(path: bytes) -> int:
+    """A descriptor of what a path leads to, part by part, and not yet for reading."""
+    here, left, links = os.open(b"/", _LOOK), path.split(b"/")[::-1], 0
+    try:
+        while left:
+            step = _step(left.pop() or b".", here)
+            if isinstance(step, bytes):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, "too many links lead to it")
+                left += step.split(b"/")[::-1]
+                step = os.open(b"/" if step.startswith(b"/") else b".", _LOOK, dir_fd=here)
+            os.close(here)
+            here = step
+    except BaseException:
+        os.close(here)
+        raise
+    return here
+
+
+def _step(part: bytes, here: int) -> int | bytes:
+    """What a part of a path is: a descriptor of it, or where a link leads."""
+    fd = os.open(part, _LOOK, dir_fd=here)
+    found = os.fstat(fd)
+    if not stat.S_ISLNK(found.st_mode):
+        return fd
+    try:
+        if found.st_uid not in (0, os.geteuid()):
+            # Who may write where it lies could have any file of ours read and stored.
+            raise CannotRead(f"its path has a link of user {found.st_uid}, which is not followed")
+        return os.readlink(b"", dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 def cannot(error: OSError | ValueError) -> CannotRead:
