@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.agent.artifacts import work_file, worker
+from otel_ddp.agent.artifacts import work_file, work_list, worker
 from otel_ddp.agent.artifacts.artifact import (
     COMPLETE,
     INCOMPLETE,
@@ -29,7 +29,7 @@ from otel_ddp.agent.artifacts.choose_sink import sink_of
 from otel_ddp.agent.artifacts.directory_sink import DirectorySink
 from otel_ddp.agent.artifacts.pace import CHUNK_BYTES, Pace, Stopped
 from otel_ddp.agent.artifacts.sink import CannotStore, Sink
-from otel_ddp.agent.artifacts.work_list import MOST_SHOWN, MOST_WAITING, WorkList
+from otel_ddp.agent.artifacts.work_list import MOST_SHOWN, WorkList
 from otel_ddp.agent.artifacts.worker import READ_AGAIN_S, STORE_AGAIN_S, Worker, plain
 from otel_ddp.agent.ledger import Labels
 
@@ -213,16 +213,27 @@ def test_the_next_file_under_the_same_name_is_read_in_place_of_the_one_before(
 
 
 def test_only_so_many_wait_and_only_so_many_are_shown(
-    bench: Bench, saved: Path, caplog: pytest.LogCaptureFixture
+    bench: Bench, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = [bench.told(saved, name=f"model-{n}") for n in range(MOST_WAITING + 2)]
+    monkeypatch.setattr(work_list, "MOST_WAITING", 120)
+    told = [bench.told(saved, name=f"model-{n}") for n in range(122)]
 
     bench.go_on()
 
     assert told[-1].state == LEFT_OUT
-    assert bench.work.outcomes() == {COMPLETE: MOST_WAITING, INCOMPLETE: 0, LEFT_OUT: 2}
+    assert bench.work.outcomes() == {COMPLETE: 120, INCOMPLETE: 0, LEFT_OUT: 2}
     assert caplog.text.count("name a directory rather than each of its files") == 1
     assert len(bench.work.shown()) == MOST_SHOWN
+
+
+def test_an_agent_that_stops_has_written_down_what_it_has_done(bench: Bench, saved: Path) -> None:
+    told = [bench.told(saved, name=f"model-{n}") for n in range(3)]
+    bench.go_on()
+    bench.new_agent()
+
+    assert [each.state for each in told] == [COMPLETE] * 3
+    assert bench.work.waiting() == 0
+    assert len(bench.work.shown()) == 3
 
 
 def test_what_is_done_is_forgotten_with_its_rank(bench: Bench, saved: Path) -> None:

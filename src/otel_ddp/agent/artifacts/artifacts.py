@@ -134,6 +134,8 @@ class Artifacts:
 
     def stop(self) -> None:
         """Leave the rest to the next agent."""
-        if self.busy():
-            log.info("%d artifacts are left to the next agent", self._work.waiting())
+        was_busy = self.busy()
         self._worker.stop()
+        if was_busy:
+            log.info("%d artifacts are left to the next agent", self._work.waiting())
+            self._work.keep()

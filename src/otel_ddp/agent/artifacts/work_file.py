@@ -11,7 +11,7 @@ from pathlib import Path
 from otel_ddp.agent.artifacts.artifact import Artifact, from_json
 
 # More than the list can hold.
-_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = 128 * 1024 * 1024
 
 
 def read(path: Path) -> list[Artifact]:

@@ -21,7 +21,9 @@ from otel_ddp.agent.ledger import Labels
 
 log = logging.getLogger("otel_ddp.agent")
 
-MOST_WAITING = 200
+MOST_WAITING = 4000
+# Each file of a thousand takes a millisecond, and the list tens of them to be written down.
+_KEEP_EVERY_S = 1.0
 # Of one rank: each is up to three series.
 MOST_SHOWN = 100
 
@@ -35,7 +37,11 @@ class WorkList:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
-        self._artifacts = {each.key: each for each in work_file.read(path)}
+        found = work_file.read(path)
+        self._waiting = {each.key: each for each in found if each.state == WAITING}
+        self._known = {each.key: each for each in found if each.state != WAITING}
+        self._kept_at = -_KEEP_EVERY_S
+        self._is_kept = True
         self._done: list[Artifact] = []
         self._outcomes: Counter[str] = Counter()
         self._active = ""
@@ -43,15 +49,14 @@ class WorkList:
     def add(self, artifact: Artifact) -> bool:
         """Take one more; False if it is known, as its record was read before. `keep` comes next."""
         with self._lock:
-            if artifact.key in self._artifacts:
+            if artifact.key in self._waiting or artifact.key in self._known:
                 return False
-            for other in self._waiting():
+            for other in list(self._waiting.values()):
                 # What lay there is gone.
-                same = other.slot == artifact.slot and other.told.uri == artifact.told.uri
+                same = other.told.uri == artifact.told.uri and other.slot == artifact.slot
                 if same and other.key != self._active:
                     self._finish(other, INCOMPLETE, "the next one was written before it was read")
-            self._artifacts[artifact.key] = artifact
-            if len(self._waiting()) > MOST_WAITING:
+            if artifact.state == WAITING and len(self._waiting) >= MOST_WAITING:
                 self._finish(artifact, LEFT_OUT, f"{MOST_WAITING} others waited")
                 if self._outcomes[LEFT_OUT] == 1:
                     log.warning(
@@ -61,6 +66,8 @@ class WorkList:
                     )
             elif artifact.state != WAITING:
                 self._finish(artifact, artifact.state, artifact.problem)
+            else:
+                self._waiting[artifact.key] = artifact
         return True
 
     def keep(self) -> None:
@@ -69,21 +76,21 @@ class WorkList:
             self._keep()
         self.news.set()
 
-    def _waiting(self) -> list[Artifact]:
-        return [each for each in self._artifacts.values() if each.state == WAITING]
-
     def next(self) -> Artifact | None:
         """The first that may be worked on now."""
         with self._lock:
             now = self._clock()
-            ready = [each for each in self._waiting() if each.not_before <= now]
-            self._active = ready[0].key if ready else ""
-            return ready[0] if ready else None
+            ready = (each for each in self._waiting.values() if each.not_before <= now)
+            found = next(ready, None)
+            self._active = found.key if found else ""
+            if found is None and not self._is_kept:
+                self._keep()
+            return found
 
     def due_in_s(self) -> float | None:
         """In how many seconds the next one may be tried; None if none waits."""
         with self._lock:
-            moments = [each.not_before for each in self._waiting()]
+            moments = [each.not_before for each in self._waiting.values()]
             return max(0.0, min(moments) - self._clock()) if moments else None
 
     def postpone(self, artifact: Artifact, why: str, wait_s: float) -> None:
@@ -99,24 +106,25 @@ class WorkList:
         with self._lock:
             self._finish(artifact, state, why)
             self._active = ""
-            self._keep()
+            # An agent that is killed leaves the files of this second to be read once more.
+            self._is_kept = False
+            if self._clock() - self._kept_at >= _KEEP_EVERY_S:
+                self._keep()
 
     def _finish(self, artifact: Artifact, state: str, why: str) -> None:
         artifact.state, artifact.problem, artifact.done_ns = state, why, time.time_ns()
         self._outcomes[state] += 1
         self._done.append(artifact)
+        self._waiting.pop(artifact.key, None)
+        self._known[artifact.key] = artifact
         # Newer ones of the same name replace it; too many names are not shown.
-        shown = [
-            each
-            for each in self._artifacts.values()
-            if each.state != WAITING and each.told.labels == artifact.told.labels
-        ]
+        shown = [each for each in self._known.values() if each.told.labels == artifact.told.labels]
         shown.sort(key=lambda each: each.told.time_ns)
         newest = {each.slot: each for each in shown}
         keep = {each.key for each in list(newest.values())[-MOST_SHOWN:]}
         for each in shown:
             if each.key not in keep:
-                del self._artifacts[each.key]
+                del self._known[each.key]
 
     def flush_done(self) -> list[Artifact]:
         """Those that were done with since the last call."""
@@ -127,23 +135,20 @@ class WorkList:
     def shown(self) -> list[Artifact]:
         """Those that have series: done with, or only waiting for a store that does not answer."""
         with self._lock:
-            return [
-                each
-                for each in self._artifacts.values()
-                if each.state != WAITING or (each.digest and each.attempts)
-            ]
+            half_done = (e for e in self._waiting.values() if e.digest and e.attempts)
+            return [*self._known.values(), *half_done]
 
     def outcomes(self) -> dict[str, int]:
         """How many were done with, by how; empty before there is an artifact."""
         with self._lock:
-            if not self._outcomes and not self._artifacts:
+            if not self._outcomes and not self._known and not self._waiting:
                 return {}
             return {state: self._outcomes[state] for state in (COMPLETE, INCOMPLETE, LEFT_OUT)}
 
     def waiting(self) -> int:
         """How many are not done with."""
         with self._lock:
-            return len(self._waiting())
+            return len(self._waiting)
 
     def forget(self, in_use: Collection[Labels], linger_s: float) -> None:
         """Drop what is done with, once its rank is no longer shown and it has been for a while."""
@@ -151,15 +156,14 @@ class WorkList:
         with self._lock:
             old = [
                 each
-                for each in self._artifacts.values()
-                if each.state != WAITING
-                and each.told.labels not in in_use
-                and each.done_ns < before_ns
+                for each in self._known.values()
+                if each.told.labels not in in_use and each.done_ns < before_ns
             ]
             for each in old:
-                del self._artifacts[each.key]
+                del self._known[each.key]
             if old:
                 self._keep()
 
     def _keep(self) -> None:
-        work_file.keep(self._path, self._artifacts.values())
+        self._kept_at, self._is_kept = self._clock(), True
+        work_file.keep(self._path, [*self._known.values(), *self._waiting.values()])
