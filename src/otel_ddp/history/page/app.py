@@ -173,13 +173,13 @@ class App:
             return as_json(200, self._list(question))
         if path == "now":
             return as_json(200, self._now(question))
+        if self._disk_hangs():
+            raise Refused(503, "The disk of the histories does not answer.")
         if path == "postmortem":
             self._check_private(question)
             return self._postmortem(question.text("name"))
         group = question.text("group") if "group" in question.query else None
         group = self._shown_group(question, group)
-        if self._disk_hangs():
-            raise Refused(503, "The disk of the histories does not answer.")
         with self._runs.opened(group, question.text("run")) as histories:
             if path == "trace":
                 self._check_private(question)
