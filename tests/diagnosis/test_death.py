@@ -783,7 +783,7 @@ def test_the_same_rank_may_die_again_in_the_next_attempt() -> None:
 
 # -- a watchdog that ends what stands still
 
-HANGS = "rank 1 is in data after step 7 at train.py:31 (load)"
+HANGS = "for 88 s: rank 1 is in data after step 7 at train.py:31 (load)"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -793,17 +793,36 @@ def test_ranks_that_gave_up_where_nothing_moved_were_most_likely_ended_by_a_watc
     deaths = Deaths()
     gave_up = [killed(rank, signal="SIGABRT") for rank in range(ranks)]
     # The signal comes to be known a moment after the death, and the stall is over by then.
-    deaths.feed([killed(rank) for rank in range(ranks)], stall=HANGS)
+    deaths.feed([killed(rank) for rank in range(ranks)], stall=HANGS, under_nccl=True)
     (*_, change) = deaths.feed(gave_up)
 
     assert change.verdict.sentence.endswith(
-        f"Most likely the watchdog of NCCL, which ends ranks whose collectives do not end: {HANGS}."
+        "Most likely the watchdog of NCCL, which ends ranks whose collectives do not end. "
+        f"Before that, no rank had moved {HANGS}."
     )
 
 
-@pytest.mark.parametrize(("stall", "signal"), [("", "SIGABRT"), (HANGS, "SIGKILL")])
-def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str) -> None:
+@pytest.mark.parametrize(
+    ("stall", "signal", "under_nccl"),
+    [("", "SIGABRT", True), (HANGS, "SIGKILL", True), (HANGS, "SIGABRT", False)],
+)
+def test_no_watchdog_is_blamed_for_another_end(stall: str, signal: str, under_nccl: bool) -> None:
     deaths = Deaths()
-    (change,) = deaths.feed([killed(0, signal=signal)], stall=stall)
+    (change,) = deaths.feed([killed(0, signal=signal)], stall=stall, under_nccl=under_nccl)
 
     assert "watchdog" not in change.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        [killed(0, signal="SIGTERM"), killed(1, 0.1, signal="SIGTERM")],
+        [failed(0, "RuntimeError: Connection closed by peer", known_for_s=3.0)],
+        [killed(1, signal="SIGKILL")],
+    ],
+)
+def test_deaths_after_a_hang_are_told_as_its_end(gone: list[EndedProcess]) -> None:
+    deaths = Deaths()
+    (change,) = deaths.feed(gone, at_work=[], stall=HANGS)
+
+    assert change.verdict.sentence.endswith(f". Before that, no rank had moved {HANGS}.")

@@ -601,6 +601,39 @@ def test_one_incident_is_reported_again_when_its_cause_changes_and_when_it_ends(
     assert job.run(20) == []
 
 
+def different_collectives() -> Job:
+    job = Job()
+    job.answers = {0: entered(9, "gloo:all_reduce"), 1: entered(9, "gloo:broadcast")}
+    return job
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_what_was_known_of_a_hang_stands_when_its_ranks_end_one_after_the_other(state: str) -> None:
+    job = different_collectives()
+    _, verdict = job.stalls_after()
+
+    job.put(0, alive=False, state=state)
+    assert job.run(30) == []
+    assert [each.evidence["cause"] for each in job.stalls.present()] == ["different_collectives"]
+    assert job.stalls.told.startswith("for 60 s: as collective number 9, rank 0 entered")
+    job.put(1, alive=False, state=state)
+    (ended,) = job.tick()
+    assert not ended.opened
+    assert ended.verdict == verdict
+    assert job.stalls.told == ""
+
+
+def test_a_rank_that_finishes_after_all_stood_ends_the_stall_and_may_begin_another() -> None:
+    job = different_collectives()
+    job.stalls_after()
+
+    job.put(0, "comm_wait")
+    job.put(1, alive=False, state="finished")
+    assert [each.opened for each in job.tick()] == [False]
+    _, verdict = job.stalls_after()
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("finished", ["1"])
+
+
 def test_an_open_verdict_says_how_long_it_is_by_now() -> None:
     job = Job(floor_s=8.0)
     _, opened = job.stalls_after()

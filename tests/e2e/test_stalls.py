@@ -14,6 +14,8 @@ import pytest
 
 from node import Node, until, without_figures
 from otel_ddp.agent.reading.node_status import survey
+from otel_ddp.history.directory import files
+from otel_ddp.history.reader import History
 from otlp_receiver import Receiver
 
 LIMIT_S, STEPS, ODD = 2, 10, 1
@@ -126,6 +128,34 @@ class Ward:
         until(lambda: not [e for e in self.open() if e["who"]["run"] == run], "the stall's end")
         until(lambda: self._records(run, "closed"), "the log record of its end")
 
+    def end(self, run: str) -> tuple[str, str]:
+        """Ask one rank after the other to end, as a launcher does.
+
+        Returns what the log record and the status say of the stall that is over.
+        """
+        ranks = sorted(self._node.processes(), key=lambda each: int(each["rank"]))
+        for ended, process in enumerate(ranks, start=1):
+            os.kill(process["pid"], signal.SIGTERM)
+            until(lambda ended=ended: self.death(ended), f"the verdict on {ended} ends")
+        (record,) = until(lambda: self._records(run, "closed"), "the log record of its end")
+        (past,) = (e for e in survey([self._node.place])["past"] if e["kind"] == "stall")
+        return record.body.string_value, past["sentence"]
+
+    def death(self, ended: int) -> dict[str, Any] | None:
+        """The verdict on the ends of so many ranks."""
+        for each in survey([self._node.place])["verdicts"]:
+            if each["kind"] == "death" and len(each["evidence"]["ended"]) == ended:
+                return dict(each)
+        return None
+
+    def kept(self) -> dict[str, str]:
+        """What the history keeps of verdicts that are over, by their kinds."""
+        found = {}
+        for path in files(Path(self._node.env["OTEL_DDP_HISTORY_DIR"])):
+            with History(path) as history:
+                found |= {each["kind"]: each["sentence"] for each in history.verdicts()}
+        return found
+
     def open(self) -> list[dict[str, Any]]:
         found = survey([self._node.place])["verdicts"]
         return [each for each in found if each["kind"] == "stall"]
@@ -145,6 +175,11 @@ class Ward:
             for each in self._receiver.logs()
             if wanted <= {pair.key: pair.value.string_value for pair in each.attributes}.items()
         ]
+
+    def postmortem(self, run: str) -> tuple[dict[str, Any], str]:
+        """The first one of this run."""
+        (found,) = (e for e in self._postmortem(run) if e[0]["verdict"]["kind"] == "stall")
+        return found
 
     def _postmortem(self, run: str) -> list[tuple[dict[str, Any], str]]:
         folder = Path(self._node.env["OTEL_DDP_POSTMORTEM_DIR"])
@@ -238,6 +273,31 @@ def test_a_rank_that_enters_another_collective_is_named() -> None:
         assert_told(stall, "other", "different_collectives")
         assert f"rank {ODD} entered broadcast" in stall.verdict["sentence"]
         assert "ranks 0, 2 entered all_reduce" in stall.verdict["sentence"]
+
+
+def lasting(sentence: str) -> str:
+    """What does not change while ranks stand; that one sleeps is told from the second look on."""
+    return without_figures(sentence).replace(" and sleeps", "")
+
+
+def test_a_hang_that_is_ended_is_told_as_it_stood() -> None:
+    with launched(["late"], 2) as ward:
+        stall = ward.stall("late")
+        # Rank 0 ends first. It did not die before the others stood.
+        record, past = map(lasting, ward.end("late"))
+
+        known = lasting(stall.verdict["sentence"])
+        assert past == known
+        assert record == f"no longer, as the run ended: {known}"
+        content, text = ward.postmortem("late")
+        assert {each["state"] for each in content["processes"]} == {"running"}
+        assert lasting(text.splitlines()[0]) == known
+        death = ward.death(2)
+        assert death is not None
+        why = known.partition("): ")[2].partition(". Look")[0]
+        end = lasting(f"Before that, no rank had moved for 8 s: {why}.")
+        assert lasting(death["sentence"]).endswith(end)
+        until(lambda: lasting(ward.kept().get("stall", "")) == known, "the history")
 
 
 def test_a_rank_that_skips_an_all_reduce_is_named() -> None:

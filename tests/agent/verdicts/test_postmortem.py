@@ -191,6 +191,12 @@ def test_open_verdicts_are_listed_and_empty_sections_are_left_out(folder: Path) 
     assert "Last values" not in text(written(folder))
 
 
+def stall_of(culprits: list[str]) -> dict[str, Any]:
+    """A stall of four ranks that these hold up."""
+    rows = [{"rank": str(rank)} for rank in range(4)]
+    return {"kind": "stall", "evidence": {"culprits": culprits, "ranks": rows}}
+
+
 @pytest.mark.parametrize(
     ("more", "word"),
     [
@@ -199,7 +205,8 @@ def test_open_verdicts_are_listed_and_empty_sections_are_left_out(folder: Path) 
         ({"evidence": {"cause": "exception"}}, "traceback in the output of rank 1"),
         ({"evidence": {"cause": "unknown"}}, "dmesg"),
         ({"kind": "stall", "evidence": {}}, "otel-ddp stacks"),
-        ({"kind": "stall", "evidence": {"culprits": ["1", "3"]}}, "rank 1, 3: the others wait"),
+        (stall_of(["1", "3"]), "\n  ranks 1, 3: the others wait\n"),
+        (stall_of(["0", "1", "2", "3"]), "\n  ranks 0, 1, 2, 3\n"),
     ],
 )
 def test_what_to_look_at_depends_on_the_cause(

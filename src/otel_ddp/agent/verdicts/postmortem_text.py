@@ -138,9 +138,12 @@ def _advice(verdict: Plain) -> list[str]:
     owner = f"rank {rank}" if rank else "each rank"
     if verdict.get("kind") == "stall":
         culprits = evidence.get("culprits")
-        named = ", ".join(map(str, culprits)) if isinstance(culprits, (list, tuple)) else ""
+        named = list(map(str, culprits)) if isinstance(culprits, (list, tuple)) else []
+        ranks, wait = f"rank{'s' * (len(named) > 1)} {', '.join(named)}", ""
+        if any(str(each["rank"]) not in named for each in evidence.get("ranks") or ()):
+            wait = ": the others wait"
         return [
-            *([f"rank {named}: the others wait"] if named else []),
+            *([f"{ranks}{wait}"] if named else []),
             "`otel-ddp stacks` while the processes are still there",
         ]
     hints = {

@@ -302,8 +302,7 @@ class RunCase:
             return changes
         beside = {each.labels for each in processes if self.is_beside(each.journal.world_size)}
         under_nccl = any("nccl" in str(e.journal.reader.facts.get("backend")) for e in processes)
-        stall = self.stalls.why if under_nccl else ""
-        return changes + self.deaths.feed(found, at_work - beside, stall)
+        return changes + self.deaths.feed(found, at_work - beside, self.stalls.told, under_nccl)
 
 
 # A detector that breaks takes nothing from the others, nor from other runs.

@@ -24,8 +24,8 @@ class _Incident:
     def __init__(self) -> None:
         self.members: dict[Labels, EndedProcess] = {}
         self.verdict: Verdict | None = None
-        # Why no rank had moved before, under nccl.
-        self.stall = ""
+        # For how long no rank had moved before, and why; and what may end ranks that stand.
+        self.stall, self.under_nccl = "", False
 
     def includes(self, process: EndedProcess) -> bool:
         """Whether this end belongs to the incident."""
@@ -43,7 +43,7 @@ class _Incident:
     def update(self, around: Surroundings) -> list[Change]:
         """Judge the incident again; what has changed by that."""
         members = list(self.members.values())
-        around = around._replace(stall=self.stall)
+        around = around._replace(stall=self.stall, under_nccl=self.under_nccl)
         before = self.verdict
         if before is None and not _is_ready(members, around):
             return []
@@ -53,7 +53,7 @@ class _Incident:
         self.verdict = after
         changes = []
         if before is not None and (after is None or before.key != after.key):
-            sentence = "the end was intended" if after is None else after.sentence
+            sentence = "the end was intended" if after is None else _told_anew(before)
             changes.append(Change(before._replace(sentence=sentence), False))
         if after is not None:
             changes.append(Change(after, True))
@@ -72,10 +72,11 @@ class Deaths:
         ended: Sequence[EndedProcess],
         at_work: Collection[Labels] | None = None,
         stall: str = "",
+        under_nccl: bool = False,
     ) -> list[Change]:
         """All ends that were seen at once; *at_work*: the ranks of the run that are left.
 
-        *stall*: why no rank had moved before, in a run whose backend is nccl.
+        *stall*: for how long no rank had moved before, and why.
         The same end may come again, with the same `ended_ns` and more in `cause`: what the kernel
         knows may come a moment after the death. The incident is then judged again.
         """
@@ -88,7 +89,7 @@ class Deaths:
             incident = next((known for known in self._incidents if known.includes(each)), None)
             if incident is None:
                 incident = _Incident()
-                incident.stall = stall
+                incident.stall, incident.under_nccl = stall, under_nccl
                 self._incidents = [incident, *self._incidents][:_MOST_INCIDENTS]
             incident.members[each.labels] = each
             if incident not in touched:
@@ -107,6 +108,12 @@ class Deaths:
                 sentence = f"{name} is at work again: the run was restarted"
                 changes.append(Change(incident.verdict._replace(sentence=sentence), False))
         return changes
+
+
+def _told_anew(before: Verdict) -> str:
+    """What is said of a verdict in whose place comes one about another rank, or about the run."""
+    about = wording.name_and_node(before.labels) if "rank" in dict(before.labels) else "the run"
+    return f"{about}: more is known of this end by now"
 
 
 def _is_ready(members: list[EndedProcess], around: Surroundings) -> bool:

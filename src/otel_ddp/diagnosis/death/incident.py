@@ -33,7 +33,9 @@ class Surroundings(NamedTuple):
     at_work: Collection[Labels] | None
     """The ranks that still train together; None: not known."""
     stall: str = ""
-    """Why no rank had moved before, under nccl: its watchdog ends such ranks after a while."""
+    """For how long no rank had moved before, and why; empty where ranks moved."""
+    under_nccl: bool = False
+    """Whether a watchdog ends ranks that stand for long."""
 
 
 def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | None:
@@ -57,7 +59,7 @@ def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | N
     sentence = f"{wording.name_and_node(origin.labels)} {wording.how_it_ended(origin)}: {why}"
     if others:
         sentence += f". {wording.what_followed(origin, others)}"
-    sentence += _by_watchdog(first, around)
+    sentence += _after_stall(first, around)
     return Verdict(
         "death",
         origin.labels,
@@ -69,11 +71,12 @@ def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | N
     )
 
 
-def _by_watchdog(first: list[EndedProcess], around: Surroundings) -> str:
-    """That a watchdog has ended them, where all shows that: they stood still, and gave up."""
-    if not around.stall or {each.cause.get("signal") for each in first} != {"SIGABRT"}:
+def _after_stall(first: list[EndedProcess], around: Surroundings) -> str:
+    """That no rank had moved before; and that a watchdog has ended them, where all shows that."""
+    if not around.stall:
         return ""
-    return f". {wording.WATCHDOG}: {around.stall}"
+    gave_up = around.under_nccl and {each.cause.get("signal") for each in first} == {"SIGABRT"}
+    return f"{wording.WATCHDOG if gave_up else ''}. Before that, no rank had moved {around.stall}"
 
 
 def _together(
@@ -100,7 +103,7 @@ def _together(
     rest = [each for each in members if each not in first]
     if rest:
         sentence += f". {wording.what_followed(first[0], rest)}"
-    sentence += _by_watchdog(first, around)
+    sentence += _after_stall(first, around)
     words = {cause_word(each) for each in first}
     cause = words.pop() if reported and len(words) == 1 else "unknown"
     return _about_the_run(f"{sentence}.", first, members, cause)
@@ -123,6 +126,7 @@ def _lost_peers(members: list[EndedProcess], around: Surroundings) -> Verdict:
     sentence += f". {_other_end(lost, members, around)}"
     if rest := [each for each in members if each not in lost]:
         sentence += f". {wording.what_followed(lost[0], rest)}"
+    sentence += _after_stall(lost, around)
     return _about_the_run(f"{sentence}.", lost, members, "lost_peer")
 
 

@@ -18,7 +18,7 @@ _CRASHES = {
     "SIGFPE": "a crash in native code",
     "SIGABRT": "native code gave up: look at the last lines that it printed",
 }
-WATCHDOG = "Most likely the watchdog of NCCL, which ends ranks whose collectives do not end"
+WATCHDOG = ". Most likely the watchdog of NCCL, which ends ranks whose collectives do not end"
 _REQUESTED = "a launcher, a scheduler or a person asked it to end"
 
 

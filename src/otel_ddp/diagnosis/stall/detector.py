@@ -43,6 +43,8 @@ class Stalls:
         self._patience_s = 0.0
         self._open: Verdict | None = None
         self._cause = self._why = ""
+        # The ranks that stood when the verdict was made.
+        self._stood: frozenset[Labels] = frozenset()
         # How long the ranks had stood still when the sentence was written.
         self._said_s = 0.0
         self.limits: dict[Labels, float] = {}
@@ -112,6 +114,10 @@ class Stalls:
         if not over:
             self._over_since_ns = 0
             return []
+        if self._open is not None and (ended := self._stood - living.keys()):
+            # They stood before they ended: what is left would tell of another cause.
+            finished = any(found[each].state == "finished" for each in ended & found.keys())
+            return self._close() if finished else []
         self._over_since_ns = self._over_since_ns or now_ns
         if self._open is None and not self._answers_are_in(living, evidence, now_ns):
             return []
@@ -150,9 +156,9 @@ class Stalls:
         return [] if self._open is None else [self._open]
 
     @property
-    def why(self) -> str:
-        """Why no rank moves, as the open verdict has it; empty where there is none."""
-        return "" if self._open is None else self._why
+    def told(self) -> str:
+        """For how long no rank has moved, and why, as the open verdict has it; empty: none is."""
+        return "" if self._open is None else f"for {self._said_s:.0f} s: {self._why}"
 
     @property
     def suspects(self) -> frozenset[Labels]:
@@ -258,6 +264,7 @@ class Stalls:
             since_ns,
         )
         self._open, self._cause, self._why = verdict, findings.cause, findings.why
+        self._stood = frozenset(living)
         return [] if is_same else [Change(verdict, opened=True)]
 
     def _close(self) -> list[Change]:
