@@ -31,10 +31,10 @@ class Log:
         self.step = 0
         self.now_ns = NOW
 
-    def put(self, *values: float, name: str = "loss") -> None:
-        """One a step."""
+    def put(self, *values: float, name: str = "loss", every: int = 1) -> None:
+        """One in so many steps."""
         for value in values:
-            self.step += 1
+            self.step += every
             self.writer.scalars(self.shapes[name], NOW + self.step, self.step, 0.0, [value])
 
     def poll(self, later_s: float = 2.0, ended: bool = False) -> list[tuple[str, int | None]]:
@@ -108,6 +108,18 @@ def test_what_was_never_finite_has_not_become_so(log: Log) -> None:
     assert log.poll() == [("loss", 6)]
 
 
+@pytest.mark.parametrize("polled", [False, True])
+def test_the_last_step_that_was_finite_is_known(log: Log, polled: bool) -> None:
+    log.put(0.5, 0.4, every=5)
+    if polled:
+        log.poll()
+    log.put(NAN, NAN, every=5)
+    log.poll()
+
+    (found,) = log.values.find(log.now_ns)
+    assert (found.finite_step, found.step) == (10, 15)
+
+
 def test_names_do_not_mix(log: Log) -> None:
     log.put(0.5, 0.4)
     log.put(1.0, INF, INF, name="grad_norm")
@@ -143,9 +155,16 @@ def labels_of(rank: int) -> Labels:
 
 
 def odd(
-    step: int | None, name: str = "loss", value: float = NAN, time_ns: int = NOW
+    step: int | None,
+    name: str = "loss",
+    value: float = NAN,
+    time_ns: int = NOW,
+    after: int | None = None,
 ) -> NonfiniteValue:
-    return NonfiniteValue(name, "train", value, step, time_ns)
+    """Not finite at this step, and finite at the one before, or at *after*."""
+    if after is None and step is not None:
+        after = step - 1
+    return NonfiniteValue(name, "train", value, step, time_ns, after)
 
 
 def summary(changes: list[Change]) -> list[tuple[str, int | None, bool]]:
@@ -178,6 +197,62 @@ def test_ranks_that_lose_it_at_the_same_step_are_both_named() -> None:
     assert verdict.sentence.startswith(
         "loss became infinite at step 7 on rank 1 (n1), and on rank 0 (n1)."
     )
+
+
+@pytest.mark.parametrize(
+    ("of_0", "of_1", "words", "rank"),
+    [
+        # Each rank's loss is read in some steps only. Rank 0 was finite after rank 1 was not.
+        (
+            odd(156, after=153),
+            odd(153, after=148),
+            "between steps 148 and 153 on rank 1 (n1).",
+            "1",
+        ),
+        # In the step after it the gradients of all ranks are lost, and so are all losses.
+        (
+            odd(155, after=150),
+            odd(155, after=148),
+            "between steps 148 and 155 on rank 0 (n1) or rank 1 (n1).",
+            "",
+        ),
+        (odd(155), odd(154, after=150), "between steps 150 and 154 on rank 1 (n1).", "1"),
+        # Rank 0 shows the step, but rank 1 may have been first.
+        (
+            odd(152),
+            odd(155, after=150),
+            "between steps 150 and 152 on rank 0 (n1) or rank 1 (n1).",
+            "",
+        ),
+        # The mean of the gradients of all ranks.
+        (odd(151, "grad_norm"), odd(151), "loss became NaN at step 151 on rank 1 (n1).", "1"),
+    ],
+)
+def test_as_much_is_said_of_the_step_and_the_rank_as_is_known(
+    of_0: NonfiniteValue, of_1: NonfiniteValue, words: str, rank: str
+) -> None:
+    values = Nonfinite()
+    values.feed(labels_of(0), [of_0])
+    values.feed(labels_of(1), [of_1])
+
+    ((verdict, _),) = values.poll(NOW)
+
+    assert words in verdict.sentence
+    assert verdict.evidence["rank"] == rank
+    exact = " at step " in verdict.sentence
+    assert ("Look at the batch of this step, " in verdict.sentence) == exact
+    assert ("Look at the batches of these steps, " in verdict.sentence) == (not exact)
+
+
+def test_it_is_another_incident_where_another_rank_may_have_been_first() -> None:
+    values = Nonfinite()
+    values.feed(labels_of(0), [odd(152, after=149)])
+    (alone,) = values.poll(NOW)
+    values.feed(labels_of(1), [odd(153, after=150)])
+    (both,) = values.poll(NOW + S)
+
+    causes = [each.verdict.evidence["cause"] for each in (alone, both)]
+    assert causes == ["loss on rank 0 (n1)", "loss on rank 0 (n1) or rank 1 (n1)"]
 
 
 def test_without_steps_the_clock_decides_which_was_first() -> None:

@@ -22,15 +22,31 @@ class NonfiniteValue(NamedTuple):
     value: float
     step: int | None
     time_ns: int
+    finite_step: int | None = None
+    """The step of the last value of this name that was finite, if known."""
 
     @property
-    def order(self) -> tuple[bool, int, int]:
-        """Sorts the first one first: by step, or by time where a value has no step."""
-        return self.step is None, self.step or 0, self.time_ns
+    def order(self) -> tuple[bool, int, bool, int]:
+        """Sorts the first one first: by step, or by time where a value has no step.
+
+        Of one step, gradients come last: the ranks have summed them up by then.
+        """
+        return self.step is None, self.step or 0, "grad" in self.name, self.time_ns
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the step before this one was finite."""
+        return self.step is not None and self.finite_step == self.step - 1
+
+    def may_precede(self, other: NonfiniteValue) -> bool:
+        """Whether this rank may have lost the value before the other did."""
+        if self.step is None or other.step is None or self.is_exact:
+            return False
+        return self.finite_step is None or self.finite_step < other.step
 
 
 class _Found(NamedTuple):
-    order: tuple[bool, int, int]
+    order: tuple[bool, int, bool, int]
     labels: Labels
     value: NonfiniteValue
 
@@ -86,14 +102,19 @@ class Nonfinite:
 def _verdict(found: Sequence[_Found]) -> Verdict:
     _, labels, first = found[0]
     what = "NaN" if math.isnan(first.value) else "infinite"
-    at = "" if first.step is None else f" at step {first.step}"
     same = [
         each
-        for _, each, value in found[1:]
-        if each != labels
-        and (value.name, value.split, value.step) == (first.name, first.split, first.step)
+        for each in found[1:]
+        if each.labels != labels
+        and (each.value.name, each.value.split) == (first.name, first.split)
     ]
-    also = f", and on {', '.join(rank_name(each) for each in same)}" if same else ""
+    maybe = [each for each in same if each.value.may_precede(first)]
+    also = [each for each in same if each not in maybe and each.value.step == first.step]
+    who = " or ".join(rank_name(each) for each in (labels, *(each.labels for each in maybe)))
+    cause = f"{first.name} on {who}"
+    if also:
+        who += f", and on {', '.join(rank_name(each.labels) for each in also)}"
+    at, where = _steps(first, [each.value for each in maybe])
     names = list(dict.fromkeys(each.value.name for each in found))
     others = names[1:]
     shown = ", ".join(others[:_MOST_NAMED]) + (", ..." if others[_MOST_NAMED:] else "")
@@ -102,17 +123,31 @@ def _verdict(found: Sequence[_Found]) -> Verdict:
         "nonfinite",
         run_labels(labels),
         "",
-        f"{first.name} became {what}{at} on {rank_name(labels)}{also}.{since} Look at the batch of "
-        "this step, at the learning rate, and at divisions and logarithms.",
+        f"{first.name} became {what}{at} on {who}.{since} Look at {where}at the learning rate, and "
+        "at divisions and logarithms.",
         {
             # Another cause is reported as another incident.
-            "cause": f"{first.name} on {rank_name(labels)}",
+            "cause": cause,
             "name": first.name,
             "split": first.split,
             "value": what,
-            "rank": dict(labels).get("rank", ""),
+            "rank": "" if maybe else dict(labels).get("rank", ""),
+            "finite_step": first.finite_step,
             "names": names,
         },
         first.step,
         first.time_ns,
     )
+
+
+def _steps(first: NonfiniteValue, maybe: Sequence[NonfiniteValue]) -> tuple[str, str]:
+    """At which steps that was, and which batches to look at, as far as that is known."""
+    if first.step is None:
+        return "", ""
+    if first.is_exact and not maybe:
+        return f" at step {first.step}", "the batch of this step, "
+    finite = [each.finite_step for each in (first, *maybe)]
+    known = [step for step in finite if step is not None]
+    if len(known) < len(finite):
+        return f" by step {first.step}", ""
+    return f" between steps {min(known)} and {first.step}", "the batches of these steps, "

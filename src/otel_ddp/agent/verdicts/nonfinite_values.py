@@ -24,6 +24,7 @@ class _First(NamedTuple):
 
     logged: _Logged
     seen_ns: int
+    finite_step: int | None
 
 
 class NonfiniteValues:
@@ -33,7 +34,8 @@ class NonfiniteValues:
         self._reader = reader
         # Everything before this position has been checked.
         self._position = 0
-        self._finite: set[int] = set()
+        # By name: the step of its last finite value.
+        self._finite: dict[int, int | None] = {}
         # By name; None where no value was ever finite, so that none changed.
         self._first: dict[int, _First | None] = {}
 
@@ -42,7 +44,7 @@ class NonfiniteValues:
         reader = self._reader
         last = _last(reader.latest())
         nonfinite = {name for name, each in last.items() if not math.isfinite(each.value)}
-        self._finite |= last.keys() - nonfinite
+        self._finite |= {n: each.record.step for n, each in last.items() if n not in nonfinite}
         self._first = {name: first for name, first in self._first.items() if name in nonfinite}
         fresh = nonfinite - self._first.keys()
         if fresh:
@@ -50,11 +52,14 @@ class NonfiniteValues:
             began = {name: last[name] for name in fresh} | self._began(fresh)
             for name in fresh:
                 known = name in self._finite
-                self._first[name] = _First(began[name], now_ns) if known else None
+                self._first[name] = (
+                    _First(began[name], now_ns, self._finite[name]) if known else None
+                )
         self._position = reader.position
         return [
             NonfiniteValue(
-                named.text, named.split, logged.value, logged.record.step, logged.record.time_ns
+                *(named.text, named.split, logged.value, logged.record.step),
+                *(logged.record.time_ns, first.finite_step),
             )
             for name, first in self._first.items()
             if first is not None and (named := reader.names.get(name)) is not None
@@ -82,7 +87,7 @@ class NonfiniteValues:
                 continue
             for name, value in record.values:
                 if math.isfinite(value):
-                    self._finite.add(name)
+                    self._finite[name] = record.step
                     began.pop(name, None)
                 elif name in names:
                     began.setdefault(name, _Logged(value, record))
