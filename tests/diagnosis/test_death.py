@@ -749,6 +749,17 @@ def test_an_unchanged_end_is_not_reported_again() -> None:
     assert deaths.feed([killed(0)]) == []
 
 
+def test_a_rank_that_left_with_os_exit_0_is_what_the_others_lost() -> None:
+    deaths = Deaths()
+    # It is seen to be gone a moment after the other reports what it lost.
+    lost = failed(0, "RuntimeError: Connection closed by peer", 0.1, known_for_s=3.0)
+    left = killed(1, 0.2, exit_code=0)._replace(world_size=2)
+    (change,) = deaths.feed([lost, left], at_work=[])
+
+    assert change.verdict.sentence.endswith(". Rank 1 has finished before that.")
+    assert change.verdict.evidence["cause"] == "lost_peer"
+
+
 def test_a_clean_exit_code_that_comes_late_takes_the_verdict_back() -> None:
     deaths = Deaths()
     deaths.feed([killed(0)])

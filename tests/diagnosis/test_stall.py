@@ -545,16 +545,23 @@ def test_the_sentence_on_a_rank_that_holds_up_the_others(
 
 
 @pytest.mark.parametrize(
-    ("more", "cause"),
-    [({"state": "finished"}, "finished"), ({"state": "running"}, "dead")],
+    ("more", "cause", "verb"),
+    [
+        ({"state": "finished"}, "finished", "finished"),
+        ({"state": "running"}, "dead", "died"),
+        ({"state": "failed"}, "dead", "failed"),
+    ],
 )
-def test_an_ended_rank_is_named_to_those_that_wait_for_it(more: dict[str, Any], cause: str) -> None:
+def test_an_ended_rank_is_named_to_those_that_wait_for_it(
+    more: dict[str, Any], cause: str, verb: str
+) -> None:
     job = Job(world=2)
     job.put(0, "comm_wait")
     job.put(1, alive=False, **more)
     took_s, verdict = job.stalls_after()
 
     assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, ["1"])
+    assert f"rank 1 {verb} before it" in verdict.sentence
     assert 60 <= took_s <= 62
 
 

@@ -217,6 +217,16 @@ def test_what_to_look_at_depends_on_the_cause(
     assert word in text(path).partition("What to look at")[2]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_other_node_is_to_be_looked_at_where_all_ranks_are_here(
+    ranks: int, folder: Path
+) -> None:
+    verdict = {**DEATH, "evidence": {"cause": "lost_peer"}}
+    path = written(folder, verdict=verdict, processes=list(map(process, range(ranks))))
+
+    assert ("node" in text(path).partition("What to look at")[2]) == (ranks < 4)
+
+
 def test_a_program_finds_all_of_it_in_strict_json(folder: Path) -> None:
     path = written(folder, values=[value(0, "loss", float("inf"))])
 

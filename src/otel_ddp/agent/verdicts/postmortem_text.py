@@ -50,7 +50,7 @@ def as_text(report: Plain) -> str:
             f"  {_line(each.get('sentence'))}"
             for each in report["open_verdicts"][:_MOST_VERDICTS_SHOWN]
         ]
-    lines += ["", "What to look at", *(f"  {hint}" for hint in _advice(verdict))]
+    lines += ["", "What to look at", *(f"  {hint}" for hint in _advice(verdict, processes))]
     return "\n".join(lines) + "\n"
 
 
@@ -130,7 +130,7 @@ def _values(values: Sequence[Plain]) -> list[str]:
     return lines
 
 
-def _advice(verdict: Plain) -> list[str]:
+def _advice(verdict: Plain, processes: Sequence[Plain]) -> list[str]:
     evidence = verdict.get("evidence")
     evidence = evidence if isinstance(evidence, Mapping) else {}
     labels = verdict.get("who")
@@ -146,6 +146,8 @@ def _advice(verdict: Plain) -> list[str]:
             *([f"{ranks}{wait}"] if named else []),
             "`otel-ddp stacks` while the processes are still there",
         ]
+    world = _world(processes)
+    whole = world.isdigit() and len({each.get("rank") for each in processes}) >= int(world)
     hints = {
         "out_of_memory": [
             "host memory: batches kept in lists, data loader workers and their prefetching, "
@@ -158,6 +160,10 @@ def _advice(verdict: Plain) -> list[str]:
         ],
         "exception": [f"the traceback in the output of {owner}"],
         "lost_peer": [
+            "the output of the ranks that had ended before, and the network between the ranks",
+        ]
+        if whole
+        else [
             "the output and the post-mortems of the ranks that are not in the table: one of them "
             "ended first",
             "the network between the nodes, if no rank of any node reports another cause",
@@ -169,7 +175,7 @@ def _advice(verdict: Plain) -> list[str]:
         "the kernel's log, if you may read it: `dmesg -T | grep -i -e 'killed process' -e xid`",
     ]
     found = hints.get(str(evidence.get("cause")), unknown)
-    return [*found, "the post-mortems of the other nodes, if the run has any"]
+    return found if whole else [*found, "the post-mortems of the other nodes, if the run has any"]
 
 
 def _order(each: Plain) -> tuple[str, bool, int, int]:

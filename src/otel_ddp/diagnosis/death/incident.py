@@ -41,9 +41,9 @@ class Surroundings(NamedTuple):
 def verdict_of(members: list[EndedProcess], around: Surroundings) -> Verdict | None:
     """The verdict on processes that ended together; None where the end is no failure."""
     # Code 0 without a word: a program that leaves with os._exit when its work is done.
-    members = [
-        each for each in members if each.state == "failed" or each.cause.get("exit_code") != 0
-    ]
+    left = [each for each in members if each.state != "failed" and each.cause.get("exit_code") == 0]
+    members = [each for each in members if each not in left]
+    around = around._replace(finished=[*around.finished, *left])
     members.sort(key=lambda each: (each.ended_ns, rank_key(each.labels)))
     if not members or was_intended(members):
         return None
@@ -136,7 +136,11 @@ def _other_end(lost: list[EndedProcess], members: list[EndedProcess], around: Su
     world = max((each.world_size or 0 for each in lost), default=0)
     # Not an evaluator that ended as well: it has a world of its own.
     finished = [each for each in around.finished if each.world_size in (None, world)]
-    left = [each for each in finished if soonest - FOLLOWS_S * 1e9 <= each.ended_ns <= latest]
+    left = [
+        each
+        for each in finished
+        if soonest - FOLLOWS_S * 1e9 <= each.ended_ns and each.seen_alive_ns <= latest
+    ]
     if left:
         verb = "has" if len(left) == 1 else "have"
         text = f"{wording.names(e.labels for e in left)} {verb} finished before that"

@@ -241,7 +241,8 @@ def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findin
     finished = [labels for labels in ended if labels not in dead]
     wait = "waits" if len(positions) == 1 else "wait"
     waiting = f"{wording.ranks(positions, list(positions))} {wait} in the same collective"
-    for cause, culprits, verb in (("dead", dead, "died"), ("finished", finished, "finished")):
+    died = "failed" if {found[labels].state for labels in dead} == {"failed"} else "died"
+    for cause, culprits, verb in (("dead", dead, died), ("finished", finished, "finished")):
         if culprits:
             why = [waiting, f"{wording.ranks(found, culprits)} {verb} before it"]
             advice = "Look at why it is gone; the others will not go on by themselves."
