@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 from otel_ddp import settings
-from otel_ddp.agent.scrape.page_requests import answer_page
-from otel_ddp.agent.scrape.server import CLIENT_TIMEOUT_S, bind
+from otel_ddp.agent.scrape.handler import Handler
+from otel_ddp.agent.scrape.page_requests import page_answer
+from otel_ddp.agent.scrape.server import bind
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory, files
 from otel_ddp.history.page.app import App
+from otel_ddp.history.page.exchange import Answer
 
 _HOST = "127.0.0.1"
 
@@ -60,20 +60,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def page_handler(app: App) -> type[BaseHTTPRequestHandler]:
+def page_handler(app: App) -> type[Handler]:
     """Answers requests with the page alone."""
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version = "otel-ddp"
-        sys_version = ""
-        timeout = CLIENT_TIMEOUT_S
+    class PageHandler(Handler):
+        def answer(self) -> Answer:
+            return page_answer(self, app, None)
 
-        def do_GET(self) -> None:
-            answer_page(self, app, None)
-
-        do_HEAD = do_POST = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are not logged."""
-
-    return Handler
+    return PageHandler

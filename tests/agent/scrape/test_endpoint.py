@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import urllib.error
 import urllib.request
@@ -243,19 +242,6 @@ def test_an_ipv6_address_may_stand_in_brackets(host: str) -> None:
 def test_a_client_that_sends_nothing_delays_no_other(served: tuple[Ledger, Endpoint]) -> None:
     with socket.create_connection(("127.0.0.1", served[1].port)):
         assert get(served[1], "/healthz")[1] == "ok\n"
-
-
-def test_many_scrapers_at_once_are_all_answered() -> None:
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    try:
-        # Nobody answers yet. Whom there is no room for would hear nothing before his patience ends.
-        with contextlib.ExitStack() as scrapers:
-            for _ in range(100):
-                address = ("127.0.0.1", endpoint.port)
-                scrapers.enter_context(socket.create_connection(address, timeout=10))
-    finally:
-        endpoint.start()
-        endpoint.stop()
 
 
 def test_an_agent_whose_loop_is_stuck_is_not_healthy() -> None:

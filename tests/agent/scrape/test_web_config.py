@@ -18,7 +18,6 @@ import bcrypt
 import pytest
 
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.scrape import endpoint as endpoints
 from otel_ddp.agent.scrape import server as servers
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
@@ -223,28 +222,6 @@ def test_loopback_is_open_and_other_addresses_need_rules(keys: Path) -> None:
         )
 
 
-def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
-    monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    endpoint.start()
-    try:
-        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client:
-            while True:
-                try:
-                    client.sendall(b"G")
-                    if client.recv(1) == b"":
-                        break
-                except TimeoutError:
-                    continue
-                except ConnectionError:
-                    break
-    finally:
-        endpoint.stop()
-
-
 def test_a_client_for_whom_there_is_no_thread_takes_no_place_for_ever(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,19 +239,3 @@ def test_a_client_for_whom_there_is_no_thread_takes_no_place_for_ever(
 
         context = ssl.create_default_context(cafile=str(keys / "tls.crt"))
         assert status(endpoint.url, context=context) == 200
-
-
-def test_one_client_more_than_there_may_be_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
-    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
-    endpoint.start()
-    try:
-        where = ("127.0.0.1", endpoint.port)
-        with (
-            socket.create_connection(where, 10),
-            socket.create_connection(where, 10),
-            socket.create_connection(where, 10) as third,
-        ):
-            assert third.recv(1) == b""
-    finally:
-        endpoint.stop()

@@ -469,18 +469,6 @@ def test_no_run_at_all_is_an_empty_list(client: Client) -> None:
     assert client.api("runs").json["runs"] == []
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        *(("localhost", 200), ("localhost:9464", 200), ("127.0.0.1", 200), ("[::1]:9", 200)),
-        *(("evil.example", 403), ("localhost.evil.example:9464", 403)),
-    ],
-)
-def test_only_names_of_this_machine_are_answered(client: Client, host: str, status: int) -> None:
-    assert client.ask("/api/runs", Host=host).status == status
-    assert client.ask("/", Host=host).status == status
-
-
 def test_other_sites_get_no_answer(client: Client) -> None:
     assert client.ask("/api/runs", Sec_Fetch_Site="cross-site").status == 403
     assert client.ask("/api/runs", Sec_Fetch_Site="same-origin").status == 200

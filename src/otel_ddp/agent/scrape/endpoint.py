@@ -7,9 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -17,11 +14,13 @@ from prometheus_client.exposition import choose_encoder
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
-from otel_ddp.agent.scrape.page_requests import answer_page
-from otel_ddp.agent.scrape.server import CLIENT_TIMEOUT_S, bind
+from otel_ddp.agent.scrape.handler import Handler
+from otel_ddp.agent.scrape.page_requests import page_answer
+from otel_ddp.agent.scrape.server import bind
 from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.errors import containment
 from otel_ddp.history.page.app import App
+from otel_ddp.history.page.exchange import Answer, as_text
 
 # Only where shutting the socket down does not wake the thread is this how long a stop may take.
 _POLL_S = 1.0
@@ -49,7 +48,7 @@ class Endpoint:
         """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
-        handler = _handler(registry, page, idle_s, problems, rules)
+        handler = _handler(registry, page, idle_s, problems, rules, host)
         self._server = bind(host, port, handler, rules)
         self._scheme = "http" if rules is None or rules.tls() is None else "https"
         self.thread = KeptThread("endpoint", lambda: self._server.serve_forever(_POLL_S))
@@ -94,63 +93,38 @@ def _handler(
     idle_s: Callable[[], float],
     problems: Callable[[], Sequence[str]],
     rules: WebConfig | None,
-) -> type[BaseHTTPRequestHandler]:
+    host: str,
+) -> type[Handler]:
     rendering = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version = "otel-ddp"
-        sys_version = ""
-        timeout = CLIENT_TIMEOUT_S
+    class EndpointHandler(Handler):
+        known_name = host
+        any_name = rules is not None
 
-        def do_GET(self) -> None:
+        def answer(self) -> Answer:
             path = self.path.split("?", 1)[0]
             # A probe has no password, and learns only whether the agent is well.
-            if path != "/healthz" and not self._is_admitted():
-                self._answer(401, "text/plain; charset=utf-8", b"name yourself\n")
-            elif path == "/metrics":
-                encoder, kind = choose_encoder(self.headers.get("Accept") or "")
-                with rendering:
-                    body = _render(encoder, registry)
-                if body is None:
-                    why = b"it could not be rendered: the agent's log says why\n"
-                    self._answer(500, "text/plain; charset=utf-8", why)
-                else:
-                    self._answer(200, kind, body)
-            elif path == "/healthz":
-                stuck_s = idle_s()
-                lines = list(problems())
-                if stuck_s > _STUCK_S:
-                    lines.insert(0, f"the agent's loop has not moved for {stuck_s:.0f} s")
-                if lines:
-                    text = "".join(f"{line}\n" for line in lines)
-                    self._answer(503, "text/plain; charset=utf-8", text.encode())
-                else:
-                    self._answer(200, "text/plain; charset=utf-8", b"ok\n")
-            else:
-                answer_page(self, page, rules)
+            if path == "/healthz" and self.command != "POST":
+                return self._health()
+            if rules is not None and not rules.admits(self.headers.get("Authorization") or ""):
+                asks = {"WWW-Authenticate": 'Basic realm="otel-ddp", charset="UTF-8"'}
+                return as_text(401, "name yourself\n", asks)
+            if path == "/metrics" and self.command != "POST":
+                return self._metrics()
+            return page_answer(self, page, rules)
 
-        do_HEAD = do_GET
+        def _metrics(self) -> Answer:
+            encoder, kind = choose_encoder(self.headers.get("Accept") or "")
+            with rendering:
+                body = _render(encoder, registry)
+            if body is None:
+                return as_text(500, "it could not be rendered: the agent's log says why\n")
+            return Answer(200, {"Content-Type": kind}, body)
 
-        def do_POST(self) -> None:
-            if self._is_admitted():
-                answer_page(self, page, rules)
-            else:
-                self._answer(401, "text/plain; charset=utf-8", b"name yourself\n")
+        def _health(self) -> Answer:
+            lines = list(problems())
+            if (stuck_s := idle_s()) > _STUCK_S:
+                lines.insert(0, f"the agent's loop has not moved for {stuck_s:.0f} s")
+            return as_text(503 if lines else 200, "".join(f"{line}\n" for line in lines or ["ok"]))
 
-        def _is_admitted(self) -> bool:
-            return rules is None or rules.admits(self.headers.get("Authorization") or "")
-
-        def _answer(self, code: int, kind: str, body: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if code == HTTPStatus.UNAUTHORIZED:
-                self.send_header("WWW-Authenticate", 'Basic realm="otel-ddp", charset="UTF-8"')
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Scrapes are not logged."""
-
-    return Handler
+    return EndpointHandler

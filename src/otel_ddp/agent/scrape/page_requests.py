@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from otel_ddp.agent.node import socket_owners
+from otel_ddp.agent.scrape.handler import Handler
 from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.history.page.app import App
+from otel_ddp.history.page.exchange import Answer
 
 
-def answer_page(handler: BaseHTTPRequestHandler, app: App, rules: WebConfig | None) -> None:
-    """Answer one request that the endpoint has admitted. *rules*: as the endpoint's."""
+def page_answer(handler: Handler, app: App, rules: WebConfig | None) -> Answer:
+    """The answer to a request that the endpoint has admitted. *rules*: as the endpoint's."""
     has_named_itself = rules is not None and rules.asks_for_names()
     known: list[bool] = []
 
@@ -20,20 +21,12 @@ def answer_page(handler: BaseHTTPRequestHandler, app: App, rules: WebConfig | No
             known.append(has_named_itself or is_own_connection(handler.connection))
         return known[0]
 
-    given = app.answer(
+    return app.answer(
         handler.command,
         handler.path,
         {name.lower(): value for name, value in handler.headers.items()},
         is_private,
-        any_host=has_named_itself,
     )
-    handler.send_response(given.status)
-    for name, value in given.headers.items():
-        handler.send_header(name, value)
-    handler.send_header("Content-Length", str(len(given.body)))
-    handler.end_headers()
-    if handler.command != "HEAD":
-        handler.wfile.write(given.body)
 
 
 def is_own_connection(connection: Any) -> bool:

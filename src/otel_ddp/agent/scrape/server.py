@@ -9,10 +9,13 @@ import socketserver
 import ssl
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from weakref import WeakSet
 
+from otel_ddp.agent.node import socket_owners
 from otel_ddp.agent.scrape.web_config import WebConfig
 
 _PORTS_TO_TRY = 64
@@ -20,12 +23,22 @@ CLIENT_TIMEOUT_S = 5.0
 # A client that reads or writes a byte now and then is cut off after this.
 _LONGEST_ANSWER_S = 60.0
 _MOST_CLIENTS = 64
+# So many times longer than a look-up of all users takes is the pause before the next one.
+_LOOKUP_PAUSE = 10.0
+
+
+@dataclass(slots=True)
+class _Client:
+    address: tuple[str, int]
+    since: float
+    awaited: float | None
+    """Since when it has a request to send or an answer to take; None while we work for it."""
 
 
 class BoundedServer(ThreadingHTTPServer):
     daemon_threads = True
     # A client that finds no room here tries again after a second at the earliest.
-    request_queue_size = 128
+    request_queue_size = 1024
     # Two agents must never share a port: half of the scrapes would go to the wrong one.
     allow_reuse_port = False
 
@@ -39,8 +52,10 @@ class BoundedServer(ThreadingHTTPServer):
         self.address_family = family
         self.answering: WeakSet[threading.Thread] = WeakSet()
         self._rules = rules
-        # Each connection, and since when it is open.
-        self._clients: dict[Any, float] = {}
+        self._clients: dict[Any, _Client] = {}
+        # The users of clients on this node, and when they may be looked up again.
+        self._users: dict[tuple[str, int], int] = {}
+        self._look_up_at = 0.0
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -58,14 +73,17 @@ class BoundedServer(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._clients) >= _MOST_CLIENTS:
+        if len(self._clients) >= _MOST_CLIENTS and not self._make_room():
             self.shutdown_request(request)
             return
         context = None if self._rules is None else self._rules.tls()
         if context is not None:
             # The handshake waits for the client, so it belongs to the client's own thread.
             request = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        self._clients[request] = time.monotonic()
+        now = time.monotonic()
+        # An IPv6 socket shows IPv4 clients so.
+        address = str(client_address[0]).removeprefix("::ffff:"), int(client_address[1])
+        self._clients[request] = _Client(address, now, now)
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -84,6 +102,48 @@ class BoundedServer(ThreadingHTTPServer):
                 return
         super().process_request_thread(request, client_address)
 
+    def has_asked(self, request: Any) -> None:
+        """Called once its request is there: it keeps its place until the answer is ready."""
+        if client := self._clients.get(request):
+            client.awaited = None
+
+    def is_answered(self, request: Any) -> None:
+        """Called once its answer is ready to be sent."""
+        if client := self._clients.get(request):
+            client.awaited = time.monotonic()
+
+    def _make_room(self) -> bool:
+        """Cut off the slowest client of the user with the most; False where all are worked for."""
+        clients = list(self._clients.items())
+        # A client of another machine, or one that came just now, counts for itself.
+        users = self._looked_up()
+        user = {each: users.get(client.address, each) for each, client in clients}
+        held = Counter(user.values())
+        slow = [
+            (-held[user[each]], client.awaited, each)
+            for each, client in clients
+            if client.awaited is not None
+        ]
+        if not slow:
+            return False
+        self._cut_off(min(slow, key=lambda each: each[:2])[2])
+        return True
+
+    def _looked_up(self) -> dict[tuple[str, int], int]:
+        began = time.monotonic()
+        if began >= self._look_up_at:
+            self._users = socket_owners.of_clients(self.server_port)
+            ended = time.monotonic()
+            # Who connects again and again must not keep us busy with this.
+            self._look_up_at = ended + _LOOKUP_PAUSE * (ended - began)
+        return self._users
+
+    def _cut_off(self, request: Any) -> None:
+        """Its thread closes it; its place is free at once."""
+        self._clients.pop(request, None)
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
     def shutdown_request(self, request: Any) -> None:
         self._clients.pop(request, None)
         super().shutdown_request(request)
@@ -91,10 +151,9 @@ class BoundedServer(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called about every second: a timeout of the socket alone begins anew with each byte."""
         now = time.monotonic()
-        for request, since in list(self._clients.items()):
-            if now - since > _LONGEST_ANSWER_S:
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
+        for request, client in list(self._clients.items()):
+            if now - client.since > _LONGEST_ANSWER_S:
+                self._cut_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Not logged: clients may disconnect at any time."""

@@ -79,12 +79,10 @@ class App:
         target: str,
         headers: Mapping[str, str],
         is_private: Callable[[], bool],
-        *,
-        any_host: bool = False,
     ) -> Answer:
-        """*target* is the path with its query; *headers* has small letters.
+        """*target* is the path with its query, as the guard lets it through.
 
-        *any_host*: whether a password or a token was given, which no other site has.
+        *headers* has small letters.
         """
 
         def answer() -> Answer:
@@ -112,8 +110,8 @@ class App:
         any_host: bool,
     ) -> Answer:
         began_s = time.thread_time()
-        given = self._answer(method, target, headers, is_private, any_host)
-        extra = dict(guard.HEADERS)
+        given = self._answer(method, target, headers, is_private)
+        extra = {}
         body = given.body
         packs = not given.headers.keys() & {"Content-Encoding", "ETag"}
         packs = packs and given.headers.get("Content-Type") != PACKED
@@ -130,7 +128,6 @@ class App:
         target: str,
         headers: Mapping[str, str],
         is_private: Callable[[], bool],
-        any_host: bool,
     ) -> Answer:
         try:
             parts = urlsplit(target)
@@ -140,7 +137,6 @@ class App:
         path = parts.path
         is_api = path.startswith("/api/")
         try:
-            guard.check({**headers, "host": "localhost"} if any_host else headers, api=is_api)
             if is_api:
                 question = Question(method, path[5:], query, headers, is_private)
                 return self._api(question)

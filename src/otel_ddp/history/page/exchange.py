@@ -71,8 +71,9 @@ def as_json(status: int, content: Any) -> Answer:
     return Answer(status, {"Content-Type": JSON, "Cache-Control": "no-store"}, body)
 
 
-def as_text(status: int, text: str) -> Answer:
-    return Answer(status, {"Content-Type": TEXT, "Cache-Control": "no-store"}, text.encode())
+def as_text(status: int, text: str, headers: Mapping[str, str] | None = None) -> Answer:
+    always = {"Content-Type": TEXT, "Cache-Control": "no-store"}
+    return Answer(status, {**always, **(headers or {})}, text.encode("utf-8", "replace"))
 
 
 def as_csv(series: Iterable[Mapping[str, Any]]) -> Answer:

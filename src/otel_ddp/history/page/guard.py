@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Mapping
+from email.message import Message
 from ipaddress import ip_address
 from pathlib import Path
 
 from otel_ddp.history.page.exchange import Refused
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
+# A name or an address with its port: no user, no escapes, no zone.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I | re.ASCII)
 # Asked for by name: a form of another site cannot set it.
 ASKED = "x-otel-ddp"
 HEADERS: Mapping[str, str] = {
@@ -27,20 +31,34 @@ HEADERS: Mapping[str, str] = {
 }
 
 
-def check(headers: Mapping[str, str], *, api: bool) -> None:
+def check(target: str, headers: Message, *, known_name: str = "", any_name: bool = False) -> None:
     """Raises Refused for a request that another site has caused.
 
     A site may let its own name point to this machine: then its scripts could read all that is
     served. The name in the request gives that away.
+
+    *known_name*: what else this machine is called.
+    *any_name*: where another site's script has no password, token or certificate to show.
     """
-    host = _name(headers.get("host", ""))
-    if not _is_ours(host):
-        raise Refused(
-            403,
-            f"{host[:200]!r} is no name of this machine: open the page as localhost, by an address "
-            f"of this machine, or as {socket.gethostname()}",
-        )
-    if api and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    if not target.startswith("/") or target.startswith("//"):
+        raise Refused(400, "ask for a path on this machine, such as /metrics")
+    hosts = [str(host) for host in headers.get_all("Host", [])]
+    if len(hosts) > 1:
+        raise Refused(400, "name one Host")
+    # A browser always names one.
+    for host in hosts:
+        found = _HOST.fullmatch(host.strip())
+        if found is None:
+            raise Refused(400, f"{host[:200]!r} is no name or address with a port")
+        name = (found[1] or found[2]).lower().removesuffix(".")
+        if not any_name and name != known_name.lower() and not _is_ours(name):
+            raise Refused(
+                403,
+                f"{host[:200]!r} is no name of this machine: use localhost, an address of this "
+                f"machine, {socket.gethostname()}, or the name in OTEL_EXPORTER_PROMETHEUS_HOST",
+            )
+    site = headers.get("Sec-Fetch-Site", "same-origin")
+    if target.startswith("/api/") and site not in ("same-origin", "none"):
         raise Refused(403, "another site may not read this")
 
 
@@ -48,13 +66,6 @@ def check_asked(headers: Mapping[str, str]) -> None:
     """Raises Refused for a POST that our own page has not sent."""
     if headers.get(ASKED) != "page":
         raise Refused(403, f"send the header {ASKED}: page")
-
-
-def _name(host: str) -> str:
-    """Without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
 
 
 def _own_names() -> set[str]:
@@ -71,10 +82,10 @@ def _own_names() -> set[str]:
 
 
 def _is_ours(host: str) -> bool:
-    if host in ("", "localhost") or host.endswith(".localhost") or host in _own_names():
+    if host == "localhost" or host.endswith(".localhost") or host in _own_names():
         return True
     try:
-        ip_address(host.partition("%")[0])
+        ip_address(host)
     except ValueError:
         return False
     return True

@@ -21,21 +21,24 @@ export function address(path, parameters) {
 
 /** The answer; a Refusal where there is one that says why not. */
 export async function ask(path, parameters = {}, options = {}) {
-  let answer;
+  let answer, text;
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
     answer = await fetch(address(path, parameters), { signal, ...options });
+    // A connection may also end in the middle of an answer.
+    text = await answer.text();
   } catch {
     throw new Error("The agent does not answer.");
   }
   spentMs += Number(/cpu;dur=([\d.]+)/.exec(answer.headers.get("Server-Timing") || "")?.[1] || 0);
-  if (answer.headers.get("Content-Type")?.startsWith("text/plain") && answer.ok) {
-    return answer.text();
+  if (!answer.headers.get("Content-Type")?.startsWith("application/json")) {
+    if (answer.ok) return text;
+    throw new Refusal(text || `The answer is ${answer.status}.`);
   }
-  const content = await answer.json().catch(() => ({}));
+  const content = JSON.parse(text);
   // A folder that is served has no metrics beside it.
   if ("agent" in content) document.querySelector("footer").hidden = !content.agent;
-  if (!answer.ok) throw new Refusal(content.error || `The answer is ${answer.status}.`);
+  if (!answer.ok) throw new Refusal(content.error);
   return content;
 }
 

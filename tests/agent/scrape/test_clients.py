@@ -1,0 +1,145 @@
+"""Many clients of the endpoint, and slow ones: those who ask are answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape import endpoint as endpoints
+from otel_ddp.agent.scrape import server as servers
+from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.history.page.app import App
+
+PAGE = App(Path("/nowhere"))
+STRANGER = 65534
+# The kernel keeps no more.
+SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
+    endpoint.start()
+    yield endpoint
+    endpoint.stop()
+
+
+def connect(endpoint: Endpoint) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
+
+
+def scrape(endpoint: Endpoint) -> int:
+    with urllib.request.urlopen(endpoint.url, timeout=10) as answer:
+        return int(answer.status)
+
+
+def drip(clients: list[socket.socket]) -> None:
+    for each in clients:
+        # Most have been cut off.
+        with contextlib.suppress(OSError):
+            each.send(b"G")
+
+
+def test_many_clients_at_once_find_room_before_they_are_accepted() -> None:
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
+    try:
+        # Nothing accepts yet. A client without room would be silent until its time is over.
+        with contextlib.ExitStack() as scrapers:
+            for _ in range(min(400, int(SOMAXCONN.read_text()))):
+                scrapers.enter_context(connect(endpoint))
+    finally:
+        endpoint.start()
+        endpoint.stop()
+
+
+def test_idle_and_dripping_clients_stop_no_scrape(endpoint: Endpoint) -> None:
+    with contextlib.ExitStack() as clients:
+        idle, dripping = (
+            [clients.enter_context(connect(endpoint)) for _ in range(200)] for _ in "ab"
+        )
+        answered = []
+        for _ in range(64):
+            drip(dripping)
+            answered.append(scrape(endpoint))
+
+        # Others have made room: the endpoint is as bounded as ever.
+        assert idle[0].recv(1) == b""
+
+    assert answered == [200] * 64
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a socket away")
+def test_clients_of_the_user_with_the_most_make_room(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_MOST_CLIENTS", 5)
+    with contextlib.ExitStack() as clients:
+        ours = [clients.enter_context(connect(endpoint)) for _ in range(2)]
+        theirs = [clients.enter_context(connect(endpoint)) for _ in range(3)]
+        for each in theirs:
+            os.fchown(each.fileno(), STRANGER, -1)
+
+        assert scrape(endpoint) == 200
+        # The longest idle one of theirs, though ours are idle for longer.
+        assert theirs[0].recv(1) == b""
+        for each in ours:
+            each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert each.recv(15) == b"HTTP/1.0 200 OK"
+
+
+def test_a_client_whose_answer_is_being_made_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "_MOST_CLIENTS", 2)
+    asked, answering = threading.Semaphore(0), threading.Event()
+
+    def problems() -> list[str]:
+        asked.release()
+        answering.wait(10)
+        return []
+
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, problems=problems)
+    endpoint.start()
+    try:
+        with connect(endpoint) as first, connect(endpoint) as second:
+            for each in (first, second):
+                each.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+                assert asked.acquire(timeout=10)
+
+            with connect(endpoint) as third:
+                assert third.recv(1) == b""
+            answering.set()
+            assert [each.recv(15) for each in (first, second)] == [b"HTTP/1.0 200 OK"] * 2
+    finally:
+        answering.set()
+        endpoint.stop()
+
+
+def test_a_client_that_sends_a_letter_now_and_then_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "_LONGEST_ANSWER_S", 0.2)
+    monkeypatch.setattr(endpoints, "_POLL_S", 0.05)
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, PAGE)
+    endpoint.start()
+    try:
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.05) as client:
+            while True:
+                try:
+                    client.sendall(b"G")
+                    if client.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+    finally:
+        endpoint.stop()

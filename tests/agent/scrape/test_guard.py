@@ -1,0 +1,123 @@
+"""What the guard lets through: on every path, of the agent and of `otel-ddp page`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from history.page.serving import Served
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape.endpoint import Endpoint
+from otel_ddp.agent.scrape.web_config import WebConfig
+from otel_ddp.history.page import guard
+from otel_ddp.history.page.app import App
+
+PATHS = ("/", "/metrics", "/healthz", "/api/runs", "/static/style.css", "/nothing")
+
+
+@pytest.fixture(params=["agent", "page"])
+def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    if request.param == "page":
+        with Served(App(tmp_path)) as served:
+            yield served.port
+    else:
+        endpoint = Endpoint(Ledger(), "localhost", 0, App(tmp_path))
+        endpoint.start()
+        yield endpoint.port
+        endpoint.stop()
+
+
+def ask(port: int, target: str, *lines: str) -> tuple[int, str]:
+    """The status, and the whole answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall("\r\n".join([f"GET {target} HTTP/1.1", *lines, "", ""]).encode())
+        text = b"".join(iter(lambda: client.recv(65536), b"")).decode()
+    return int(text.split()[1]), text
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST.", "localhost:9464", "run.localhost"),
+        *("127.0.0.1", "10.1.2.3:9464", "[::1]", "[::1]:9", socket.gethostname()),
+    ],
+)
+def test_names_and_addresses_of_this_machine_are_answered(port: int, host: str) -> None:
+    assert ask(port, "/api/runs", f"Host: {host}")[0] == 200
+    assert ask(port, "/", f"Host: {host}")[0] == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("evil.com", 403), ("localhost.evil.com:9464", 403), ("127.0.0.1.evil.com", 403)),
+        *(("127.0.0.1%2eevil.com", 400), ("[::1].evil.com", 400), ("[::1%25.evil.com]", 400)),
+        *(("localhost:9464@evil.com", 400), ("localhost:", 400), ("localhost evil.com", 400)),
+        *(
+            ("localhost,evil.com", 400),
+            ("localhost:9464:9464", 400),
+            ("[evil.com]", 400),
+            ("", 400),
+        ),
+        *(("localhost\r\nHost: localhost", 400), ("localhost\r\nhost: evil.com", 400)),
+        ("localhost\r\n .evil.com", 400),
+    ],
+)
+def test_no_other_name_is_answered_on_any_path(
+    port: int, path: str, host: str, status: int
+) -> None:
+    found, text = ask(port, path, f"Host: {host}")
+
+    assert (found, "training_" in text) == (status, False)
+
+
+@pytest.mark.parametrize("target", ["http://localhost/metrics", "//localhost/metrics", "metrics"])
+def test_only_paths_are_answered(port: int, target: str) -> None:
+    status = ask(port, target, "Host: localhost")[0]
+
+    # Python itself takes the second of two slashes away.
+    assert status == (404 if target.startswith("//") else 400)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_answer_has_the_headers_of_the_guard(port: int, path: str) -> None:
+    for lines in (["Host: localhost"], ["Host: evil.com"], ["Host: localhost", "x" * 70000]):
+        _, text = ask(port, path, *lines)
+
+        for name, value in guard.HEADERS.items():
+            assert text.count(f"\r\n{name}: {value}\r\n") == 1
+
+
+def test_the_name_that_it_is_served_on_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *a, **named: resolve("127.0.0.1", *a, **named)
+    )
+    endpoint = Endpoint(Ledger(), "Node7.cluster.example", 0, App(Path("/nowhere")))
+    endpoint.start()
+    try:
+        assert ask(endpoint.port, "/metrics", "Host: node7.cluster.example:9464")[0] == 200
+        assert ask(endpoint.port, "/metrics", "Host: node8.cluster.example:9464")[0] == 403
+    finally:
+        endpoint.stop()
+
+
+def test_any_name_is_answered_by_rules_that_no_other_site_meets(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the extra web is not installed")
+    (tmp_path / "token").write_text("abc")
+    (tmp_path / "web.yml").write_text("bearer_token_file: token")
+    rules = WebConfig(tmp_path / "web.yml")
+    endpoint = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path), rules=rules)
+    endpoint.start()
+    try:
+        token = "Authorization: Bearer abc"
+        assert ask(endpoint.port, "/metrics", "Host: alias.example", token)[0] == 200
+        assert ask(endpoint.port, "/api/runs", "Host: alias.example", token)[0] == 200
+        assert ask(endpoint.port, "/metrics", "Host: alias.example")[0] == 401
+        assert ask(endpoint.port, "/metrics", "Host: a@alias.example", token)[0] == 400
+    finally:
+        endpoint.stop()
