@@ -70,7 +70,7 @@ def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
     ]
     now = [
         {"who": {"run": "one"}, "kind": kind, "since_ns": hour_ns, "sentence": kind}
-        for kind in ("straggler", "death")
+        for kind in ("straggler", "death", "bound")
     ]
     found = {
         "processes": [process()],
@@ -78,12 +78,14 @@ def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
         "past": [*past, {"who": {"run": "two"}, "since_ns": 1, "until_ns": 2}, {"who": 3}, 4],
     }
 
-    today = [line for line in lines(found, 3 * hour_ns) if line.startswith(("  ! ", "  - "))]
+    today = [line for line in lines(found, 3 * hour_ns) if line[:4] in ("  ! ", "  i ", "  - ")]
     tomorrow = [line for line in lines(found, 30 * hour_ns) if line.startswith("  - ")]
 
     assert today == [
         "  ! since 01:00:00: straggler",
         "  ! 01:00:00: death",
+        # Nothing is wrong: it says where the time goes.
+        "  i since 01:00:00: bound",
         "  - 00:00:00 to 02:00:00: first",
         "  - 00:00:00 to 02:00:00: second",
     ]

@@ -26,7 +26,7 @@ from otel_ddp.cli import main, top
 from otel_ddp.cli.top import frame
 from otel_ddp.cli.top.app import Lines, TopApp
 from otel_ddp.cli.top.order import Choice
-from otel_ddp.cli.top.watch import Watch
+from otel_ddp.cli.top.watch import RunView, View, Watch
 from otel_ddp.history.quantities import shown_time
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
@@ -106,6 +106,18 @@ def number_of(line: str) -> str:
 
 
 # -- lines
+
+
+def test_only_trouble_is_marked_and_red() -> None:
+    run = RunView("g", "one", (), (f"! {LATE}", "i since 16:45:10: compute-bound"), ())
+    view = View(0, 1, (), (run,), (), ())
+
+    lines = frame.body(view, Choice(group="node"), 80)
+
+    assert [(part.text, part.style) for line in lines[:2] for part in line.parts] == [
+        (f"! {LATE}", "verdict"),
+        ("i since 16:45:10: compute-bound", "dim"),
+    ]
 
 
 def test_ranks_stand_with_phase_step_and_their_own_time_and_the_late_one_is_marked(

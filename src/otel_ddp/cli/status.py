@@ -14,7 +14,7 @@ from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.gpus import gpu_lines
-from otel_ddp.cli.text import cell, dated, integer, mappings, number, print_answer
+from otel_ddp.cli.text import cell, dated, integer, mappings, marked, number, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.quantities import shown_time
 from otel_ddp.identity import boards
@@ -94,7 +94,7 @@ def lines(
         for verdict in mappings(found.get("verdicts")):
             labels = verdict.get("who")
             if isinstance(labels, Mapping) and _run(labels) == run:
-                yield f"  ! {dated(verdict, now_ns)}"
+                yield f"  {marked(verdict, now_ns)}"
         yield from (f"  - {sentence}" for sentence in _past(found, run, now_ns))
         for each in alive:
             yield from _not_judged(each, run)

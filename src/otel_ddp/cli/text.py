@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from otel_ddp import catalog
 from otel_ddp.history.quantities import when
 
 _LONGEST_CELL = 1000
@@ -64,3 +65,9 @@ def cell(value: Any, otherwise: str = "") -> str:
 def dated(verdict: Mapping[str, Any], now_ns: int) -> str:
     """A verdict's sentence, and since when it holds or has held."""
     return when(verdict, now_ns) + cell(verdict.get("sentence"), "?")
+
+
+def marked(verdict: Mapping[str, Any], now_ns: int) -> str:
+    """The same behind `!`, or behind `i` where nothing is wrong: it says what bounds the run."""
+    mark = "i" if verdict.get("kind") in catalog.HARMLESS_VERDICTS else "!"
+    return f"{mark} {dated(verdict, now_ns)}"

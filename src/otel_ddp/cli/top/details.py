@@ -8,7 +8,7 @@ from otel_ddp.catalog import PHASES
 from otel_ddp.cli.gpus import gpu_row
 from otel_ddp.cli.status import ago
 from otel_ddp.cli.text import cell, integer
-from otel_ddp.cli.top.frame import Line, Part, duration
+from otel_ddp.cli.top.frame import Line, Part, duration, verdict_style
 from otel_ddp.cli.top.sparkline import sparkline
 from otel_ddp.cli.top.watch import RankView, Value, View
 from otel_ddp.journal.layout import PHASE_CODE
@@ -27,7 +27,7 @@ def details(
     lines = [_line(f"rank {rank.text('rank', '?')}", "title"), _line("")]
     for run in view.runs:
         if any(each.key == rank.key for each in run.ranks):
-            lines += [_line(f"! {sentence}", "verdict") for sentence in run.verdicts]
+            lines += [_line(sentence, verdict_style(sentence)) for sentence in run.verdicts]
     for name in _FIELDS:
         if text := rank.text(name):
             lines.append(_line(f"{name:<12} {text}"))

@@ -218,7 +218,12 @@ def duration(nanoseconds: float | None) -> str:
 
 def _verdicts(sentences: Iterable[str], width: int) -> Iterator[Line]:
     for sentence in sentences:
-        yield from _wrapped(f"! {sentence}", "verdict", width)
+        yield from _wrapped(sentence, verdict_style(sentence), width)
+
+
+def verdict_style(sentence: str) -> str:
+    """Of a sentence behind its mark: only trouble is red."""
+    return "verdict" if sentence.startswith("!") else "dim"
 
 
 def _wrapped(text: str, style: str, width: int) -> Iterable[Line]:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from otel_ddp import catalog
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.process_status import OVER
 from otel_ddp.agent.reading.recent_steps import RecentSteps, StepWork
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.cli.gpus import gpu_labels
-from otel_ddp.cli.text import cell, dated, integer, mappings
+from otel_ddp.cli.text import cell, integer, mappings, marked
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
 
@@ -222,7 +223,11 @@ class Watch:
             None if recent is None else recent.work_ns(),
             None if recent is None else recent.last,
             tuple(gpu for gpu in gpus if _is_of(gpu_labels(gpu), described)),
-            any(_is_of(each.get("who"), described) for each in verdicts),
+            any(
+                _is_of(each.get("who"), described)
+                for each in verdicts
+                if each.get("kind") not in catalog.HARMLESS_VERDICTS
+            ),
         )
 
     def _values(self, ranks: Iterable[RankView]) -> tuple[Value, ...]:
@@ -254,7 +259,7 @@ def _run(labels: Mapping[str, Any]) -> _RunKey:
 
 def _sentences(verdicts: Iterable[Mapping[str, Any]], run: _RunKey, now_ns: int) -> tuple[str, ...]:
     return tuple(
-        dated(each, now_ns)
+        marked(each, now_ns)
         for each in verdicts
         if isinstance(who := each.get("who"), Mapping) and _run(who) == run
     )
