@@ -45,6 +45,7 @@ def test_a_limit_that_is_exceeded_fails(folder: Path, capsys: pytest.CaptureFixt
     ("words", "sentence"),
     [
         (("a", "nowhere"), "no history of a run with this name; it has a, b, slow"),
+        (("a", ",,,"), "',,,' names no run: give one"),
         (("a", "b", "--fail-if", "step_time"), "is no limit"),
         (("a", "b", "--fail-if", "lr:+1%"), "not both runs have 'lr'"),
         (("a", "b", "--markdown", "/nowhere/at/all"), "No such file"),

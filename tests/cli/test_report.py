@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,33 @@ def test_a_damaged_report_is_not_compared(
     assert main(["compare", "--history", str(tmp_path), "a", str(bad)]) == 2
 
     assert str(bad) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE about SET value = ? WHERE key = 'config'",
+        "UPDATE ranks SET about = ?",
+        "UPDATE verdicts SET about = ?",
+    ],
+)
+def test_no_nesting_in_a_history_is_too_deep_for_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, depth: int
+) -> None:
+    path = write_history(tmp_path, "deep", steps=60, late=1, about={"config": {"lr": 0.1}})
+    with closing(sqlite3.connect(path)) as db, db:
+        assert db.execute(change, ('{"a":' * depth + "1" + "}" * depth,)).rowcount
+
+    codes = [
+        main(["report", str(path), "--out", str(tmp_path / "out")]),
+        main(["report", str(path), "--card"]),
+        main(["compare", str(path), str(path)]),
+    ]
+
+    # A file that is damaged, or a run of which this part is not known.
+    said = capsys.readouterr().err
+    assert codes == [0, 0, 0] or "is damaged" in said
 
 
 def test_the_card_alone_writes_nothing(

@@ -28,8 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder with histories of runs (default: where agents keep them here)",
     )
     parser.add_argument(
-        "--port", type=int, default=0, help="the port to serve it on (default: any free one)"
+        "--port", type=_port, default=0, help="the port to serve it on (default: any free one)"
     )
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be from 1 to 65535, or 0 for any, got {text!r}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,10 +55,17 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         server = bind(_HOST, options.port, page_handler(app), None)
-    except (OSError, OverflowError) as error:
-        print(f"port {options.port} cannot be served: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"The page cannot be served: {error}.", file=sys.stderr)
         return 1
     with server:
+        if options.port not in (0, server.server_port):
+            print(
+                f"Port {options.port} cannot be used: another program has it, or it is reserved. "
+                "Choose another one, or leave --port out.",
+                file=sys.stderr,
+            )
+            return 1
         count = sum(1 for _ in files(folder))
         print(f"{count} histories of {folder}: http://localhost:{server.server_port}/", flush=True)
         print("Ctrl-C ends it.", flush=True)

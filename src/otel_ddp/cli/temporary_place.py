@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal.place import Place
 
 _AGENT_ENDS_S = 5.0
@@ -33,7 +33,7 @@ def end_by_signals() -> None:
 def agent_description(place: Place) -> dict[str, Any]:
     """How the agent describes itself; empty while there is none."""
     try:
-        described = json.loads(place.agent_file.read_text())
+        described = foreign_json.parse(place.agent_file.read_text())
     except (OSError, ValueError):
         return {}
     return described if isinstance(described, dict) else {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from otel_ddp.errors import foreign_json
 
 _NAME = re.compile(r"postmortem-[\w.-]+")
 _LARGEST = 16 * 1024 * 1024
@@ -64,8 +65,8 @@ def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]
         with contextlib.suppress(OSError):
             paths = sorted(folder.glob("postmortem-*.json"), key=_newest_first)[:_MOST_FILES]
         for path in paths:
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                report = json.loads(_content(path))
+            with contextlib.suppress(OSError, ValueError):
+                report = foreign_json.parse(_content(path))
                 if isinstance(report, dict):
                     yield path, report
 

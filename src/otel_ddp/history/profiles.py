@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal.private_directories import default_root, is_kept
 
 FILE = "profile.json"
@@ -104,8 +104,8 @@ def _all(root: Path) -> Iterator[Profile]:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             with os.fdopen(os.open(path, flags), "rb") as file:
                 # A fifo has nothing to read.
-                content = json.loads(file.read(_LARGEST_FILE) or b"")
-        except (OSError, ValueError, RecursionError):
+                content = foreign_json.parse(file.read(_LARGEST_FILE) or b"")
+        except (OSError, ValueError):
             continue  # a window that is under way, or no folder of ours
         if isinstance(content, dict):
             yield Profile(root / name, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sqlite3
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from otel_ddp.errors import foreign_json
 from otel_ddp.history import directory, schema
 from otel_ddp.history.run_file import SeriesKey
 from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
@@ -393,6 +393,6 @@ def _modified(path: Path) -> float:
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text)
+        return foreign_json.parse(text)
     except ValueError:
         return None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp.errors import foreign_json
 from otel_ddp.history import schema
 from otel_ddp.history.directory import check_own_file
 from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
@@ -113,7 +114,7 @@ class RunFile:
         for id, kind, name, rank, labels, width in execute(
             "SELECT id, kind, name, rank, labels, width FROM series"
         ).fetchall():
-            key = SeriesKey(kind, name, rank, tuple(map(tuple, json.loads(labels))))
+            key = SeriesKey(kind, name, rank, tuple(map(tuple, foreign_json.parse(labels))))
             # Counted when it is written to.
             self._series[key] = _Series(id, width, _MOST_OF_SERIES)
 
@@ -166,7 +167,7 @@ class RunFile:
 
     def _about(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
-        return json.loads(row[0]) if row else None
+        return foreign_json.parse(row[0]) if row else None
 
     def width(self, key: SeriesKey) -> int:
         """How wide its buckets are: what is summed up beforehand costs one row each."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -10,6 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 
@@ -517,11 +517,11 @@ def clean_text(encoded: bytes) -> str:
 def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
-        content = json.loads(text)
+        content = foreign_json.parse(text)
         # What could be unprintable is written with an escape: JSON allows no control character.
         if "\\u" in text or not text.isascii():
             content = _printable(content)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return content if isinstance(content, dict) else None
 

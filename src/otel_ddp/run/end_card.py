@@ -5,7 +5,6 @@ The rank reads its own journal, and two small files that the agent has written b
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.errors import containment
+from otel_ddp.errors import containment, foreign_json
 from otel_ddp.history import card
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_s, when
@@ -173,8 +172,8 @@ def _read_json(path: Path) -> Any:
         return None
     try:
         content = os.read(fd, _LARGEST_FILE)
-        return json.loads(content) if len(content) < _LARGEST_FILE else None
-    except (OSError, ValueError, RecursionError):
+        return foreign_json.parse(content) if len(content) < _LARGEST_FILE else None
+    except (OSError, ValueError):
         return None
     finally:
         os.close(fd)

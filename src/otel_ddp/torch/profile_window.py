@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import profiler as torch_profiler
 
-from otel_ddp.errors import containment
+from otel_ddp.errors import containment, foreign_json
 from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.open_annotations import OpenAnnotations
@@ -50,10 +50,10 @@ class Asked(NamedTuple):
 def read_question(line: bytes) -> Asked | None:
     """The question in a line of the fifo; None if there is none."""
     try:
-        said = json.loads(line)
+        said = foreign_json.parse(line)
         number, steps, until_ns = (int(said[name]) for name in ("number", "steps", "until_ns"))
         trace = Path(str(said["trace"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None
     if not 1 <= steps <= MOST_STEPS or not trace.is_absolute():
         return None

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from otel_ddp.agent.artifacts.artifact import Artifact, from_json
+from otel_ddp.errors import foreign_json
 
 # More than the list can hold.
 _MOST_BYTES = 128 * 1024 * 1024
@@ -22,8 +23,8 @@ def read(path: Path) -> list[Artifact]:
         return []
     try:
         with open(fd, "rb") as file:
-            content = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+            content = foreign_json.parse(file.read(_MOST_BYTES))
+    except (OSError, ValueError):
         return []
     rows = content if isinstance(content, list) else []
     return [found for found in map(from_json, rows) if found is not None]

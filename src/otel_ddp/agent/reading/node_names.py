@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.errors import foreign_json
+
 _MOST_RUNS = 200
 
 
@@ -95,8 +97,8 @@ def _run(identity: Mapping[str, Any]) -> str:
 def _read(file: Path) -> dict[str, dict[str, str]]:
     """The names in the file; none if it is damaged."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = foreign_json.parse(file.read_bytes())
+    except (OSError, ValueError):
         return {}
     if not isinstance(content, dict):
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from otel_ddp import catalog
 from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.process_status import OVER, describe, long_texts, state_of
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
 
@@ -129,9 +129,9 @@ def _doubled(living: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _agent(place: Place) -> dict[str, Any]:
     """The agent's file, and whether the agent lives; each list complete and well-formed."""
     try:
-        about = json.loads(place.agent_file.read_text())
+        about = foreign_json.parse(place.agent_file.read_text())
         silent_s = time.time() - place.agent_file.stat().st_mtime
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         about, silent_s = {}, 0.0
     about = about if isinstance(about, dict) else {}
     # From the kernel, as numbered here; the agent's own number is of its PID namespace.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.agent.reading.summary import Extremes, Key, Point, Summary
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal import layout
 from otel_ddp.journal.direction import direction
 from otel_ddp.journal.reader import JournalReader, clean_text
@@ -83,8 +84,8 @@ def read(path: Path) -> Iterator[tuple[Key, Extremes]]:
     except OSError:
         return
     try:
-        content = json.loads(os.read(fd, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+        content = foreign_json.parse(os.read(fd, _MOST_BYTES))
+    except (OSError, ValueError):
         return
     finally:
         os.close(fd)

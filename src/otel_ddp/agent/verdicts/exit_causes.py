@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import signal
 import time
@@ -16,7 +15,7 @@ from otel_ddp.agent.verdicts.bounded_reads import LONGEST_FILE, read_text, read_
 from otel_ddp.agent.verdicts.kernel_log import KernelLog
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.process_memory import ProcessMemory
-from otel_ddp.errors import containment
+from otel_ddp.errors import containment, foreign_json
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0
@@ -207,8 +206,8 @@ class ExitCauses:
         if text is None:
             return ""
         try:
-            content = json.loads(text)
-        except (ValueError, RecursionError):
+            content = foreign_json.parse(text)
+        except ValueError:
             return ""
         message = content.get("message") if isinstance(content, dict) else None
         if isinstance(message, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Question,
     Thread,
 )
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
@@ -182,8 +182,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(path, flags), "rb") as file:
-            content = json.loads(file.read(_LARGEST_ANSWER))
-    except (OSError, ValueError, RecursionError, TypeError):
+            content = foreign_json.parse(file.read(_LARGEST_ANSWER))
+    except (OSError, ValueError, TypeError):
         return None
     return content if isinstance(content, dict) else None
 

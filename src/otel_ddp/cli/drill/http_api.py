@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from urllib.request import (
 
 from otel_ddp.agent.export.otlp.addresses import is_loopback, take_user, without_credentials
 from otel_ddp.agent.export.otlp.outcome import one_line
+from otel_ddp.errors import foreign_json
 
 _TIMEOUT_S = 30.0
 # A board or the list of all rules is below a megabyte.
@@ -72,7 +72,7 @@ class HttpApi:
             request.add_header("Authorization", self._authorization)
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                return json.loads(answer.read(_MOST_BYTES))
+                return foreign_json.parse(answer.read(_MOST_BYTES))
         except HTTPError as error:
             with error:
                 raise NoAnswer(_refusal(error), error.code) from None
@@ -108,7 +108,7 @@ def _refusal(error: HTTPError) -> str:
     if 300 <= error.code < 400:
         return f"{error.code}, a redirect: name the address that it leads to"
     try:
-        told = json.loads(error.read(_MOST_BYTES))
+        told = foreign_json.parse(error.read(_MOST_BYTES))
         why = told.get("error") or told.get("message") or ""
     except (OSError, ValueError, AttributeError, http.client.HTTPException):
         why = ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from otel_ddp.cli.profile.ranks import Candidate
 from otel_ddp.cli.text import cell, integer
+from otel_ddp.errors import foreign_json
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 from otel_ddp.journal.locks import lock_holder
 
@@ -94,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(path, flags), "rb") as file:
-            content = json.loads(file.read(_LARGEST_ANSWER))
-    except (OSError, ValueError, RecursionError):
+            content = foreign_json.parse(file.read(_LARGEST_ANSWER))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

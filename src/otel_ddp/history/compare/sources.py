@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from otel_ddp.errors import foreign_json
 from otel_ddp.history.compare import side
 from otel_ddp.history.compare.side import Side
 from otel_ddp.history.find_run import NotFound, find_run
@@ -17,7 +17,10 @@ _LARGEST_REPORT = 256 * 1024 * 1024
 def load_all(words: str, folder: Path, *, ours: bool = False) -> list[Side]:
     """One run, or several with commas between them."""
     if "," in words and not Path(words).expanduser().exists():
-        return [load(each.strip(), folder, ours=ours) for each in words.split(",") if each.strip()]
+        named = [each.strip() for each in words.split(",") if each.strip()]
+        if not named:
+            raise NotFound(f"{words!r} names no run: give one, or several with commas between.")
+        return [load(each, folder, ours=ours) for each in named]
     return [load(words, folder, ours=ours)]
 
 
@@ -41,8 +44,8 @@ def _of_report(path: Path) -> Side:
     try:
         if path.stat().st_size > _LARGEST_REPORT:
             raise NotFound(f"{path} is too large for a report.")
-        content: Any = json.loads(path.read_bytes(), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
+        content: Any = foreign_json.parse(path.read_bytes(), parse_constant=_refuse)
+    except (OSError, ValueError) as error:
         raise NotFound(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise NotFound(f"{path} is no report of `otel-ddp report`.")

@@ -86,7 +86,7 @@ class App:
         """
 
         def answer() -> Answer:
-            return self._timed_answer(method, target, headers, is_private, any_host)
+            return self._timed_answer(method, target, headers, is_private)
 
         found: list[Answer] = []
         thread = threading.Thread(target=lambda: found.append(answer()), daemon=True)
@@ -107,7 +107,6 @@ class App:
         target: str,
         headers: Mapping[str, str],
         is_private: Callable[[], bool],
-        any_host: bool,
     ) -> Answer:
         began_s = time.thread_time()
         given = self._answer(method, target, headers, is_private)
