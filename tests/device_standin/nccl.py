@@ -18,7 +18,8 @@ import torch.distributed as dist
 from device import NAME as DEVICE
 from device import Collective, Device
 
-NAME = "nccl_standin"
+# Of a backend of another name, torch has no recorder.
+NAME = os.environ.get("STANDIN_BACKEND", "nccl_standin")
 
 
 class Group(dist.ProcessGroup):
@@ -110,8 +111,9 @@ def init_process_group(device: Device) -> None:
         return Group(device, hosts, rank, size)
 
     recorder, c10d = Recorder(device), torch._C._distributed_c10d
-    c10d._dump_nccl_trace_json = recorder.as_json  # type: ignore[attr-defined]
-    c10d._dump_nccl_trace = recorder.as_pickle
+    if "nccl" in NAME:
+        c10d._dump_nccl_trace_json = recorder.as_json  # type: ignore[attr-defined]
+        c10d._dump_nccl_trace = recorder.as_pickle
     # What goes over gloo here, no program of a user would see.
     c10d._dump_fr_trace_json = lambda **_: b"{}"  # type: ignore[attr-defined]
     dist.Backend.register_backend(NAME, create, devices=[DEVICE])

@@ -416,6 +416,85 @@ def test_the_table(
     ]
 
 
+def behind(
+    enqueued: int, phase: str, step: int | None = None, backend: str = "acme:accl", **more: Any
+) -> dict[str, Any]:
+    """A rank whose device is in this phase, under a backend of which no device tells anything."""
+    group = Group("0", 2, enqueued, None, backend)
+    return {"groups": (group,), "device_phase": phase, "device_step": step, **more}
+
+
+@pytest.mark.parametrize("backend", ["acme:accl", "cpu:gloo,acme:accl", "cuda:nccl"])
+def test_the_device_that_computes_is_named_and_not_the_host_that_is_least_far_ahead(
+    backend: str,
+) -> None:
+    # The host of rank 0 asks for its loss, and waits for its device: it has put fewer in line.
+    job = Job()
+    job.put(0, "other", step=60)
+    job.put(1, "forward", step=68)
+    job.answers[0] = behind(806, "comm_wait", 60, backend)
+    job.answers[1] = behind(822, "backward", 60, backend)
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("device", ["1"])
+    assert (verdict.phase, verdict.step) == ("backward", 60)
+    assert verdict.sentence.partition(": ")[2] == (
+        "the device of rank 1 is in backward after step 60 and does not go on, while its host is "
+        "in forward after step 68; rank 0 waits for it. What was launched before it does not end: "
+        "look at this GPU's errors (Xid), and at the kernels of that phase."
+    )
+    assert job.stalls.reasons == {labels_of(0): "waiting", labels_of(1): "not_waiting"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "known", "cause", "culprits"),
+    [
+        # This device has done all: it is the host that holds up the other rank.
+        ("data", behind(806, "data"), "not_reached", ["1"]),
+        # All devices wait.
+        ("other", behind(830, "comm_wait", 60), "backend", []),
+    ],
+)
+def test_a_rank_whose_device_waits_is_never_named(
+    phase: str, known: dict[str, Any], cause: str, culprits: list[str]
+) -> None:
+    job = Job()
+    job.put(0, "other")
+    job.put(1, phase)
+    job.answers = {0: behind(822, "comm_wait", 60), 1: known}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == (cause, culprits)
+
+
+@pytest.mark.parametrize("waits_in", [None, frozenset({"backward"})])
+def test_no_device_is_named_for_a_phase_in_which_it_may_wait(
+    waits_in: frozenset[str] | None,
+) -> None:
+    job = Job()
+    job.put(0, "other", waits_in=waits_in)
+    job.put(1, "forward", waits_in=waits_in)
+    job.answers = {0: behind(806, "comm_wait", 60), 1: behind(822, "backward", 60)}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
+
+
+def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil() -> None:
+    job = Job()
+    job.put(0, "other")
+    job.put(1, "forward", in_mark=True)
+    job.answers = {0: behind(806, "comm_wait", 60), 1: {"silent_s": 30.0}}
+    _, verdict = job.stalls_after()
+
+    assert (verdict.evidence["cause"], verdict.evidence["culprits"]) == ("backend", [])
+    assert verdict.sentence.partition(": ")[2].startswith(
+        "rank 0 waits in a collective; the launch queue of rank 1 is full, where otel_ddp itself "
+        "waits for a place: what the device is in cannot be asked. Look at the network"
+    )
+    assert job.stalls.reasons[labels_of(1)] == "waiting"
+
+
 def test_why_each_rank_does_not_move_is_known_while_a_stall_is_suspected() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("comm_wait", {}, "waiting"),

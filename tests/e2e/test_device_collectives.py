@@ -30,6 +30,8 @@ HANGS_IN = 60
 HANGS_BEFORE = 2 * HANGS_IN - 1
 STEP = {"first_load_s": 0.1}
 HANG = {"all": STEP, "chosen": {"hangs_in": HANGS_IN}}
+# A host that asks for its loss in each step is not ahead, and has put fewer collectives in line.
+HANG_BESIDE_ITEM = {**HANG, "first": {"asks_every": 1}}
 GATHERS = {
     # A host that is ahead by one step leaves the recorder the collectives of most others.
     "all": {**STEP, "gathers": True, "kernels": 1000, "jitter": 0.01},
@@ -56,9 +58,12 @@ class Launch:
             self._start({"name": "hang", **HANG})
             del node.env[TIMING]
             self._start({"name": "gathers untimed", **GATHERS}, {"name": "hang untimed", **HANG})
+            node.env["STANDIN_BACKEND"] = "standin_ccl"
+            self._start({"name": "hang unrecorded", **HANG_BESIDE_ITEM})
             self._see_hang("hang", f"the device of rank {self.chosen}")
+            self._see_hang("hang unrecorded", f"the device of rank {self.chosen}", watched=False)
             self.insufficient = self._see_insufficient("gathers untimed")
-            self._see_hang("hang untimed", "it does not end")
+            self._see_hang("hang untimed", f"the device of rank {self.chosen}")
             self.straggler = self._see("gathers", "straggler")
             (node.root / "gathers.enough").touch()
             finished(gathers)
@@ -79,13 +84,13 @@ class Launch:
 
         return dict(until(found, f"the {kind} of {run}"))
 
-    def _see_hang(self, run: str, words: str) -> None:
-        """Its stall, once the ranks have answered; then they end as by NCCL's watchdog."""
+    def _see_hang(self, run: str, words: str, *, watched: bool = True) -> None:
+        """Its stall, once the ranks have answered; then they end as by NCCL's watchdog, if any."""
         self.stalls[run] = self._see(run, "stall", words)
         for each in self._node.processes():
             if each["run"] == run:
                 os.kill(each["pid"], signal.SIGABRT)
-        self.deaths[run] = self._see(run, "death", "watchdog" if TELLS_EXITS else "")
+        self.deaths[run] = self._see(run, "death", "watchdog" if TELLS_EXITS and watched else "")
 
     def _see_insufficient(self, run: str) -> str:
         """What is said once the ranks have been asked; then the next scenario follows."""
@@ -132,15 +137,20 @@ def test_a_device_that_hangs_is_named_with_its_phase_step_and_collective(launch:
     assert f"{waits} for it" in verdict["sentence"]
 
 
-def test_where_torch_times_no_collectives_no_device_is_blamed(launch: Launch) -> None:
-    verdict = launch.stalls["hang untimed"]
+@pytest.mark.parametrize("run", ["hang untimed", "hang unrecorded"])
+def test_where_torch_times_no_collectives_the_clocks_of_the_devices_say_which_computes(
+    launch: Launch, run: str
+) -> None:
+    verdict = launch.stalls[run]
 
-    assert culprits(verdict) == ("backend", [])
+    assert culprits(verdict) == ("device", [launch.chosen])
+    assert (verdict["phase"], verdict["step"]) == ("backward", HANGS_IN - 1)
     assert (
-        f"ranks {launch.everyone} wait in the same collective; it does not end (all_reduce [[64]]"
-        in (verdict["sentence"])
-    )
-    assert f"Set {TIMING}=1" in verdict["sentence"]
+        f"the device of rank {launch.chosen} is in backward after step {HANGS_IN - 1} and does not "
+        "go on, while its host is in "
+    ) in verdict["sentence"]
+    waits = "rank 0 waits" if launch.world == 2 else f"ranks {launch.waiting} wait"
+    assert f"{waits} for it" in verdict["sentence"]
 
 
 @pytest.mark.skipif(not TELLS_EXITS, reason="this kernel keeps signals to itself")
@@ -151,7 +161,7 @@ def test_where_torch_times_no_collectives_no_device_is_blamed(launch: Launch) ->
             "hang",
             f"the device of rank {{chosen}} after step {HANGS_IN - 1} has not come to all_reduce",
         ),
-        ("hang untimed", "ranks {everyone} wait in the same collective; it does not end"),
+        ("hang untimed", f"the device of rank {{chosen}} is in backward after step {HANGS_IN - 1}"),
     ],
 )
 def test_a_death_after_it_is_the_watchdogs_with_why_no_rank_had_moved(
@@ -161,7 +171,7 @@ def test_a_death_after_it_is_the_watchdogs_with_why_no_rank_had_moved(
 
     assert (
         "Most likely the watchdog of NCCL, which ends ranks whose collectives do not end: "
-        + why.format(chosen=launch.chosen, everyone=launch.everyone)
+        + why.format(chosen=launch.chosen)
         in (sentence)
     )
 

@@ -21,6 +21,7 @@ import otel_ddp  # noqa: E402
 from conftest import Here, Journal  # noqa: E402
 from node import Node, finished  # noqa: E402
 from otel_ddp import catalog  # noqa: E402
+from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock  # noqa: E402
 from otel_ddp.torch.readings.allocator import Allocator  # noqa: E402
 
@@ -459,6 +460,7 @@ class Times:
     def __init__(self) -> None:
         self.charges: list[float] = []
         self.words: list[int] = []
+        self.present_words = scratch_words()
 
     def add_device_time(self, code: int, seconds: float) -> None:
         self.charges.append(seconds)

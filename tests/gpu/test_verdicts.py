@@ -125,11 +125,13 @@ def test_the_distance_of_the_two_clocks_is_known_to_a_tenth_of_a_millisecond(
     record_property: Callable[[str, object], None],
 ) -> None:
     from otel_ddp.journal import layout
+    from otel_ddp.journal.writer import scratch_words
     from otel_ddp.torch.device_clock import DeviceClock
 
     class Times:
         def __init__(self) -> None:
             self.words: list[int] = []
+            self.present_words = scratch_words()
 
         def add_device_time(self, code: int, seconds: float) -> None:
             pass

@@ -16,6 +16,7 @@ from otel_ddp import catalog  # noqa: E402
 from otel_ddp.agent.reading.steps import Step, StepStream  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
 from otel_ddp.journal.reader import Steps  # noqa: E402
+from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock, clock_for  # noqa: E402
 
 OTHER, DATA, FORWARD, BACKWARD, WAIT, OPTIMIZER = (
@@ -37,6 +38,7 @@ class FakeDevice:
         self.capturing = False
         self.broken = ""  # the one call that fails
         self.interrupted = ""  # the one call in which a signal comes
+        self.seen: Callable[[], None] = lambda: None  # called in each record
         self.made = 0
         self.streams: list[Any] = []
         self.waiting: list[Any] = []
@@ -49,6 +51,7 @@ class FakeDevice:
 
             def record(self, stream: Any) -> None:
                 assert not device.capturing, "the graph would record it again and again"
+                device.seen()
                 device.fails("record")
                 device.streams.append(stream)
                 self.at_ms = device.now_ms
@@ -100,6 +103,7 @@ class Book:
     def __init__(self) -> None:
         self.charges: list[tuple[int, float]] = []
         self.words: list[int] = []
+        self.present_words = scratch_words()
 
     def add_device_time(self, code: int, seconds: float) -> None:
         self.charges.append((code, seconds))
@@ -172,6 +176,20 @@ def test_events_are_recorded_on_the_current_stream_of_its_device(
     step(device, clock)
 
     assert device.streams == ["the stream of 3"] * len(STEP)
+
+
+@pytest.mark.parametrize("broken", ["", "record"])
+def test_the_journal_says_while_an_event_is_being_recorded(
+    device: FakeDevice, clock: DeviceClock, book: Book, broken: str
+) -> None:
+    at, seen = layout.IN_MARK // 8, []
+    device.seen = lambda: seen.append(book.present_words[at])
+    device.broken = broken
+
+    work(device, clock, FORWARD, 8)
+
+    assert seen == [1]
+    assert book.present_words[at] == 0
 
 
 def test_what_the_device_has_not_done_is_charged_later_and_whole(
@@ -451,6 +469,7 @@ class AheadDevice:
 
     def __init__(self) -> None:
         self.host_ms = 0.0
+        self.capturing = False
         # When the device will have done all that was launched.
         self.busy_until_ms = 0.0
         device = self
@@ -476,7 +495,7 @@ class AheadDevice:
         pass
 
     def is_current_stream_capturing(self) -> bool:
-        return False
+        return self.capturing
 
     def launch(self, host_ms: float, device_ms: float) -> None:
         """The host launches for so long; the device needs so long for it."""
@@ -630,9 +649,9 @@ def test_a_step_of_which_something_is_not_known_is_left_out() -> None:
     device = AheadDevice()
     trained = Trained(device)
     trained.step(Phases(), 5)
-    device.is_current_stream_capturing = lambda: True  # type: ignore[method-assign]
+    device.capturing = True
     trained.clock.mark(word(FORWARD, device.host_ms))
-    device.is_current_stream_capturing = lambda: False  # type: ignore[method-assign]
+    device.capturing = False
     trained.step(Phases(), 5)
     device.synchronize()
     trained.step(Phases())
@@ -650,15 +669,29 @@ def test_a_real_device_module_decides_whether_there_is_a_clock() -> None:
 
     # Of the CUDA module all is there, whether or not this machine has such a device.
     assert timed("cuda")
-    assert not any(timed(kind) for kind in ("cpu", "meta", "mps"))
+    assert not any(timed(kind) for kind in ("cpu", "meta"))
     assert not torch.cuda.is_initialized()
 
 
-@pytest.mark.parametrize("missing", ["Event", "current_stream", "is_current_stream_capturing"])
+def test_a_device_that_captures_no_graphs_has_a_clock(book: Book) -> None:
+    device = FakeDevice()
+
+    class Module:
+        Event = device.Event
+        current_stream = staticmethod(device.current_stream)
+
+    clock = clock_for(torch.device("cuda", 3), book, module=lambda _: Module)
+    assert clock is not None
+    step(device, clock, 5)
+
+    assert book.all() == pytest.approx(5 * STEP_S - STEP[OTHER] / 1000)
+
+
+@pytest.mark.parametrize("missing", ["Event", "current_stream"])
 def test_a_device_that_offers_less_has_no_clock(missing: str) -> None:
     class Module:
         Event = type("Event", (), {"elapsed_time": None})
-        current_stream = is_current_stream_capturing = None
+        current_stream = None
 
     cuda = torch.device("cuda", 0)
     whole = clock_for(cuda, Book(), module=lambda _: Module)

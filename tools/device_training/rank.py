@@ -12,6 +12,7 @@ import torch
 
 from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import CODE_SHIFT, STEP_ENDED, STEP_NUMBER, STEP_WORK, STEPS_BEGAN
+from otel_ddp.journal.writer import scratch_words
 from otel_ddp.torch.device_clock import DeviceClock
 
 # So many kernels fit into the launch queue of a device; then the host waits for room.
@@ -111,6 +112,7 @@ class Rank:
         self.host_words = [STEPS_BEGAN << CODE_SHIFT]
         self.device_words: list[int] = []
         """What the device clock has written since the last step."""
+        self.present_words = scratch_words()
         self._clock = DeviceClock(torch.device("cuda", 0), module=_Module(self), times=self)
         self.mark("other")
         # Kernels that were launched one after the other: the number of the last of them, counted

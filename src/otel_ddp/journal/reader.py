@@ -440,6 +440,10 @@ class JournalReader:
         # If the file was cut meanwhile: the progress from before.
         return self._last_progress
 
+    def in_mark(self) -> bool:
+        """Whether it records an event of ours on its device, which a full launch queue delays."""
+        return self._word(layout.IN_MARK) == 1
+
     def reason(self) -> str:
         """Why the run ended; empty if the run did not say."""
         block = self._pread(layout.REASON, layout.REASON_BYTES)

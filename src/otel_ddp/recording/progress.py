@@ -82,7 +82,7 @@ class Progress:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         writer = recorder.writer
-        self._words = writer.words
+        self.present_words = writer.words
         self._origin = writer.created_monotonic_ns
         self._lock = recorder.lock
         self._flushing = False
@@ -181,7 +181,7 @@ class Progress:
             self.flush()
             self._set_state(state)
             self._over = True
-            self._words = scratch_words()
+            self.present_words = scratch_words()
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
         """Whether this call interrupted a flush or a write. If so, the act is done right after it.
@@ -218,12 +218,12 @@ class Progress:
 
     def raw_writer(self) -> tuple[list[Phase], memoryview[int], Callable[[int], None]]:
         """What `enter` writes with, for hooks that save its call and write by themselves."""
-        return self._open, self._words, self._pending.append
+        return self._open, self.present_words, self._pending.append
 
     def enter(self, phase: Phase) -> None:
         """Enters a phase inside the open one."""
         self._open.append(phase)
-        self._words[PHASE_WORD] = word = phase.base + _clock()
+        self.present_words[PHASE_WORD] = word = phase.base + _clock()
         self._pending.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(word)
@@ -240,7 +240,7 @@ class Progress:
         else:
             return
         around = opened[-1]
-        self._words[PHASE_WORD] = word = around.base + _clock()
+        self.present_words[PHASE_WORD] = word = around.base + _clock()
         self._pending.append(word)
         if self.device_clock is not None:
             self.device_clock.mark(word)
@@ -333,10 +333,10 @@ class Progress:
         if skipped:
             pending.append(_SKIPPED)
         pending.append(_ENDED + now - self._origin)
-        self._words[PHASE_WORD] = word = opened[-1].base + now
+        self.present_words[PHASE_WORD] = word = opened[-1].base + now
         if phase is None:
             pending.append(word)
-        self._words[_STEP_WORD] = number + 1
+        self.present_words[_STEP_WORD] = number + 1
         self.in_step = self.model_called = False
         if self.device_clock is not None:
             self.device_clock.mark(word)

@@ -31,10 +31,14 @@ _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
 _BEGAN, _ENDED = layout.STEPS_BEGAN << _SHIFT, layout.STEP_ENDED << _SHIFT
 _NUMBER, _LAG = layout.STEP_NUMBER << _SHIFT, layout.STEP_LAG << _SHIFT
 _PACED = layout.STEP_PACED << _SHIFT
+_IN_MARK = layout.IN_MARK // 8
 
 
 class DeviceTimes(Protocol):
     """Where the clock writes down what it has learnt."""
+
+    present_words: memoryview[int]
+    """The journal's, with the present phase."""
 
     def add_device_time(self, code: int, seconds: float) -> None: ...
     def add_device_words(self, words: Sequence[int]) -> None: ...
@@ -72,6 +76,8 @@ class DeviceClock:
         self.failed = False
         self._index = device.index
         self._module = module
+        self._stream = module.current_stream
+        self._capturing = getattr(module, "is_current_stream_capturing", _no_graphs)
         self._times = times
         self._thread = threading.get_ident()
         self._stopped = False
@@ -96,8 +102,7 @@ class DeviceClock:
         if self._stopped or self._spoilt:
             return
         try:
-            module = self._module
-            if module.is_current_stream_capturing():
+            if self._capturing():
                 # Captured work does not run now, and an event of ours would run with every replay.
                 # Such a step is unlike the others: nothing of it is charged.
                 self._spoilt = True
@@ -105,12 +110,21 @@ class DeviceClock:
             try:
                 mark = self._pool.pop()
             except IndexError:
-                mark = _Mark(module.Event(enable_timing=True))
+                mark = _Mark(self._module.Event(enable_timing=True))
             mark.word = word
             # By its index: the current device of this thread, or of autograd's, may be another.
-            mark.event.record(module.current_stream(self._index))
-            self._open.append(mark)
-            if len(self._open) >= _LONG_STEP:
+            stream = self._stream(self._index)
+            # Where the launch queue is full this waits for a place, and no other thread can say so:
+            # events of torch keep the interpreter's lock.
+            words = self._times.present_words
+            words[_IN_MARK] = 1
+            try:
+                mark.event.record(stream)
+            finally:
+                words[_IN_MARK] = 0
+            marks = self._open
+            marks.append(mark)
+            if len(marks) >= _LONG_STEP:
                 self._long_step(word & _VALUE)
         except RuntimeError:
             containment.reraise_foreign()
@@ -211,7 +225,7 @@ class DeviceClock:
 
     def _resolve(self, now_ns: int) -> None:
         # Asking for an event would spoil a graph that is being captured.
-        while self._closed and not self._module.is_current_stream_capturing():
+        while self._closed and not self._capturing():
             marks = self._closed[0]
             # Each is asked for until it is passed. In a step that used several streams, a later one
             # may be passed before an earlier one.
@@ -304,9 +318,13 @@ def clock_for(
 ) -> DeviceClock | None:
     """A clock for this device, None where it cannot be timed without waiting for it."""
     found = module(device)
-    needed = ("current_stream", "is_current_stream_capturing")
-    if not all(hasattr(found, name) for name in needed):
+    if not hasattr(found, "current_stream"):
         return None
     if not hasattr(getattr(found, "Event", None), "elapsed_time"):
         return None
     return DeviceClock(device, module=found, times=times)
+
+
+def _no_graphs() -> bool:
+    """For devices that capture no graphs."""
+    return False

@@ -583,6 +583,22 @@ def stall(bench: Bench, monkeypatch: pytest.MonkeyPatch, backend: str = "gloo") 
         bench.poll(later_s=5)
 
 
+@pytest.mark.parametrize(("in_mark", "cause"), [(1, "backend"), (0, "gil")])
+def test_a_rank_that_is_silent_in_our_own_mark_is_not_said_to_hold_the_gil(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, in_mark: int, cause: str
+) -> None:
+    monkeypatch.setattr(StackQuestion, "poll", lambda *_: Evidence(silent_s=30.0))
+    bench.join(0, 1)
+    bench.train(25)
+    for rank in bench.ranks:
+        rank.writer.words[layout.IN_MARK // 8] = in_mark
+    for _ in range(14):
+        bench.poll(later_s=5)
+
+    (found,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
+    assert found["evidence"]["cause"] == cause
+
+
 def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -670,6 +686,18 @@ def test_how_far_collectives_are_is_shown_while_it_is_known(
     }
     assert completed == {("0", "world"): 16.0, ("1", "world"): 16.0}
     assert bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED) == {}
+
+
+def test_numbers_that_do_not_say_who_waits_are_not_shown_to_the_rules(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch, "acme:accl")
+
+    assert set(bench.series(catalog.TRAINING_COLLECTIVE_ENQUEUED)) == {
+        ("0", "other"),
+        ("1", "other"),
+    }
+    assert bench.series(catalog.TRAINING_COLLECTIVE_COMPLETED) == {}
 
 
 def test_why_ranks_do_not_move_is_shown_while_it_is_known(

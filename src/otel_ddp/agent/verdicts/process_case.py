@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
@@ -55,6 +56,8 @@ class ProcessCase:
             state=_STATES.get(self.journal.state, "running"),
             step=self.journal.step(),
             phase=phase,
+            in_mark=reader.in_mark(),
+            waits_in=_waits_in(reader.facts),
             # On the host's monotonic clock, which the process and the agent share.
             since_ns=origin_ns + reader.created_monotonic_ns + progress.phase_after_ns,
             name="" if name is None else name.text,
@@ -62,6 +65,14 @@ class ProcessCase:
             written=reader.position,
             world=self.journal.world_size,
         )
+
+
+def _waits_in(facts: Mapping[str, Any]) -> frozenset[str] | None:
+    """The phases of work in which a process may wait for other ranks, as far as it has told."""
+    capability, own = facts.get("capability"), facts.get("own_collectives", ())
+    if not isinstance(capability, dict) or capability.get("comm_wait") != "":
+        return None
+    return frozenset(map(str, own)) if isinstance(own, list | tuple) else None
 
 
 def snapshot(journal: JournalFeed) -> Snapshot:

@@ -88,13 +88,12 @@ class VerdictSeries:
             self._show(case, catalog.TRAINING_STALL_REASON, labels, code, now_ns)
         for labels, groups in case.collectives.items():
             for group in groups:
+                # The rules name ranks by these numbers.
+                if not group.says_who_waits:
+                    continue
                 for metric, number in (
                     (catalog.TRAINING_COLLECTIVE_ENQUEUED, group.enqueued),
-                    # The rules rely on it, and gloo's counts are not reliable.
-                    (
-                        catalog.TRAINING_COLLECTIVE_COMPLETED,
-                        group.completed if "nccl" in group.backend else None,
-                    ),
+                    (catalog.TRAINING_COLLECTIVE_COMPLETED, group.device_completed),
                 ):
                     if number is not None:
                         where = ("process_group", group.name)

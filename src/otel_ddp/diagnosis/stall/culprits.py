@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from otel_ddp.diagnosis.stall import wording
 from otel_ddp.diagnosis.stall.evidence import Collective, Evidence, Group, Position
@@ -46,6 +46,7 @@ def find_culprits(
         or _different_collectives(positions, known)
         or _behind(positions, known)
         or _not_begun(positions, known)
+        or _computes(positions, known)
         or _not_waiting(positions, known)
         or _all_wait(positions, known, found)
     )
@@ -53,7 +54,7 @@ def find_culprits(
 
 def stall_reason(position: Position, known: Evidence, floor_s: float) -> str:
     """Why a rank does not move, as far as the rank alone shows it: a word of the catalogue."""
-    return _disabled_by(known, floor_s) or (
+    return _disabled_by(position, known, floor_s) or (
         "waiting" if _is_waiting(position, known) else "not_waiting"
     )
 
@@ -61,7 +62,7 @@ def stall_reason(position: Position, known: Evidence, floor_s: float) -> str:
 # -- the signs, the surest first
 
 
-def _disabled_by(known: Evidence, floor_s: float) -> str:
+def _disabled_by(position: Position, known: Evidence, floor_s: float) -> str:
     """What keeps a rank from going on, whatever the others do; empty: nothing."""
     kernel = known.kernel
     if kernel is not None and kernel.state in ("T", "t"):
@@ -69,7 +70,8 @@ def _disabled_by(known: Evidence, floor_s: float) -> str:
     if kernel is not None and kernel.state == "D" and kernel.lasting:
         return "uninterruptible"
     patience_s = min(_SILENT_S, max(_SHORTEST_SILENCE_S, floor_s / 4))
-    if known.silent_s is not None and known.silent_s >= patience_s:
+    # Our own mark may hold the GIL. It waits for the device.
+    if known.silent_s is not None and known.silent_s >= patience_s and not position.in_mark:
         return "gil"
     return ""
 
@@ -77,7 +79,9 @@ def _disabled_by(known: Evidence, floor_s: float) -> str:
 def _disabled(positions: _Positions, known: _Known, floor_s: float) -> Findings | None:
     """Ranks that cannot go on, whatever the others do."""
     causes = {
-        labels: cause for labels, each in known.items() if (cause := _disabled_by(each, floor_s))
+        labels: cause
+        for labels, each in known.items()
+        if (cause := _disabled_by(positions[labels], each, floor_s))
     }
     if not causes:
         return None
@@ -181,10 +185,12 @@ def _waits_for(one: Group, other: Group) -> bool:
     """Whether a rank waits until another one puts its next collective in line."""
     assert one.enqueued is not None
     assert other.enqueued is not None
-    if one.completed is None or "nccl" not in one.backend:
+    if not one.says_who_waits:
+        return False
+    if (completed := one.device_completed) is None:
         return other.enqueued < one.enqueued
-    # Hosts run ahead by as much as each likes. What the device waits in comes after its last one.
-    return other.enqueued <= one.completed < one.enqueued
+    # What the device waits in comes after its last one.
+    return other.enqueued <= completed < one.enqueued
 
 
 def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
@@ -212,6 +218,30 @@ def _not_begun(positions: _Positions, known: _Known) -> Findings | None:
         why += wording.waiting_ranks(positions, culprits)
         return _findings("device", culprits, on_device, why, wording.DEVICE_ADVICE)
     return None
+
+
+def _computes(positions: _Positions, known: _Known) -> Findings | None:
+    """Ranks whose devices are in what their hosts have long launched, while others wait."""
+    doing = {labels: _device(positions[labels], known[labels]) for labels in positions}
+    culprits = [labels for labels in positions if doing[labels] == "computes"]
+    others = [labels for labels in positions if labels not in culprits]
+    if not culprits or not others:
+        return None
+    if not all(_is_waiting(positions[labels], known[labels]) for labels in others):
+        return None
+    on_device = {labels: _on_device(positions[labels], known[labels]) for labels in culprits}
+    why = [wording.device_behind(on_device[labels], positions[labels]) for labels in culprits]
+    why += wording.waiting_ranks(positions, culprits)
+    return _findings("device", culprits, on_device, why, wording.DEVICE_ADVICE)
+
+
+def _device(position: Position, known: Evidence) -> Literal["", "computes", "waits"]:
+    """What the device of a rank does that is behind its host; "waits": at least it may."""
+    phase = known.device_phase
+    if not phase or (known.device_step is None and phase == position.phase):
+        return ""
+    may_wait = position.waits_in is None or phase in (*position.waits_in, "comm_wait")
+    return "waits" if may_wait else "computes"
 
 
 def _on_device(position: Position, known: Evidence) -> Position:
@@ -252,6 +282,11 @@ def _all_wait(positions: _Positions, known: _Known, found: _Positions) -> Findin
         why = [waiting, "the rank that they wait for is on another node, or the network is broken"]
         advice = "Look at the verdicts of the other nodes, and at the network between them."
         return _findings("elsewhere", (), positions, why, advice)
+    if full := [
+        labels for labels in positions if _has_full_queue(positions[labels], known[labels])
+    ]:
+        why = wording.full_queues(positions, full)
+        return _findings("backend", (), positions, why, wording.BACKEND_ADVICE)
     if untimed := _untimed(known):
         why = [waiting, f"it does not end ({untimed})"]
         advice = f"{wording.UNTIMED_ADVICE} {wording.BACKEND_ADVICE}"
@@ -295,13 +330,20 @@ def _where_it_does_not_end(
 
 
 def _is_waiting(position: Position, known: Evidence) -> bool:
-    """Whether a rank waits for others, by its journal or by its own stack."""
+    """Whether a rank waits for others, by its journal, its own stack, or its device."""
     if known.has_left:
         return False
-    if position.phase == "comm_wait":
+    if position.phase == "comm_wait" or _has_full_queue(position, known):
+        return True
+    if _device(position, known) == "waits":
         return True
     inside = bool(known.stack) and "torch/distributed/" in known.stack[0].file
     return inside or any(each.pending for each in known.groups)
+
+
+def _has_full_queue(position: Position, known: Evidence) -> bool:
+    """Whether a host waits in our mark for its device, of which nothing can be known then."""
+    return position.in_mark and not known.device_phase
 
 
 def _findings(

@@ -27,6 +27,10 @@ class Thread(NamedTuple):
     stack: tuple[Frame, ...]
 
 
+# With these, the host itself waits for a collective. With all others its device does.
+_ON_HOST = {"", "gloo", "mpi"}
+
+
 class Group(NamedTuple):
     """How far a rank has come in the collectives of one process group."""
 
@@ -38,10 +42,24 @@ class Group(NamedTuple):
     description: str = ""
 
     @property
+    def device_completed(self) -> int | None:
+        """The number of the last one that the device has done. Gloo's counts are not reliable."""
+        return self.completed if "nccl" in self.backend else None
+
+    @property
     def pending(self) -> bool:
-        """Whether a collective waits in the device's queue. Gloo's counts are not reliable."""
-        behind = self.completed is not None and self.completed < (self.enqueued or 0)
-        return behind and self.size > 1 and "nccl" in self.backend
+        """Whether a collective waits in the device's queue."""
+        done = self.device_completed
+        return done is not None and done < (self.enqueued or 0) and self.size > 1
+
+    @property
+    def says_who_waits(self) -> bool:
+        """Whether its numbers, beside those of another rank, say that this rank waits for that.
+
+        Hosts run ahead of their devices by as much as each likes: there it takes what is done.
+        """
+        backends = {each.rpartition(":")[2] for each in self.backend.split(",")}
+        return self.device_completed is not None or backends <= _ON_HOST
 
 
 class Collective(NamedTuple):
@@ -129,6 +147,10 @@ class Position(NamedTuple):
     """How much has been written to its journal: it grows with everything that the rank logs."""
     world: int | None = None
     """How many ranks the run has, on all nodes."""
+    in_mark: bool = False
+    """It records an event of ours on its device. That waits where the launch queue is full."""
+    waits_in: frozenset[str] | None = frozenset()
+    """The phases of work in which it may wait for other ranks, too; None: that is not known."""
 
     @property
     def rank(self) -> str:

@@ -59,6 +59,24 @@ def device(position: Position, known: Evidence, what: str) -> str:
     )
 
 
+def device_behind(on_device: Position, position: Position) -> str:
+    """That the device of a rank does not end what its host has launched, and is done with."""
+    return (
+        f"the device of rank {position.rank} is {_at(on_device)} and does not go on, while its "
+        f"host is {_at(position)}"
+    )
+
+
+def full_queues(positions: Mapping[Labels, Position], full: list[Labels]) -> list[str]:
+    """That hosts wait for room, so that their devices cannot be asked."""
+    others = [labels for labels in positions if labels not in full]
+    wait = "waits" if len(others) == 1 else "wait"
+    return [f"{ranks(positions, others)} {wait} in a collective"] * bool(others) + [
+        f"the launch queue of {ranks(positions, full)} is full, where otel_ddp itself waits for a "
+        "place: what the device is in cannot be asked"
+    ]
+
+
 def activity(position: Position, known: Evidence) -> str:
     """Where a rank is and what it does there."""
     if known.has_left:
