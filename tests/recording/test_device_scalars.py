@@ -125,6 +125,30 @@ def refused(journal: Journal) -> float:
     return journal.total(catalog.OTEL_DDP_VALUES_REFUSED)
 
 
+def test_without_page_locked_memory_it_is_said_what_to_log_and_not_that_the_device_failed(
+    recorder: Recorder, place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[int] = []
+
+    def no_slab() -> Any:
+        tried.append(1)
+        raise RuntimeError("pin_memory() is not supported")
+
+    device = FakeDevice()
+    recorder.device_scalars = DeviceScalars(
+        recorder._copy_arrived, module=lambda _: device, slab=no_slab
+    )
+    log(recorder, {"loss": on_device(0.5)})
+    log(recorder, {"loss": on_device(0.4)})
+
+    assert caplog.messages == [
+        "'loss' was not recorded: there is no page-locked memory to copy it to without waiting "
+        "(pin_memory() is not supported); log its .item()."
+    ]
+    assert refused(place.only()) == 2
+    assert len(tried) == 1
+
+
 def test_a_tensor_is_recorded_once_it_arrived_with_the_step_and_time_of_its_logging(
     recorder: Recorder, device: FakeDevice, place: Here
 ) -> None:
