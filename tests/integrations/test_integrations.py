@@ -80,6 +80,19 @@ def test_the_values_of_rank_0_are_those_of_the_trainers_history(
     assert predicted["loss"] == history["val"][-1].values["loss"]
 
 
+def test_the_loss_of_a_trainer_is_its_mean_over_the_ranks_and_no_ranks_own(
+    by_trainer: Ran,
+) -> None:
+    logged = [entry["loss"] for entry in by_trainer.report if "loss" in entry]
+    found: list[list[float]] = [[], []]
+    for values, rank in zip(found, by_trainer.ranks, strict=True):
+        pairs = [(rank.names[n], value) for call in rank.calls for n, value in call.values]
+        values += [value for name, value in pairs if (name.text, name.split) == ("loss", "train")]
+
+    # The model returns one as well, on each rank.
+    assert found == [logged, []]
+
+
 def test_the_trainers_evaluations_and_checkpoints_are_phases(by_trainer: Ran) -> None:
     for rank in by_trainer.ranks:
         # Two while it trains, and the prediction.

@@ -241,6 +241,10 @@ def test_an_empty_slot_is_no_loss() -> None:
         ({"mask": WORDS.bool(), "input_ids": WORDS}, (2, 10)),
         (UserDict(input_ids=WORDS, attention_mask=WORDS), (2, 10)),
         ((INPUT, INPUT), (8, 0)),
+        # As sentence-transformers does: questions, answers, and answers that are wrong.
+        ([{"input_ids": WORDS, "attention_mask": WORDS}, UserDict(input_ids=WORDS)], (2, 20)),
+        ([{"pixels": INPUT}, {"input_ids": WORDS}], (8, 10)),
+        ([], (0, 0)),
     ],
 )
 def test_only_integers_are_tokens(batch: Any, counted: tuple[int, int]) -> None:

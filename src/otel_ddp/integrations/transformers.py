@@ -70,6 +70,8 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
             arguments.setdefault("name", name)
         # Without a model: callbacks are given the one inside of DDP, FSDP and the compiled one.
         run = instrument(**arguments)
+        # `loss` is the Trainer's mean over ranks and steps: that of one rank has another meaning.
+        run.watch(reads_loss=False)
         if model is not None:
             run.describe(model)
         # Not all parameters of a trial are settings of the Trainer.

@@ -46,6 +46,8 @@ class StepOptions(NamedTuple):
     """Whether this rank records what all ranks have in common."""
     speaks: bool = True
     """Whether this rank warns of what is not measured."""
+    reads_loss: bool = True
+    """Whether the loss that the model returns is read: a trainer may log another by that name."""
     settle: Callable[[], bool] | None = None
     """Asks the process group which rank this is; true once there is nothing more to ask."""
 
@@ -177,7 +179,7 @@ class Readings(StepListener):
         self._offer()
         if self._memory is not None:
             self._memory.poll()
-        stepper.wants_loss = True
+        stepper.wants_loss = self._options.reads_loss
         clock_failed = self._clock is not None and self._clock.failed
         watching = (
             stepper.steps <= _STEPS_TO_WATCH

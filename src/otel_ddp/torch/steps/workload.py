@@ -109,6 +109,24 @@ def _is_beyond_fsdp(parameter: Any, sharded: bool) -> bool:
 
 
 def _searched(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
+    given = [*args, *kwargs.values()] if kwargs else args
+    # A list of dictionaries holds columns of the same samples: a question, its answer, a wrong one.
+    columns = next((each for each in given[:_MOST] if _holds_columns(each)), None)
+    if columns is not None:
+        found = [_counted((each,), None) for each in columns[:_MOST]]
+        return found[0][0], sum(tokens for _, tokens in found)
+    return _counted(args, kwargs)
+
+
+def _holds_columns(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and _is_batch(type(value[0]))
+
+
+def _is_batch(kind: type) -> bool:
+    return issubclass(kind, dict) or inspect_values.maps(kind)
+
+
+def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> tuple[int, int]:
     fractions = others = 0
     words: Any = None
     for name, tensor in _tensors(args, kwargs):
@@ -178,7 +196,7 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Iterato
         kind = type(value)
         if issubclass(kind, _Tensor):
             yield name, value
-        elif issubclass(kind, dict) or inspect_values.maps(kind):
+        elif _is_batch(kind):
             for key, inner in islice(inspect_values.items(value), _MOST):
                 if issubclass(type(inner), _Tensor):
                     yield key, inner
