@@ -594,6 +594,33 @@ def test_a_model_that_is_named_ends_the_search(place: Here) -> None:
     assert totals(place)["training.samples"] == 8 * STEPS
 
 
+class Marked(nn.Module):
+    """Its loop calls a method, as that of a wrapper with a marked forward method does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = Net()
+
+    def training_step(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inside(inputs).square().mean()
+
+
+def test_of_a_model_that_is_named_and_never_called_the_parts_that_are_called_are_measured(
+    place: Here,
+) -> None:
+    model = Marked()
+    otel_ddp.instrument(model)
+
+    train(model.training_step, sgd(model))
+
+    assert totals(place)["training.steps"] == STEPS
+    # Before the first step has ended, the model may yet be called.
+    assert totals(place)["training.samples"] == 8 * (STEPS - 1)
+    assert phase(place, "forward") > 0
+    assert phase(place, "backward") > 0
+    assert hooks(model.inside.first, model.inside.last) == 0
+
+
 def test_a_child_that_is_forked_during_the_search_does_not_search(place: Here) -> None:
     otel_ddp.instrument()
     with warnings.catch_warnings():

@@ -170,6 +170,22 @@ def test_a_training_of_which_no_call_is_seen_is_a_run_and_one_line_says_what_to_
     assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
 
 
+def test_a_step_that_is_compiled_with_its_backward_is_a_run_and_one_line_says_what_to_do(
+    place: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = torch.ones(4, requires_grad=True)
+    optimizer = SGD([weights], lr=0.01)
+
+    for _ in range(STEPS):
+        # What a graph with its backward leaves: no call of a module, none of `backward`.
+        weights.grad = torch.ones(4)
+        optimizer.step()
+    otel_ddp.finish()
+
+    assert place.only().total(catalog.TRAINING_STEPS) == 0
+    assert caplog.text.count("name the model by otel_ddp.instrument(model)") == 1
+
+
 def test_a_model_in_ddp_is_found_as_ddp(place: Here) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

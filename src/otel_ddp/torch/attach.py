@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -26,8 +27,13 @@ _readings: Readings | None = None
 _profile_window: ProfileWindow | None = None
 
 
-def watch(model: nn.Module, progress: Progress, **options: Any) -> None:
-    """Measure the steps that train this model."""
+def watch(
+    model: nn.Module, progress: Progress, found: Callable[[nn.Module], None], **options: Any
+) -> None:
+    """Measure the steps that train this model.
+
+    If a step never calls it, but its methods or what it wraps, *found* gets what is called.
+    """
     if isinstance(model, ScriptModule):
         containment.warn_once(
             "script",
@@ -41,6 +47,7 @@ def watch(model: nn.Module, progress: Progress, **options: Any) -> None:
     # Hooks go last: from here on a step may begin at any moment.
     model_hooks.attach(model, stepper)
     stepper.new_model()
+    stepper.on_model_not_called = partial(discovery.attach, stepper, found)
     model_hooks.watch_compiled_in_place()
 
 

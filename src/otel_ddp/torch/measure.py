@@ -42,7 +42,7 @@ def start(model: Any, progress: Progress, found: Callable[[Any], None], **option
     if model is None or wrappers.is_lightning_module(model):
         attach.search_for_models(progress, found, **options)
     else:
-        attach.watch(model, progress, **options)
+        attach.watch(model, progress, found, **options)
 
 
 def stop(progress: Progress) -> None:

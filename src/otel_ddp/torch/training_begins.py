@@ -5,7 +5,8 @@ on all modules look for the first call of a model that trains. So a program that
 two functions of torch's replaced, and nothing else.
 
 Some models train in evaluation mode, and of a function that is compiled no call of a module is
-seen. There the training begins with the first backward after a step of an optimizer.
+seen. There the training begins with the first backward after a step of an optimizer, or with the
+second step, where the backward is compiled as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from otel_ddp.errors import containment
 from otel_ddp.torch.versions import too_old
@@ -50,7 +50,7 @@ def stop() -> None:
     global _waiting
     waiting, _waiting = _waiting, None
     if waiting is not None:
-        waiting.end()
+        waiting.end(begins=False)
 
 
 class _Called:
@@ -90,16 +90,17 @@ class _Waiting:
         self._looks = False
         self._announced_by = [_Called(owner, name, self._announced) for owner, name in signs]
         self._training_mode: _Called | None = None
-        self._step_hook: Any = None
         self.stepped = False
 
     def begin(self) -> None:
         """The first step has come."""
-        stop()
+        global _waiting
+        _waiting = None
+        self.end(begins=True)
         self._begin()
 
-    def end(self) -> None:
-        """Take everything off."""
+    def end(self, begins: bool) -> None:
+        """Take everything off. *begins*: what measures steps needs hooks, and may be called by one."""
         for each in self._announced_by:
             each.take_off()
         if self._training_mode is not None:
@@ -107,8 +108,11 @@ class _Waiting:
         if self._looks:
             from otel_ddp.torch.hooks import compile as compile_hooks
             from otel_ddp.torch.hooks import every_module
+            from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
-            self._step_hook.remove()
+            optimizer_hooks.tell_of_steps(None)
+            if not begins:
+                optimizer_hooks.take_off_unused()
             every_module.set_hook(None)
             compile_hooks.ignore()
 
@@ -125,13 +129,13 @@ class _Waiting:
             return
         for each in self._announced_by:
             each.take_off()
-        # Imported here: a process that never trains has no need of it.
+        # Imported here: a process that never trains has no need of them.
         from otel_ddp.torch.hooks import compile as compile_hooks
+        from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
         self._looks = True
-        # Not within the hook: torch is going through all of them, and a run brings more.
         self._announced_by = [_Called(torch.autograd, "backward", self._backward_ended)]
-        self._step_hook = register_optimizer_step_post_hook(_after_step)
+        optimizer_hooks.tell_of_steps(self._optimizer_stepped)
         # The first optimizer has imported Dynamo.
         compile_hooks.listen(_before_compile, _after_compile)
         self._look()
@@ -140,6 +144,12 @@ class _Waiting:
     def _backward_ended(self, *_: Any, **__: Any) -> None:
         if self.stepped and _waiting is self:
             self.begin()
+
+    @containment.contained()
+    def _optimizer_stepped(self) -> None:
+        if self.stepped and _waiting is self:
+            self.begin()
+        self.stepped = True
 
     def _look(self) -> None:
         from otel_ddp.torch.hooks import every_module
@@ -209,11 +219,6 @@ def _before_any(module: nn.Module, args: Any = (), *_: Any) -> None:
         waiting.called(module, args)
     except containment.ANY_ERROR:
         _failed("waiting for the training")
-
-
-def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    if not is_compiling() and (waiting := _waiting) is not None:
-        waiting.stepped = True
 
 
 def _before_compile(*_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 from weakref import ref
@@ -34,6 +35,8 @@ class Search(Protocol):
 
 
 _handles: list[Any] = []
+# Called after each step while no steps are measured yet.
+_told: Callable[[], None] | None = None
 _search: Search | None = None
 _stepper: Stepper | None = None
 _compiled = CompiledSteps()
@@ -49,9 +52,31 @@ def attach(stepper: Stepper) -> None:
     _stepper = stepper
     stepper.step_end.compiled = _compiled
     _compiled.stepped = False
+    _put_on()
+
+
+def _put_on() -> None:
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before_step))
         _handles.append(register_optimizer_step_post_hook(_after_step))
+
+
+def tell_of_steps(told: Callable[[], None] | None) -> None:
+    """Call this after each step of an optimizer, until steps are measured; None: no more.
+
+    With the hooks that measure steps: these may begin within a hook, and torch is going through all
+    of them at that moment.
+    """
+    global _told
+    _told = told
+    if told is not None:
+        _put_on()
+
+
+def take_off_unused() -> None:
+    """Take the hooks off where no steps are measured."""
+    if _stepper is None:
+        detach()
 
 
 def forget(own: Any) -> None:
@@ -165,6 +190,8 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
         return
     stepper = _stepper
     if stepper is None or not stepper.alive:
+        if stepper is None and _told is not None and not is_compiling():
+            _told()
         return
     try:
         known = _known.get(id(optimizer), _UNKNOWN)

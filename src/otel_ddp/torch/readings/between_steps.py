@@ -172,6 +172,10 @@ class Readings(StepListener):
     def step_ended(self) -> None:
         """Record what is read now and then."""
         stepper = self._stepper
+        # Inside of compiled code no call is seen, and a search would have it compiled once more.
+        if not stepper.forwards and not stepper.compiles:
+            not_called, stepper.on_model_not_called = stepper.on_model_not_called, _none
+            not_called()
         model_hooks.watch_compiled_in_place()
         compile_hooks.attach(stepper)
         self._settle_identity()

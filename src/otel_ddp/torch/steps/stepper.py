@@ -123,10 +123,12 @@ class Stepper:
         # Set by the search for models.
         self.on_batch_without_model: Callable[[], None] = _nothing
         self.on_compile: Callable[[], None] = _nothing
+        # Set for a model that was named: a step has ended, and no call of a model was seen.
+        self.on_model_not_called: Callable[[], None] = _nothing
         self.wants_loss = False
         # What was seen at all. Capabilities are read off it.
         self.forwards = self.backwards = self.steps = self.compiled_steps = self.loads = 0
-        self.loads_elsewhere = self.closures = False
+        self.loads_elsewhere = self.closures = self.compiles = False
         self.float16 = False
         self._queue_callback = Variable._execution_engine.queue_callback
         self._backward_hook, self._evaluated_hook = BackwardHook(), BackwardHook()
@@ -478,6 +480,7 @@ class Stepper:
 
     def compile_began(self, thread: int) -> None:
         """A graph is being compiled, in the middle of whatever needs it."""
+        self.compiles = True
         calls = self._calls
         # Backward may compile in a thread of autograd's; other threads' compiling is not a step's.
         evaluates = calls.forwards and thread == calls.forward_thread
