@@ -67,6 +67,24 @@ def test_a_plain_loop_has_its_steps_samples_and_phases(run: otel_ddp.Run, place:
     assert sum(phase(place, name) for name in names) == pytest.approx(took, rel=0.1)
 
 
+def test_each_step_is_counted_as_it_ends(run: otel_ddp.Run, place: Place) -> None:
+    model = nn.Linear(4, 1)
+    otel_ddp.instrument(model)
+    # Within much less than the tenth of a second after which the course of the steps is written.
+    train(model, SGD(model.parameters(), lr=0.1), steps=6)
+
+    # A process that hangs or is killed here says no more than this.
+    found = totals(place, tell=False)
+
+    assert found["training.steps"] == found["training.micro_batches"] == 6
+    assert found["training.samples"] == 6 * len(INPUT)
+    (path,) = place.journals()
+    (took,) = (
+        each.values for each in Journal(path).all_totals if each.metric == "training.step.duration"
+    )
+    assert sum(took[1:]) == 6
+
+
 def test_time_in_the_loader_is_data(run: otel_ddp.Run, place: Place) -> None:
     class Lazy(TensorDataset):
         def __getitem__(self, index: Any) -> Any:

@@ -133,7 +133,7 @@ class JournalWriter:
         words = memoryview(self.mapped)
         self.words = words.cast("Q")
         start, length = areas.totals
-        self._totals = words[start : start + length].cast("d")
+        self.totals = words[start : start + length].cast("d")
         self._step_duration = words[layout.STEP_DURATION : layout.STEP_DURATION + 8].cast("d")
         self.ring_start, self.ring_bytes = areas.ring
         self.position = 0
@@ -314,7 +314,7 @@ class JournalWriter:
         of_name: bool = False,
     ) -> int:
         index = self._totals_used
-        if index + slots > len(self._totals) - (_TOTALS_SLOTS if of_name else 0):
+        if index + slots > len(self.totals) - (_TOTALS_SLOTS if of_name else 0):
             return -1
         content = {"index": index, "metric": metric, "attributes": dict(attributes), **more}
         payload = _json(content)
@@ -331,12 +331,12 @@ class JournalWriter:
     def add(self, index: int, amount: float) -> None:
         """Raise a total."""
         if index >= 0:
-            self._totals[index] += amount
+            self.totals[index] += amount
 
     def set(self, index: int, value: float) -> None:
         """Overwrite a total that is a time stamp."""
         if index >= 0:
-            self._totals[index] = value
+            self.totals[index] = value
 
     # -- progress
 
@@ -400,7 +400,8 @@ class JournalWriter:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        self._totals.release()
+        totals, self.totals = self.totals, memoryview(bytearray(self._areas.totals[1])).cast("d")
+        totals.release()
         self._step_duration.release()
         words, self.words = self.words, scratch_words()
         words.release()

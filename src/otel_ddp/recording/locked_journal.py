@@ -200,6 +200,11 @@ class LockedJournal:
         self.writer.add(place, amount)
         return place >= 0
 
+    def place(self, metric: catalog.Metric, **attributes: str) -> int:
+        """Where in the totals this one is, or where its histogram begins; -1: there is no room."""
+        find = partial(self._total, metric, attributes)
+        return self._locked(partial(self._histogram, metric) if metric.bounds else find, -1)
+
     def raise_totals(self, amounts: Sequence[Amount]) -> None:
         """Raise several totals at once."""
         self._locked(lambda: self._raise_totals(amounts), None)
@@ -220,19 +225,18 @@ class LockedJournal:
         """Put a value into a histogram."""
         self._locked(lambda: self._observe(metric, value), None)
 
-    def observe_all(self, metric: catalog.Metric, found: Sequence[float]) -> None:
-        """Put several values into a histogram."""
-        for value in found:
-            self.observe(metric, value)
-
     def _observe(self, metric: catalog.Metric, value: float) -> None:
+        place = self._histogram(metric)
+        if place >= 0:
+            self.writer.add(place, value)
+            self.writer.add(place + 1 + bisect_left(metric.bounds, value), 1.0)
+
+    def _histogram(self, metric: catalog.Metric) -> int:
         place = self._totals.get((metric.name,))
         if place is None:
             place = self.writer.histogram(metric.name, metric.bounds)
             self._totals[(metric.name,)] = place
-        if place >= 0:
-            self.writer.add(place, value)
-            self.writer.add(place + 1 + bisect_left(metric.bounds, value), 1.0)
+        return place
 
     def _total(self, metric: catalog.Metric, attributes: Mapping[str, str]) -> int:
         key = (metric.name, *attributes.values())

@@ -13,7 +13,8 @@ from otel_ddp import catalog
 from otel_ddp.journal import layout, trace_ids
 from otel_ddp.journal.writer import scratch_words
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.time_account import NAMED, TimeAccount, Work
+from otel_ddp.recording.step_totals import StepTotals
+from otel_ddp.recording.time_account import NAMED, TimeAccount
 
 _CODES = catalog.PHASES
 _OTHER = _CODES["other"]
@@ -70,10 +71,10 @@ class Phase:
 class Progress:
     """Written to the journal at each change, and read by the agent after the process has died.
 
-    The word for the phase is written at once. The words of the steps (one for each change, and some
-    at the end of a step) wait for a tenth of a second at most. Then they are added up into the
-    totals and appended to the ring as they are. Time counts for the innermost open phase only, so
-    the phases of a step add up to the step.
+    The word for the phase is written at once, and what is counted as each step ends. The words of
+    the steps (one for each change, and some at the end of a step) wait for a tenth of a second at
+    most. Then they are added up into the times by phase and appended to the ring as they are. Time
+    counts for the innermost open phase only, so the phases of a step add up to the step.
 
     Hooks call `enter` and `leave` on the training thread, ten times a step. Users call `begin` and
     `end` from any thread.
@@ -95,7 +96,10 @@ class Progress:
         self._flushed_words = 0
         self._flush_due_ns = 0
         self._account = TimeAccount()
-        # Work of all steps, raised on the training thread alone and flushed with the words.
+        self._totals = StepTotals(recorder)
+        self._step_began_ns = 0
+        self._took_ns = 0  # The last step that was not skipped.
+        # Work of all steps, raised on the training thread alone and counted as each step ends.
         self.samples = self.tokens = self.micro_batches = 0
         self.gc_ns = 0
         self.flops = self.hook_s = 0.0
@@ -182,6 +186,7 @@ class Progress:
             self._set_state(state)
             self._over = True
             self.present_words = scratch_words()
+            self._totals.close()
 
     def defer(self, act: Callable[[], None], state: str) -> bool:
         """Whether this call interrupted a flush or a write. If so, the act is done right after it.
@@ -257,7 +262,8 @@ class Progress:
             self.steps_began = recorder.steps_counted = True
             if not self.training_thread:
                 self.training_thread = threading.get_ident()
-            self._pending.append(_BEGAN + _clock() - self._origin)
+            self._step_began_ns = now = _clock()
+            self._pending.append(_BEGAN + now - self._origin)
             self.mark_running()
 
     def next_logged_number(self) -> int:
@@ -332,6 +338,12 @@ class Progress:
             self.retries = 0
         if skipped:
             pending.append(_SKIPPED)
+            self.recorder.count(catalog.TRAINING_STEPS_SKIPPED, reason="overflow")
+        else:
+            self._took_ns = now - self._step_began_ns
+            self._totals.step_ended(self._took_ns)
+        self._step_began_ns = now
+        self._count_work()
         pending.append(_ENDED + now - self._origin)
         self.present_words[PHASE_WORD] = word = opened[-1].base + now
         if phase is None:
@@ -342,6 +354,10 @@ class Progress:
             self.device_clock.mark(word)
             self.device_clock.step_finished(self.step_count, now - self._origin)
         return now >= self._flush_due_ns or len(pending) > _MOST_WORDS
+
+    def _count_work(self) -> None:
+        work = self.samples, self.tokens, self.micro_batches
+        self._totals.count(work, self.flops, self.flops_method)
 
     def mark_profiled(self) -> None:
         """The step that ends next is unusual: it is being profiled."""
@@ -401,16 +417,13 @@ class Progress:
         del pending[:count]
         self._account.add(words, now - self._origin)
         on_device, self._on_device = self._on_device, {}
-        work = Work(
-            *(self.samples, self.tokens, self.micro_batches),
-            *(self.gc_ns / 1e9, self.hook_s, self.flops),
-        )
         recorder = self.recorder
-        if amounts := self._account.amounts(work, on_device, self.flops_method):
+        if amounts := self._account.amounts(on_device, self.gc_ns / 1e9, self.hook_s):
             recorder.raise_totals(amounts)
-        if durations := self._account.take_durations():
-            recorder.observe_all(catalog.TRAINING_STEP_DURATION, durations)
-            recorder.step_duration(durations[-1])
+        # Of a process that evaluates, or has begun a step.
+        self._count_work()
+        if self._took_ns > 0:
+            recorder.step_duration(self._took_ns / 1e9)
         if self.steps_began and words:
             recorder.append_words(layout.STEPS, self._flushed_words, words)
             self._flushed_words += len(words)
