@@ -155,7 +155,7 @@ def test_a_journal_for_which_no_file_was_left_is_read_later(
         assert list(journals.marks()) == [first]
         assert journals.unreadable() == [f"{second}: Too many open files"]
         said = journals.remark()
-    assert f"the agent may have {files} files open. Raise that limit" in said
+    assert f"the agent may have {files} files open. Raise that limit (RLIMIT_NOFILE" in said
     assert [each.message for each in caplog.records] == [said]
     journals.find()
     assert list(journals.marks()) == [first, second]
@@ -174,7 +174,7 @@ def test_many_processes_leave_files_for_what_else_the_agent_does(
         journals.find()
 
         assert len(journals.marks()) == room
-        assert journals.remark().startswith("2 of the journals wait")
+        assert journals.remark().startswith("2 of the journals are not read")
     journals.find()
     assert len(journals.marks()) == room + 2
 

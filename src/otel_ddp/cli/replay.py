@@ -129,8 +129,10 @@ def _replay(
     if replay.sent_before:
         what = "are sent again" if on_conflict == "send" else "are left out"
         print(f"{replay.sent_before} requests were sent to {there} before and {what}")
+    missing = sum(spool.missing for spool in spools)
     if not replay.pending:
-        return print_answer("nothing is left to send")
+        print_answer("nothing is left to send")
+        return 1 if missing else 0
     _warn_of_age(replay, time.time())
     bar = ProgressBar(sys.stdout, len(replay.pending), replay.size_bytes)
     try:
@@ -143,6 +145,8 @@ def _replay(
     bar.end()
     print(_sent(replay.tally, there))
     troubles = list(_troubles(replay.tally))
+    if missing:
+        troubles.append(f"{missing} requests were missing, as said above, and are lost")
     for sentence in troubles:
         print(f"! {sentence}")
     return 1 if troubles else 0

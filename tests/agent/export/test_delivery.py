@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from otel_ddp import settings
-from otel_ddp.agent.export.delivery import Delivery
+from otel_ddp.agent.export.delivery import Delivery, _send
 from otel_ddp.agent.export.otlp.encode import (
     attribute_bytes,
     metric,
@@ -921,7 +921,7 @@ def test_a_request_that_was_moved_to_disk_in_flight_and_then_failed_is_handled_o
     assert spool.entries == left
 
 
-def test_a_lane_that_an_error_ended_is_started_again_and_loses_nothing(
+def test_sending_without_memory_is_told_as_that_and_tried_again(
     transport: FakeTransport, spool: Spool
 ) -> None:
     failed = threading.Event()
@@ -930,6 +930,25 @@ def test_a_lane_that_an_error_ended_is_started_again_and_loses_nothing(
         if not failed.is_set():
             failed.set()
             raise MemoryError
+        return DELIVERED
+
+    transport.answer = fail_once
+
+    assert _send(transport, "metrics", b"a") == Outcome(
+        "retry", "the agent has no memory left to send (MemoryError)"
+    )
+    assert _send(transport, "metrics", b"a") == DELIVERED
+
+
+def test_a_lane_that_an_error_ended_is_started_again_and_loses_nothing(
+    transport: FakeTransport, spool: Spool
+) -> None:
+    failed = threading.Event()
+
+    def fail_once(signal: Signal, body: bytes) -> Outcome:
+        if not failed.is_set():
+            failed.set()
+            raise AssertionError("a fault of ours")
         return DELIVERED
 
     transport.answer = fail_once

@@ -396,9 +396,13 @@ def _is_oldest(queued: QueuedRequest, entry: Entry | None, queue: SignalQueue) -
     return bool(queue.requests) and queue.requests[0] is queued
 
 
-@containment.contained(default=Outcome("retry", "sending failed in an unknown way"))
+@containment.contained(default=Outcome("retry", "sending failed: the agent's log says how"))
 def _send(transport: Sender, signal: Signal, body: bytes) -> Outcome:
-    return transport.send(signal, body)
+    try:
+        return transport.send(signal, body)
+    except MemoryError:
+        # No fault of the request or of ours: another moment may be better, more memory will be.
+        return Outcome("retry", "the agent has no memory left to send (MemoryError)")
 
 
 def _halves(signal: Signal, piece: Piece) -> list[Piece]:

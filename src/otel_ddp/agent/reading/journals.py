@@ -354,9 +354,9 @@ class Journals:
             return ""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"{count} of the journals wait until others have ended: the agent may have {most} "
-            "files open. Raise that limit (ulimit -n, docker --ulimit nofile, LimitNOFILE) where "
-            "the training, or the agent, is started"
+            f"{count} of the journals are not read: the agent may have {most} files open. Raise "
+            "that limit (RLIMIT_NOFILE: ulimit -Hn, docker --ulimit nofile, LimitNOFILE) where "
+            "the training, or the agent, is started; otherwise they wait until others have ended"
         )
 
     def describe(self) -> list[dict[str, Any]]:
