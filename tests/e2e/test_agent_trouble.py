@@ -305,3 +305,19 @@ def test_an_address_that_cannot_be_bound_is_said_with_what_to_do() -> None:
             "set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
         )
         process.kill()
+
+
+def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one() -> None:
+    with Node() as node:
+        node.place.directory.mkdir(mode=0o700)
+        node.place.agent_log.write_text("... otel-ddp agent: serving\nTraceback\nMemoryError\n")
+
+        node.run("import otel_ddp; otel_ddp.init().finish()")
+        remark = node.agent()["remark"]
+        node.stop_agent()
+        node.run("import otel_ddp; otel_ddp.init().finish()")
+
+        where = f"(MemoryError; {node.place.agent_log})"
+        assert f"the agent before this one was ended by an error {where}" in remark
+        # The second one's left in order.
+        assert "ended by an error" not in node.agent()["remark"]

@@ -921,6 +921,26 @@ def test_the_log_of_agents_that_break_at_their_start_is_bounded(
     assert place.agent_log.stat().st_size < 1000
 
 
+def test_an_agent_that_an_error_ends_again_and_again_is_one_line_of_the_training(
+    place: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho Traceback; echo MemoryError\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    # Of an earlier training's agent, of which this one knows nothing.
+    place.agent_log.write_text("ImportError: long ago\n")
+
+    for said in (0, 1, 1):
+        assert agent_start.ensure_agent(place)
+        until(lambda: place.last_line() == "MemoryError", "the end of the agent")
+        assert len(caplog.messages) == said
+        place.delay_start(0)
+
+    (text,) = caplog.messages
+    assert f"was ended by an error and is started again (MemoryError; {place.agent_log})" in text
+
+
 @pytest.mark.parametrize("how", ["start.lock", "agent.log", "removed"])
 def test_a_damaged_directory_gives_one_warning_and_training_goes_on(
     how: str, place: Here, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

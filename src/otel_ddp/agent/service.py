@@ -56,8 +56,9 @@ class Agent:
         foreground: bool = False,
         *,
         keeps_found: bool = False,
+        ended_before: str = "",
     ) -> None:
-        """*keeps_found*: as in Journals."""
+        """*keeps_found*: as in Journals. *ended_before*: the error that ended the agent before."""
         self.place = place
         self.conf = conf
         self.foreground = foreground
@@ -98,6 +99,11 @@ class Agent:
         self._status_written: tuple[float, bytes] = (0.0, b"")
         self._endpoint: Endpoint | None = None
         self._remark = ""
+        self._ended_before = (
+            f"the agent before this one was ended by an error ({ended_before}; {place.agent_log})"
+            if ended_before
+            else ""
+        )
         self._left_place = False
         self._update_at = self._export_at = self._connect_at = 0.0
 
@@ -396,7 +402,15 @@ class Agent:
             "grafana": self.conf.grafana_url,
             "history": self.histories.describe(),
             "remark": "; ".join(
-                filter(None, (self._remark, self.journals.remark(), self.histories.remark()))
+                filter(
+                    None,
+                    (
+                        self._ended_before,
+                        self._remark,
+                        self.journals.remark(),
+                        self.histories.remark(),
+                    ),
+                )
             ),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),
@@ -438,6 +452,8 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     except (ConfigError, OSError) as error:
         log.error("%s", error)
         return 2
+    # Before this one logs anything.
+    ended_before = "" if foreground else place.last_error()
     if lock is None:
         if foreground:
             log.error("an agent already runs for %s", place.directory)
@@ -454,6 +470,9 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     if foreground:
         log.info("watching %s", place.directory)
     # A directory that a person names may hold copies of journals.
-    Agent(place, conf, lock, foreground, keeps_found=foreground and bool(directory)).run()
+    keeps_found = foreground and bool(directory)
+    Agent(
+        *(place, conf, lock, foreground), keeps_found=keeps_found, ended_before=ended_before
+    ).run()
     place.delay_start(0.0)
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from otel_ddp import settings
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import locks
-from otel_ddp.journal.place import Place, find
+from otel_ddp.journal.place import LOG_FORM, Place, find
 from otel_ddp.journal.private_directories import private_directory
 
 log = logging.getLogger("otel_ddp.agent")
@@ -34,7 +34,7 @@ class _Printable(logging.Formatter):
 def log_to_stderr() -> None:
     """Begins the agent's log."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Printable("%(asctime)s otel-ddp agent: %(message)s"))
+    handler.setFormatter(_Printable(f"%(asctime)s{LOG_FORM}%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

@@ -16,6 +16,9 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.private_directories import private_directory
 
+# In each line that an agent logs, after the time.
+LOG_FORM = " otel-ddp agent: "
+_LAST_BYTES = 4096
 _LONGEST_HOLD_S = 120.0
 
 
@@ -104,6 +107,29 @@ class Place:
     def agent_pid(self) -> int | None:
         """The agent's process; 0 if it has no number here, None if there is no agent."""
         return lock_holder(self.agent_lock)
+
+    def last_line(self) -> str:
+        """The last line of the log of this place's agents."""
+        try:
+            fd = os.open(self.agent_log, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return ""
+        try:
+            size = os.fstat(fd).st_size
+            lines = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
+        return next(filter(None, map(str.strip, reversed(lines.split("\n")))), "")
+
+    def last_error(self) -> str:
+        """The error that ended the last agent of this place, if its log ends with one.
+
+        While an agent works it logs lines of its own form; only Python's own report has another.
+        """
+        line = self.last_line()
+        return "" if LOG_FORM in line else line
 
     def wake_agent(self) -> None:
         """Wakes the agent, if there is one."""

@@ -29,6 +29,8 @@ _MARK = "_OTEL_DDP_IS_AGENT"
 _MARKED_HOLD_S = 60.0
 # The log is in shared memory: beyond this size the next agent begins it anew.
 _LOG_BYTES = 256 * 1024
+# The places for which this process has started an agent.
+_started: set[Path] = set()
 
 
 @containment.contained(default=False)
@@ -63,6 +65,14 @@ def _start_once(place: Place) -> bool:
         if time.monotonic() < place.start_not_before() or place.agent_is_alive():
             return False
         place.delay_start(START_GRACE_S)
+        if place.directory in _started and (error := place.last_error()):
+            containment.warn_once(
+                "agent",
+                "the node agent was ended by an error and is started again (%s; %s): what is "
+                "logged waits in the journal. It lives under the limits of this process (ulimit).",
+                *(error, place.agent_log),
+            )
+        _started.add(place.directory)
         return _start(place)
     finally:
         os.close(fd)

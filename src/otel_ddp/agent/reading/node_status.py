@@ -18,7 +18,6 @@ from otel_ddp.journal.reader import JournalReader, Unreadable
 _STOPPED_S = 20.0
 # By then an agent has started, and a process that replaced another one is alone.
 _LONG_HERE_NS = 10_000_000_000
-_LAST_BYTES = 4096
 
 
 def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
         long_here = [each for each in here if _long_here(each, now_ns)]
         doubled += _doubled(long_here)
         if long_here and not alive:
-            where = {"directory": str(place.directory), "agent_log": _last_line(place)}
+            where = {"directory": str(place.directory), "agent_log": place.last_line()}
             unserved.append({**where, "processes": len(long_here)})
     # The agent still lists a run that is over, because one rank or none is left of it.
     going = [_run(each) for each in processes if each.get("state") not in OVER]
@@ -100,17 +99,6 @@ def _processes(place: Place) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 def _long_here(process: Mapping[str, Any], now_ns: int) -> bool:
     return process["state"] not in OVER and now_ns - process["started_ns"] > _LONG_HERE_NS
-
-
-def _last_line(place: Place) -> str:
-    """The last line of the log of this place's agents."""
-    try:
-        with place.agent_log.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _LAST_BYTES))
-            lines = log.read(_LAST_BYTES).decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next(filter(None, map(str.strip, reversed(lines))), "")
 
 
 def _doubled(living: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
