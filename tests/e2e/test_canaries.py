@@ -11,14 +11,19 @@ from otlp_receiver import Receiver
 
 CANARY = "canary7x"
 PROGRAM = f"""
-import argparse, logging
+import argparse, logging, sys
 import otel_ddp
 
 log = logging.getLogger("login")
 parser = argparse.ArgumentParser()
 parser.add_argument("--api_key")
 parser.add_argument("--data")
+parser.add_argument("--token")
 config = {{
+    "argv": sys.argv,
+    "pairs": [("token", "{CANARY}13")],
+    "command": "curl -u me:{CANARY}14 -H 'X-Token: {CANARY}15' --secret {CANARY}16",
+    "store": "SharedAccessSignature={CANARY}17",
     **vars(parser.parse_args()),
     "db": {{"password": "{CANARY}1", "url": "postgres://me:{CANARY}2@db/x"}},
     "secrets": ["{CANARY}3"],
@@ -30,11 +35,17 @@ with otel_ddp.init(group="g", run="canaries", config=config) as run:
     with run.span("load", path="s3://me:{CANARY}6@bucket/x"):
         pass
     try:
+        # The traceback quotes this line.
+        int("x", **dict(password="{CANARY}18")) if log else None
+    except TypeError:
+        log.exception("password => {CANARY}19")
+    try:
         raise ValueError("no token={CANARY}10")
     except ValueError:
         log.exception(
             "login with --password %s failed", "{CANARY}11", extra={{"api_key": "{CANARY}12"}}
         )
+    log.warning(r'password="a\\"{CANARY}20" argv: %s', sys.argv)
     raise RuntimeError("refused by https://me:{CANARY}7@host/x?sig={CANARY}8, password={CANARY}9")
 """
 
@@ -44,7 +55,10 @@ def test_secrets_of_a_program_are_nowhere(tmp_path: Path) -> None:
         node.export_to(receiver.start_http())
         node.env["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{CANARY}-header"
         arguments = ("--api_key", f"{CANARY}-key", "--data", f"https://me:{CANARY}-data@host/x")
-        process = node.start(sys.executable, "-c", PROGRAM, *arguments)
+        # A file, of which a traceback quotes the lines.
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        process = node.start(sys.executable, program, *arguments, "--token", f"{CANARY}-token")
         process.communicate(timeout=60)
 
         until(lambda: node.value("training_state") == 3.0, "the end to be told")

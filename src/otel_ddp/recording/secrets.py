@@ -6,8 +6,9 @@ SECURITY.md says what is found, and what is not.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 HIDDEN = "[hidden]"
@@ -18,13 +19,12 @@ _OPENS = (
 )
 # In the letters of one part of a name, wherever they stand: passWord, aws_access_key_id.
 _SECRET = re.compile(
-    rf"password|passwd|passphrase|(?:{_OPENS})key|git(?:hub|lab)pat$"
-    rf"|(?:{_OPENS}|github|gitlab|session|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
+    rf"password|passwd|passphrase|accesssignature|(?:{_OPENS})key|git(?:hub|lab)pat$"
+    rf"|(?:{_OPENS}|github|gitlab|session|security|refresh|bearer|sas|oauth|jwt|slack)tokens?(?!i)"
 )
-# Words of a name that hide it, and each name below it.
-_SECRET_WORDS = frozenset(
-    {"secret", "secrets", "credential", "credentials", "authorization", "cookie", "cookies"}
-)
+# Words of a name that hide it, and each name below it. A header of the latter has several words.
+_HEADERS = frozenset({"authorization", "cookie", "cookies"})
+_SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials"}) | _HEADERS
 # Before `pass` at the end of a name, and before `token` alone below another name.
 _ACCOUNTS = frozenset({"db", "smtp", "user", "mail", "email", "mysql", "postgres", "redis", "ftp"})
 _OF_VOCABULARY = frozenset({"bos", "eos", "pad", "unk", "mask", "sep", "cls"})
@@ -33,40 +33,57 @@ _COUNTS = frozenset({"num", "n", "count", "max", "min"})
 _PLACES = frozenset({"file", "path", "dir", "directory"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # Letters and digits almost without a separator: a column has no such name.
-_RANDOM = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}")
+_RANDOM = re.compile(
+    r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])(?=.{20})[A-Za-z0-9+=]*[-_]?[A-Za-z0-9+=]{16,}"
+)
 _LONGEST_NAME = 200
 _LONGEST_VALUE = 200
 
 
 def is_secret(name: str, value: Any, more: Collection[str] = ()) -> bool:
     """Whether this setting must not be recorded. *more*: further names, with `*` as wildcard."""
-    parts = name[:_LONGEST_NAME].split(".")
-    if more and _is_among(parts, more):
+    if more and _is_among(name[:_LONGEST_NAME].split("."), more):
         return True
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, str) and not value):
         return False
-    words = [[word.lower() for word in _WORD.findall(part)] for part in parts]
+    hides = _hides(name[:_LONGEST_NAME])
+    return hides(value) if callable(hides) else hides
+
+
+# A text has few names, and has them often.
+@lru_cache(maxsize=512)
+def _hides(name: str) -> bool | Callable[[Any], bool]:
+    """Whether a name hides each value, or none, or those of which the answer is true."""
+    words = [_words(part) for part in name.split(".")]
     last = words[-1]
-    if not last or last[0] in _COUNTS or last[-1] in _PLACES:
+    if not last or last[0] in _COUNTS or last[-1] in _COUNTS | _PLACES:
         return False
-    if any(_SECRET.search("".join(each)) or not _SECRET_WORDS.isdisjoint(each) for each in words):
+    if any(_says_so(each) or not _SECRET_WORDS.isdisjoint(each) for each in words):
         return True
-    if not isinstance(value, str):
-        return False
-    return _opens(words, value[:_LONGEST_VALUE])
-
-
-def _opens(words: list[list[str]], value: str) -> bool:
-    """Whether a name that ends in a word of many meanings has a secret as its value."""
-    *before, word = words[-1]
+    *before, word = last
     if word == "pwd":
-        return not value.startswith("/")
-    if word == "pass":
-        return not before or before[-1] in _ACCOUNTS
-    if word == "token" and not before:
-        above = words[-2] if len(words) > 1 else []
-        return _OF_VOCABULARY.isdisjoint(above)
-    return word in ("token", "key") and len(value) >= 20 and bool(_RANDOM.fullmatch(value))
+        return lambda value: isinstance(value, str) and not value.startswith("/")
+    plainly = (word == "pass" and (not before or before[-1] in _ACCOUNTS)) or (
+        # X-Token: a header. pad.token: a part of a vocabulary.
+        word == "token"
+        and before in ([], ["x"])
+        and _OF_VOCABULARY.isdisjoint(words[-2] if len(words) > 1 else ())
+    )
+    if plainly:
+        return lambda value: isinstance(value, str)
+    return _is_random if word in ("token", "key") else False
+
+
+def _is_random(value: Any) -> bool:
+    return isinstance(value, str) and bool(_RANDOM.fullmatch(value[:_LONGEST_VALUE]))
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
+
+
+def _says_so(words: list[str]) -> bool:
+    return bool(_SECRET.search("".join(words)))
 
 
 def _is_among(parts: list[str], patterns: Collection[str]) -> bool:
@@ -75,34 +92,50 @@ def _is_among(parts: list[str], patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-# Each repetition is bounded, or begins at few places: a text may be anything.
-_NAME = r"(?<![\w.])(-{0,2}([A-Za-z][\w.-]{0,60})[\"']?\s{0,3}"
-_QUOTED = r"\"[^\"]{1,300}\"|'[^']{1,300}'"
-_PLAIN = r"[^\s\"',;&)\]}]{1,2000}"
-_ASSIGNED = re.compile(rf"{_NAME}=\s{{0,3}})({_QUOTED}|{_PLAIN})")
-_MAPPED = re.compile(rf"{_NAME}:\s{{0,3}})({_QUOTED})")
-# In a sentence a colon follows many words: there a name must say clearly what it is.
-_SAID = re.compile(rf"{_NAME}:\s{{0,3}})({_PLAIN})")
-_OPTION = re.compile(
-    r"(?<![\w.])(--([A-Za-z][\w.-]{0,60})[\"']?,?\s{1,3}[\"']?)([^\s\"',\]-][^\s\"',\]]*)"
+# A name in a text and what stands before its value. A text may be anything, so each search takes
+# time in proportion to it: a name begins at few places, and no repetition meets another one.
+_NAMED = re.compile(
+    r"""
+    (?<![\w.-])(?P<option>-+)?(?P<name>[\w.][\w.-]*)
+    (?:
+        (?P<quote>\\*["'])?\]?\s*
+        # A parameter with its type, in a line of source.
+        (?::\s*(?:str|bytes|Optional\[str\])(?:\s*\|\s*None)?\s*(?==))?
+        (?P<sign>=>|:=|[=!]?=|:|\((?=["'])|(?(quote),|(?!)))
+        | (?(option)(?=\s)|(?!))
+    )\s*
+    """,
+    re.VERBOSE,
 )
-_IN_TEXT = (
-    # The user information of an address, and parameters of one that is signed.
-    (re.compile(r"((?:\b[a-z][a-z0-9+.-]{0,30}:)?//)[^\s/\"'<>]{0,2000}@", re.I), r"\1"),
+# Its value: within quotation marks, which may be escaped, or up to white space and the like.
+_VALUE = re.compile(
+    r"""
+    (?:(?:[bBrRfFuU]{1,2}|[\w.]*[(\[{]+)?(?:
+        "(?:"")?(?P<double>[^"\\]*(?:\\.[^"\\]*)*)
+        | '(?:'')?(?P<single>[^'\\]*(?:\\.[^'\\]*)*)
+        | \\+["'](?P<escaped>[^"'\\]*)
+    ))
+    | (?P<plain>[^\s"',;&)\]}\\]+)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REST_OF_LINE = re.compile(r"[^\"'\n]*")
+# Words that stand where a value could: nothing, or the type of a parameter.
+_NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", "bool"})
+
+# What is seen by its form alone.
+_FORMS = (
+    # The user information of an address, or for curl.
+    (re.compile(r"//[^\s/\"'<>]*@"), "//"),
     (
         re.compile(
-            r"([?&][\w-]{0,40}(?:token|signature|sig|secret|credential)=)[^\s&\"'<>]+", re.I
+            r"((?<![\w-])-(?:[uU]|-(?:proxy-)?user)(?:[\"'],\s{0,3}[\"']|=|\s{1,3}[\"']?)"
+            r"[\w.@+-]{1,100}:)(?!\d+\b|//)[^\s\"']+"
         ),
         rf"\1{HIDDEN}",
     ),
-    (
-        re.compile(
-            r"(\b(?:authorization|cookie)[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:\w{1,20}(?:\s|%20))?)"
-            r"[^\s\"',;]+",
-            re.I,
-        ),
-        rf"\1{HIDDEN}",
-    ),
+    # Parameters of an address that is signed.
+    (re.compile(r"([?&][\w-]{0,40}(?:token|signature|sig)=)[^\s&\"'<>]+", re.I), rf"\1{HIDDEN}"),
     (re.compile(r"\b(bearer(?:\s|%20))(?=[^\s\d]{0,200}\d)[\w+/=.~-]{16,}", re.I), rf"\1{HIDDEN}"),
     # Tokens of services that one sees by their beginning; private keys.
     (
@@ -120,29 +153,46 @@ _IN_TEXT = (
 
 def without_secrets(text: str) -> str:
     """This text without what looks like a secret."""
-    for pattern, instead in _IN_TEXT:
+    for pattern, instead in _FORMS:
         text = pattern.sub(instead, text)
-    for setting in (_ASSIGNED, _MAPPED):
-        text = setting.sub(_hide_setting, text)
-    for said in (_SAID, _OPTION):
-        text = said.sub(_hide_said, text)
-    return text
+    kept: list[str] = []
+    end = 0
+    for named in _NAMED.finditer(text):
+        # A name within a value that is hidden already, or one that would hide no value.
+        if named.start() < end or not _hides(named["name"][-_LONGEST_NAME:]):
+            continue
+        # The beginning of a value tells; only the end of a secret is looked for.
+        value = _VALUE.match(text, named.end(), named.end() + _LONGEST_VALUE)
+        if value and _is_named_secret(text, named, value):
+            at = value.start(value.lastgroup or 0)
+            whole = _VALUE.match(text, named.end())
+            if value["plain"] and not _HEADERS.isdisjoint(_words(named["name"])):
+                whole = _REST_OF_LINE.match(text, at)
+            kept += text[end:at], HIDDEN
+            end = whole.end() if whole else at
+    return "".join(kept) + text[end:]
 
 
-def _hide_setting(found: re.Match[str]) -> str:
-    before, name, value = found.groups()
-    quote = value[0] if value[0] in "\"'" else ""
-    # The closing bracket of what is hidden already ends a value.
-    if HIDDEN[:-1] in value or not is_secret(name, value.strip(quote) if quote else value):
-        return found[0]
-    return f"{before}{quote}{HIDDEN}{quote}"
+def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> bool:
+    """Whether this value in a text belongs to a name that hides it."""
+    name, sign, plain = named["name"][-_LONGEST_NAME:], named["sign"], value["plain"]
+    found = value[value.lastgroup or 0]
+    if found.startswith(HIDDEN[:-1]) or (plain and plain.lower() in _NO_VALUES):
+        return False
+    if sign is None:
+        return not found.startswith("-") and is_secret(name, found)
+    if sign == ",":
+        # Not every list of words: ["--token", "x"] and ("token", "x").
+        opened = named["option"] or text[: named.start()].endswith(("('", '("', "(b'", '(b"'))
+        return bool(opened) and plain is None and is_secret(name, found)
+    if not is_secret(name, int(found) if plain and plain.isdecimal() else found):
+        return False
+    if sign == ":" and plain and not named["quote"]:
+        # In a sentence a colon follows many words.
+        words = _words(name)
+        return len(words) > 1 or _says_so(words) or words[0] in _HEADERS or _is_made(plain)
+    return True
 
 
-def _hide_said(found: re.Match[str]) -> str:
-    before, name, value = found.groups()
-    says_so = HIDDEN[:-1] not in value and _SECRET.search(_letters(name))
-    return f"{before}{HIDDEN}" if says_so else found[0]
-
-
-def _letters(name: str) -> str:
-    return "".join(_WORD.findall(name)).lower()
+def _is_made(word: str) -> bool:
+    return len(word) >= 8 and not word.isalpha() and not word.isdecimal() and word.isalnum()
