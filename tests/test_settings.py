@@ -12,13 +12,12 @@ import pytest
 import otel_ddp
 from conftest import Here
 from otel_ddp import ConfigError, settings
-from otel_ddp.identity import identity
+from otel_ddp.identity import identity, launchers
 from otel_ddp.recording import agent_start
 
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
     "OTEL_DDP_DIR": ("here", "must be a path that begins with / or ~"),
-    "OTEL_METRIC_EXPORT_INTERVAL": ("abc", "must be a number of milliseconds above 0"),
     "OTEL_DDP_LINGER_S": ("nan", "must be a number of seconds, 0 or more"),
     "OTEL_DDP_JOURNAL_BYTES": ("2 apples", "must be a number of bytes, at least 131072"),
     "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),
@@ -26,61 +25,142 @@ WRONG = {
     "OTEL_DDP_GRAFANA_URL": ("grafana:3000", "must be an address that begins with http"),
     "OTEL_DDP_MAX_NAME_LENGTH": ("1e3", "must be a whole number from 32 to 4096"),
 }
-# What came, the field, the default that is used, and the warning.
-_PORTS = "must be a whole number from 0 to 65535"
-_ABOVE_0 = "must be a number of milliseconds above 0"
+# Variables that may hold any text.
+FREE = {
+    *("OTEL_DDP_NODE", "OTEL_DDP_HIDE", "OTEL_DDP_BASELINE", "OTEL_SERVICE_NAME"),
+    *("OTEL_DDP_SPOOL_DIR", "OTEL_DDP_POSTMORTEM_DIR", "OTEL_DDP_HISTORY_DIR"),
+    *(
+        name
+        for key in ("group", "run", "job_type", "project", "name", "description", "tags")
+        for name in identity.VARIABLES[key]
+    ),
+}
+# Without a default: what would be sent waits on disk, or needs no such file.
+KEPT = ("ENDPOINT", "CERTIFICATE", "CLIENT_KEY")
+
+
+@pytest.mark.parametrize("variable", sorted(settings.names()))
+def test_a_value_that_means_nothing_is_told_before_the_first_step(
+    variable: str,
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # An agent is wanted, and none is started.
+    monkeypatch.delenv("OTEL_DDP_AGENT")
+    monkeypatch.setattr(agent_start, "ensure_agent", lambda _: None)
+    monkeypatch.setenv(variable, "banana")
+
+    if variable.startswith("OTEL_DDP_") and variable not in FREE:
+        with pytest.raises(ConfigError, match="banana") as raised:
+            otel_ddp.init()
+        assert re.search("[Cc]orrect (it|the argument)|correct or unset it", str(raised.value))
+        assert place.journals() == []
+        return
+    otel_ddp.init(local_rank=1).finish()
+    assert caplog.messages == []
+    for _ in range(2):
+        otel_ddp.init(local_rank=0).finish()
+
+    said = [each for each in caplog.messages if variable in each]
+    assert len(said) == (variable not in FREE)
+    for sentence in said:
+        assert sentence.startswith(variable)
+        assert "banana" in sentence or "entry 1 is not" in sentence
+        told = ("counts as unset", "left out", "nothing can be sent", "nothing is sent that needs")
+        assert any(each in sentence for each in told)
+    assert variable not in FREE or caplog.messages == []
+
+
+STANDARD = [each for each in sorted(settings.names()) if not each.startswith("OTEL_DDP_")]
+
+
+@pytest.mark.parametrize("variable", STANDARD)
+def test_a_standard_variable_that_means_nothing_counts_as_unset(variable: str) -> None:
+    env = {variable: "banana"}
+
+    if variable not in FREE and not variable.endswith(KEPT):
+        assert settings.read(env) == settings.read({})
+        assert settings.value(variable, env) in (None, "banana")
+
+
+@pytest.mark.parametrize("variable", STANDARD)
+def test_an_agent_says_the_same_as_init(variable: str) -> None:
+    env = {variable: "banana"}
+    offline = list(settings.doubts(env, exports=False))
+
+    assert len(list(settings.doubts(env))) == (variable not in FREE)
+    # An agent that sends nothing needs no variable of OTLP.
+    assert offline == [] or "_OTLP_" not in variable
+
+
 MEANT_FOR_OTHERS = [
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "must be one of http/protobuf, grpc"),
+    ("OTEL_METRIC_EXPORT_INTERVAL", "0", "must be a number of milliseconds above 0"),
+    ("OTEL_METRIC_EXPORT_INTERVAL", "-5", "must be a number of milliseconds above 0"),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1", "must be a number of milliseconds above 0"),
+    ("OTEL_EXPORTER_PROMETHEUS_PORT", "65536", "must be a whole number from 0 to 65535"),
+    ("OTEL_SDK_DISABLED", "1", "must be one of true, false"),
     (
-        "OTEL_EXPORTER_OTLP_PROTOCOL",
-        "http/json",
-        "protocol",
-        "http/protobuf",
-        "http/protobuf, grpc",
+        "OTEL_TRACES_EXPORTER",
+        "non",
+        "must be one of otlp, none, prometheus, console, logging, zipk",
     ),
     (
-        "OTEL_METRIC_EXPORT_INTERVAL",
-        "0",
-        "interval_s",
-        5.0,
-        f"{_ABOVE_0}, got '0'; the default, 5000",
+        "TRACEPARENT",
+        f"00-{'0' * 32}-{'1' * 16}-01",
+        "must be a span as W3C Trace Context writes it",
     ),
-    ("OTEL_METRIC_EXPORT_INTERVAL", "-5", "interval_s", 5.0, _ABOVE_0),
-    (
-        "OTEL_EXPORTER_OTLP_TIMEOUT",
-        "x",
-        "timeout_s",
-        10.0,
-        f"{_ABOVE_0}, got 'x'; the default, 10000",
-    ),
-    ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1", "timeout_s", 10.0, _ABOVE_0),
-    (
-        "OTEL_EXPORTER_PROMETHEUS_PORT",
-        "x",
-        "scrape_port",
-        9464,
-        f"{_PORTS}, got 'x'; the default, 9464",
-    ),
-    ("OTEL_EXPORTER_PROMETHEUS_PORT", "65536", "scrape_port", 9464, _PORTS),
 ]
 
 
-@pytest.mark.parametrize(("variable", "text", "field", "default", "expected"), MEANT_FOR_OTHERS)
-def test_an_invalid_standard_variable_gives_one_warning_and_the_default_is_used(
-    variable: str,
-    text: str,
-    field: str,
-    default: Any,
-    expected: str,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(("variable", "text", "expected"), MEANT_FOR_OTHERS)
+def test_a_standard_variable_may_miss_its_values_in_many_ways(
+    variable: str, text: str, expected: str
 ) -> None:
-    found = [settings.read({variable: text}) for _ in range(2)]
+    (said,) = settings.doubts({variable: text})
 
-    assert [default, default] == [getattr(each, field) for each in found]
-    (said,) = caplog.messages
-    assert said.startswith(f"{variable} must be ")
-    assert expected in said
-    assert f"got {text!r}; the default, " in said
-    assert said.endswith(" is used.")
+    assert said.startswith(f"{variable} {expected}")
+    assert said.endswith(f"got {text!r}; it counts as unset")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"OTEL_METRICS_EXPORTER": "otlp,prometheus", "OTEL_TRACES_EXPORTER": " None "},
+        {"TRACEPARENT": f"00-{'a' * 32}-{'1' * 16}-00-later"},
+        {"OTEL_SDK_DISABLED": "False", "OTEL_EXPORTER_OTLP_COMPRESSION": "GZIP"},
+        {"OTEL_RESOURCE_ATTRIBUTES": "a=b,c=d=e, ", "OTEL_EXPORTER_OTLP_INSECURE": "true"},
+    ],
+)
+def test_what_the_specification_allows_is_not_doubted(env: dict[str, str]) -> None:
+    assert list(settings.doubts(env)) == []
+
+
+def test_a_rank_that_is_no_number_is_told(place: Here, caplog: pytest.LogCaptureFixture) -> None:
+    os.environ["RANK"] = "banana"
+
+    otel_ddp.init().finish()
+
+    assert caplog.messages == ["RANK is no number, got 'banana'; it counts as unset."]
+
+
+LAUNCHERS = [
+    each for each in vars(launchers).values() if isinstance(each, launchers._TORCHRUN.__class__)
+]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda each: each.launcher)
+def test_a_variable_of_a_launcher_that_is_no_number_stops_init_with_help(launcher: Any) -> None:
+    counts = [launcher.local_world_size, launcher.node_rank, *launcher.nodes[:1]]
+    numbers = [launcher.global_rank, *launcher.world_size[:1], launcher.local_rank, *counts]
+    whole = {name: "1" for name in numbers if name} | {launcher.global_rank: "0"}
+    whole |= {launcher.marker: "1"} if launcher.marker else {}
+    whole |= {"SLURM_JOB_ID": "7"} if launcher.launcher == "slurm" else {}
+
+    for name in filter(None, numbers):
+        with pytest.raises(ConfigError, match=f"^{name} must be a whole number.*unset it"):
+            identity.resolve(env={**whole, name: "banana"}, proc=Path("/nowhere"))
 
 
 def test_an_agent_may_leave_at_once() -> None:
@@ -264,31 +344,36 @@ def test_a_header_is_doubted_where_the_exporters_leave_it_out(entry: str) -> Non
 
     env = {"OTEL_EXPORTER_OTLP_HEADERS": f"ok=1,{entry}"}
 
-    doubts = list(settings.doubts(settings.read(env), env))
+    doubts = list(settings.doubts(env))
 
     assert bool(doubts) is not bool(parse_env_headers(entry, liberal=True))
 
 
-ADDRESS = "must be an address and nothing else, such as 127.0.0.1 or 0.0.0.0, got"
-
-
 @pytest.mark.parametrize(
-    ("host", "expected"),
+    ("host", "is_one"),
     [
-        ("http://0.0.0.0", f"{ADDRESS} 'http://0.0.0.0': /metrics is not served"),
-        ("0.0.0.0:9464", f"{ADDRESS} '0.0.0.0:9464': /metrics is not served"),
-        ("[::1]:9464", f"{ADDRESS} '[::1]:9464': /metrics is not served"),
-        ("0.0.0.0", ""),
-        ("[::1]", ""),
-        ("node7.example", ""),
+        ("http://0.0.0.0", False),
+        ("0.0.0.0:9464", False),
+        ("[::1]:9464", False),
+        ("0.0.0.0", True),
+        ("[::1]", True),
+        ("localhost", True),
+        (os.uname().nodename, True),
+        (f"{os.uname().nodename}.example", True),
+        ("node-of-another.example", False),
     ],
 )
-def test_what_cannot_be_an_address_to_serve_on_is_doubted(host: str, expected: str) -> None:
+def test_what_cannot_be_an_address_to_serve_on_is_doubted(host: str, is_one: bool) -> None:
     env = {"OTEL_EXPORTER_PROMETHEUS_HOST": host}
 
-    doubts = list(settings.doubts(settings.read(env)))
-
-    assert doubts == ([f"OTEL_EXPORTER_PROMETHEUS_HOST {expected}"] if expected else [])
+    assert list(settings.doubts(env)) == (
+        []
+        if is_one
+        else [
+            "OTEL_EXPORTER_PROMETHEUS_HOST must be an address of this machine, such as 127.0.0.1 "
+            f"or 0.0.0.0, or its name, got {host!r}; it counts as unset"
+        ]
+    )
 
 
 DOUBTS = [
@@ -296,7 +381,14 @@ DOUBTS = [
     ({"ENDPOINT": "me:secret@collector:4318"}, "ENDPOINT must begin with"),
     ({"METRICS_ENDPOINT": "collector"}, "METRICS_ENDPOINT must begin with http:// or https://"),
     ({"ENDPOINT": "https://c", "CERTIFICATE": "/no/such"}, "CERTIFICATE cannot be read: /no/such"),
-    ({"LOGS_CLIENT_KEY": "/no/such"}, "LOGS_CLIENT_KEY cannot be read: /no/such: No such file"),
+    (
+        {"ENDPOINT": "http://c", "LOGS_ENDPOINT": "https://c", "LOGS_CLIENT_KEY": "/no/such"},
+        "LOGS_CLIENT_KEY cannot be read: /no/such: No such file or directory: nothing can be sent",
+    ),
+    (
+        {"ENDPOINT": "http://c", "CERTIFICATE": "/no/such"},
+        "CERTIFICATE cannot be read: /no/such: No such file or directory: nothing is sent that nee",
+    ),
     ({"HEADERS": "a=b,secret"}, "HEADERS: entry 2 is not name=value and is left out"),
     ({"TRACES_HEADERS": "secret"}, "TRACES_HEADERS: entry 1 is not name=value"),
     ({"ENDPOINT": "HTTP://collector:4318", "CERTIFICATE": __file__}, ""),
@@ -350,6 +442,7 @@ def test_the_page_names_every_variable_of_ours_that_the_source_reads() -> None:
     rows = (*settings.IDENTITY, *settings.OTHERS, *settings.EXPORT)
     told = {name for each in rows for name in each.names}
     told |= {name for row in settings.TABLE for name in row.variables}
+    assert all(page.count(f"| `{name}`") + page.count(f", `{name}`") == 1 for name in told)
 
     sources = [path.read_text() for path in package.rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'"(OTEL_DDP_[A-Z_]+[A-Z])"', text)}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.errors.containment import warn_once
 from otel_ddp.identity.identity import VARIABLES
 from otel_ddp.identity.run_names import INHERITED_RUN
 from otel_ddp.journal import layout
@@ -21,12 +20,21 @@ _ADVICE = "Correct it, or unset it for the default."
 
 # What the official exporters take for a header.
 _HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ !#-+\--:<-\[\]-~]*")
+# W3C Trace Context: version, trace, span, flags. Versions to come may add fields.
+_TRACEPARENT = re.compile(
+    "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
 
 # Variables of other trackers; `offline` means the same here.
 _MODES = ("SWANLAB_MODE", "WANDB_MODE")
 
+_OTLP = "OTEL_EXPORTER_OTLP_"
 # The parts of the names of OTLP's variables: for all signals, then for one each.
 SIGNALS = ("", "METRICS_", "TRACES_", "LOGS_")
+
+
+def _no_doubt(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
+    yield from ()
 
 
 class Setting(NamedTuple):
@@ -37,6 +45,7 @@ class Setting(NamedTuple):
     default: Any
     parse: Callable[[str, str], Any]
     meaning: str
+    doubt: Callable[[str, str, Mapping[str, str]], Iterator[str]] = _no_doubt
 
 
 class Settings(NamedTuple):
@@ -136,7 +145,21 @@ def _web_page(variable: str, text: str) -> str:
 
 def _host(variable: str, text: str) -> str:
     # An address may have it in brackets: [::1].
-    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    # Imported here: few processes need it.
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        # No name server is asked: it may be slow, and a name of another machine cannot be served.
+        name = os.uname().nodename.lower().partition(".")[0]
+        if "/" in host or ":" in host or host.lower().partition(".")[0] not in ("localhost", name):
+            raise ConfigError(
+                f"{variable} must be an address of this machine, such as 127.0.0.1 or 0.0.0.0, or "
+                f"its name, got {text!r}. {_ADVICE}"
+            ) from None
+    return host
 
 
 def _seconds(variable: str, text: str) -> float:
@@ -257,8 +280,65 @@ def _log_words(variable: str, text: str) -> str:
 
 
 def _truth(variable: str, text: str) -> bool:
-    # By the specification only "true" is true; everything else is false.
-    return text.strip().lower() == "true"
+    # By the specification only "true" is true.
+    return _one_of("true", "false")(variable, text) == "true"
+
+
+def _exporters(variable: str, text: str) -> str:
+    # Those that the specification knows are meant for others where they are not ours.
+    for word in text.split(","):
+        _one_of("otlp", "none", "prometheus", "console", "logging", "zipkin")(variable, word)
+    return text.strip().lower()
+
+
+def _traceparent(variable: str, text: str) -> str:
+    if not _TRACEPARENT.fullmatch(text):
+        raise ConfigError(
+            f"{variable} must be a span as W3C Trace Context writes it, got {text!r}. {_ADVICE}"
+        )
+    return text
+
+
+# What is wrong with an address or a file leaves no default: what is logged waits on disk meanwhile.
+_LOST = "nothing can be sent that way"
+
+
+def _doubt_endpoint(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
+    protocols = (variable.replace("ENDPOINT", "PROTOCOL"), f"{_OTLP}PROTOCOL")
+    grpc = next(filter(None, (value(each, env) for each in protocols)), "") == "grpc"
+    if not grpc and not re.match("https?://", text, re.IGNORECASE):
+        # Without the part that may be a password.
+        host = text.rpartition("@")[2]
+        yield f"{variable} must begin with http:// or https://, got {host!r}: {_LOST}"
+
+
+def _doubt_headers(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
+    for number, entry in enumerate(text.split(","), start=1):
+        if entry.strip() and not _HEADER.fullmatch(entry.strip()):
+            # Never the entry itself: it may be a token that lost its name.
+            yield f"{variable}: entry {number} is not name=value and is left out"
+
+
+def _doubt_attributes(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
+    for number, entry in enumerate(text.split(","), start=1):
+        if entry.strip() and "=" not in entry:
+            sentence = f"{variable}: entry {number} is not key=value and is left out"
+            yield f"{sentence}; in a value, a comma is %2C"
+
+
+def _doubt_file(variable: str, text: str, env: Mapping[str, str]) -> Iterator[str]:
+    try:
+        os.close(os.open(text, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        signals = [each for each in SIGNALS if each and variable.startswith(f"{_OTLP}{each}")]
+        endpoints = (
+            env.get(f"{_OTLP}{each}ENDPOINT", "").strip() or env.get(f"{_OTLP}ENDPOINT", "").strip()
+            for each in signals or SIGNALS
+        )
+        # Nothing named is this machine's own collector, which needs none.
+        needed = any(each and not each.lower().startswith("http://") for each in endpoints)
+        then = _LOST if needed else "nothing is sent that needs it"
+        yield f"{variable} cannot be read: {text}: {error.strerror}: {then}"
 
 
 TABLE: tuple[Setting, ...] = (
@@ -415,7 +495,10 @@ TABLE: tuple[Setting, ...] = (
         "",
         _text,
         "The collector. Nothing set: one that answers on loopback's standard port is used, if it "
-        "is run by root or by this user; else there is the scrape endpoint only.",
+        "is run by root or by this user; else there is the scrape endpoint only. To its path, HTTP "
+        "adds `/v1/metrics` and so on. A user and password in it are sent as `Authorization`, "
+        "unless the headers have one, and are never shown.",
+        _doubt_endpoint,
     ),
     Setting(
         "scrape_host",
@@ -515,30 +598,35 @@ TABLE: tuple[Setting, ...] = (
 
 
 def read(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
-    """The settings in force now; raises ConfigError for a value that means nothing."""
+    """The settings in force now; raises ConfigError for a value of ours that means nothing."""
     env = os.environ if env is None else env
     values: dict[str, Any] = {}
     for row in TABLE:
         given = arguments.pop(row.name, None)
-        if given is not None:
-            values[row.name] = given
-            continue
-        values[row.name] = row.default
-        for variable in row.variables:
-            # An empty variable counts as unset, as the specification asks.
-            if text := env.get(variable, "").strip():
-                try:
-                    values[row.name] = row.parse(variable, text)
-                except ConfigError as error:
-                    if not _is_forgiven(row, variable, text):
-                        raise
-                    _warn_default(row, str(error))
-                break
+        if given is None:
+            given = next((found for each in row.variables for found in _valid(each, env)), None)
+        values[row.name] = row.default if given is None else given
         if row.name == "agent" and offline_by(env):
             values["agent"] = "offline"
     if arguments:
         raise TypeError(f"unknown settings: {', '.join(arguments)}")
     return Settings(**values)
+
+
+def value(variable: str, env: Mapping[str, str]) -> Any:
+    """What a variable of a table says; None if it is unset, or standard and means nothing."""
+    return next(_valid(variable, env), None)
+
+
+def _valid(variable: str, env: Mapping[str, str]) -> Iterator[Any]:
+    # An empty variable counts as unset, as the specification asks.
+    if text := env.get(variable, "").strip():
+        try:
+            yield _ROWS[variable].parse(variable, text)
+        except ConfigError:
+            # A standard variable may be meant for other programs; ours are meant for us.
+            if variable.startswith("OTEL_DDP_"):
+                raise
 
 
 def offline_by(env: Mapping[str, str] | None = None) -> str:
@@ -547,7 +635,7 @@ def offline_by(env: Mapping[str, str] | None = None) -> str:
     OTEL_DDP_AGENT takes precedence, and so does an endpoint: a user who names one wants to send.
     """
     env = os.environ if env is None else env
-    ours = ("OTEL_DDP_AGENT", *(f"OTEL_EXPORTER_OTLP_{each}ENDPOINT" for each in SIGNALS))
+    ours = ("OTEL_DDP_AGENT", *(f"{_OTLP}{each}ENDPOINT" for each in SIGNALS))
     if any(env.get(name, "").strip() for name in ours):
         return ""
     modes = (name for name in _MODES if env.get(name, "").strip().lower() == "offline")
@@ -556,9 +644,7 @@ def offline_by(env: Mapping[str, str] | None = None) -> str:
 
 def names() -> set[str]:
     """All variables that are ours or that we read."""
-    rows = [row.variables for row in TABLE]
-    rows += [each.names for each in (*IDENTITY, *EXPORT)]
-    return {name for row in rows for name in row}
+    return set(_ROWS)
 
 
 def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
@@ -575,61 +661,31 @@ def unknown(env: Mapping[str, str] | None = None) -> Iterator[str]:
         yield f"{name} is not known and has no effect: {meant}"
 
 
-def doubts(conf: Settings, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """One sentence for each value with which the agent cannot send or serve.
+def doubts(env: Mapping[str, str] | None = None, exports: bool = True) -> Iterator[str]:
+    """One sentence for each value of a standard variable that cannot be meant.
 
-    These are no errors: a job must not end over them. What is logged waits on disk meanwhile.
+    These are no errors: a job must not end over them. *exports*: whether an agent of ours sends, so
+    that the variables of OTLP count.
     """
     env = os.environ if env is None else env
-    lost = "nothing can be sent that way"
-    for signal in () if conf.offline else SIGNALS:
-        beginning = f"OTEL_EXPORTER_OTLP_{signal}"
-        endpoint = env.get(f"{beginning}ENDPOINT", "").strip()
-        protocol = env.get(f"{beginning}PROTOCOL", "").strip().lower() or conf.protocol
-        if endpoint and protocol != "grpc" and not re.match("https?://", endpoint, re.IGNORECASE):
-            # Without the part that may be a password.
-            host = endpoint.rpartition("@")[2]
-            yield f"{beginning}ENDPOINT must begin with http:// or https://, got {host!r}: {lost}"
-        entries = env.get(f"{beginning}HEADERS", "").split(",")
-        for number, entry in enumerate(entries, start=1):
-            if entry.strip() and not _HEADER.fullmatch(entry.strip()):
-                # Never the entry itself: it may be a token that lost its name.
-                yield f"{beginning}HEADERS: entry {number} is not name=value and is left out"
-        for file in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
-            if path := env.get(f"{beginning}{file}", "").strip():
-                try:
-                    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-                except OSError as error:
-                    yield f"{beginning}{file} cannot be read: {path}: {error.strerror}: {lost}"
-    # With a scheme, a path or a port; an IPv6 address has more than one colon.
-    if re.search(r"[/\]]|^[^:]*:[^:]*$", conf.scrape_host):
-        yield (
-            "OTEL_EXPORTER_PROMETHEUS_HOST must be an address and nothing else, such as 127.0.0.1 "
-            f"or 0.0.0.0, got {conf.scrape_host!r}: /metrics is not served"
-        )
-
-
-def _is_forgiven(row: Setting, variable: str, text: str) -> bool:
-    """Whether an invalid value leaves the default, as the specification asks.
-
-    A standard variable may be meant for other programs; ours are meant for us. An export interval
-    that is no number is an error for every program, so it is raised before the first step.
-    """
-    if variable.startswith("OTEL_DDP_"):
-        return False
-    return row.name != "interval_s" or not math.isnan(_number(text))
-
-
-def _warn_default(row: Setting, sentence: str) -> None:
-    shown = sentence.removesuffix(f". {_ADVICE}")
-    warn_once(sentence, "%s; the default, %s, is used.", shown, _shown(row))
+    for variable, row in _ROWS.items():
+        text = env.get(variable, "").strip()
+        unused = variable.startswith(_OTLP) and not exports
+        if text and not unused and not variable.startswith("OTEL_DDP_"):
+            yield from row.doubt(variable, text, env)
+            try:
+                row.parse(variable, text)
+            except ConfigError as error:
+                yield f"{str(error).removesuffix(f'. {_ADVICE}')}; it counts as unset"
 
 
 class Variable(NamedTuple):
-    """Variables that other modules read, for the page; the first one that is set counts."""
+    """Variables that other modules read; the first one that is set counts."""
 
     names: tuple[str, ...]
     meaning: str
+    parse: Callable[[str, str], Any] = _text
+    doubt: Callable[[str, str, Mapping[str, str]], Iterator[str]] = _no_doubt
 
 
 # Read by `identity`, which has their names.
@@ -690,52 +746,68 @@ OTHERS: tuple[Variable, ...] = (
 )
 
 
-def _otlp(name: str) -> tuple[str, ...]:
-    """The own variable of each signal, which takes precedence, and the general one."""
-    general, *own = SIGNALS
-    return tuple(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in (*own, general))
+def _otlp(name: str, *parts: str) -> tuple[str, ...]:
+    """The own variable of each signal, which takes precedence; and the general one."""
+    return tuple(f"{_OTLP}{each}{name}" for each in (*SIGNALS[1:], *parts))
 
 
 # Read in `agent/`, or by the official exporters and the resource detector there.
 EXPORT: tuple[Variable, ...] = (
+    Variable(_otlp("ENDPOINT"), "Where one signal goes; used as it is.", doubt=_doubt_endpoint),
+    Variable(_otlp("PROTOCOL"), "How one signal is sent.", _one_of("http/protobuf", "grpc")),
+    Variable(_otlp("TIMEOUT"), "How long one export of a signal may take.", _milliseconds),
     Variable(
-        _otlp("ENDPOINT"),
-        "Where to. A signal's own address is used as it is; to the path of the general one, HTTP "
-        "adds `/v1/metrics` and so on. A user and password in it are sent as `Authorization`, "
-        "unless the headers have one, and are never shown.",
-    ),
-    Variable(_otlp("PROTOCOL"), "`http/protobuf` or `grpc`."),
-    Variable(
-        _otlp("HEADERS"),
+        _otlp("HEADERS", ""),
         "`name=value,name=value`, sent along: a token, say. Only a collector that an endpoint "
         "names gets them.",
+        doubt=_doubt_headers,
     ),
     Variable(
-        _otlp("COMPRESSION"),
+        _otlp("COMPRESSION", ""),
         "`none`, `gzip` or `deflate`; by default `gzip` to other machines, and `none` on this one.",
+        _one_of("none", "gzip", "deflate"),
     ),
-    Variable(_otlp("TIMEOUT"), "How long one export may take, in milliseconds."),
-    Variable(_otlp("CERTIFICATE"), "A file: whom to trust, instead of the system's authorities."),
-    Variable(_otlp("CLIENT_CERTIFICATE"), "A file: the certificate that we show."),
-    Variable(_otlp("CLIENT_KEY"), "A file: its key."),
+    Variable(
+        _otlp("INSECURE", ""),
+        "`true`: gRPC to an address without a scheme is not encrypted.",
+        _truth,
+    ),
+    Variable(
+        _otlp("CERTIFICATE", ""),
+        "A file: whom to trust, instead of the system's authorities.",
+        doubt=_doubt_file,
+    ),
+    Variable(
+        _otlp("CLIENT_CERTIFICATE", ""), "A file: the certificate that we show.", doubt=_doubt_file
+    ),
+    Variable(_otlp("CLIENT_KEY", ""), "A file: its key.", doubt=_doubt_file),
     Variable(
         ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER", "OTEL_LOGS_EXPORTER"),
         "`none`: this signal is not exported. `/metrics` is served all the same.",
+        _exporters,
     ),
     Variable(
         ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",),
         "`cumulative`, `delta` or `lowmemory`: how counters and histograms are exported.",
+        _one_of("cumulative", "delta", "lowmemory"),
     ),
     Variable(
         ("TRACEPARENT",),
         "The launcher's span, as W3C Trace Context writes it: the run's span is below it.",
+        _traceparent,
     ),
     Variable(("OTEL_SERVICE_NAME",), "`service.name`; the project, or `otel-ddp`."),
     Variable(
         ("OTEL_RESOURCE_ATTRIBUTES",),
         "`key=value,key=value`: further attributes of the resource; they win over ours.",
+        doubt=_doubt_attributes,
     ),
 )
+
+_ROWS: dict[str, Setting | Variable] = {
+    **{name: row for row in TABLE for name in row.variables},
+    **{name: each for each in (*IDENTITY, *EXPORT) for name in each.names},
+}
 
 
 def markdown() -> str:
@@ -757,8 +829,9 @@ def markdown() -> str:
     lines += [
         "",
         "A value that means nothing stops `init` with a sentence. Where a standard variable",
-        "(`OTEL_*`, not `OTEL_DDP_*`) holds it, it may be meant for others: then the default is",
-        "used and that is said once. An export interval that is no number stops `init` as well.",
+        "(`OTEL_*`, not `OTEL_DDP_*`) holds it, it may be meant for others: then it counts as",
+        "unset, and one rank of a node says so. An address or a file that cannot be used has no",
+        "default: what would be sent waits on disk.",
         "",
         "## Who a process is",
         "",
@@ -774,7 +847,8 @@ def markdown() -> str:
         "",
         "## Export",
         "",
-        "Standard variables, read when the agent starts. A signal's own wins over the general one.",
+        "Standard variables, read when the agent starts. A signal's own wins over the general one,",
+        "in the first table or here.",
         *_table(EXPORT),
     ]
     return "\n".join(lines) + "\n"

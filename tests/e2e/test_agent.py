@@ -167,6 +167,19 @@ def test_an_agent_of_the_platform_is_used_and_none_other_started() -> None:
         assert not node.place.agent_file.exists()
 
 
+def test_an_agent_says_which_variables_mean_nothing_and_works_without_them() -> None:
+    wrong = ("OTEL_EXPORTER_PROMETHEUS_HOST", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL")
+    with Node(OTEL_DDP_AGENT="external", **dict.fromkeys(wrong, "banana")) as node:
+        agent = node.start(sys.executable, "-m", "otel_ddp", "agent")
+        node.run(TRAIN)
+        until(lambda: node.series("training_state"), "the run")
+        agent.terminate()
+        output = finished(agent)
+
+    for variable in wrong:
+        assert output.count(f"{variable} must be ") == 1
+
+
 def test_a_second_agent_says_that_there_is_one() -> None:
     with Node() as node:
         node.run(TRAIN)

@@ -458,6 +458,8 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
         if foreground:
             log.error("an agent already runs for %s", place.directory)
         return 1
+    for doubt in settings.doubts(exports=not conf.offline):
+        log.warning("%s", doubt)
     startup.raise_file_limit()
     if not foreground:
         startup.leave_training_alone()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from otel_ddp import settings
 from otel_ddp.errors import containment
-
-# W3C Trace Context: version, trace, span, flags. Versions to come may add fields.
-_TRACEPARENT = re.compile("(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 class SpanContext(NamedTuple):
@@ -37,10 +34,12 @@ def _current() -> SpanContext | None:
 
 def of_environment(env: Mapping[str, str]) -> SpanContext | None:
     """The span that the launcher names in TRACEPARENT."""
-    found = _TRACEPARENT.fullmatch(env.get("TRACEPARENT", "").strip())
-    if found is None or not int(found[3], 16) & 1 or not (int(found[1], 16) and int(found[2], 16)):
+    found = settings.value("TRACEPARENT", env)
+    if found is None:
         return None
-    return SpanContext(found[1], found[2])
+    _, trace_id, span_id, flags = found.split("-")[:4]
+    # One that is not sampled never arrives.
+    return SpanContext(trace_id, span_id) if int(flags, 16) & 1 else None
 
 
 def attach(ours: SpanContext) -> Callable[[], None] | None:

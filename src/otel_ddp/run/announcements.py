@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -49,9 +50,11 @@ def doubts(conf: Settings, process: Identity) -> None:
             "run after init_process_group. If this process is no rank, unset RANK.",
             process.label_rank,
         )
+    elif process.launcher == "lone" and (text := os.environ.get("RANK", "").strip()):
+        warn_once("rank", "RANK is no number, got %r; it counts as unset.", text)
+    for doubt in settings.doubts(exports=conf.agent == "auto"):
+        warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
     if conf.starts_agent:
-        for doubt in settings.doubts(conf):
-            warn_once(doubt, "%s; `otel-ddp doctor` checks it.", doubt)
         # Imported here: Windows has none, where nothing is recorded.
         import resource
 

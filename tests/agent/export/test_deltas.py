@@ -12,7 +12,6 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from otel_ddp import catalog
 from otel_ddp.agent.export.deltas import Deltas, Preference
-from otel_ddp.agent.export.otlp.variables import temporality
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
 
@@ -138,15 +137,3 @@ def test_a_preference_is_about_kinds_and_never_about_sums_that_may_fall(
     assert sent[DURATION.name].aggregation_temporality == histograms
     memory = sent[catalog.PROCESS_MEMORY_USAGE.name]
     assert (memory.aggregation_temporality, memory.is_monotonic) == (CUMULATIVE, False)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("", "cumulative"), ("DELTA", "delta"), ("LowMemory", "lowmemory"), ("deltas", "cumulative")],
-)
-def test_the_variable_of_the_specification_says_which(text: str, expected: str) -> None:
-    said: list[str] = []
-    env = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": text}
-
-    assert temporality(env, said.append) == expected
-    assert len(said) == (text == "deltas")

@@ -10,7 +10,6 @@ from otel_ddp.agent.ledger import Buckets, Series
 from otel_ddp.catalog import Kind
 
 Preference = Literal["cumulative", "delta", "lowmemory"]
-PREFERENCES: tuple[Preference, ...] = ("cumulative", "delta", "lowmemory")
 
 # Ours all come from totals, which the specification calls asynchronous: their counters stay
 # cumulative with "lowmemory". Up-down counters stay so always.

@@ -20,10 +20,11 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.errors import containment
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
-from otel_ddp.settings import Settings
+from otel_ddp.settings import Settings, value
 
 if TYPE_CHECKING:
     from otel_ddp.agent.export.delivery import Delivery, Sender
+    from otel_ddp.agent.export.deltas import Preference
     from otel_ddp.agent.export.render import Renderer
     from otel_ddp.agent.export.spool import Spool
 
@@ -110,11 +111,11 @@ class Exporter:
         from otel_ddp.agent.export.delivery import Delivery
         from otel_ddp.agent.export.deltas import Deltas
         from otel_ddp.agent.export.otlp import resource
-        from otel_ddp.agent.export.otlp.variables import temporality
         from otel_ddp.agent.export.render import Renderer
         from otel_ddp.agent.export.spool import Spool
 
-        preference = temporality(self._env, log.warning)
+        temporality = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
+        preference: Preference = value(temporality, self._env) or "cumulative"
         renderer = Renderer(
             resource.describe(self._node, self._host), Deltas(preference, self._began_ns)
         )

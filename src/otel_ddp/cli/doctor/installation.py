@@ -109,13 +109,8 @@ def _refused_by_init(inputs: DoctorInputs) -> Iterator[str]:
 def variables(inputs: DoctorInputs) -> Findings:
     for sentence in (*inputs.wrong, *_refused_by_init(inputs)):
         yield Finding("fail", "variables", sentence)
-    for sentence in settings.unknown(inputs.env):
+    for sentence in (*settings.doubts(inputs.env), *settings.unknown(inputs.env)):
         yield Finding("warn", "variables", sentence)
-    entries = inputs.env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
-    for number, entry in enumerate(entries, start=1):
-        if entry.strip() and "=" not in entry:
-            sentence = f"OTEL_RESOURCE_ATTRIBUTES: entry {number} is not key=value and is left out"
-            yield Finding("warn", "variables", f"{sentence}; in a value, a comma is %2C")
     given = sorted(name for name in settings.names() if inputs.env.get(name, "").strip())
     if inputs.conf.disabled:
         sentence = "OTEL_SDK_DISABLED=true: nothing is recorded; unset it"

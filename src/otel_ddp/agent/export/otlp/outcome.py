@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from otel_ddp.settings import value
+
 Signal = Literal["metrics", "traces", "logs"]
 SIGNALS: tuple[Signal, ...] = ("metrics", "traces", "logs")
 
@@ -15,11 +17,7 @@ RETRY_AFTER_LIMIT_S = 60.0
 
 def exported_signals(env: Mapping[str, str]) -> tuple[Signal, ...]:
     """The signals that are exported: a standard variable switches each of them off."""
-    return tuple(
-        each
-        for each in SIGNALS
-        if env.get(f"OTEL_{each.upper()}_EXPORTER", "").strip().lower() != "none"
-    )
+    return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from otel_ddp.agent.export.otlp.variables import (
     SignalVariables,
     route,
 )
-from otel_ddp.settings import SIGNALS, Settings
+from otel_ddp.settings import SIGNALS, Settings, value
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -112,7 +112,6 @@ class Transport:
         url = there.url(signal)
         variables = SignalVariables(signal, self._settings, self._env, self._warn_once)
         variables.check_files(url)
-        variables.check_headers()
         variables.check_secrecy(url)
         timeout_s, compression = variables.timeout_s(), variables.compression(url)
         sender: SignalSender
@@ -121,15 +120,10 @@ class Transport:
 
             headers = variables.headers()
             sender = GrpcSender(signal, url, timeout_s, compression, headers, there.named)
-        elif there.protocol == HTTP:
+        else:
             from otel_ddp.agent.export.otlp.over_http import HttpSender
 
             sender = HttpSender(signal, url, timeout_s, compression, there.named)
-        else:
-            raise ValueError(
-                f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL must be http/protobuf or grpc, "
-                f"got {there.protocol!r}"
-            )
         self._senders[signal] = sender
         return sender
 
@@ -169,7 +163,7 @@ def find_on_loopback(
     Any user may listen there, so a collector of another user has to be named.
     """
     env = os.environ if env is None else env
-    if env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().lower() == "grpc":
+    if value("OTEL_EXPORTER_OTLP_PROTOCOL", env) == "grpc":
         # A server of HTTP on this port would not understand gRPC.
         return None
     if not listener.is_trusted(port):

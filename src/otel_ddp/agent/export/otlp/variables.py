@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opentelemetry.util.re import parse_env_headers
 
-from otel_ddp.agent.export.deltas import PREFERENCES, Preference
 from otel_ddp.agent.export.otlp.addresses import (
     is_loopback,
     take_user,
@@ -17,7 +16,7 @@ from otel_ddp.agent.export.otlp.addresses import (
     without_credentials,
 )
 from otel_ddp.agent.export.otlp.outcome import Signal
-from otel_ddp.settings import Settings
+from otel_ddp.settings import Settings, value
 
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 HTTP = "http/protobuf"
@@ -62,10 +61,10 @@ def route(
     """Where a signal goes; a variable of its own wins over the general one."""
     own = f"{_GENERAL}{signal.upper()}_"
     own_endpoint = env.get(f"{own}ENDPOINT", "").strip()
-    own_protocol = env.get(f"{own}PROTOCOL", "").strip().lower()
+    own_protocol = value(f"{own}PROTOCOL", env)
     protocol = own_protocol or settings.protocol
     endpoint = own_endpoint or settings.endpoint
-    default = f"http://127.0.0.1:{ports.get(protocol, ports[HTTP])}"
+    default = f"http://127.0.0.1:{ports[protocol]}"
     return Route(
         endpoint or default,
         protocol,
@@ -73,18 +72,6 @@ def route(
         f"{own if own_protocol else _GENERAL}PROTOCOL",
         bool(endpoint),
     )
-
-
-def temporality(env: Mapping[str, str], warn: Callable[[str], None]) -> Preference:
-    """Whether counters and histograms are exported as totals, or as what was added."""
-    variable = f"{_GENERAL}METRICS_TEMPORALITY_PREFERENCE"
-    text = env.get(variable, "").strip()
-    for known in PREFERENCES:
-        if text.lower() == known:
-            return known
-    if text:
-        warn(f"{variable} must be one of {', '.join(PREFERENCES)}, got {text!r}; it is cumulative.")
-    return "cumulative"
 
 
 class SignalVariables:
@@ -107,33 +94,13 @@ class SignalVariables:
 
     def timeout_s(self) -> float:
         """The time that one attempt may take."""
-        variable = f"{_GENERAL}{self._signal.upper()}_TIMEOUT"
-        text = self._env.get(variable, "").strip()
-        if not text:
-            return self._settings.timeout_s
-        try:
-            # Milliseconds, as the specification says; the exporters would read seconds.
-            timeout_s = float(text) / 1000.0
-        except ValueError:
-            timeout_s = -1.0
-        if 0 < timeout_s < 1e9:
-            return timeout_s
-        self._warn(
-            f"{variable} must be a number of milliseconds above 0, got {text!r}; "
-            f"{self._settings.timeout_s * 1000:g} is used."
-        )
-        return self._settings.timeout_s
+        own = value(f"{_GENERAL}{self._signal.upper()}_TIMEOUT", self._env)
+        return self._settings.timeout_s if own is None else float(own)
 
     def compression(self, url: str) -> str:
         """none, gzip or deflate; by default gzip towards other machines."""
-        variable, text = self._read("COMPRESSION")
-        word = text.lower() or ("none" if is_loopback(url) else "gzip")
-        if word in ("none", "gzip", "deflate"):
-            return word
-        self._warn(
-            f"{variable} must be none, gzip or deflate, got {text!r}; nothing is compressed."
-        )
-        return "none"
+        default = "none" if is_loopback(url) else "gzip"
+        return str(self._value("COMPRESSION") or default)
 
     def check_files(self, url: str) -> None:
         """Raises OSError for a missing file, which the exporters do not name; it may come later."""
@@ -155,7 +122,7 @@ class SignalVariables:
     def check_secrecy(self, url: str) -> None:
         """Warn of a token, or of a password in the address, that leaves this machine readable."""
         # gRPC takes addresses without a scheme, and a variable that says what one would say.
-        bare = "//" not in url and self._read("INSECURE")[1].lower() == "true"
+        bare = "//" not in url and self._value("INSECURE")
         if not (bare or url.lower().startswith("http://")) or is_loopback(url):
             return
         where = without_credentials(url)
@@ -167,13 +134,9 @@ class SignalVariables:
         elif take_user(url)[1]:
             self._warn(f"A password goes to {where} without encryption: use https://.")
 
-    def check_headers(self) -> None:
-        """Warn of each header that the exporters leave out."""
-        variable, text = self._read("HEADERS")
-        for number, entry in enumerate(text.split(","), start=1):
-            if entry.strip() and not parse_env_headers(entry, liberal=True):
-                # Never show the entry itself: it may be a token that lost its name.
-                self._warn(f"{variable}: entry {number} is not name=value and is left out.")
+    def _value(self, name: str) -> Any:
+        own = value(f"{_GENERAL}{self._signal.upper()}_{name}", self._env)
+        return value(f"{_GENERAL}{name}", self._env) if own is None else own
 
     def _read(self, name: str) -> tuple[str, str]:
         """The variable that counts, and its text."""
