@@ -217,6 +217,11 @@ def released() -> dict[str, Stall]:
     return stalls
 
 
+def lasting(sentence: str) -> str:
+    """What does not change while ranks stand; that one sleeps is told from the second look on."""
+    return without_figures(sentence).replace(" and sleeps", "")
+
+
 def assert_told(stall: Stall, phase: str, cause: str, step: int = STEPS) -> None:
     """The odd rank, the phase, the step and the cause, wherever a user may look."""
     verdict, record = stall.verdict, stall.record
@@ -228,11 +233,11 @@ def assert_told(stall: Stall, phase: str, cause: str, step: int = STEPS) -> None
     assert f"rank {ODD}" in verdict["sentence"]
     assert set(stall.stalled.values()) == {1.0}
     assert (record.severity_text, record.event_name) == ("ERROR", "training.stall")
-    assert without_figures(record.body.string_value) == without_figures(verdict["sentence"])
+    assert lasting(record.body.string_value) == lasting(verdict["sentence"])
     assert (said["phase"], said["evidence.cause"]) == (phase, cause)
     content, text = stall.postmortem
     assert content["verdict"]["evidence"]["culprits"] == [str(ODD)]
-    assert without_figures(text.splitlines()[0]) == without_figures(verdict["sentence"])
+    assert lasting(text.splitlines()[0]) == lasting(verdict["sentence"])
 
 
 def test_a_rank_that_waits_for_data_for_good_is_named(released: dict[str, Stall]) -> None:
@@ -273,11 +278,6 @@ def test_a_rank_that_enters_another_collective_is_named() -> None:
         assert_told(stall, "other", "different_collectives")
         assert f"rank {ODD} entered broadcast" in stall.verdict["sentence"]
         assert "ranks 0, 2 entered all_reduce" in stall.verdict["sentence"]
-
-
-def lasting(sentence: str) -> str:
-    """What does not change while ranks stand; that one sleeps is told from the second look on."""
-    return without_figures(sentence).replace(" and sleeps", "")
 
 
 def test_a_hang_that_is_ended_is_told_as_it_stood() -> None:

@@ -618,6 +618,21 @@ def test_a_stall_is_reported_and_is_over_when_a_rank_moves(
     assert bench.series(catalog.TRAINING_STALLED) == {("0",): 0.0, ("1",): 0.0}
 
 
+def test_a_stall_whose_rank_is_killed_is_not_reported_as_solved(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall(bench, monkeypatch)
+    (opened,) = [each for each in bench.judge.verdicts() if each["kind"] == "stall"]
+    bench.ranks[1].alive = False
+    bench.poll()
+    # It has lost its peer, and cleans up.
+    bench.ranks[0].enter("other")
+    bench.poll()
+
+    (past,) = [each for each in bench.judge.past() if each["kind"] == "stall"]
+    assert (past["ended_with"], past["sentence"]) == ("rank 1", opened["sentence"])
+
+
 def test_a_stall_that_goes_on_is_shown_and_written_down_at_its_length(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,11 +215,12 @@ def _sentence(change: Change, ended: str) -> str:
 
 def _ended_with(case: RunCase, change: Change, journals: Sequence[JournalFeed]) -> str:
     """What ended and ended the verdict with it: then nothing was cured."""
-    if not case.just_ended or change.verdict.kind == "death":
+    ended = case.just_ended or (case.stalls.ended if change.verdict.kind == "stall" else ())
+    if not ended or change.opened or change.verdict.kind == "death":
         return ""
     if all(each.ended_at is not None for each in journals):
         return "the run"
-    numbers = sorted((dict(labels).get("rank", "?") for labels in case.just_ended), key=_by_number)
+    numbers = sorted((dict(labels).get("rank", "?") for labels in ended), key=_by_number)
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 

@@ -47,6 +47,8 @@ class Stalls:
         self._stood: frozenset[Labels] = frozenset()
         # How long the ranks had stood still when the sentence was written.
         self._said_s = 0.0
+        self.ended: frozenset[Labels] = frozenset()
+        """The ranks that have ended since all stood."""
         self.limits: dict[Labels, float] = {}
         """How many seconds each rank may stand still, as in force now."""
         self.stalled: dict[Labels, bool] = {}
@@ -114,9 +116,10 @@ class Stalls:
         if not over:
             self._over_since_ns = 0
             return []
-        if self._open is not None and (ended := self._stood - living.keys()):
+        self.ended = self._stood - living.keys() if self._open is not None else frozenset()
+        if self.ended:
             # They stood before they ended: what is left would tell of another cause.
-            finished = any(found[each].state == "finished" for each in ended & found.keys())
+            finished = any(found[each].state == "finished" for each in self.ended & found.keys())
             return self._close() if finished else []
         self._over_since_ns = self._over_since_ns or now_ns
         if self._open is None and not self._answers_are_in(living, evidence, now_ns):
