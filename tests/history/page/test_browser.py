@@ -34,6 +34,14 @@ MARKED = (
     "document.querySelector('figure[data-picture=loss] .plot').layout.annotations"
     ".map(e => [e.text, e.x])"
 )
+# The colours of a picture's lines, by rank.
+COLORS = """title => document.querySelector(`figure[data-picture="${title}"] .plot`).data
+    .filter(each => each.line.width)
+    .map(each => [each.name.match(/^rank \\d+/)[0], each.line.color])
+"""
+LEGEND = """[...document.querySelectorAll('.legend > span')].map(each =>
+    [each.textContent.slice(1).trim(), each.firstChild.getAttribute('style').slice(7)])
+"""
 # How many lines the text of an element takes.
 LINES = """element => {
     const range = document.createRange();
@@ -247,6 +255,12 @@ def test_the_page_of_a_run(driver: Any, server: Served, folder: Path, look: str)
         window.draw_all()
         keep(page, "run", look)
         check_accessibility(page)
+        legend = dict(page.evaluate(LEGEND))
+        for title in ("Step time", "hw.gpu.utilization"):
+            found = dict(page.evaluate(COLORS, title))
+            assert found
+            assert found.items() <= legend.items()
+        assert len(set(legend.values())) == 4
         work = window.figure("Own work, rank by step").locator("figcaption").inner_text()
         page.get_by_label("With the words").fill("begins")
         page.get_by_role("cell", name="training begins").wait_for()
@@ -460,6 +474,32 @@ def test_short_columns_of_a_report_stay_in_one_line(driver: Any, folder: Path) -
     assert {text for text, count in lines.items() if count > 1} == {
         report["verdicts"][0]["sentence"]
     }
+
+
+def test_what_is_logged_and_read_is_drawn_once_and_ticks_say_different_things(
+    driver: Any, tmp_path: Path
+) -> None:
+    names = ("learning_rate", "grad_norm", "lr", "train/loss", "loss", "val/grad_norm")
+    path = write_history(tmp_path, "r", ranks=1, steps=60, names=names)
+    file = RunFile(path)
+    memory = SeriesKey("node", "process.memory.usage", "0")
+    points = [(s, s * S, 512e6 + 1e3 * (s % 60)) for s in range(10**9, 10**9 + 60)]
+    file.write(values={memory: value_sums(file, memory, points)})
+    file.close()
+
+    with Served(App(tmp_path)) as served, Window(driver, served) as window:
+        page = window.open("/run/r?group=sweep")
+        window.figure("lr")
+        drawn = page.locator("section[aria-labelledby=values] h3").all_inner_texts()
+        count = page.get_by_text("4 of 6 names; ").inner_text()
+        page.get_by_label("Names with").fill("learning")
+        window.figure("learning_rate")
+        ticks = window.figure("process.memory.usage").locator(".ytick text")
+        shown = ticks.all_text_contents()
+
+    assert drawn == ["lr", "train/loss", "val/grad_norm", "grad_norm"]
+    assert "learning_rate, loss is logged under another name" in count
+    assert len(shown) == len(set(shown)) > 2
 
 
 @STRESS

@@ -9,7 +9,7 @@ export const PHASES = {
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 
 export function seriesColor(number) {
-  return SERIES[number % SERIES.length];
+  return SERIES[Math.max(number, 0) % SERIES.length];
 }
 
 export function dash(number) {

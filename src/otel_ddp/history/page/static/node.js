@@ -51,10 +51,14 @@ export class NodePictures {
       title: name, path: "node", axis: this.axis, kind: () => KINDS[0],
       parameters: () => ({ ...this.run.key(), name }),
       draw: (answer, kind) => {
-        const owners = [...new Set(answer.series.map(owner))];
-        const drawn = curves(answer, kind, { name: label, color: (each) => owners.indexOf(owner(each)), unit: metric.unit });
+        // Those of no rank have the colours after the ranks.
+        const others = [...new Set(answer.series.filter((each) => this.run.place(each.rank) < 0).map(owner))];
+        const ranks = this.run.head?.ranks.length || 0;
+        const color = (each) => (this.run.place(each.rank) < 0 ? ranks + others.indexOf(owner(each)) : this.run.place(each.rank));
+        const labels = [...new Set(answer.series.map(parts))];
+        const drawn = curves(answer, kind, { name: label, color, dashed: (each) => labels.indexOf(parts(each)), unit: metric.unit });
         drawn.notes.unshift(metric.text);
-        return { ...drawn, layout: { yaxis: { tickformat: metric.unit === "1" ? ".3~%" : ".3~s" } } };
+        return { ...drawn, layout: { yaxis: metric.unit === "1" ? { tickformat: ".3~%" } : { exponentformat: "SI" } } };
       },
     }).element);
   }
@@ -84,6 +88,11 @@ export class NodePictures {
 
 function owner(series) {
   return `${series.rank} ${series.node} ${series["hw.id"] || ""}`;
+}
+
+/** What tells the lines of one rank apart, such as used and free memory. */
+function parts(series) {
+  return Object.entries(series).filter(([key]) => ![...PLAIN, "gpu", "hw.id"].includes(key)).map(([, value]) => value).join(", ");
 }
 
 function label(series) {

@@ -77,7 +77,11 @@ class Run {
     this.group = head.group;
     this.showHead();
     this.happened.show(head);
-    if (isFirst) this.showControls();
+    if (isFirst) {
+      this.showControls();
+      // What was quicker than the head has no colours of ranks.
+      this.axis.redraw();
+    }
     if (names) {
       this.values.setNames(names.values);
       this.node.setNames(names.node);
@@ -96,6 +100,11 @@ class Run {
       if (seldom) work.push(this.postmortems.refresh(), this.profiles.refresh(), this.events.refresh());
     }
     await Promise.all(work);
+  }
+
+  /** The place of a rank among all: its colour in every picture. */
+  place(rank) {
+    return (this.head?.ranks || []).findIndex((each) => String(each.rank) === String(rank));
   }
 
   showControls() {

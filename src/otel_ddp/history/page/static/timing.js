@@ -60,10 +60,10 @@ function phases(answer, kind, run, look) {
 function stepTime(answer, kind, run) {
   const traces = [];
   const notes = [];
-  answer.ranks.slice(0, MOST_LINES).forEach((each, at) => {
+  answer.ranks.slice(0, MOST_LINES).forEach((each) => {
     const { columns } = each;
     const x = positions(columns, kind);
-    const color = seriesColor(at);
+    const color = seriesColor(run.place(each.rank));
     if (answer.wide > 1 && answer.ranks.length <= 8) {
       const edge = { x, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
       traces.push({ ...edge, y: columns.low_s });
@@ -104,7 +104,7 @@ function heatmap(answer, kind, column, colorscale) {
     traces: [{
       type: "heatmap", x, y: answer.ranks.map((each) => each.rank),
       z: answer.ranks.map((each) => each.columns[column]), colorscale, hoverongaps: false, zmin: low, zmax: high,
-      colorbar: { thickness: 10, tickformat: ".3s", ticksuffix: "s" },
+      colorbar: { thickness: 10, exponentformat: "SI", ticksuffix: "s" },
       hovertemplate: "rank %{y}, %{x}: %{z:.4s}s<extra></extra>",
     }],
     layout: { yaxis: { type: "category", title: { text: "rank" }, autorange: "reversed" } },

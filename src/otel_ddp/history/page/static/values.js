@@ -1,12 +1,20 @@
 // Logged values: a picture a name, drawn as far as one scrolls; a filter for many names.
 
 import { choose, chosen } from "./address.js";
+import { seriesColor } from "./colors.js";
 import { curves } from "./curves.js";
 import { choice, el, labelled } from "./dom.js";
 import { marks } from "./marks.js";
 import { Picture } from "./picture.js";
 
 const AT_ONCE = 24;
+const MOST_IN_LEGEND = 8;
+// What is read without a call, and what people call the same.
+const READ = {
+  loss: ["train_loss"],
+  learning_rate: ["lr", "train_lr", "train_learning_rate"],
+  grad_norm: ["gradient_norm", "train_grad_norm", "train_gradient_norm"],
+};
 
 export class Values {
   constructor(run, axis, look) {
@@ -50,7 +58,10 @@ export class Values {
 
   /** Show the pictures of the names that are wanted, and no others. */
   lay() {
-    const wanted = this.names.filter(matcher(this.filter.value));
+    const [names, twice] = arranged(this.names);
+    // A filter finds all.
+    const hidden = this.filter.value.trim() ? [] : twice;
+    const wanted = names.filter(matcher(this.filter.value)).filter((name) => !hidden.includes(name));
     const now = wanted.slice(0, this.limit);
     for (const [name, picture] of this.shown) {
       if (!now.includes(name)) {
@@ -64,7 +75,7 @@ export class Values {
     }
     this.more.hidden = wanted.length <= now.length;
     this.count.textContent = this.names.length
-      ? `${wanted.length} of ${this.names.length} names`
+      ? `${wanted.length} of ${this.names.length} names${hidden.length ? `; ${hidden.join(", ")} is logged under another name: filter for it to see it` : ""}`
       : "Nothing is logged yet: run.log({\"loss\": loss}, step=step) logs a value.";
   }
 
@@ -78,7 +89,7 @@ export class Values {
         const ranks = [...new Set(answer.series.map((each) => each.rank))];
         const drawn = curves(answer, kind, {
           name: (each) => label(each, splits, ranks),
-          color: (each) => (ranks.length > 1 ? ranks.indexOf(each.rank) : splits.indexOf(each.split || "")),
+          color: (each) => (ranks.length > 1 ? this.run.place(each.rank) : splits.indexOf(each.split || "")),
           dashed: (each) => (ranks.length > 1 ? splits.indexOf(each.split || "") : 0),
           smoothing: look.smoothing, log: look.log,
         });
@@ -96,6 +107,14 @@ function label(series, splits, ranks) {
   return parts.join(", ");
 }
 
+/** What a person has named before what is read without a call; and of this what is there twice. */
+function arranged(names) {
+  const plain = new Set(names.map((name) => name.toLowerCase().replace(/[/.]/g, "_")));
+  const isRead = (name) => name in READ;
+  const twice = names.filter((name) => isRead(name) && READ[name].some((other) => plain.has(other)));
+  return [[...names.filter((name) => !isRead(name)), ...names.filter(isRead)], twice];
+}
+
 /** Words that all have to be in a name, or a regular expression between slashes. */
 export function matcher(text) {
   const between = /^\/(.+)\/$/.exec(text.trim());
@@ -109,6 +128,17 @@ export function matcher(text) {
   }
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (name) => words.every((word) => name.toLowerCase().includes(word));
+}
+
+/** Which colour is which rank, in all pictures that draw several. */
+function legend(ranks) {
+  if (ranks.length < 2) return null;
+  const shown = ranks.slice(0, MOST_IN_LEGEND);
+  return el(
+    "p", { class: "legend quiet" },
+    shown.map((rank, at) => el("span", {}, el("span", { style: `color: ${seriesColor(at)}`, "aria-hidden": "true" }, "■"), ` rank ${rank} `)),
+    ranks.length > shown.length ? `and so on: the colours begin anew after ${shown.length}` : null,
+  );
 }
 
 /** The controls of all pictures of a run: what is x, smoothing, log axis, rank. */
@@ -137,7 +167,7 @@ export function lookControls(axis, look, ranks, changed) {
   });
   return el(
     "div", { class: "controls", role: "group", "aria-label": "How pictures look" },
-    labelled("x", kinds), labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log),
+    labelled("x", kinds), labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log), legend(ranks),
   );
 }
 
