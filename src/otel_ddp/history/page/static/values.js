@@ -89,8 +89,8 @@ export class Values {
         const ranks = [...new Set(answer.series.map((each) => each.rank))];
         const drawn = curves(answer, kind, {
           name: (each) => label(each, splits, ranks),
-          color: (each) => (ranks.length > 1 ? this.run.place(each.rank) : splits.indexOf(each.split || "")),
-          dashed: (each) => (ranks.length > 1 ? splits.indexOf(each.split || "") : 0),
+          color: (each) => this.run.place(each.rank),
+          dashed: (each) => splits.indexOf(each.split || ""),
           smoothing: look.smoothing, log: look.log,
         });
         const layout = { yaxis: { type: look.log ? "log" : "linear" }, ...marks(this.run.verdicts(), kind) };
