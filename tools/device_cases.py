@@ -75,9 +75,16 @@ EXPECTED = {
     "forward launches": Expected("host", ("forward",)),
     # The host has no lead left then, so the device idles in the other phases, too.
     "backward launches": Expected("host", ("backward", "compute")),
+    "before forward": Expected("host", ("forward",)),
+    "in forward": Expected("host", ("forward",)),
     "loader": Expected("host", ("data",)),
     "host": Expected("host", ("other",)),
 }
+
+
+# A host that sleeps in forward has a row of its own.
+IN_FORWARD = ("before forward", "in forward")
+DRAWN = tuple(where for where in EXPECTED if where not in IN_FORWARD)
 
 
 class Case(NamedTuple):
@@ -242,7 +249,7 @@ def late(setting: Setting, rank: int, where: str, excess: float) -> Trouble:
 
 def one_late(
     excesses: Sequence[float],
-    wheres: Sequence[str] = tuple(EXPECTED),
+    wheres: Sequence[str] = DRAWN,
     settings: Sequence[str] = tuple(SETTINGS),
     ranks: Sequence[int] = (2, 3, 4, 8),
     every: int = 1,
@@ -271,10 +278,10 @@ def two_late(every: int = 1) -> list[Case]:
     """Two ranks late, each in a way of its own."""
     chance = random.Random(SEED)
     drawn = []
-    for jitter, many, where, _ in product((0.0, 0.02, 0.05), (4, 6, 8), EXPECTED, range(2)):
+    for jitter, many, where, _ in product((0.0, 0.02, 0.05), (4, 6, 8), DRAWN, range(2)):
         setting = SETTINGS[chance.choice(tuple(SETTINGS))]
         ranks = chance.sample(range(many), 2)
-        wheres = where, chance.choice(tuple(EXPECTED))
+        wheres = where, chance.choice(DRAWN)
         excesses = chance.choice((0.25, 0.4)), chance.choice((0.25, 0.4))
         troubles = list(zip(ranks, wheres, excesses, strict=True))
         drawn.append((setting, _varied(setting, many, jitter, chance), troubles))
@@ -475,6 +482,7 @@ def rows() -> Iterator[str]:
     yield row("its loader is late, and its device runs dry", one_late((0.3,), ("loader",)))
     launches = ("cores", "forward launches", "backward launches")
     yield row("it launches slowly", one_late((0.3,), launches, ahead, every=2))
+    yield row("its host is late before or within forward", one_late((0.3,), IN_FORWARD, ahead))
     yield row("`.item()` in every step", one_late((0.3,), settings=("item",), every=8))
     yield row("accumulation", one_late((0.3,), settings=("accumulation",), every=8))
     for name in HOST_BOUND:

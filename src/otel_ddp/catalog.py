@@ -556,7 +556,7 @@ TRAINING_STRAGGLER = _diagnosis.metric(
     _G,
     "",
     "1 while this rank keeps the others waiting, with the phase in which it loses the time; where "
-    "its device's clock is known, `side` says which side is late: `device` or `host`.",
+    "its device's clock is known, `side` says which side is late: `device`, `host` or `unclear`.",
     "phase",
     "side",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tools import device_cases as tool
-from tools.device_training.setting import Trouble
+from tools.device_training.setting import Setting, Trouble
 
 PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 
@@ -71,6 +71,39 @@ def test_a_rank_that_becomes_very_late_is_named_within_100_steps(where: str) -> 
 
     assert set(found.named) == {1}
     assert found.named[1].step + tool.BEGINS <= 200
+
+
+@pytest.mark.parametrize("where", ["before forward", "in forward", "device", "loader"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "host ahead",
+        "item",
+        *(
+            pytest.param(each, marks=pytest.mark.stress)
+            for each in ("one step ahead", "prefetch", "item every 10", "accumulation")
+        ),
+    ],
+)
+def test_the_host_is_the_side_where_it_launches_late_and_the_queue_runs_empty_within_a_phase(
+    where: str, setting: str
+) -> None:
+    varied = tool.SETTINGS[setting]._replace(ranks=3, jitter=0.05, seed=3)
+    late = tool.late(tool.SETTINGS[setting], 1, where, 0.3)
+    found = tool.replayed(tool.Case(varied, (late,)))
+
+    assert set(found.named) == {1}
+    assert found.named[1].phase in tool.EXPECTED[where].phases
+    assert found.named[1].side == tool.EXPECTED[where].side
+
+
+def test_a_host_that_a_full_queue_holds_up_is_not_the_side_that_is_late() -> None:
+    # It asks for its loss in each step, and the queue holds a third of what it launches then.
+    setting = Setting(item_every=1, kernels=3000)
+    late = tool.late(setting, 1, "device", 0.3)
+    found = tool.replayed(tool.Case(setting._replace(ranks=3, jitter=0.05), (late,)))
+
+    assert {rank: named.side for rank, named in found.named.items()} == {1: "device"}
 
 
 def test_only_the_rank_that_costs_something_is_named() -> None:

@@ -25,7 +25,8 @@ class Trouble(NamedTuple):
 
     rank: int
     where: str
-    """A key of DEVICE_SHARES or LAUNCH_SHARES; `batch`, `loader`, `host`, `copy`; or `item`."""
+    """A key of DEVICE_SHARES or LAUNCH_SHARES; `batch`, `loader`, `host`, `copy`; `in forward`, of
+    the host before each layer, or `before forward`, before the first one; or `item`."""
     amount: float
     """By which share of itself this grows; milliseconds a step for a loader, the host's own work,
     or a copy; for `item` it is in how many steps the rank synchronises once."""

@@ -76,6 +76,8 @@ class _Amounts:
         self.host_ns = setting.host_ms * MS
         self.copy_ns = setting.copy_ms * MS
         self.load_ns = setting.load_ms * MS
+        # Of the host, in forward: before its first layer, and before each.
+        self.first_ns = self.each_ns = 0.0
         self.item_every = setting.item_every
         self.tokens = _TOKENS
         for each in troubles:
@@ -97,6 +99,10 @@ class _Amounts:
             self.scale_batch(1 + amount)
         elif where == "host":
             self.host_ns += amount * MS
+        elif where == "before forward":
+            self.first_ns += amount * MS / self._setting.accumulation
+        elif where == "in forward":
+            self.each_ns += amount * MS / self._setting.accumulation / self._setting.layers
         elif where == "copy":
             self.copy_ns += amount * MS / self._setting.accumulation
         elif where == "item":
@@ -189,6 +195,8 @@ class Training:
         for rank, amounts in zip(self.ranks, self._amounts, strict=True):
             if phase:
                 rank.mark(phase)
+            if part == "forward" and (first_ns := amounts.each_ns + amounts.first_ns * bool(phase)):
+                rank.work(first_ns)
             rank.launch(kernels, amounts.launch_ns[part], amounts.work_ns[part])
 
     # -- forward and backward

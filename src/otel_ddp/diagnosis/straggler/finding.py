@@ -35,6 +35,19 @@ _ADVICE_ON_DEVICE = {
     "other": "The device is busy between the phases: look at what this rank alone computes there.",
     "data": "The device is busy while this rank waits for data: look at copies to the device.",
 }
+_ADVICE_UNCLEAR = {
+    **dict.fromkeys(
+        ("forward", "backward", "compute"),
+        "Its host launches late, or its device is slower: which one is not known. Look at this "
+        "rank's cores, and at its device's clocks and heat.",
+    ),
+    "data": "Look at this rank's data loader and storage, and at its copies to the device.",
+}
+_ADVICE_BY_SIDE = {
+    "host": _ADVICE_ON_HOST,
+    "device": _ADVICE_ON_DEVICE,
+    "unclear": _ADVICE_UNCLEAR,
+}
 _PHASE_NAMES = {
     "data": "waiting for data",
     "other": "the time between the phases",
@@ -68,7 +81,7 @@ class Finding(NamedTuple):
     others: int
     not_compared: list[str]
     side: str
-    """`device` or `host`, whichever is late; empty where only the host's clock is known."""
+    """`device`, `host`, or `unclear`, whichever is late; empty where no device's clock is known."""
 
     def evidence(self) -> dict[str, Any]:
         """The numbers as they are exported."""
@@ -103,8 +116,7 @@ class Finding(NamedTuple):
     def _advice(self) -> str:
         if self.kind == "imbalance":
             return _ADVICE[self.kind]
-        by_side = {"host": _ADVICE_ON_HOST, "device": _ADVICE_ON_DEVICE}.get(self.side, {})
-        return by_side.get(self.phase, _ADVICE[self.phase])
+        return _ADVICE_BY_SIDE.get(self.side, {}).get(self.phase, _ADVICE[self.phase])
 
     @property
     def _size(self) -> str:

@@ -7,7 +7,7 @@ from operator import sub
 
 from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES
+from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES, StepFacts
 from otel_ddp.diagnosis.verdict import Kind
 
 # A phase, or unequal work, explains an excess when it holds this share of it. For another answer
@@ -16,6 +16,33 @@ _MOST_OF = 0.7
 _MARGIN = 0.15
 # Forward and backward are slow alike where one is slower by at least this share of the other.
 _ALIKE = 0.5
+
+
+# How a step begins. Of these phases it is known how far the device is behind its host.
+_ORDER = [WORK_PHASES.index(word) for word in ("other", "data", "forward", "backward")]
+# Which of them a verdict speaks of: from the first one up to the second.
+_WINDOWS = {"data": (1, 2), "forward": (2, 3), "backward": (3, 4), "compute": (2, 4)}
+# The host is late for sure, or perhaps, where its device has at most these shares left at the end
+# of what others have: where it had next to nothing to do at the beginning, and where it had more.
+_AFTER_NOTHING, _AFTER_MORE = (1.0, 1.05), (0.5, 0.75)
+_TICK_NS = 100_000
+
+
+def _host(steps: Sequence[StepFacts], first: int, last: int) -> tuple[float, float, float] | None:
+    """Of these phases of _ORDER: how far the device was behind its host at their beginning, how
+    long they took the host, and how far the device was behind at their end."""
+    found = []
+    for facts in steps:
+        if facts.host_ns is None or facts.behind_ns is None:
+            continue
+        more_ns = [facts.phases_ns[at] - facts.host_ns[at] for at in _ORDER]
+        began_ns = facts.behind_ns + sum(more_ns[:first])
+        took_ns = sum([facts.host_ns[at] for at in _ORDER[first:last]])
+        found.append((began_ns, took_ns, began_ns + sum(more_ns[first:last])))
+    if not found:
+        return None
+    began, took, left = map(median, zip(*found, strict=True))
+    return began, took, left
 
 
 class PhaseTable:
@@ -27,6 +54,7 @@ class PhaseTable:
         self.work_s: list[float] = []
         # Of each rank whose device's clock is known: how long it kept up with the host.
         self._paced_s: list[dict[str, float] | None] = []
+        self._by_rank = by_rank
         self.left_out_s = 0.0
         """Time in the phases that are left out, of the rank that has the most there."""
         self._phases_s: dict[str, list[float]] = {word: [] for word in WORK_PHASES}
@@ -68,7 +96,8 @@ class PhaseTable:
         """Whether rank *i* is late in this phase on its `device`, or since its `host` is.
 
         A device that waits for its host keeps up with it for longer than those of the others, by
-        most of the excess. Empty where the device's clock is not known.
+        most of the excess. Where that does not show it, what was in line may: see _side_by_lag.
+        Empty where the device's clock is not known.
         """
         paced_s = self._paced_s[i]
         if paced_s is None:
@@ -80,7 +109,34 @@ class PhaseTable:
         for word in compared & set(words):
             late_s += self._excesses_s[word][i]
             waits_s += paced_s[word] - (median([each[word] for each in others]) if others else 0.0)
-        return "host" if waits_s > late_s / 2 else "device"
+        if waits_s > late_s / 2:
+            return "host"
+        return self._side_by_lag(i, phase, late_s * 1e9)
+
+    def _side_by_lag(self, i: int, phase: str, late_ns: float) -> str:
+        """The side of a rank whose device had work left at the end of the phase.
+
+        Where its host is late in it by most of the excess, the device may have waited for launches.
+        But a host may also be late since its launch queue is full: then its device, which is
+        slower, has at least as much left as those of the others.
+        """
+        first, last = _WINDOWS.get(phase, (0, 0))
+        if first == last:
+            return "device"
+        hosts = [_host(steps, first, last) for steps in self._by_rank]
+        if None in hosts:
+            return "device"
+        known = [each for each in hosts if each is not None]
+        began_ns, took_ns, left_ns = known[i]
+        others = [each for at, each in enumerate(known) if at != i]
+        if took_ns - median([each[1] for each in others]) < late_ns / 2:
+            return "device"
+        if phase == "data" and began_ns <= late_ns / 2:
+            # No queue holds up a host that waits for a batch. What is left is the batch's copy.
+            return "host"
+        share = left_ns / (median([each[2] for each in others]) + _TICK_NS)
+        at_most, perhaps = _AFTER_NOTHING if began_ns <= late_ns / 2 else _AFTER_MORE
+        return "host" if share <= at_most else "unclear" if share <= perhaps else "device"
 
     def kind_and_phase(
         self, i: int, excess_s: float, before: tuple[Kind, str] | None = None

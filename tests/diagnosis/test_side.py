@@ -1,0 +1,71 @@
+"""Which side of a late rank is late, by what its device had left at the ends of phases."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_ddp.diagnosis.alignment import Row
+from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.straggler.phase_table import PhaseTable
+
+MS = 1_000_000
+
+
+def step(
+    host_ms: float, device_ms: float, behind_ms: float = 0.0, phase: str = "forward"
+) -> StepFacts:
+    """A step of one phase alone, in which the device never keeps up with the host."""
+    device_ns, host_ns = round(device_ms * MS), round(host_ms * MS)
+    at = WORK_PHASES.index(phase)
+    return StepFacts(
+        number=1,
+        ended_ns=0,
+        took_ns=100 * MS,
+        wait_ns=100 * MS - device_ns,
+        phases_ns=tuple(device_ns * (each == at) for each in range(5)),
+        unusual_ns={},
+        unusual=False,
+        work=0,
+        paced_ns=(0, 0, 0, 0, 0),
+        host_ns=tuple(host_ns * (each == at) for each in range(5)),
+        behind_ns=round(behind_ms * MS),
+    )
+
+
+USUAL = step(4, 32)
+
+
+@pytest.mark.parametrize(
+    ("late", "side"),
+    [
+        # The host sleeps for 14 ms before each of four blocks; or for 56 ms before the first one.
+        (step(60, 64 + 4), "host"),
+        (step(60, 88), "host"),
+        # The queue was not empty before, and is much shorter than that of the others.
+        (step(100, 60, behind_ms=50), "host"),
+        # The device takes twice as long, and its host launches as the others' do.
+        (step(4, 64), "device"),
+        # The host was held up by its full queue: what is left takes longer as well.
+        (step(46, 88), "device"),
+        # Hardly longer: either may be.
+        (step(60, 89), "unclear"),
+    ],
+)
+def test_the_side_of_a_rank_that_is_late_in_forward(late: StepFacts, side: str) -> None:
+    table = PhaseTable([Row(1, (USUAL, late, USUAL))] * 5, ())
+
+    assert table.side(1, "forward") == side
+
+
+def test_a_loader_that_moves_its_batches_to_the_device_is_the_hosts_side() -> None:
+    usual, late = step(3, 8, phase="data"), step(33, 42, phase="data")
+    table = PhaseTable([Row(1, (usual, late, usual))] * 5, ())
+
+    assert table.side(1, "data") == "host"
+
+
+def test_a_copy_that_takes_longer_is_the_devices_side() -> None:
+    usual, late = step(3, 8, phase="data"), step(3, 38, phase="data")
+    table = PhaseTable([Row(1, (usual, late, usual))] * 5, ())
+
+    assert table.side(1, "data") == "device"
