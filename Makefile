@@ -52,7 +52,7 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'timed and not stress' -n 3 $(BY_FILE) $(TIMED)
 
 # What takes long to show more of what `make test` shows: every moment of a signal, the long fleets.
-stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,torchtitan
+stress: .venv/.with-torch,dev,schemas,frameworks,browser,deepspeed,ray,torchtitan
 	-$(BIN)/python -m tools.stack build
 	$(BIN)/python -m pytest -m stress
 

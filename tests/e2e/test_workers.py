@@ -184,6 +184,51 @@ def test_a_child_that_is_ended_because_another_has_failed_is_killed() -> None:
         family.become(fails=FAILED, idle=KILLED)
 
 
+# A container calls the function that trains in a thread, and leaves with 1 when it is done with it.
+CONTAINER = """
+import os, sys, threading, torch, otel_ddp
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+otel_ddp.instrument(model, run=sys.argv[1])
+
+def train():
+    for step in range(5):
+        loss = model(torch.ones(8, 4)).sum()
+        if step == 3 and sys.argv[1] == "raises":
+            return
+        loss.backward()
+        optimizer.step()
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+print("over", flush=True)
+sys.stdin.readline()
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(("how", "state"), [("returns", FINISHED), ("raises", KILLED)])
+def test_a_training_that_has_returned_is_no_death_when_its_container_leaves_with_a_code(
+    how: str, state: float
+) -> None:
+    with Node() as node:
+        process = program(node, CONTAINER, how)
+        assert process.stdout is not None
+        assert "over\n" in iter(process.stdout.readline, "")
+        until(lambda: states(node) == {how: RUNNING}, "the run")
+
+        process.communicate("end\n")
+
+        until(lambda: states(node) == {how: state}, "the end")
+        # Where it raised, in the middle of a step, the process has died.
+        if how == "raises":
+            until(lambda: told(node), "the verdict")
+        else:
+            assert told(node) == []
+
+
 MANY_RUNS = """
 import sys, otel_ddp
 for number in range(12):

@@ -212,6 +212,7 @@ def resolve(
         group = group or run_names.group_of_tasks(process)
     elif named or found.run == parents.run:
         group = group or parents.group
+    group = group or run_names.clean(launchers.ray_experiment(env))
     identity = Identity(
         group=group,
         run=found.run,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.errors import ConfigError
+from otel_ddp.errors import ConfigError, containment
 
 _MOST_ANCESTORS = 16
 
@@ -164,6 +164,16 @@ def multiprocessing_parent() -> int | None:
     parent = None if module is None else module.parent_process()
     # Not os.getppid(): that is the fork server where there is one.
     return None if parent is None else parent.pid or 0
+
+
+def ray_experiment(env: Mapping[str, str]) -> str:
+    """The name of the experiment that this process is a worker of, in Ray Train; else nothing."""
+    module = sys.modules.get("ray.train")
+    if module is None or not (env.get("RAY_RAYLET_PID") and env.get("RANK")):
+        return ""
+    # A worker of something else has no context.
+    name = containment.attempt(lambda: module.get_context().get_experiment_name(), "")
+    return name if isinstance(name, str) else ""
 
 
 def parent_was_given(process: ProcessFacts, name: str) -> bool:

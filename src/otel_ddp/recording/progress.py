@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic_ns as _clock
 from time import time_ns
 from typing import NamedTuple, Protocol
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 from otel_ddp import catalog
 from otel_ddp.journal import layout, trace_ids
 from otel_ddp.journal.writer import scratch_words
+from otel_ddp.recording import thread_end
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.step_totals import StepTotals
 from otel_ddp.recording.time_account import NAMED, TimeAccount
@@ -32,6 +34,8 @@ _RETRIES, _STEP_WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
 _FLUSH_EVERY_NS = 100_000_000
 # After this many backwards without a step of an optimizer, none is expected.
 _MOST_ACCUMULATED = 64
+# A program may train in a thread for each epoch, and there is not room for any number of facts.
+_MOST_RETURNS = 20
 # Very many phases within that time are flushed earlier: memory must not grow.
 _MOST_WORDS = 20_000
 
@@ -114,6 +118,9 @@ class Progress:
         # last one may differ, and only ranks that log know it.
         self.step_count = self.logged_number = 0
         self.training_thread = 0  # The one that trains.
+        # Whether that one has ended between two steps, and how often one has.
+        self._returned = False
+        self._returns = 0
         self._logged = self._logged_before = recorder.step
         recorder.step_from_hooks = self.step_of_values
         # The device's clock, if there is one, gets each change on the training thread.
@@ -261,10 +268,26 @@ class Progress:
                 recorder.step = self._logged = self._logged_before = -1
             self.steps_began = recorder.steps_counted = True
             if not self.training_thread:
-                self.training_thread = threading.get_ident()
+                self.train_in(threading.get_ident())
             self._step_began_ns = now = _clock()
             self._pending.append(_BEGAN + now - self._origin)
             self.mark_running()
+
+    def train_in(self, thread: int) -> None:
+        """From here on this thread trains, the present one."""
+        self.training_thread = thread
+        if self._returned:
+            self._returned = False
+            self.recorder.facts({"returned": False})
+        thread_end.tell(partial(self._thread_ended, thread))
+
+    def _thread_ended(self, thread: int) -> None:
+        # In the middle of a step, it has not returned but raised.
+        between_steps = len(self._open) == 1 and not self.model_called
+        if thread == self.training_thread and between_steps and self._returns < _MOST_RETURNS:
+            self._returns += 1
+            self._returned = True
+            self.recorder.facts({"returned": True})
 
     def next_logged_number(self) -> int:
         """The number under which the user will log the step that ends next."""

@@ -100,7 +100,7 @@ class _Waiting:
         self._begin()
 
     def end(self, begins: bool) -> None:
-        """Take everything off. *begins*: what measures steps needs hooks, and one may call it."""
+        """Take everything off. *begins*: what measures steps takes over the hooks of optimizers."""
         for each in self._announced_by:
             each.take_off()
         if self._training_mode is not None:

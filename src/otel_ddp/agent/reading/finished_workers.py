@@ -51,6 +51,19 @@ def made_steps(reader: JournalReader) -> bool:
     )
 
 
+def has_returned(reader: JournalReader) -> bool:
+    """Whether the thread that trained has ended between two steps: its process is a container.
+
+    Ray's workers leave with 1, or are killed, once the function that trains has returned.
+    """
+    return reader.facts.get("returned") is True and _between_phases(reader)
+
+
+def _between_phases(reader: JournalReader) -> bool:
+    progress = reader.progress()
+    return progress is not None and progress.phase_code == _OTHER and not progress.phase_name
+
+
 def is_idle(reader: JournalReader) -> bool:
     """Whether this is a child of multiprocessing with no step and no phase under way.
 
@@ -58,19 +71,19 @@ def is_idle(reader: JournalReader) -> bool:
     more work for a child. We do not handle that signal to recognize it: a rank that hangs in
     native code would then not die of it.
     """
-    progress = reader.progress()
-    if parent(reader) is None or progress is None:
-        return False
-    if progress.phase_code != _OTHER or progress.phase_name:
+    if parent(reader) is None or not _between_phases(reader):
         return False
     # A pool's worker may have trained in a task; outside of pools a child that trained is a rank.
     return in_pool(reader) or not made_steps(reader)
 
 
 def ended_by_parent(reader: JournalReader, end: End = NOTHING_KNOWN) -> bool:
-    """Whether its parent ended this process, which recorded no end, after its work."""
+    """Whether this process, which recorded no end, was ended after its work."""
     if is_proxy(reader):
         return True
+    if has_returned(reader):
+        signal = end.cause.get("signal", "SIGKILL")
+        return "out_of_memory" not in end.cause and signal in ("SIGKILL", "SIGTERM")
     if not is_idle(reader) or end.parent_was_killed or "out_of_memory" in end.cause:
         return False
     if "exit_code" in end.cause:

@@ -91,7 +91,9 @@ class Parents:
     def ended_worker(self, journal: JournalFeed) -> bool | None:
         """Whether its parent ended this dead worker; None: not known yet."""
         reader = journal.reader
-        if finished_workers.is_proxy(reader) or not finished_workers.is_idle(reader):
+        if finished_workers.is_proxy(reader) or not (
+            finished_workers.is_idle(reader) or finished_workers.has_returned(reader)
+        ):
             return finished_workers.ended_by_parent(reader)
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(journal.pid, reader.start_ticks)

@@ -24,6 +24,14 @@ def imported(name: str) -> None:
             from otel_ddp.integrations import transformers
 
             transformers.add_to_every_trainer()
+        elif name == "ray.train":
+            from otel_ddp.integrations import ray
+
+            ray.log_every_report()
+        elif name == "ray.train.torch":
+            from otel_ddp.integrations import ray
+
+            ray.end_with_the_function()
         else:
             from otel_ddp.integrations import lightning
 

@@ -197,7 +197,7 @@ class Stepper:
         calls.trains = progress.model_called = True
         self._evaluated = None
         if thread != progress.training_thread:
-            progress.training_thread = thread
+            progress.train_in(thread)
         # A forward inside an optimizer's step begins no other step: its closure has called the
         # model, and may do so again (LBFGS).
         if self._closure:

@@ -9,7 +9,10 @@ import os
 import sys
 
 # After the import of one of these there is something to do, which `after_import` knows.
-NAMES = ("torch", "transformers.trainer", "lightning.pytorch", "pytorch_lightning")
+NAMES = (
+    *("torch", "transformers.trainer", "lightning.pytorch", "pytorch_lightning"),
+    *("ray.train", "ray.train.torch"),
+)
 
 
 class Finder(object):

@@ -1,0 +1,75 @@
+"""Ray Train on two workers, without a line of ours: what is recorded is what it reports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from extras import needed
+from node import Node, until
+
+PROGRAM = """
+import sys
+import ray, torch
+from ray import train
+from ray.train import RunConfig, ScalingConfig, report
+from ray.train.torch import TorchTrainer, prepare_model
+
+def loop(config):
+    model = prepare_model(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        loss = model(torch.ones(8, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        report({"reported": float(step + train.get_context().get_world_rank()), "epoch": step})
+    if config["raises"]:
+        raise ValueError("no more data")
+
+ray.init(num_cpus=2, include_dashboard=False)
+TorchTrainer(
+    loop,
+    train_loop_config={"raises": "raises" in sys.argv},
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(name="experiment", storage_path=sys.argv[1]),
+).fit()
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(("how", "state"), [("returns", "finished"), ("raises", "failed")])
+def test_the_run_of_its_workers_ends_as_the_function_and_has_what_is_reported(
+    tmp_path: Path, how: str, state: str
+) -> None:
+    needed("ray", "ray")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with Node() as node:
+        ran = node.start(
+            *(sys.executable, "-m", "otel_ddp", "run", "--", sys.executable),
+            *(str(tmp_path / "train.py"), str(tmp_path), how),
+            env={"RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        )
+        said, _ = ran.communicate(timeout=900)
+        assert bool(ran.returncode) == (how == "raises"), said
+
+        until(lambda: {each["state"] for each in node.processes()} == {state}, "the end")
+        ranks = {each["rank"]: each for each in node.processes()}
+        values = {
+            labels["rank"]: value
+            for labels, value in node.series("training_scalar", name="reported")
+        }
+        steps = {labels["rank"]: value for labels, value in node.series("training_steps_total")}
+        sentences = [
+            each["sentence"] for each in (*node.agent()["past"], *node.agent()["verdicts"])
+        ]
+
+    assert {each["group"] for each in ranks.values()} == {"experiment"}
+    assert steps == {"0": 4.0, "1": 4.0}
+    assert values == {"0": 3.0, "1": 4.0}
+    if how == "raises":
+        assert {each["reason"] for each in ranks.values()} == {"ValueError: no more data"}
+    else:
+        assert [each for each in sentences if "left without" in each or "killed" in each] == []
