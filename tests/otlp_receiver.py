@@ -176,6 +176,16 @@ class Receiver:
             return self._changed.wait_for(lambda: predicate(self), timeout_s)
 
     def points(self) -> list[Point]:
+        return [point for point in self._points() if point.value is not None]
+
+    def ended(self) -> set[tuple[str, str]]:
+        """The series whose newest point has no value: metric and attributes, as text."""
+        newest: dict[tuple[str, str], Point] = {}
+        for point in self._points():
+            newest[point.metric, str(sorted(point.attributes.items()))] = point
+        return {key for key, point in newest.items() if point.value is None}
+
+    def _points(self) -> list[Point]:
         return [
             point
             for request in self._of("metrics")
@@ -397,10 +407,15 @@ def _points(metric: Any, resource: dict[str, Any]) -> list[Point]:
             resource=resource,
             time_ns=point.time_unix_nano,
             start_ns=point.start_time_unix_nano,
-            value=point if shape == "histogram" else getattr(point, point.WhichOneof("value")),
+            value=_value(point, shape),
             monotonic=monotonic,
         )
         for point in data.data_points
-        # One without a value ends its series.
-        if not point.flags & metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
     ]
+
+
+def _value(point: Any, shape: str) -> Any:
+    """None ends a series."""
+    if point.flags & metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK:
+        return None
+    return point if shape == "histogram" else getattr(point, point.WhichOneof("value"))

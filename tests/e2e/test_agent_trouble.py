@@ -20,7 +20,7 @@ import pytest
 
 from node import Node, finished, until
 from otel_ddp.journal.place import Place
-from otlp_receiver import Receiver
+from otlp_receiver import Point, Receiver
 
 TRAIN = """
 import otel_ddp
@@ -321,3 +321,30 @@ def test_an_error_that_ended_the_agent_before_is_told_by_the_next_one() -> None:
         assert f"the agent before this one was ended by an error {where}" in remark
         # The second one's left in order.
         assert "ended by an error" not in node.agent()["remark"]
+
+
+def test_an_agent_that_stops_ends_the_series_that_it_has_sent() -> None:
+    with Node() as node, Receiver() as receiver:
+        node.export_to(receiver.start_http())
+        ended, lives = (node.python(WORK.replace('"r"', f'"{run}"')) for run in ("over", "lives"))
+        both = {"over", "lives"}
+        assert receiver.wait_for(lambda it: {p.attributes["run"] for p in _states(it)} == both)
+        before = receiver.ended()
+        ended.kill()
+        assert receiver.wait_for(lambda it: any(p.value == 4 for p in _states(it)))
+        # Another agent would come and take the series on.
+        lives.send_signal(signal.SIGSTOP)
+
+        node.stop_agent()
+
+        names = {metric for metric, _ in receiver.ended()}
+        states = {labels for metric, labels in receiver.ended() if metric == "training.state"}
+        assert before == set()
+        # Those of the node, of the agent itself, and of what it cannot tell of any more.
+        assert {"system.memory.usage", "otel_ddp.agent.cpu.time"} <= names
+        # How a run has ended stays: alerts wait a minute before they fire.
+        assert ["'lives'" in labels for labels in states] == [True]
+
+
+def _states(receiver: Receiver) -> list[Point]:
+    return [each for each in receiver.points() if each.metric == "training.state"]

@@ -373,3 +373,37 @@ def test_the_last_state_of_a_killed_rank_stays_when_its_journal_is_gone() -> Non
         assert node.value("training_phase", rank="0") == 3.0
         assert node.value("training_step", rank="0") == 17.0
         assert node.value("training_scalar", name="loss", rank="0") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ("os._exit(0)", "finished"),
+        ("os.execv('/bin/cat', ['cat'])", "finished"),
+        ("os._exit(3)", "killed"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed"),
+    ],
+)
+@pytest.mark.parametrize("where", ["a program", "a fork"])
+def test_a_process_without_a_last_word_is_killed_only_if_it_did_not_end_well(
+    end: str, state: str, where: str
+) -> None:
+    # A parent that does not ask how its child ended, and one that does at once.
+    fork = "if os.fork():\n    sys.stdin.read()\n    os._exit(0)\n" if where == "a fork" else ""
+    code = f"import os, signal, sys\nimport otel_ddp\n{fork}run = otel_ddp.init(run='r')\n"
+    code += f"run.log({{'x': 1.0}})\nprint(sys.stdin.readline(), flush=True)\n{end}\n"
+    code = code.replace("sys.stdin.readline()", "os.getpid()") if fork else code
+    with Node() as node:
+        process = node.python(code)
+        until(lambda: node.place.agent_is_alive(), "the agent")
+        if not fork:
+            until(node.processes, "the process")
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+        def ended() -> list[str]:
+            found = [str(each["state"]) for each in node.agent()["ended"]]
+            return found or []
+
+        assert until(ended, "the end") == [state]

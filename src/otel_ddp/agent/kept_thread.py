@@ -30,8 +30,10 @@ class KeptThread:
         thread = threading.Thread(target=self._run, name=f"otel-ddp-{self.name}", daemon=True)
         try:
             thread.start()
-        except (RuntimeError, MemoryError) as error:
-            self._why = str(error) or type(error).__name__
+        except RuntimeError as error:
+            self._why = f"{error} (ulimit -u, or the pids.max of its cgroup)"
+        except MemoryError:
+            self._why = "MemoryError"
         else:
             self._thread, self._why = thread, "an error ended it"
         # Last: while a thread is being started for the first time, nothing is missing.

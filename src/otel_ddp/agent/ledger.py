@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -137,6 +137,12 @@ class Ledger:
         length = len(labels)
         for family in self._families.values():
             for key in [key for key in family if key[:length] == labels]:
+                self._end(family.pop(key))
+
+    def end_all(self, kept_runs: Collection[str]) -> None:
+        """Remove every series but those of these runs: the agent leaves."""
+        for family in self._families.values():
+            for key in [key for key in family if dict(key).get("run") not in kept_runs]:
                 self._end(family.pop(key))
 
     def forget(self, series: Series) -> None:

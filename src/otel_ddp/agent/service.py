@@ -68,7 +68,7 @@ class Agent:
         self.exit_causes = ExitCauses()
         self.parents = Parents(self.exit_causes)
         self.journals = Journals(
-            *(place, self.ledger, conf.node, self.parents.ended_worker),
+            *(place, self.ledger, conf.node, self.parents.ended_well),
             keeps_found=keeps_found,
             devices=lambda: self.sampling.describe(),
             has_history=conf.history_bytes > 0,
@@ -175,7 +175,6 @@ class Agent:
         self._update_series()
         if self.exporter.connected:
             self.exporter.export()
-            self.exporter.stop()
         elif not self.exporter.failed_to_start:
             self.journals.commit(self.journals.marks())
         self._delete_done()
@@ -183,6 +182,13 @@ class Agent:
         self.histories.stop()
         if self._endpoint is not None:
             self._endpoint.stop()
+        if self.exporter.connected:
+            # A backend would show the last values for minutes more. How a run has ended is true
+            # that long, and alerts look for it.
+            with self.ledger.lock:
+                self.ledger.end_all(self.journals.ended_runs())
+            self.exporter.export()
+            self.exporter.stop()
         if self._owns_lock():
             for path in (self.place.agent_file, self.place.doorbell):
                 with contextlib.suppress(OSError):
@@ -401,17 +407,7 @@ class Agent:
             "export": self.exporter.describe(),
             "grafana": self.conf.grafana_url,
             "history": self.histories.describe(),
-            "remark": "; ".join(
-                filter(
-                    None,
-                    (
-                        self._ended_before,
-                        self._remark,
-                        self.journals.remark(),
-                        self.histories.remark(),
-                    ),
-                )
-            ),
+            "remark": "; ".join(filter(None, self._remarks())),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),
             "ended": self.journals.describe_ended(),
@@ -421,6 +417,13 @@ class Agent:
             "notes": self.silent_ranks.notes(),
             **self.sampling.describe(),
         }
+
+    def _remarks(self) -> list[str]:
+        threads = [thread.problem for thread in self._threads()]
+        return [
+            *(self._ended_before, self._remark, self.journals.remark()),
+            *(self.histories.remark(), *threads),
+        ]
 
     def _write_status(self) -> None:
         """Write the agent's file if it has changed, and now and then to show that we run."""

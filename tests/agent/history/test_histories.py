@@ -162,6 +162,24 @@ def test_what_waits_for_its_directory_is_kept_once_that_is_there(made: Histories
     assert kept(path_of(made)) == (20, 19, 20)
 
 
+def test_records_that_were_overwritten_unread_are_a_gap(made: Histories) -> None:
+    second = 1_000_000_000
+    for since in (10, 11, 200):
+        made.feed(batch(0, 2)._replace(overwritten=[(since * second, (since + 1) * second)]))
+        made._write_all()
+
+    with History(path_of(made)) as history:
+        gaps = history.about["gaps"]
+    # What goes on is one.
+    assert [(each["since_ns"], each["until_ns"]) for each in gaps] == [
+        (10 * second, 12 * second),
+        (200 * second, 201 * second),
+    ]
+    assert {each["why"] for each in gaps} == {
+        "records of rank 0 were overwritten before they were read"
+    }
+
+
 def test_what_no_longer_waits_is_told_as_a_gap(
     made: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,7 +325,9 @@ def test_a_name_counts_its_nonfinite_values_from_0_before_there_is_one(bench: Be
     assert bench.values(catalog.TRAINING_NONFINITE) == {"loss/train": 0.0}
 
 
-def test_the_last_value_of_a_name_survives_an_overrun(bench: Bench) -> None:
+def test_the_last_value_of_a_name_survives_an_overrun(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.log({"once": 42.0}, step=1)
     shape = Shape([bench.writer.name("loss", "train")])
     for step in range(5000):
@@ -343,6 +345,24 @@ def test_the_last_value_of_a_name_survives_an_overrun(bench: Bench) -> None:
     )
     assert lost > 0
     assert lost + sent == 5001
+    # It is in the log at once, and no second time in the next polls.
+    bench.poll()
+    (said,) = [each for each in caplog.messages if "were overwritten before they were read" in each]
+    assert said.startswith(f"{lost:.0f} records of rank 0 of run ")
+
+
+def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench: Bench) -> None:
+    bench.journal._has_history = True
+    shape = Shape([bench.writer.name("loss", "train")])
+    bench.poll()
+    before_ns = time.time_ns()
+    for step in range(5000):
+        bench.writer.scalars(shape, time.time_ns(), step, float("nan"), [float(step)])
+
+    bench.poll()
+
+    ((since_ns, until_ns),) = bench.journal.flush_kept().overwritten
+    assert since_ns <= before_ns < until_ns <= time.time_ns()
 
 
 def test_totals_are_right_whatever_was_lost(bench: Bench) -> None:

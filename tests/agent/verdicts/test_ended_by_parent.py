@@ -27,6 +27,10 @@ class FakeExitCauses(ExitCauses):
         super().__init__()
         self.report: dict[str, Any] = {}
 
+    def goes_on(self, pid: int, start_ticks: int) -> bool:
+        # The processes of these journals are all this one.
+        return False
+
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
         return {"resident_bytes": 1, **self.report}
 
@@ -48,7 +52,7 @@ class Bench:
         writer.phase(PHASES["other"], 0, 5)
         writer.state(STATES["running"], 6)
         reader = JournalReader(writer.path)
-        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.ended_worker)
+        journal = JournalFeed(reader, Ledger(), lambda who: "n", self.parents.ended_well)
         self.writers.append(writer)
         self.journals.append(journal)
         self.poll({})

@@ -24,6 +24,7 @@ _UNUSUAL = {PHASES[word] for word in UNUSUAL_PHASES}
 # What waits for a disk that is full or does not answer; some 100 MB.
 _MOST_WAITING = 200_000
 _MOST_GAPS = 100
+_ONE_GAP_NS = 60 * _S
 _LONGEST_BODY = 4000
 
 
@@ -38,6 +39,8 @@ class Batch(NamedTuple):
     steps: Sequence[Step]
     device_steps: Sequence[Step]
     events: Sequence[Document]
+    overwritten: Sequence[tuple[int, int]] = ()
+    """Times between which records were overwritten before they were read."""
 
 
 class State(NamedTuple):
@@ -122,12 +125,24 @@ class KeptRun:
                 self._add_event(batch.rank, document)
         self._add_steps(SeriesKey("steps", "host", batch.rank), batch.steps, host_ns)
         self._add_steps(SeriesKey("steps", "device", batch.rank), batch.device_steps, device_ns)
+        for since_ns, until_ns in batch.overwritten:
+            self._overwritten(since_ns, until_ns, batch.rank)
         read = [each.position for each in batch.scalars] + [e.position for e in batch.events]
         self._new_positions[batch.journal] = (
             max([position, *read]),
             max([host_ns, *(each.ended_ns for each in batch.steps)]),
             max([device_ns, *(each.ended_ns for each in batch.device_steps)]),
         )
+
+    def _overwritten(self, since_ns: int, until_ns: int, rank: str) -> None:
+        why = f"records of rank {rank} were overwritten before they were read"
+        # One gap, as long as it happens again and again.
+        if self._gaps and self._gaps[-1]["why"] == why:
+            last = self._gaps[-1]
+            if since_ns - last["until_ns"] < _ONE_GAP_NS:
+                self._gaps[-1] = {**last, "until_ns": until_ns}
+                return
+        self.leave_out(since_ns, until_ns, why)
 
     def feed_state(self, state: State) -> None:
         """What is known now."""

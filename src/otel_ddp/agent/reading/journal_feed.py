@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,8 +25,11 @@ from otel_ddp.journal.layout import ARTIFACT, END, EVENT, SPAN
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps
 
+log = logging.getLogger("otel_ddp.agent")
+
 # Does not export a process without a final identity, such as its rank, for this long.
 _UNSETTLED_S = 60.0
+_SAY_LOST_EVERY_S = 300.0
 
 
 class Kept(NamedTuple):
@@ -35,6 +39,8 @@ class Kept(NamedTuple):
     steps: Sequence[Step]
     device_steps: Sequence[Step]
     events: Sequence[Document]
+    overwritten: Sequence[tuple[int, int]]
+    """Times between which records were overwritten before they were read."""
 
 
 def journal_alone_shows(journal: JournalFeed) -> bool | None:
@@ -50,12 +56,12 @@ class JournalFeed:
         reader: JournalReader,
         ledger: Ledger,
         name_node: Callable[[dict[str, Any]], str],
-        parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+        ended_well: Callable[[JournalFeed], bool | None] = journal_alone_shows,
         summaries: Summaries | None = None,
         devices: Devices = no_devices,
         has_history: bool = False,
     ) -> None:
-        """*parent_ended*: whether the parent ended this process, which died without a last record;
+        """*ended_well*: whether this process, which died without a last record, ended well;
         None: not known yet. *summaries*: those of the node's other journals. *devices*: what is
         known of the node's devices. *has_history*: whether what is read is kept for a history,
         which fetches it."""
@@ -74,8 +80,8 @@ class JournalFeed:
         self.artifacts: list[Document] = []
         self._ledger = ledger
         self._name_node = name_node
-        self._parent_ended = parent_ended
-        self._ended_by_parent: bool | None = None
+        self._ended_well = ended_well
+        self._has_ended_well: bool | None = None
         self._known_identities = -1
         self._values = LoggedValues(reader, ledger, summaries or Summaries())
         self._series = ProcessSeries(self, ledger)
@@ -88,7 +94,10 @@ class JournalFeed:
         self._device_stream = StepStream(reader.created_ns)
         self._device_steps: list[Step] = []
         self._has_history = has_history
-        self._kept = Kept([], [], [], [])
+        self._kept = Kept([], [], [], [], [])
+        self._read_ns = reader.created_ns
+        # Not said yet, and when it may be.
+        self._lost_records, self._say_lost_at = 0, 0.0
 
     # -- its identity
 
@@ -156,6 +165,11 @@ class JournalFeed:
         records = self.reader.read()
         if self.reader.lost > lost:
             records = self._rescued(before, records) + records
+        if self.reader.lost > lost:
+            self._keep(overwritten=[(self._read_ns, now_ns)])
+            self._lost_records += self.reader.lost - lost
+        self._read_ns = now_ns
+        self._say_lost()
         for record in records:
             if isinstance(record, Scalars):
                 self._values.feed(record, now_ns)
@@ -223,7 +237,7 @@ class JournalFeed:
 
     def flush_kept(self) -> Kept:
         """What was read since the last call, for the history."""
-        kept, self._kept = self._kept, Kept([], [], [], [])
+        kept, self._kept = self._kept, Kept([], [], [], [], [])
         return kept
 
     def _keep(self, **more: Sequence[Any]) -> None:
@@ -240,16 +254,29 @@ class JournalFeed:
         self.reader.lost -= len(found)
         return found
 
+    def _say_lost(self) -> None:
+        now = time.monotonic()
+        if self._lost_records and now >= self._say_lost_at:
+            log.warning(
+                "%d records of rank %s of run %s were overwritten before they were read: values "
+                "come faster than the agent reads, or it could not read for a while. The last "
+                "value of each name is there. A larger OTEL_DDP_JOURNAL_BYTES bridges more.",
+                self._lost_records,
+                dict(self.labels).get("rank", "?"),
+                dict(self.labels).get("run", "?"),
+            )
+            self._lost_records, self._say_lost_at = 0, now + _SAY_LOST_EVERY_S
+
     def _update_state(self, progress: ProgressRecord | None, alive: bool) -> None:
         recorded = None if progress is None else progress.state
         self.state = process_status.state_of(recorded, alive)
         if self.state == STATES["killed"]:
-            if self._ended_by_parent is None:
-                self._ended_by_parent = self._parent_ended(self)
-            if self._ended_by_parent is None:
+            if self._has_ended_well is None:
+                self._has_ended_well = self._ended_well(self)
+            if self._has_ended_well is None:
                 # Keep the state until it is known how the process ended.
                 self.state = process_status.state_of(recorded, alive=True)
-            elif self._ended_by_parent:
+            elif self._has_ended_well:
                 self.state = STATES["finished"]
         if self.state in process_status.ENDED and self.ended_at is None:
             self.ended_at = time.monotonic()

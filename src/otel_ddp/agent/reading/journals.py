@@ -55,7 +55,7 @@ class Journals:
         place: Place,
         ledger: Ledger,
         own_name: str,
-        parent_ended: Callable[[JournalFeed], bool | None] = journal_alone_shows,
+        ended_well: Callable[[JournalFeed], bool | None] = journal_alone_shows,
         *,
         keeps_found: bool = False,
         devices: Devices = no_devices,
@@ -65,7 +65,7 @@ class Journals:
         copies. The others: as in JournalFeed."""
         self._place = place
         self._ledger = ledger
-        self._parent_ended = parent_ended
+        self._ended_well = ended_well
         self._devices = devices
         self._has_history = has_history
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
@@ -110,7 +110,7 @@ class Journals:
                 log.warning("%s", why)
             else:
                 self._journals[path] = JournalFeed(
-                    *(reader, self._ledger, self._names.name, self._parent_ended),
+                    *(reader, self._ledger, self._names.name, self._ended_well),
                     *(self._summaries, self._devices, self._has_history),
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
@@ -304,6 +304,12 @@ class Journals:
     def labels(self) -> set[Labels]:
         """The labels of each process that has series."""
         return {labels for labels, _ in self._all_labels()}
+
+    def ended_runs(self) -> set[str]:
+        """The runs of which a process has ended, and still has series."""
+        ended = [each.labels for each in self._ended]
+        ended += [each.labels for each in self._journals.values() if each.ended_at is not None]
+        return {dict(labels).get("run", "") for labels in ended if labels}
 
     def any_alive(self) -> bool:
         """Whether a process of this node is still at work."""

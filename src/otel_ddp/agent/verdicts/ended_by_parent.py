@@ -18,6 +18,8 @@ from otel_ddp.errors import containment
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
 # ranks has failed as well.
 _PATIENCE_S = 2.0
+# The kernel drops the locks of a dying process a moment before it says how that ended.
+_KERNEL_FOLLOWS_S = 0.5
 # A signal to a whole group of processes reaches the parent a moment after its workers.
 _PARENT_FOLLOWS_S = 0.5
 # A parent ends its other children this soon after one has failed.
@@ -88,15 +90,22 @@ class Parents:
                 self._handles[parent] = opened
 
     @containment.contained(default=False)
-    def ended_worker(self, journal: JournalFeed) -> bool | None:
-        """Whether its parent ended this dead worker; None: not known yet."""
+    def ended_well(self, journal: JournalFeed) -> bool | None:
+        """Whether this process, which recorded no end, has ended well; None: not known yet.
+
+        It left with exit code 0, replaced its program, or is a worker that its parent ended.
+        """
         reader = journal.reader
-        if finished_workers.is_proxy(reader) or not (
-            finished_workers.is_idle(reader) or finished_workers.has_returned(reader)
-        ):
-            return finished_workers.ended_by_parent(reader)
+        process = journal.pid, reader.start_ticks
+        if finished_workers.is_proxy(reader) or self._causes.goes_on(*process):
+            return True
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
-        cause = self._causes.why(journal.pid, reader.start_ticks)
+        cause = self._causes.why(*process)
+        if not (finished_workers.is_idle(reader) or finished_workers.has_returned(reader)):
+            known = cause.keys() & {"signal", "exit_code", "out_of_memory"}
+            if not known and self._causes.watches(*process) and waited_s < _KERNEL_FOLLOWS_S:
+                return None
+            return cause.get("exit_code") == 0
         requested = cause.get("signal") == "SIGTERM"
         settled = not requested and cause.keys() & {"signal", "exit_code", "out_of_memory"}
         patience_s = (

@@ -108,6 +108,17 @@ class ExitCauses:
         watched = self._watched.get((pid, start_ticks))
         return watched is not None and watched.pidfd >= 0 and not has_ended(watched.pidfd)
 
+    def watches(self, pid: int, start_ticks: int) -> bool:
+        """Whether it may still become known how this process ended."""
+        return (pid, start_ticks) in self._watched
+
+    def goes_on(self, pid: int, start_ticks: int) -> bool:
+        """Whether this process runs a program: then it has replaced the one of its journal.
+
+        The kernel takes a dying process's memory, its command line too, before its locks.
+        """
+        return self._started(pid) == start_ticks and bool(self._read(f"proc/{pid}/cmdline"))
+
     @containment.contained()
     def forget(self, pid: int, start_ticks: int) -> None:
         """The process is of no interest any more."""
@@ -140,17 +151,19 @@ class ExitCauses:
     def why(self, pid: int, start_ticks: int) -> dict[str, Any]:
         """What is known of its end. More may be known a moment later, when it has been reaped."""
         watched = self._watched.get((pid, start_ticks))
-        if watched is None:
-            return {}
-        watched.has_ended = True
-        now = self._clock()
-        self._log.poll(now)
+        status = self._zombie_status(pid, start_ticks)
+        if status is None and watched is not None:
+            status = exit_status(watched.pidfd)
         evidence: dict[str, Any] = {}
-        status = exit_status(watched.pidfd)
         if status is not None and os.WIFSIGNALED(status):
             evidence["signal"] = _signal_name(os.WTERMSIG(status))
         elif status is not None:
             evidence["exit_code"] = os.WEXITSTATUS(status)
+        if watched is None:
+            return evidence
+        watched.has_ended = True
+        now = self._clock()
+        self._log.poll(now)
         # The out-of-memory killer kills with SIGKILL and with nothing else.
         if status is None or evidence.get("signal") == "SIGKILL":
             evidence.update(self._out_of_memory(pid, watched, now))
@@ -217,11 +230,27 @@ class ExitCauses:
 
     # -- /proc
 
-    def _started(self, pid: int) -> int | None:
+    def _stat(self, pid: int) -> list[str]:
+        """The fields from the third on."""
         text = self._read(f"proc/{pid}/stat")
         # The name in parentheses may contain anything, parentheses too.
-        fields = text.rpartition(")")[2].split() if text else []
+        return text.rpartition(")")[2].split() if text else []
+
+    def _started(self, pid: int) -> int | None:
+        fields = self._stat(pid)
         return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
+
+    def _zombie_status(self, pid: int, start_ticks: int) -> int | None:
+        """How the process ended, as long as its parent has not asked."""
+        fields = self._stat(pid)
+        if len(fields) < 50 or fields[0] != "Z" or fields[19] != str(start_ticks):
+            return None
+        try:
+            # The kernel shows 0 to other users.
+            ours = os.stat(self._under(f"proc/{pid}")).st_uid == os.geteuid()
+        except OSError:
+            return None
+        return int(fields[49]) if ours and fields[49].isdigit() else None
 
     def _error_file(self, pid: int) -> str:
         content = self._read(f"proc/{pid}/environ", _LONGEST_ENVIRON) or ""

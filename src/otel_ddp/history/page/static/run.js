@@ -133,7 +133,7 @@ class Run {
       troubles.map((each) => el("p", { class: "bad verdict" }, said(each))),
       head.verdicts.filter((each) => !each.until_ns && each.harmless).map((each) => el("p", { class: "verdict" }, said(each))),
       head.not_kept_since_ns ? el("p", { class: "warn" }, `Nothing is kept since ${time(head.not_kept_since_ns)}: the list of runs says why.`) : null,
-      head.gaps.map((gap) => el("p", { class: "warn" }, `Nothing was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
+      head.gaps.map((gap) => el("p", { class: "warn" }, `Not all was kept on ${gap.node} from ${time(gap.since_ns)} to ${gap.until_ns ? time(gap.until_ns) : "now"}: ${gap.why}.`)),
       ranks, best(head.summary),
     );
   }
