@@ -85,6 +85,7 @@ class Agent:
             grafana=conf.grafana_url,
             gpus=self.sampling.gpus,
             cores=self.sampling.cores,
+            before=startup.verdicts_before(place),
         )
         self.silent_ranks = SilentRanks()
         self.exporter = Exporter(
@@ -466,9 +467,6 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
     startup.raise_file_limit()
     if not foreground:
         startup.leave_training_alone()
-    # The file of an agent that was killed is not true of this one.
-    with contextlib.suppress(OSError):
-        place.agent_file.unlink()
     # From here on a process that finds no agent may start one at once; but an agent that breaks
     # at its start is not started again every few seconds.
     place.delay_start(_BROKEN_HOLD_S)
@@ -476,8 +474,12 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
         log.info("watching %s", place.directory)
     # A directory that a person names may hold copies of journals.
     keeps_found = foreground and bool(directory)
-    Agent(
+    agent = Agent(
         *(place, conf, lock, foreground), keeps_found=keeps_found, ended_before=ended_before
-    ).run()
+    )
+    # The file of an agent that was killed is not true of this one.
+    with contextlib.suppress(OSError):
+        place.agent_file.unlink()
+    agent.run()
     place.delay_start(0.0)
     return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.errors import ConfigError
@@ -71,6 +73,16 @@ def _locked(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def verdicts_before(place: Place) -> list[dict[str, Any]]:
+    """The open verdicts of an agent that was killed: one that leaves in order takes its file."""
+    try:
+        found = json.loads(place.agent_file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return []
+    verdicts = found.get("verdicts") if isinstance(found, dict) else None
+    return [each for each in verdicts or () if isinstance(each, dict)]
 
 
 def raise_file_limit() -> None:

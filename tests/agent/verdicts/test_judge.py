@@ -99,14 +99,19 @@ class Bench:
         self.ledger.keep_history = True
         self.now_ns = time.monotonic_ns()
         self.gpus: list[dict[str, Any]] = []
-        self.judge = Judge(
-            *(self.ledger, FLOOR_S, folder / "incidents", ExitCauses()),
+        self.judge = self.another_judge()
+        self.ranks: list[Rank] = []
+        self.made: list[Rank] = []
+
+    def another_judge(self, before: Sequence[dict[str, Any]] = ()) -> Judge:
+        """That of an agent that has just started."""
+        return Judge(
+            *(self.ledger, FLOOR_S, self.folder / "incidents", ExitCauses()),
             grafana="https://g.example",
             clock=lambda: self.now_ns,
             gpus=lambda: list(self.gpus),
+            before=before,
         )
-        self.ranks: list[Rank] = []
-        self.made: list[Rank] = []
 
     def join(self, *numbers: int, **more: Any) -> None:
         made = [Rank(self, number, **more) for number in numbers]
@@ -210,6 +215,32 @@ def test_a_straggler_is_reported_when_it_is_found_and_when_it_is_over(bench: Ben
     assert 0.03 * 200 < lost_s["1",] < 0.03 * 331
     assert of("straggler", last) == [("closed", "INFO")]
     assert bench.series(catalog.TRAINING_STRAGGLER)["1", "backward"] == 0.0
+
+
+def test_a_verdict_that_a_killed_agent_had_found_goes_on_since_then(bench: Bench) -> None:
+    bench.join(0, 1)
+    bench.train(200, late_ms=30)
+    (found,) = (
+        each
+        for each in json.loads(json.dumps(bench.judge.verdicts()))
+        if each["kind"] == "straggler"
+    )
+    before = {**found, "since_ns": found["since_ns"] - 3600 * 10**9}
+
+    # Another one about the other rank is no beginning of this one.
+    other = {**before, "who": {**before["who"], "rank": "0"}, "since_ns": 1}
+    bench.judge = bench.another_judge([before, other, {"kind": "straggler"}])
+    bench.train(200, late_ms=30)
+    (again,) = (each for each in bench.judge.verdicts() if each["kind"] == "straggler")
+    bench.train(300)
+    over = [each["since_ns"] for each in bench.judge.past() if each["kind"] == "straggler"]
+    bench.train(200, late_ms=30)
+    anew = [each for each in bench.judge.verdicts() if each["kind"] == "straggler"]
+
+    assert again["since_ns"] == before["since_ns"]
+    assert over == [before["since_ns"]]
+    # Once it is over, what comes is new.
+    assert [each["since_ns"] > found["since_ns"] for each in anew] == [True]
 
 
 def test_stalls_that_recur_have_a_series_of_their_own(bench: Bench) -> None:

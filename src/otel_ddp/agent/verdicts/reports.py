@@ -33,6 +33,8 @@ _FATAL: frozenset[Kind] = frozenset({"death", "stall"})
 _NAMING: frozenset[Kind] = frozenset({"straggler", "imbalance", "recurring"})
 # Findings that compare ranks; the others are seen best on the board of the run.
 _OF_RANKS: frozenset[Kind] = _NAMING | {"stall", "death"}
+# A verdict of the agent before goes on if it is found again so soon: it takes a hundred steps.
+_FOUND_AGAIN_WITHIN_NS = 600 * 10**9
 
 
 class VerdictReporter:
@@ -44,8 +46,13 @@ class VerdictReporter:
         postmortems: Path,
         grafana: str,
         gpus: Callable[[], Sequence[Gpu]],
+        before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """*gpus*: the node's devices as known now."""
+        """*gpus*: the node's devices as known now. *before*: what an agent that was killed had
+        found, and this one may find again."""
+        self._before = [each for each in before if _is_plain(each)]
+        self._found_again: set[tuple[str, Labels]] = set()
+        self._before_until_ns = time.monotonic_ns() + _FOUND_AGAIN_WITHIN_NS
         self._ledger = ledger
         self._postmortems = postmortems
         self._grafana = grafana
@@ -58,6 +65,9 @@ class VerdictReporter:
     ) -> None:
         """A verdict of this run was opened, has changed, or is over."""
         key = change.verdict.key
+        change = change._replace(verdict=self._continued(change.verdict))
+        if not change.opened:
+            self._before = [each for each in self._before if not _is_one(each, change.verdict)]
         case.as_found.pop(key, None)
         if change.opened:
             case.as_found[key] = change.verdict
@@ -99,9 +109,19 @@ class VerdictReporter:
         if case.as_found.get(verdict.key, verdict) is verdict:
             return
         case.as_found[verdict.key] = verdict
-        case.verdicts[verdict.key] = self._with_device(verdict)
+        case.verdicts[verdict.key] = self._with_device(self._continued(verdict))
         if verdict.kind == "stall":
             self._write_postmortem(case, verdict, journals)
+
+    def _continued(self, verdict: Verdict) -> Verdict:
+        """Since when it has held: since before this agent's start, if the one before says so."""
+        if time.monotonic_ns() > self._before_until_ns and verdict.key not in self._found_again:
+            return verdict
+        for each in self._before:
+            if _is_one(each, verdict) and each["since_ns"] < verdict.since_ns:
+                self._found_again.add(verdict.key)
+                return verdict._replace(since_ns=each["since_ns"])
+        return verdict
 
     def _with_device(self, verdict: Verdict) -> Verdict:
         return with_gpu(verdict, self._gpus()) if verdict.kind == "straggler" else verdict
@@ -249,3 +269,12 @@ def _flat(evidence: Mapping[str, Any], prefix: str = "evidence") -> Iterator[tup
             yield from _flat(value, f"{prefix}.{name}")
         elif isinstance(value, (str, bool, int, float)):
             yield f"{prefix}.{name}", value
+
+
+def _is_plain(found: Mapping[str, Any]) -> bool:
+    return isinstance(found.get("since_ns"), int) and found["since_ns"] > 0
+
+
+def _is_one(found: Mapping[str, Any], verdict: Verdict) -> bool:
+    same = (verdict.kind, dict(verdict.labels), verdict.phase)
+    return (found.get("kind"), found.get("who"), found.get("phase")) == same
