@@ -267,36 +267,6 @@ def test_of_a_configuration_too_large_the_first_part_is_kept(place: Here) -> Non
     assert [f"key{number}" for number in range(len(kept))] == list(kept)
 
 
-CUT = (
-    "training_run_info shows 100 settings and 200 characters of each, so {} cannot be seen in full "
-    "there: labels are bounded. The log record otel_ddp.run.config and `otel-ddp status --json` "
-    "have all that is recorded, 1000 characters of each."
-)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"config": {f"key{number}": "x" * 200 for number in range(100)}}, None),
-        ({"description": "x" * 200, "tags": ["x" * 99, "y" * 100]}, None),
-        ({"config": {"prompt": "x" * 201}}, "'prompt'"),
-        ({"description": "x" * 201, "tags": ["x" * 100, "y" * 100]}, "'description', 'tags'"),
-        (
-            {"config": {"prompt": "x" * 201, **{f"key{number}": 1 for number in range(105)}}},
-            "'prompt', 'key99', 'key100' and 4 more",
-        ),
-        ({"config": {"prompt": "x" * 201}, "global_rank": 1, "world_size": 2}, None),
-    ],
-)
-def test_rank_0_warns_once_about_labels_that_the_runs_info_cuts(
-    given: dict[str, Any], said: str | None, place: Here, caplog: pytest.LogCaptureFixture
-) -> None:
-    with otel_ddp.init(**given) as run:
-        run.config({"late": "x" * 201} if said else {"late": 1} if "global_rank" in given else {})
-
-    assert caplog.messages == ([] if said is None else [CUT.format(said)])
-
-
 def test_settings_that_find_no_room_at_all_are_named(
     place: Here, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Sequence
 
-from otel_ddp import catalog, settings
+from otel_ddp import settings
 from otel_ddp.errors.containment import warn_once
 from otel_ddp.identity.identity import GroupFacts, Identity
 from otel_ddp.identity.strategy import Choice
@@ -177,28 +175,3 @@ def comes_too_late(name: str, known: object, asked: object) -> None:
         "in the first call of init or instrument, or call finish() before this one.",
         *(name, known, name, asked),
     )
-
-
-def what_the_info_cuts(process: Identity, config: Mapping[str, Any]) -> list[str]:
-    """The labels of a run's info are bounded: names what they do not show in full, and says so."""
-    longest = catalog.LONGEST_LABEL
-    if process.global_rank:
-        return []  # The info is rank 0's.
-    texts = {"description": process.description, "tags": process.tags}
-    shown = islice(config.items(), catalog.MOST_CONFIG_LABELS)
-    cut = [
-        name
-        for name, value in (*texts.items(), *shown)
-        if isinstance(value, str) and len(value) > longest
-    ]
-    cut += islice(config, catalog.MOST_CONFIG_LABELS, None)
-    if cut:
-        warn_once(
-            "labels",
-            "training_run_info shows %d settings and %d characters of each, so %s cannot be "
-            "seen in full there: labels are bounded. The log record %s and `otel-ddp status "
-            "--json` have all that is recorded, %d characters of each.",
-            *(catalog.MOST_CONFIG_LABELS, longest, few(cut), catalog.RUN_CONFIG_EVENT),
-            values.LONGEST_SETTING,
-        )
-    return cut

@@ -212,7 +212,6 @@ class Run(Statements):
         self._place.wake_agent()
         if config is not None:
             self.config(config)
-        self._count_cut_settings(recorder)
         if conf.logs and self._logs_for is None:
             self._hook_logs(log_lines.asked(conf.logs))
 

@@ -51,7 +51,6 @@ class Statements:
         self._best: dict[str, str] = {}
         self._early_stops: dict[str, EarlyStop] = {}
         self._log_lines: LogHandler | None = None
-        self._cut_settings: set[str] = set()
 
     @property
     def identity(self) -> Identity:
@@ -147,14 +146,6 @@ class Statements:
             if len(content) == values.MOST_SETTINGS:
                 text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
                 recorder.refuse("value", "settings", f"{text}, so what follows is left out")
-            self._count_cut_settings(recorder)
-
-    def _count_cut_settings(self, recorder: Recorder) -> None:
-        """Says once which settings labels do not show in full, and counts each of them once."""
-        cut = set(announcements.what_the_info_cuts(self.identity, recorder.settings))
-        if new := cut - self._cut_settings:
-            self._cut_settings |= new
-            recorder.count(catalog.OTEL_DDP_VALUES_REFUSED, float(len(new)), why="label_cut")
 
     @contextlib.contextmanager
     def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from otel_ddp import catalog
 from otel_ddp.history.page.runs import (
     is_harmless,
     listed,
@@ -74,7 +75,8 @@ def head(histories: list[History], live: Mapping[str, Any] | None, private: bool
         "not_kept_since_ns": whole(mapping(mapping(live).get("history")).get("since_ns")),
     }
     if private:
-        found["config"] = _first_filled(abouts, "config")
+        config = found["config"] = _first_filled(abouts, "config")
+        found["config_note"] = _not_in_labels(config)
         found["texts"] = _first_filled(abouts, "texts")
         found["environment"] = _first_filled(abouts, "environment")
         found["insufficient"] = [
@@ -84,6 +86,17 @@ def head(histories: list[History], live: Mapping[str, Any] | None, private: bool
             and (each.get("group") or "", each.get("run")) == (group, run)
         ]
     return found
+
+
+def _not_in_labels(config: Mapping[str, Any]) -> str:
+    """Where this page shows more of a configuration than Prometheus has."""
+    most, longest = catalog.MOST_CONFIG_LABELS, catalog.LONGEST_LABEL
+    if len(config) <= most and all(len(str(value)) <= longest for value in config.values()):
+        return ""
+    return (
+        f"All {len(config)} settings are here and in the log record {catalog.RUN_CONFIG_EVENT}. "
+        f"The labels of training_run_info have the first {most}, and {longest} characters of each."
+    )
 
 
 def processes(live: Mapping[str, Any] | None, private: bool) -> list[dict[str, Any]]:

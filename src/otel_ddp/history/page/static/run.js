@@ -139,11 +139,11 @@ class Run {
   }
 
   showAbout() {
-    const { config, environment, texts } = this.head;
+    const { config, config_note: note, environment, texts } = this.head;
     const parts = [["Configuration", config], ["Environment", environment], ["Texts", texts]]
       .filter(([, found]) => Object.keys(found || {}).length)
       .map(([title, found]) => table(title, ["name", "value"], Object.entries(found).map(([key, value]) => [key, el("td", { class: "long" }, shown(value))])));
-    fill(this.about, el("h2", { id: "about" }, "Configuration and environment"), parts.length ? parts : el("p", { class: "quiet" }, "None was given."));
+    fill(this.about, el("h2", { id: "about" }, "Configuration and environment"), note ? el("p", { class: "quiet" }, note) : null, parts.length ? parts : el("p", { class: "quiet" }, "None was given."));
   }
 }
 
