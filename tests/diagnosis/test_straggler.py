@@ -650,14 +650,20 @@ def test_ranks_that_have_made_no_step_yet_are_not_taken_for_absent() -> None:
     for rank in range(3):
         node.detector.add_rank(labels_of(rank))
     # Of a program that only logs no step is to be expected.
-    assert "no step yet" not in node.report().insufficient
+    assert node.report().insufficient == "insufficient data: the ranks on this node make no steps"
     node.steps(300)
     assert node.report().insufficient == "insufficient data: no step yet of rank 1, 2"
 
     for rank in (1, 2):
         node.detector.forget(labels_of(rank))
 
-    assert "one rank on this node" in node.report().insufficient
+    # It had others: that they are gone is no lack of them.
+    ended = "ranks on this node have ended"
+    assert node.report().insufficient == f"insufficient data: the other {ended}"
+
+    node.detector.forget(labels_of(0))
+
+    assert node.report().insufficient == f"insufficient data: all {ended}"
 
 
 def test_few_steps_are_too_few() -> None:

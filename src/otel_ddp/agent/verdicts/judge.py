@@ -111,7 +111,8 @@ class Judge:
         if process.is_at_work:
             case.update_world(labels, journal, trains=bool(steps) or journal.restarted)
         if not case.is_beside(journal.world_size):
-            case.stragglers.add_rank(labels)
+            if process.is_at_work:
+                case.stragglers.add_rank(labels)
             case.update_waits_known(labels, journal)
             case.update_own_collectives(labels, journal)
             case.update_clock(labels, journal)

@@ -78,6 +78,8 @@ class Stragglers:
         self._cases: dict[Labels, _Case] = {}
         self._lost_time = LostTime()
         self._present: set[Labels] = set()
+        # Those that ever were; two are enough to tell.
+        self._seen: set[Labels] = set()
         self._regression: Regression | None = None
         self._changes: list[Change] = []
 
@@ -94,6 +96,11 @@ class Stragglers:
     def add_rank(self, labels: Labels) -> None:
         """A rank of this run is on this node, even if it has not made a step."""
         self._present.add(labels)
+        self._note_seen(labels)
+
+    def _note_seen(self, labels: Labels) -> None:
+        if len(self._seen) < 2:
+            self._seen.add(labels)
 
     def set_waits_known(self, labels: Labels, known: bool) -> None:
         """Whether the journal of this rank tells waits for other ranks from work."""
@@ -164,6 +171,7 @@ class Stragglers:
     def feed(self, labels: Labels, steps: Sequence[StepFacts]) -> None:
         """More steps of a rank, in the order in which it made them."""
         if self._alignment.add(labels):
+            self._note_seen(labels)
             self._start_again()
         if self._regression is None:
             self._regression = Regression(run_labels(labels))
@@ -420,12 +428,16 @@ class Stragglers:
     def _ranks_without_steps(self) -> str:
         """Why a rank is compared with no other, though others are beside it."""
         ranks = self._alignment.ranks
-        others = self._present.difference(ranks)
-        if len(ranks) > 1 or len(self._present.union(ranks)) < 2:
+        if len(ranks) > 1 or len(self._seen) < 2:
             return ""
+        others = self._present.difference(ranks)
+        if not others:
+            return f"{'the other' if ranks else 'all'} ranks on this node have ended"
         if untimed := self._on_device.difference(ranks):
             return f"no step yet that the device's clock has timed of rank {_ranks(untimed)}"
-        return f"no step yet of rank {_ranks(others)}" if ranks and others else ""
+        if not ranks:
+            return "the ranks on this node make no steps"
+        return f"no step yet of rank {_ranks(others)}"
 
 
 def _ranks(all_labels: Collection[Labels]) -> str:
