@@ -13,6 +13,7 @@ from typing import Any
 
 from otel_ddp import settings
 from otel_ddp.errors import ConfigError
+from otel_ddp.history.quantities import printable
 from otel_ddp.journal import locks
 from otel_ddp.journal.place import LOG_FORM, Place, find
 from otel_ddp.journal.private_directories import private_directory
@@ -26,10 +27,7 @@ class _Printable(logging.Formatter):
     """Texts of journals, files and collectors stand in messages: they control no terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = "".join(
-            letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-            for letter in record.message
-        )
+        record.message = printable(record.message, most=len(record.message))
         return super().formatMessage(record)
 
 

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.history.quantities import when
-
-_LONGEST_CELL = 1000
+from otel_ddp.history.quantities import printable, when
 
 
 def print_answer(text: str) -> int:
@@ -56,10 +54,7 @@ def cell(value: Any, otherwise: str = "") -> str:
     if value is None or value == "":
         return otherwise
     text = json.dumps(value, default=repr) if isinstance(value, (dict, list)) else str(value)
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text[:_LONGEST_CELL]
-    )
+    return printable(text)
 
 
 def dated(verdict: Mapping[str, Any], now_ns: int) -> str:

@@ -7,6 +7,8 @@ import select
 import sys
 from typing import Any
 
+from otel_ddp.history.quantities import printable
+
 # What a pipe takes at once: more could wait for its reader.
 _MOST_BYTES = 4096
 
@@ -17,7 +19,9 @@ def say(text: str) -> None:
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    encoded = text.encode(encoding, "replace")[:_MOST_BYTES]
+    # A name may hold control codes, or letters that turn the line around: a terminal obeys them.
+    clean = "\n".join(map(printable, text.split("\n")))
+    encoded = clean.encode(encoding, "replace")[:_MOST_BYTES]
     # It may be closed, or a pipe that nobody reads any more.
     with contextlib.suppress(OSError, ValueError):
         if _takes_at_once(stream):
