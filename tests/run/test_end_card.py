@@ -15,6 +15,8 @@ import otel_ddp
 from conftest import Here
 from node import Node, until
 from otel_ddp.journal.layout import SUMMARY_SUFFIX
+from otel_ddp.journal.place import Place
+from otel_ddp.run import end_card
 
 
 @pytest.fixture
@@ -61,6 +63,40 @@ def test_it_is_silent(
     train(steps).finish()
 
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "job_type", "after_s", "expected"),
+    [
+        (0, "train", 11, "otel_ddp: run r has recorded no step: pass the model to otel_ddp.instru"),
+        (0, "train", 9, ""),
+        (0, "serve", 11, ""),
+        (3, "train", 11, "otel_ddp: run g/r finished after "),
+    ],
+)
+def test_a_long_training_without_a_step_says_how_to_record_them(
+    place: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: int,
+    job_type: str,
+    after_s: int,
+    expected: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    train(steps, job_type=job_type).finish()
+    (journal,) = place.journals()
+
+    end_card.show(
+        *(journal, Place(journal.parent), "finished"),
+        always=False,
+        look=[],
+        now_ns=lambda: time.time_ns() + after_s * 10**9,
+    )
+
+    said = capsys.readouterr().err
+    assert said.startswith(expected)
+    assert bool(said) == bool(expected)
 
 
 def test_only_the_first_rank_says_it(

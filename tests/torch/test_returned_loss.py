@@ -81,17 +81,33 @@ def test_the_one_number_with_a_gradient_is_the_loss_or_the_reason_is_reported(
     assert journal.facts["capability"]["loss"] == reason
 
 
-def test_that_a_loop_computes_its_loss_by_itself_is_not_worth_a_line(
-    place: Here, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("steps", "logs_at", "said"),
+    [(4, (), 0), (100, (), 1), (1100, (), 1), (100, (99,), 0), (1100, (900, 1050), 0)],
+)
+def test_a_loss_that_is_never_seen_is_worth_one_line(
+    place: Here, caplog: pytest.LogCaptureFixture, steps: int, logs_at: tuple[int, ...], said: int
 ) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.01)
-    otel_ddp.instrument(model)
+    run = otel_ddp.instrument(model)
 
-    for _ in range(4):
-        model(INPUT).sum().backward()
+    for step in range(steps):
+        loss = model(INPUT).sum()
+        loss.backward()
         optimizer.step()
-    otel_ddp.finish()
+        if step in logs_at:
+            run.log({"nll": loss}, step=step)
+    in_time = steps < 1000 or len(_of_loss(caplog)) == said
+    run.finish()
 
     assert place.only().facts["capability"]["loss"] == "no_loss"
-    assert "no loss" not in caplog.text
+    assert in_time
+    assert _of_loss(caplog) == said * [
+        "No loss is read: the model does not return it. Log it where you compute it: "
+        "otel_ddp.log({'loss': loss})."
+    ]
+
+
+def _of_loss(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in caplog.messages if "loss" in each]

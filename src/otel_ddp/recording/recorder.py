@@ -263,6 +263,12 @@ class Recorder(LockedJournal):
             self.count(catalog.OTEL_DDP_VALUES_REFUSED, why="name_changed")
         return known
 
+    @property
+    def logs_values(self) -> bool:
+        """Whether the program itself has logged a value of training."""
+        named = {number for (_, split), number in self._names.items() if split == "train"}
+        return not named <= self._reading_names
+
     def _new_name(self, key: tuple[str, str]) -> int:
         # Another thread may have added it meanwhile.
         known = self._names.get(key)

@@ -6,8 +6,9 @@ The rank reads its own journal, and two small files that the agent has written b
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,24 @@ _LARGEST_FILE = 512 * 1024
 _NO_DIRECTION: Mapping[str, Any] = {}
 
 
+# Of a program that trains: others have no steps.
+_NO_STEP = (
+    "otel_ddp: run %s has recorded no step: pass the model to otel_ddp.instrument(model), which "
+    "opens the run as well, or call run.log({'loss': loss}, step=step)\n"
+)
+
+
 @containment.contained()
-def show(journal: Path, place: Place, state: str, *, always: bool, look: list[str]) -> None:
-    """Print the card of a run whose end is recorded.
+def show(
+    journal: Path,
+    place: Place,
+    state: str,
+    *,
+    always: bool,
+    look: list[str],
+    now_ns: Callable[[], int] = time.time_ns,
+) -> None:
+    """Print the card of a run whose end is recorded, or that it has no step.
 
     A process that closes its own journal loses the lock on it, and counts as gone from then on.
     """
@@ -39,11 +55,13 @@ def show(journal: Path, place: Place, state: str, *, always: bool, look: list[st
     except Unreadable:
         return
     try:
-        lasted_s = (time.time_ns() - reader.created_ns) / 1e9
-        if always or lasted_s >= SHORTEST_S:
-            found = _card(reader, place, state, lasted_s, look)
-            if found is not None:
-                stderr.say("\n".join(card.lines(found)) + "\n")
+        lasted_s = (now_ns() - reader.created_ns) / 1e9
+        is_long = lasted_s >= SHORTEST_S
+        found = _card(reader, place, state, lasted_s, look) if always or is_long else None
+        if found is not None:
+            stderr.say("\n".join(card.lines(found)) + "\n")
+        elif is_long and "torch" in sys.modules and reader.identity.get("job_type") == "train":
+            stderr.say(_NO_STEP % reader.identity.get("run"))
     finally:
         reader.close()
 

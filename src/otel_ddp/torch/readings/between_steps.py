@@ -30,6 +30,9 @@ from otel_ddp.torch.steps.watched_model import WatchedModel
 # By then a loop has shown what it is made of.
 _STEPS_TO_KNOW = 3
 _STEPS_TO_WATCH = 20
+# A loop that logs its loss has done so by this step; one that ends earlier, by its end.
+_STEPS_TO_LOG = 1000
+_STEPS_TO_MISS_A_LOSS = 100
 # Where a scaler keeps what it has found since its last update. Private.
 _ROUND = "_per_optimizer_states"
 
@@ -195,6 +198,8 @@ class Readings(StepListener):
             self._waits_for_collective and not none_so_far()
         ):
             self.report()
+        if stepper.steps == _STEPS_TO_LOG:
+            self._miss_loss()
 
     def no_step_ended(self) -> None:
         """Report now what would be reported after some steps."""
@@ -248,6 +253,16 @@ class Readings(StepListener):
             if missing and self._options.speaks:
                 containment.log.warning("Not measured in this run: %s.", missing)
 
+    def _miss_loss(self) -> None:
+        """Say that there is no loss, if none is returned and the program logs nothing itself."""
+        missing = self._loss.asked and self._loss.missing == "no_loss"
+        if missing and self._options.speaks and not self._progress.recorder.logs_values:
+            containment.warn_once(
+                "loss",
+                "No loss is read: the model does not return it. Log it where you compute it: "
+                "otel_ddp.log({'loss': loss}).",
+            )
+
     def _clock_capability(self) -> dict[str, str]:
         if self._device is None:
             return {}
@@ -275,6 +290,8 @@ class Readings(StepListener):
         self._flops.close()
         if not self._warned and (self._stepper.forwards or self._stepper.steps):
             self.report()
+        if _STEPS_TO_MISS_A_LOSS <= self._stepper.steps < _STEPS_TO_LOG:
+            self._miss_loss()
         if self._clock is not None:
             self._progress.device_clock = None
             self._clock.close()

@@ -19,7 +19,7 @@ from otel_ddp.torch.process_group import backend, is_up
 from otel_ddp.torch.readings import own_collectives
 from otel_ddp.torch.steps.stepper import Stepper
 
-# Most loops compute their loss outside of the model, and log it: no reason for a warning.
+# Most loops compute their loss outside of the model, and log it: that is known only later.
 _NOT_WARNED = frozenset({"no_loss"})
 # The name of a node of the graph that is reentrant checkpointing.
 _REENTRANT = "CheckpointFunctionBackward"
