@@ -727,12 +727,34 @@ def test_damaged_steps_do_no_harm(bench: Bench) -> None:
 class TestNodeNames:
     """What a node is called."""
 
-    def test_two_nodes_of_one_run_on_one_host_get_different_names(self, tmp_path: Path) -> None:
-        names = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), node(1)])
+    @pytest.mark.parametrize("launchers", [("", ""), ("a", "b")], ids=["none", "two"])
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_two_nodes_of_one_run_on_one_host_have_the_same_names_in_each_launch(
+        self, tmp_path: Path, order: tuple[int, int], launchers: tuple[str, str]
+    ) -> None:
+        nodes = [{**node(rank), "launched_by": launchers[rank]} for rank in (0, 1)]
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: nodes)
 
-        found = [names.name(node(rank)) for rank in (1, 0, 1)]
+        found = {rank: names.name(nodes[rank]) for rank in order}
 
-        assert found == ["h", "h-0", "h"]
+        assert found == {0: "h", 1: "h-1"}
+        assert [names.name(each) for each in nodes] == ["h", "h-1"]
+
+    def test_a_damaged_node_rank_does_no_harm(self, tmp_path: Path) -> None:
+        damaged = {**node(0), "node_rank": ["x"]}
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: [damaged, node(1)])
+
+        assert [names.name(node(1)), names.name(damaged)] == ["h", "h-['x']"]
+
+    def test_a_second_node_that_comes_late_gets_a_name_of_its_own(self, tmp_path: Path) -> None:
+        living = [node(1)]
+        names = NodeNames(tmp_path / "nodes.json", "", lambda: living)
+        first = names.name(node(1))
+
+        living.append(node(0))
+
+        # A name that was given is kept: else the series would jump.
+        assert (first, names.name(node(0)), names.name(node(1))) == ("h", "h-0", "h")
 
     def test_runs_of_one_name_in_two_groups_share_no_names(self, tmp_path: Path) -> None:
         names = NodeNames(tmp_path / "nodes.json", "", lambda: [node(0), {**node(1), "group": "g"}])
@@ -746,8 +768,8 @@ class TestNodeNames:
 
         for living in ([node(0), node(1)], [node(0)], []):
             second = NodeNames(tmp_path / "nodes.json", "", lambda living=living: living)
-            assert second.name(node(0)) == "h-0"
-            assert second.name(node(1)) == "h"
+            assert second.name(node(0)) == "h"
+            assert second.name(node(1)) == "h-1"
 
     def test_a_node_whose_rank_changes_at_a_restart_keeps_its_name(self, tmp_path: Path) -> None:
         living = [node(0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +46,33 @@ class NodeNames:
         # had before. Only node ranks that live at the same time are surely two nodes.
         in_use = {names.get(other or "") for other in living - {key}}
         if known is None or known in in_use:
-            host = self._host(identity)
-            names[key] = f"{host}-{identity['node_rank']}" if host in in_use else host
+            names[key] = self._fresh(identity, in_use)
             self._write()
         return names[key]
+
+    def _fresh(self, identity: Mapping[str, Any], taken: Collection[str | None]) -> str:
+        """The host's own name is that of its first node, whichever is read first."""
+        host, rank = self._host(identity), identity["node_rank"]
+        beside = [each for each in self._living() if _run(each) == _run(identity)]
+        # A journal may be damaged, and hold anything here.
+        before = any(
+            self._key(each) == f"{host}/{each.get('node_rank')}" and _is_before(each, rank)
+            for each in beside
+        )
+        return f"{host}-{rank}" if before or host in taken else host
 
     def _by_launcher(
         self, identity: Mapping[str, Any], names: dict[str, str], key: str, launcher: str
     ) -> str:
         """A launcher is one node, whatever node rank its workers get after a restart."""
         if launcher not in names:
-            host = self._host(identity)
             # A new launcher with a node rank that was here before is that node again. A launcher
             # whose ranks are in several groups is one node in all of them.
             elsewhere = (run[launcher] for run in self._runs.values() if launcher in run)
             again = names.get(key) or next(
                 (name for name in elsewhere if name not in names.values()), None
             )
-            fresh = f"{host}-{identity['node_rank']}" if host in names.values() else host
-            names[launcher] = names[key] = again or fresh
+            names[launcher] = names[key] = again or self._fresh(identity, names.values())
             self._write()
         return names[launcher]
 
@@ -87,6 +95,11 @@ class NodeNames:
             temporary.replace(self._file)
         except OSError:
             return  # a full tmpfs: the names hold until the agent is started again
+
+
+def _is_before(identity: Mapping[str, Any], rank: Any) -> bool:
+    own = identity.get("node_rank")
+    return isinstance(own, int) and isinstance(rank, int) and own < rank
 
 
 def _run(identity: Mapping[str, Any]) -> str:
