@@ -203,6 +203,26 @@ def test_of_a_gan_that_trains_its_critic_several_times_both_are_found(place: Her
     assert not _has_any_global_hook()
 
 
+def test_a_gan_that_freezes_one_of_its_models_in_turn_counts_each_round_once(place: Here) -> None:
+    """As Lightning's `toggle_optimizer` does: each is found where its own turn comes."""
+    otel_ddp.instrument()
+    critic, generator = nn.Linear(4, 1), nn.Linear(2, 4)
+    of_critic, of_generator = sgd(critic), sgd(generator)
+    noise = torch.ones(8, 2)
+    for _ in range(STEPS):
+        critic.requires_grad_(True)
+        generator.requires_grad_(False)
+        (critic(generator(noise)) - critic(INPUT)).sum().backward()
+        of_critic.step()
+        critic.requires_grad_(False)
+        generator.requires_grad_(True)
+        (-critic(generator(noise))).sum().backward()
+        of_generator.step()
+
+    assert hooks(critic) == hooks(generator) == 2
+    assert totals(place)["training.steps"] == STEPS
+
+
 def test_the_first_step_of_an_optimizer_whose_closure_calls_the_model_is_counted(
     place: Here,
 ) -> None:

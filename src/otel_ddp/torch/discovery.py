@@ -71,6 +71,7 @@ class _Search:
         self._reported = False
         self._steps_left = self._calls_left = 0
         self._models = self._unknown_steps = 0
+        self._newest = 0
         # The parameters, by their ids, that are trained while no model is known.
         self._trained: set[int] = set()
         # The threads that are inside an outermost call; and for each thread, the module that still
@@ -134,6 +135,8 @@ class _Search:
         # Torch looks up the hooks on the module itself after its forward.
         module.register_forward_hook(_after_any, always_call=True)
         self._marked[thread] = ref(module)
+        if id(module) != self._newest and model_hooks.is_watched(module):
+            self.stepper.step_end.model_called()
         in_eval = self._trains_in_eval(module)
         if (in_eval or trains(module)) and self._is_whole() and self._adopt(module, in_eval):
             # Torch has chosen the hooks before this forward already, so ours is called here.
@@ -188,7 +191,8 @@ class _Search:
         self._models += 1
         self._trained.clear()
         optimizer_hooks.forget_others()
-        self.stepper.new_model()
+        self.stepper.new_model(found=True)
+        self._newest = id(module)
         model_hooks.watch_compiled_in_place()
         self._report(module)
         return True

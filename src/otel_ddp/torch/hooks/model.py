@@ -122,6 +122,11 @@ def trained() -> list[nn.Module]:
     return [*watched(), *(model for model in around if model is not None)]
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether this model is watched."""
+    return id(module) in _watched
+
+
 def watched() -> list[nn.Module]:
     """The models that are watched and still alive."""
     models = (each.model() for each in list(_watched.values()))

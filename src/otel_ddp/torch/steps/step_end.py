@@ -27,7 +27,7 @@ class StepEnd:
     """Knows the optimizer whose step ends a training step: named by the user, or the first seen."""
 
     __slots__ = (
-        *("_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
+        *("_in_round", "_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
         *("backwards", "compiled", "scaler_round"),
     )
 
@@ -44,6 +44,9 @@ class StepEnd:
         self._optimizer: dict[int, Callable[[], torch.optim.Optimizer | None]] = {}
         self._named = False
         self._steps_of_others = 0
+        # Whether a model that was found since our last step is trained in one round with those
+        # before it, as far as is known; None: there is none.
+        self._in_round: bool | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -66,6 +69,18 @@ class StepEnd:
         if not self._named:
             self._optimizer = {}
 
+    def model_found(self) -> None:
+        """A model was found: it comes in the place of others, or in one round with them."""
+        if self.optimizer is None:
+            self.new_model()
+        else:
+            self._in_round = False
+
+    def model_called(self) -> None:
+        """A model is called that was known before the last one was found."""
+        if self._in_round is not None:
+            self._in_round = True
+
     def begun_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the step that this optimizer begins will end ours; the first one seen does.
 
@@ -79,9 +94,12 @@ class StepEnd:
         """Whether the step that this optimizer has finished ends ours."""
         if id(optimizer) not in self._optimizer:
             self._steps_of_others += 1
-            if min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
+            if self._in_round is False and not self._named:
+                self.choose(optimizer)
+            elif min(self.backwards, self._steps_of_others) < _PATIENCE or self._named:
                 return False
-            self.choose(optimizer)
+            else:
+                self.choose(optimizer)
         if self.scaler_round is not None:
             self._stepped_round = self.scaler_round()
         return True
@@ -108,6 +126,7 @@ class StepEnd:
     def step_ended(self) -> None:
         """A training step has ended."""
         self.backwards = self._steps_of_others = 0
+        self._in_round = None
 
 
 def is_infinity(found: Any) -> bool:

@@ -511,10 +511,13 @@ class Stepper:
 
     # -- the step
 
-    def new_model(self) -> None:
-        """A model has come, or come again."""
+    def new_model(self, found: bool = False) -> None:
+        """A model has come, or come again. *found*: it was not named."""
         self.has_model = True
-        self.step_end.new_model()
+        if found:
+            self.step_end.model_found()
+        else:
+            self.step_end.new_model()
 
     def _begin_step(self) -> None:
         # An optimizer that raised has not reported its end.
