@@ -190,11 +190,11 @@ import os, sys, threading, torch, otel_ddp
 
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-otel_ddp.instrument(model, run=sys.argv[1])
 
 def train():
-    for step in range(5):
-        loss = model(torch.ones(8, 4)).sum()
+    otel_ddp.instrument(model, run=sys.argv[1])
+    for step, batch in enumerate(torch.utils.data.DataLoader(torch.ones(40, 4), batch_size=8)):
+        loss = model(batch).sum()
         if step == 3 and sys.argv[1] == "raises":
             return
         loss.backward()
@@ -216,7 +216,8 @@ def test_a_training_that_has_returned_is_no_death_when_its_container_leaves_with
     with Node() as node:
         process = program(node, CONTAINER, how)
         assert process.stdout is not None
-        assert "over\n" in iter(process.stdout.readline, "")
+        said = iter(process.stdout.readline, "")
+        assert not any("another thread" in line for line in iter(lambda: next(said), "over\n"))
         until(lambda: states(node) == {how: RUNNING}, "the run")
 
         process.communicate("end\n")
@@ -227,6 +228,8 @@ def test_a_training_that_has_returned_is_no_death_when_its_container_leaves_with
             until(lambda: told(node), "the verdict")
         else:
             assert told(node) == []
+            assert node.value("training_steps_total", run=how) == 5
+            assert node.value("training_samples_total", run=how) == 40
 
 
 MANY_RUNS = """

@@ -282,6 +282,8 @@ class Progress:
         thread_end.tell(partial(self._thread_ended, thread))
 
     def _thread_ended(self, thread: int) -> None:
+        # Its process may be killed at any moment.
+        self.flush()
         # In the middle of a step, it has not returned but raised.
         between_steps = len(self._open) == 1 and not self.model_called
         if thread == self.training_thread and between_steps and self._returns < _MOST_RETURNS:

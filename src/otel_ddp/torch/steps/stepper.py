@@ -55,7 +55,6 @@ _HOOKS = {
 _DIVISOR = "num_items_in_batch"
 _is_grad_enabled = torch.is_grad_enabled
 _get_ident = threading.get_ident
-_MAIN = threading.main_thread().ident or 0
 
 
 def _only_fills_its_state() -> bool:
@@ -91,6 +90,10 @@ class Stepper:
     def __init__(self, progress: Progress) -> None:
         self.alive = True
         self.progress = progress
+        # The line of ours mostly stands in the thread that trains.
+        self._made_in = _get_ident()
+        # Another thread that had asked for a batch before it was known which one trains; 0: none.
+        self._loaded_before = 0
         # Hooks that run in every step do what `enter` does by themselves: one more function is one
         # more microsecond, where training has filled the caches since the last step.
         self._open, self._words, self._write = progress.raw_writer()
@@ -198,6 +201,8 @@ class Stepper:
         self._evaluated = None
         if thread != progress.training_thread:
             progress.train_in(thread)
+            self.loads_elsewhere |= self._loaded_before not in (0, thread)
+            self._loaded_before = 0
         # A forward inside an optimizer's step begins no other step: its closure has called the
         # model, and may do so again (LBFGS).
         if self._closure:
@@ -445,8 +450,11 @@ class Stepper:
             self.on_batch_without_model()
             return
         calls, thread = self._calls, _get_ident()
-        if is_another_thread(self.progress.training_thread or _MAIN, thread):
-            self.loads_elsewhere = True
+        trains = self.progress.training_thread
+        if is_another_thread(trains or self._made_in, thread):
+            # Before the first forward, this may be the thread that will train.
+            self.loads_elsewhere |= trains != 0
+            self._loaded_before = thread
             return  # a thread fetches ahead: training does not wait for that
         if thread != calls.forward_thread and calls.another_thread_works(thread):
             return
