@@ -80,7 +80,7 @@ class Run {
     if (isFirst) {
       this.showControls();
       // What was quicker than the head has no colours of ranks.
-      this.axis.redraw();
+      this.axis.refresh();
     }
     if (names) {
       this.values.setNames(names.values);
