@@ -167,7 +167,10 @@ def _now() -> list[Panel]:
                 "GPU-hours that all other ranks have waited for late ones within this time.",
                 "The table below says which rank cost how much.",
             ),
-            now(f"sum(sum_over_time({lost}[$__range])) * {RULES_EVERY_S} / 3600"),
+            now(
+                f"(sum(sum_over_time({lost}[$__range]) > 0) * {RULES_EVERY_S} or "
+                f"sum({_lost_by_rules()})) / 3600"
+            ),
             unit="h",
             decimals=2,
             levels=steps((1, WARN), (24, BAD)),
@@ -250,11 +253,13 @@ def _late() -> list[Panel]:
         listing(
             Text(
                 "GPU-hours lost, by rank",
-                "What the others have waited for each rank since it was started.",
+                "What the others have waited for each rank: since it was started, as its agent "
+                "found it, or else within this time, as the rules over all nodes did.",
                 "What it is worth to move the rank to another machine.",
             ),
             rows(
-                f"topk($topn, max by (node, rank) (last_over_time({cost}[$__range])) > 0) / 3600",
+                f"topk($topn, max by (node, rank) (last_over_time({cost}[$__range])) > 0 or "
+                f"{_lost_by_rules()}) / 3600",
                 "lost",
             ),
             columns=[
@@ -267,6 +272,16 @@ def _late() -> list[Panel]:
         ),
         _worst(),
     ]
+
+
+def _lost_by_rules() -> str:
+    """By rank, in seconds: all others wait for its excess, a share of each step."""
+    named = recorded("rank:training_straggler:ratio", RUN)
+    world = recorded("run:training_world_size:last", WHOLE_RUN)
+    return (
+        f"max by (node, rank) (sum_over_time({named}[$__range])) * {RULES_EVERY_S} "
+        f"* on () group_left () (max(last_over_time({world}[$__range])) - 1)"
+    )
 
 
 def _worst() -> Panel:

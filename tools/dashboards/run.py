@@ -430,14 +430,14 @@ def _speed() -> list[Panel]:
             Text(
                 "Scaling efficiency",
                 "Samples a second of a rank, beside what a rank of $baseline did in the median of "
-                "the last 30 days: 1 is no loss by scaling.",
+                "the last 30 days: 1 is no loss by scaling. Not drawn beside the run itself.",
                 "Falls with more ranks: see who waits for whom, and whether gradients are "
                 "exchanged while backward runs.",
             ),
             over_time(_scaling(), "beside $baseline"),
             unit="percentunit",
             minimum=0,
-            nothing="no samples known",
+            nothing="no samples known, or no other run to compare with: choose Baseline",
         ),
     ]
 
@@ -447,7 +447,8 @@ def _scaling() -> str:
     before = recorded(name, 'run="$baseline"')
     # The baseline may be long over; asked for once, not at each moment.
     typical = f"max(quantile_over_time(0.5, {before}[30d] @ end()))"
-    return f"max({recorded(name, WHOLE_RUN)}) / on () {typical}"
+    other = recorded(name, WHOLE_RUN, 'run!="$baseline"')
+    return f"max({other}) / on () {typical}"
 
 
 def _balance() -> list[Panel]:
