@@ -128,7 +128,7 @@ def open_files() -> dict[int, str]:
     return found
 
 
-def _threads() -> set[threading.Thread]:
+def threads() -> set[threading.Thread]:
     """All but the one that tqdm keeps for good: torch's compiler shows bars where it can."""
     return {each for each in threading.enumerate() if type(each).__name__ != "TMonitor"}
 
@@ -146,7 +146,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(containment, "failures", {})
     monkeypatch.setattr(containment, "warned", set())
     monkeypatch.setattr(containment, "count_failure", None)
-    threads = _threads()
+    before = threads()
     files = open_files()
     # A command that a test calls may leave others, as its process would end. A later test's process
     # must not die of what Python ignores, such as a pipe that nobody reads.
@@ -167,7 +167,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             signal.signal(number, handler)
     # One that ends by itself is not left behind; one that is only about to run cannot be joined.
     deadline = time.monotonic() + _THREADS_END_S
-    while (left := _threads() - threads) and time.monotonic() < deadline:
+    while (left := threads() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left, f"the test leaves threads behind: {left}"
     forgotten = []

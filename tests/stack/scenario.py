@@ -131,6 +131,11 @@ class Scenario:
         self.steps(LOW, reached + 30, restarts=1)
         self._tell(LOW, "end", 0)
         self.ended(LOW, "== 2")
+        # Boards have points for whole intervals: the last one shows this end, too.
+        self.until(
+            f'min_over_time(min(training_state{{run="{LOW.name}"}})[15s:1s]) == 2',
+            f"fifteen seconds of the end of {LOW.name}",
+        )
         self.seen(HIGH, "TrainingRunKilled")
         self.seen(BASE, "TrainingStraggler")
         self.until(f'rank:training_straggler:ratio{{run="{BASE.name}"}}', "the rules' verdict")
