@@ -502,6 +502,22 @@ def test_what_is_logged_and_read_is_drawn_once_and_ticks_say_different_things(
     assert len(shown) == len(set(shown)) > 2
 
 
+def test_a_run_whose_loss_is_not_read_says_how_to_log_it(driver: Any, tmp_path: Path) -> None:
+    said = {}
+    for name in ("learning_rate", "train/loss"):
+        write_history(tmp_path, name.replace("/", "-"), ranks=1, steps=60, names=(name,))
+        with Served(App(tmp_path)) as served, Window(driver, served) as window:
+            page = window.open(f"/run/{name.replace('/', '-')}?group=sweep")
+            window.figure(name)
+            said[name] = page.get_by_text("1 of 1 names").inner_text()
+
+    assert (
+        'as the model returns none: run.log({"loss": loss}, step=step) logs it'
+        in (said["learning_rate"])
+    )
+    assert said["train/loss"] == "1 of 1 names"
+
+
 @STRESS
 def test_of_ten_thousand_names_few_are_drawn(driver: Any, server: Served) -> None:
     with Window(driver, server) as window:

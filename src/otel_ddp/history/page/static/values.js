@@ -74,8 +74,14 @@ export class Values {
       this.grid.append(this.shown.get(name).element);
     }
     this.more.hidden = wanted.length <= now.length;
+    const remarks = [`${wanted.length} of ${this.names.length} names`];
+    if (hidden.length) remarks.push(`${hidden.join(", ")} is logged under another name: filter for it to see it`);
+    // A program that logs nothing itself, and a model that does not return its loss.
+    if (!names.includes("loss") && names.every((name) => name in READ)) {
+      remarks.push('no loss is read, as the model returns none: run.log({"loss": loss}, step=step) logs it');
+    }
     this.count.textContent = this.names.length
-      ? `${wanted.length} of ${this.names.length} names${hidden.length ? `; ${hidden.join(", ")} is logged under another name: filter for it to see it` : ""}`
+      ? remarks.join("; ")
       : "Nothing is logged yet: run.log({\"loss\": loss}, step=step) logs a value.";
   }
 
