@@ -86,8 +86,11 @@ class BoundedServer(ThreadingHTTPServer):
         self._clients[request] = _Client(address, now, now)
         try:
             super().process_request(request, client_address)
+        except RuntimeError:
+            # No thread could be started, and `/healthz` has to say so: one client after the other.
+            self.process_request_thread(request, client_address)
         except BaseException:
-            # No thread could be started. Our caller only knows the socket that TLS has replaced.
+            # Our caller only knows the socket that TLS has replaced.
             self.shutdown_request(request)
             raise
 
