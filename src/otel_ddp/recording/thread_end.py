@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -15,9 +17,13 @@ class _Told:
 
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
+        self.pid = os.getpid()
 
     def __del__(self) -> None:
-        containment.attempt(self.act, None)
+        # A forked child drops what belonged to the other threads, and so does Python at its end.
+        # Those threads may be in the middle of a write, and hold its lock for ever.
+        if self.pid == os.getpid() and not sys.is_finalizing():
+            containment.attempt(self.act, None)
 
 
 def tell(act: Callable[[], None]) -> None:
