@@ -53,7 +53,8 @@ class StepTotals:
             place = self._places[at]
             if place == _NO_PLACE_YET and value:
                 place = self._places[at] = self._recorder.place(_COUNTED[at])
-            if place >= 0:
+            # A thread that flushes may have counted before the step that has ended meanwhile.
+            if place >= 0 and value > self._totals[place]:
                 self._totals[place] = value
         if flops != self._flops:
             if method not in self._flops_places:
