@@ -42,9 +42,14 @@ def file_name(group: str, run: str, node: str) -> str:
 def files(directory: Path) -> Iterator[Path]:
     """The histories in a directory; a link is none."""
     with contextlib.suppress(OSError):
-        yield from (
-            path for path in directory.glob(f"*{SUFFIX}") if stat.S_ISREG(path.lstat().st_mode)
-        )
+        yield from filter(_is_file, directory.glob(f"*{SUFFIX}"))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False  # deleted meanwhile: the others are still there
 
 
 def why_not_ours(directory: Path) -> str:
@@ -52,7 +57,8 @@ def why_not_ours(directory: Path) -> str:
     try:
         check_kept(directory)
         for path in files(directory):
-            check_own_file(path)
+            with contextlib.suppress(FileNotFoundError):
+                check_own_file(path)
     except OSError as error:
         return f"{error.filename} {error.strerror}"
     return ""
@@ -84,7 +90,11 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
             break
         if path in keep:
             continue
-        for each in (path, *_beside(path)):
+        try:
+            path.unlink()
+        except OSError:
+            continue
+        for each in _beside(path):
             with contextlib.suppress(OSError):
                 each.unlink()
         log.info(

@@ -316,6 +316,39 @@ def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Pa
     assert list(directory.files(folder)) == []
 
 
+def test_a_history_that_cannot_be_deleted_is_not_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = tmp_path / file_name("g", "r", "n")
+    run = KeptRun(path)
+    run.write(1)
+    run.close()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    directory.delete_oldest(tmp_path, 1, ())
+
+    assert path.exists()
+    assert "deleted" not in caplog.text
+
+
+def test_a_history_that_goes_while_a_folder_is_listed_hides_no_other(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / file_name("g", name, "n")).touch()
+
+    listed = directory.files(tmp_path)
+    found = {next(listed)}
+    gone = next(path for path in tmp_path.iterdir() if path not in found)
+    gone.unlink()
+    found.update(listed)
+
+    assert found == set(tmp_path.iterdir())
+    assert directory.why_not_ours(tmp_path) == ""
+
+
 @as_root
 def test_a_history_of_another_user_is_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / file_name("g", "r", "n")
