@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import resource
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp import settings
-from otel_ddp.errors import ConfigError
+from otel_ddp.errors import ConfigError, foreign_json
 from otel_ddp.history.quantities import printable
 from otel_ddp.journal import locks
 from otel_ddp.journal.place import LOG_FORM, Place, find
@@ -76,8 +75,8 @@ def _locked(fd: int) -> bool:
 def verdicts_before(place: Place) -> list[dict[str, Any]]:
     """The open verdicts of an agent that was killed: one that leaves in order takes its file."""
     try:
-        found = json.loads(place.agent_file.read_text())
-    except (OSError, ValueError, RecursionError):
+        found = foreign_json.parse(place.agent_file.read_text())
+    except (OSError, ValueError):
         return []
     verdicts = found.get("verdicts") if isinstance(found, dict) else None
     return [each for each in verdicts or () if isinstance(each, dict)]

@@ -120,6 +120,8 @@ _VALUE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _REST_OF_LINE = re.compile(r"[^\"'\n]*")
+# How a pair of a name and its value begins.
+_TUPLES = ("('", '("', "(b'", '(b"')
 # Words that stand where a value could: nothing, or the type of a parameter.
 _NO_VALUES = frozenset({"none", "null", "true", "false", "str", "bytes", "int", "bool"})
 
@@ -183,7 +185,7 @@ def _is_named_secret(text: str, named: re.Match[str], value: re.Match[str]) -> b
         return not found.startswith("-") and is_secret(name, found)
     if sign == ",":
         # Not every list of words: ["--token", "x"] and ("token", "x").
-        opened = named["option"] or text[: named.start()].endswith(("('", '("', "(b'", '(b"'))
+        opened = named["option"] or text.endswith(_TUPLES, 0, named.start())
         return bool(opened) and plain is None and is_secret(name, found)
     if not is_secret(name, int(found) if plain and plain.isdecimal() else found):
         return False
