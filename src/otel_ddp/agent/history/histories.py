@@ -158,7 +158,7 @@ class Histories:
         began, _ = self._asked = time.monotonic(), time.time_ns()
         try:
             ask_disk()
-        except (sqlite3.Error, OSError, Unusable, OverflowError) as why:
+        except (sqlite3.Error, OSError, Unusable, OverflowError, ValueError) as why:
             # SQLite tries for ten seconds where a file system has no locks.
             self._failed_slowly |= time.monotonic() - began > _HANGS_S
             return getattr(why, "strerror", None) or str(why) or type(why).__name__
