@@ -17,13 +17,13 @@ import pytest
 
 import otel_ddp
 from extras import needed
-from otel_ddp.cli import shipped
+from otel_ddp.cli.deploy import shipped_files
 
 ROOT = Path(__file__).parents[1]
 
 
 # What `otel-ddp deploy` writes.
-DEPLOYED = {f"deploy/{name}" for name in shipped.files()}
+DEPLOYED = {f"deploy/{name}" for name in shipped_files()}
 
 
 class Built(NamedTuple):
@@ -135,7 +135,7 @@ def test_the_unpacked_wheel_records_a_value_and_has_its_command(
     told = python("-m", "otel_ddp", "deploy", "here")
     assert told.startswith(f"{len(DEPLOYED)} files of otel_ddp {otel_ddp.__version__} are in here")
     written = {name: (tmp_path / "here" / name).read_bytes() for name in files(tmp_path / "here")}
-    assert written == {name: path.read_bytes() for name, path in shipped.files().items()}
+    assert written == {name: path.read_bytes() for name, path in shipped_files().items()}
     boards = [json.loads(path.read_text()) for path in tmp_path.glob("here/grafana/dashboards/*")]
     assert len({each["uid"] for each in boards}) == 6
     assert {(each.group, each.name, each.value) for each in built.distribution.entry_points} == {

@@ -237,7 +237,6 @@ KNOWS = {
         "__init__": "",
         "blocks": "",
         "comparison": "blocks row side step_rows value_rows",
-        "from_prometheus": "side",
         "limits": "comparison row",
         "pace": "blocks",
         "render": "comparison limits row side",
@@ -250,7 +249,7 @@ KNOWS = {
 }
 # A third-party package, and the only places that may name it.
 HOMES = {
-    "torch": "torch/ recording/device_scalars.py cli/demo/ cli/drill/training.py",
+    "torch": "torch/ recording/device_scalars.py cli/demo/",
     "pynvml": "agent/node/gpu/nvml/driver.py",
     "opentelemetry": "agent/export/otlp/ integrations/launch/instrumentor.py",
     "grpc": "agent/export/otlp/",

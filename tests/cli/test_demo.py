@@ -102,6 +102,6 @@ def test_the_help_of_the_demo_names_the_defaults(
         main(["demo", "--help"])
 
     printed = " ".join(capsys.readouterr().out.split())
-    for sentence in ("how long to train (default: 20)", "how many processes (default: 2)"):
+    for sentence in ("how long to train (default: 20);", "how many processes (default: 2)"):
         assert sentence in printed
     assert printed.endswith("such as hang:1 (default: nothing)")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from otel_ddp import __version__
-from otel_ddp.cli import main, shipped
+from otel_ddp.cli import main
+from otel_ddp.cli.deploy import shipped_files
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -103,7 +104,7 @@ def test_a_file_that_was_changed_is_left_alone_and_named(
     assert "--force" in said
     assert main(["deploy", str(tmp_path), "--force"]) == 0
     assert "(2 new)" in capsys.readouterr().out
-    assert rules.read_bytes() == shipped.files()["prometheus/rules/run.yml"].read_bytes()
+    assert rules.read_bytes() == shipped_files()["prometheus/rules/run.yml"].read_bytes()
 
 
 def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -
 
     assert mine.read_text() == "mine"
     assert not compose.is_symlink()
-    assert compose.read_bytes() == shipped.files()["compose.yaml"].read_bytes()
+    assert compose.read_bytes() == shipped_files()["compose.yaml"].read_bytes()
 
 
 def test_where_a_file_cannot_be_replaced_none_is_left_half_written(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from otel_ddp.journal import system_requirements
 _COMMANDS = {
     "agent": "run the node agent here, in the foreground",
     "compare": "tell what differs between two runs, and fail a job if it is too much",
-    "demo": "train a small model with two ranks and show what was recorded",
+    "demo": "train a small model, show what was recorded, and check that alerts fire",
     "deploy": "write the files of collector, Prometheus and Grafana that fit this version",
     "doctor": "check the whole installation, and tell what to correct",
-    "drill": "play troubles, and check that the deployed alerts and boards show them",
     "open": "open the page of the newest run in the browser",
     "page": "show a folder of kept runs in the browser, also without an agent",
     "profile": "trace some steps of a suspect and of a healthy rank, and compare them",

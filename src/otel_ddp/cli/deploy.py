@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp import __version__
-from otel_ddp.cli import shipped
 from otel_ddp.cli.text import print_answer
 
 _MOST_NAMED = 10
+# A wheel has copies; an editable installation has the checkout.
+_WHEEL = Path(__file__).parents[1] / "deploy"
+_CHECKOUT = Path(__file__).parents[3] / "deploy"
+# The rules' own tests, which no deployment needs, are in the checkout alone.
+_TESTS = "prometheus/tests/"
 
 
 class Refused(Exception):
@@ -66,9 +70,18 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
+def shipped_files() -> dict[str, Path]:
+    """Each file to deploy, by its path in the folder `deploy`."""
+    folder = _WHEEL if _WHEEL.is_dir() else _CHECKOUT
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    return {
+        name: path for name, path in found.items() if path.is_file() and not name.startswith(_TESTS)
+    }
+
+
 def write(folder: Path, *, force: bool = False) -> Written:
     """Write all files, or raise Refused and name those that differ."""
-    files = shipped.files()
+    files = shipped_files()
     try:
         new = [name for name, path in files.items() if not _is_there(folder / name, path)]
         differ = [name for name in new if os.path.lexists(folder / name)]

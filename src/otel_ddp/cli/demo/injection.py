@@ -21,6 +21,13 @@ class Injection(NamedTuple):
     rank: int = 1
     seconds: float = _DEFAULT_S
 
+    @property
+    def text(self) -> str:
+        """As the user types it."""
+        if self.what in PHASES:
+            return f"{self.what}:{self.rank}:{self.seconds * 1000:g}ms"
+        return f"{self.what}:{self.rank}" if self.what else ""
+
     def late_s(self, phase: str, rank: int) -> float:
         """How many seconds this rank is late in this phase."""
         return self.seconds if (self.what, self.rank) == (phase, rank) else 0.0

@@ -1,4 +1,4 @@
-"""Reads a side of a comparison from a history, from a report, or from a Prometheus."""
+"""Reads a side of a comparison from a history or from a report."""
 
 from __future__ import annotations
 
