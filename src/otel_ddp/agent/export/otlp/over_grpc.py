@@ -1,36 +1,25 @@
-"""Sends OTLP over gRPC: the official exporters with a stub that keeps the outcome of the call.
+"""Sends OTLP over gRPC: one call with prepared bytes, and what its answer means.
 
 This module imports grpc, which takes 15 MiB and 80 ms: it is imported only where gRPC is used.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from otel_ddp import __version__
 from otel_ddp.agent.export.otlp.addresses import is_loopback, take_user, without_credentials
-from otel_ddp.agent.export.otlp.outcome import (
-    Outcome,
-    Signal,
-    accepted,
-    one_line,
-)
-from otel_ddp.agent.export.otlp.variables import ENVIRONMENT
-from otel_ddp.settings import SIGNALS
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
+from otel_ddp.agent.export.otlp.services import SERVICES, accepted_with
+from otel_ddp.agent.export.otlp.variables import TlsFiles
 
 _COMPRESSION = {
     "none": grpc.Compression.NoCompression,
@@ -51,51 +40,6 @@ _CREDENTIALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMI
 _BAD_HEADER = Outcome("retry", "a header from OTEL_EXPORTER_OTLP_HEADERS cannot be sent")
 
 
-def _prepared(exporter: Any, request: Any) -> Any:
-    """The class of an exporter that is given bytes instead of the SDK's data."""
-
-    class Prepared(exporter):  # type: ignore[misc]
-        stub: RecordingStub
-        _client: Any
-
-        def _translate_data(self, data: bytes) -> Any:
-            return request.FromString(data)
-
-        def _count_data(self, data: bytes) -> int:
-            # Only for the exporter's own metrics, which are not used here.
-            return 0
-
-        def _initialize_channel_and_stub(self) -> None:
-            super()._initialize_channel_and_stub()
-            self.stub = self._client = RecordingStub(self._client)
-
-    return Prepared
-
-
-_EXPORTER: dict[Signal, Any] = {
-    "metrics": _prepared(OTLPMetricExporter, ExportMetricsServiceRequest),
-    "traces": _prepared(OTLPSpanExporter, ExportTraceServiceRequest),
-    "logs": _prepared(OTLPLogExporter, ExportLogsServiceRequest),
-}
-
-
-class RecordingStub:
-    """Replaces the exporter's stub, and keeps the reply or the error of the last call."""
-
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
-        self.reply: Any = None
-        self.error: grpc.RpcError | None = None
-
-    def Export(self, **call: Any) -> None:
-        self.reply = self.error = None
-        try:
-            self.reply = self._stub.Export(**call)
-        except grpc.RpcError as error:
-            # Not raised: the exporter would sleep and try again, which the delivery does.
-            self.error = error
-
-
 class GrpcSender:
     """Sends the requests of one signal over gRPC."""
 
@@ -106,65 +50,52 @@ class GrpcSender:
         timeout_s: float,
         compression: str,
         headers: Mapping[str, str],
-        named: bool = True,
+        tls: TlsFiles,
+        *,
+        insecure: bool = False,
     ) -> None:
-        """*headers*: those of the variables; a collector that people did not name gets none."""
-        url, authorization = take_user(url)
-        self._signal = signal
-        self._url = url
-        # Without any, the exporter would read the variables itself.
-        self._hidden = [f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT"]
-        if not named:
-            self._hidden += [f"OTEL_EXPORTER_OTLP_{each}HEADERS" for each in SIGNALS]
-        elif authorization:
+        """*insecure*: whether an address without a scheme is one without TLS."""
+        self._url, authorization = take_user(url)
+        if authorization:
             headers = {"authorization": authorization, **headers}
-        self._timeout_s = timeout_s
-        # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
-        options = (("grpc.enable_http_proxy", 0),) if is_loopback(url) else None
-        self._arguments = {
-            "endpoint": url,
-            "timeout": timeout_s,
-            "compression": _COMPRESSION[compression],
-            "channel_options": options,
-            "headers": tuple(headers.items()) if named else None,
-        }
-        self._exporter: Any = self._build()
+        self._signal, self._timeout_s, self._compression = signal, timeout_s, compression
+        self._metadata = tuple((name.lower(), text) for name, text in headers.items())
+        parts = urlsplit(self._url)
+        self._target = parts.netloc or self._url
+        self._tls = None if parts.scheme == "http" or (not parts.netloc and insecure) else tls
+        self._channel: grpc.Channel | None = None
 
     def send(self, body: bytes) -> Outcome:
-        if self._exporter is None:
-            self._exporter = self._build()
+        if self._channel is None:
+            self._channel = self._connected()
         try:
-            self._exporter.export(body)
-        except DecodeError:
-            return Outcome("refused", "not an OTLP request")
+            reply = self._channel.unary_unary(SERVICES[self._signal].method)(
+                body, timeout=self._timeout_s, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            return self._failed(error)
         except ValueError:
             # grpc puts the metadata, and with it a token, into this error's text.
             return _BAD_HEADER
-        stub = self._exporter.stub
-        if stub.error is not None:
-            return self._failed(stub.error)
-        if stub.reply is None:
-            return Outcome("retry", "the exporter sent nothing")
-        partial = stub.reply.partial_success
-        rejected = sum(
-            number for field, number in partial.ListFields() if field.name.startswith("rejected_")
-        )
-        return accepted(without_credentials(self._url), rejected, partial.error_message)
+        return accepted_with(self._signal, reply, without_credentials(self._url))
 
     def close(self) -> None:
-        if self._exporter is not None:
-            self._exporter.shutdown()
-            self._exporter = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
-    def _build(self) -> Any:
-        # The exporter reads the timeout's variable although it is given the timeout. It raises for
-        # a text that is no number, also for an empty one.
-        with ENVIRONMENT:
-            hidden = {name: os.environ.pop(name) for name in self._hidden if name in os.environ}
-            try:
-                return _EXPORTER[self._signal](**self._arguments)
-            finally:
-                os.environ.update(hidden)
+    def _connected(self) -> grpc.Channel:
+        options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"otel_ddp/{__version__}")]
+        if is_loopback(self._url):
+            # Otherwise a cluster's http_proxy would be asked, and would reach its own loopback.
+            options.append(("grpc.enable_http_proxy", 0))
+        compression = _COMPRESSION[self._compression]
+        if self._tls is None:
+            return grpc.insecure_channel(self._target, options, compression)
+        credentials = grpc.ssl_channel_credentials(
+            *(Path(path).read_bytes() if path else None for path in self._tls)
+        )
+        return grpc.secure_channel(self._target, credentials, options, compression)
 
     def _failed(self, error: Any) -> Outcome:
         code, details = error.code(), error.details() or ""

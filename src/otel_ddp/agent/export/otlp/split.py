@@ -6,19 +6,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_ddp.agent.export.otlp.outcome import Signal, one_line
+from otel_ddp.agent.export.otlp.services import SERVICES
 
-_REQUEST: dict[Signal, Any] = {
-    "metrics": ExportMetricsServiceRequest,
-    "traces": ExportTraceServiceRequest,
-    "logs": ExportLogsServiceRequest,
-}
 _NAMED_AT_MOST = 3
 
 
@@ -35,7 +26,7 @@ def halves(signal: Signal, body: bytes) -> list[Piece]:
     Ranks stay together as long as there are several: what one of them sent may be refused alone.
     """
     try:
-        message = _REQUEST[signal].FromString(body)
+        message = SERVICES[signal].request.FromString(body)
     except DecodeError:
         return []
     ranks = [_rank(each) for content in _contents(signal, message) for each in content]
@@ -51,7 +42,7 @@ def halves(signal: Signal, body: bytes) -> list[Piece]:
 def describe(signal: Signal, body: bytes) -> str:
     """The names in a request and whose they are, for people; empty if it cannot be read."""
     try:
-        message = _REQUEST[signal].FromString(body)
+        message = SERVICES[signal].request.FromString(body)
     except DecodeError:
         return ""
     names: dict[str, None] = {}
@@ -105,7 +96,7 @@ def _rank(point: Any) -> str:
 
 def _only(signal: Signal, body: bytes, kept: set[int]) -> bytes:
     """The request with these points alone, counted through all of it."""
-    message = _REQUEST[signal].FromString(body)
+    message = SERVICES[signal].request.FromString(body)
     number = 0
     for content in _contents(signal, message):
         leave_out = [at for at in range(len(content)) if number + at not in kept]

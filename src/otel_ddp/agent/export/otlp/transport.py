@@ -1,10 +1,4 @@
-"""Sends prepared OTLP requests through the official exporters, and learns each outcome.
-
-The exporters read the OTEL_* variables: headers, certificates, client keys, credential providers.
-They are given nothing to export. The prepared request is put in at their seam
-(`over_http.PreparedSession`, `over_grpc.RecordingStub`). The answer is read there as well, because
-an exporter reports only success or failure, and counts a redirect as a success.
-"""
+"""Sends prepared OTLP requests as the variables OTEL_* say, and learns each outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +14,6 @@ from otel_ddp.agent.export.otlp import listener
 from otel_ddp.agent.export.otlp.addresses import without_credentials
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
-    ENVIRONMENT,
     HTTP,
     STANDARD_PORTS,
     Route,
@@ -31,7 +24,7 @@ from otel_ddp.settings import SIGNALS, Settings, value
 
 log = logging.getLogger("otel_ddp.agent")
 
-# What an exporter may raise when a variable, a file or a package is wrong.
+# What is raised when a variable, a file or a package is wrong.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
 _ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in SIGNALS)
@@ -65,7 +58,7 @@ class Transport:
         self._senders: dict[Signal, SignalSender] = {}
         self._warned: set[str] = set()
         self._closed = False
-        _silence_exporters()
+        _silence_libraries()
 
     @property
     def destination(self) -> str:
@@ -95,8 +88,7 @@ class Transport:
                 return Outcome("retry", f"no collector of ours or of root at {there.endpoint}")
             sender = self._senders.get(signal)
             if sender is None:
-                with ENVIRONMENT:
-                    sender = self._open(signal, there)
+                sender = self._open(signal, there)
             return sender.send(body)
         except _UNUSABLE as error:
             return Outcome("retry", f"{signal} cannot be sent: {one_line(str(error))}")
@@ -111,19 +103,20 @@ class Transport:
     def _open(self, signal: Signal, there: Route) -> SignalSender:
         url = there.url(signal)
         variables = SignalVariables(signal, self._settings, self._env, self._warn_once)
-        variables.check_files(url)
+        tls = variables.tls_files(url)
         variables.check_secrecy(url)
-        timeout_s, compression = variables.timeout_s(), variables.compression(url)
+        # What was found, and not named, may be any program: it gets no configured header.
+        headers = variables.headers() if there.named else {}
+        how = (signal, url, variables.timeout_s(), variables.compression(url), headers, tls)
         sender: SignalSender
         if there.protocol == "grpc":
             from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
-            headers = variables.headers()
-            sender = GrpcSender(signal, url, timeout_s, compression, headers, there.named)
+            sender = GrpcSender(*how, insecure=variables.insecure())
         else:
             from otel_ddp.agent.export.otlp.over_http import HttpSender
 
-            sender = HttpSender(signal, url, timeout_s, compression, there.named)
+            sender = HttpSender(*how)
         self._senders[signal] = sender
         return sender
 
@@ -186,9 +179,9 @@ def find_on_loopback(
     return None
 
 
-def _silence_exporters() -> None:
-    """The exporters log two to four lines per failure, some with credentials; we log one."""
-    for name in ("opentelemetry.exporter.otlp", "opentelemetry.util.re", "urllib3"):
+def _silence_libraries() -> None:
+    """They log lines for each failure, some with credentials; we log one."""
+    for name in ("opentelemetry.util.re", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # Read when grpc is imported: its core prints a line of its own for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,10 +22,14 @@ HTTP = "http/protobuf"
 STANDARD_PORTS = {HTTP: 4318, "grpc": 4317}
 # What names of headers have in them whose values are secret.
 _SECRET = re.compile("auth|token|key|secret|password|credential|cookie", re.IGNORECASE)
-_FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
 
-# Held by whoever makes an exporter: these read the environment, and one hides some of it meanwhile.
-ENVIRONMENT = threading.RLock()
+
+class TlsFiles(NamedTuple):
+    """Where the files for TLS are; empty for those that are not configured."""
+
+    certificate: str = ""
+    client_key: str = ""
+    client_certificate: str = ""
 
 
 class Route(NamedTuple):
@@ -75,7 +78,7 @@ def route(
 
 
 class SignalVariables:
-    """What the exporters of one signal are told, checked where they would fail without a word.
+    """What the variables say of one signal.
 
     *warn* is called with a sentence for a value that is not used.
     """
@@ -102,18 +105,24 @@ class SignalVariables:
         default = "none" if is_loopback(url) else "gzip"
         return str(self._value("COMPRESSION") or default)
 
-    def check_files(self, url: str) -> None:
-        """Raises OSError for a missing file, which the exporters do not name; it may come later."""
+    def tls_files(self, url: str) -> TlsFiles:
+        """Raises OSError for a file that cannot be read, and names it; it may come later."""
         if url.lower().startswith("http://"):
-            return
-        for name in _FILES:
-            variable, path = self._read(name)
-            if path:
-                try:
+            return TlsFiles()
+        paths = []
+        for variable, path in map(self._read, ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")):
+            try:
+                if path:
                     with open(path, "rb"):
                         pass
-                except OSError as error:
-                    raise OSError(f"{variable}: {path}: {error.strerror}") from error
+            except OSError as error:
+                raise OSError(f"{variable}: {path}: {error.strerror}") from error
+            paths.append(path)
+        return TlsFiles(*paths)
+
+    def insecure(self) -> bool:
+        """Whether gRPC goes without TLS where the address has no scheme."""
+        return bool(self._value("INSECURE"))
 
     def headers(self) -> dict[str, str]:
         """The configured headers, their names in small letters."""
@@ -122,7 +131,7 @@ class SignalVariables:
     def check_secrecy(self, url: str) -> None:
         """Warn of a token, or of a password in the address, that leaves this machine readable."""
         # gRPC takes addresses without a scheme, and a variable that says what one would say.
-        bare = "//" not in url and self._value("INSECURE")
+        bare = "//" not in url and self.insecure()
         if not (bare or url.lower().startswith("http://")) or is_loopback(url):
             return
         where = without_credentials(url)
