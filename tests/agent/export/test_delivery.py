@@ -302,75 +302,12 @@ def series_in(bodies: Sequence[bytes]) -> list[tuple[str, str]]:
 MANY = [(name, rank) for name in ("training.a", "training.b") for rank in range(100)]
 
 
-@pytest.mark.parametrize("from_disk", [False, True])
-def test_one_refused_point_takes_no_other_along_and_is_named(
-    delivery: Delivery,
-    transport: FakeTransport,
-    spool: Spool,
-    caplog: pytest.LogCaptureFixture,
-    from_disk: bool,
-) -> None:
-    bad = ("training.b", "77")
-    transport.answer = lambda signal, body: BAD if bad in series_in([body]) else DELIVERED
-    settled: list[str] = []
-    if from_disk:
-        spool.append("metrics", points_of(*MANY), len(MANY))
-    else:
-        delivery.submit(
-            [Request("metrics", points_of(*MANY), len(MANY))], lambda: settled.append("all")
-        )
-
-    send_all_due(delivery)
-
-    arrived = series_in(transport.arrived)
-    assert sorted(arrived) == sorted(
-        (name, str(rank)) for name, rank in MANY if (name, str(rank)) != bad
-    )
-    assert delivery.status().dropped_points == {"refused": 1}
-    assert caplog.messages == [
-        "OTLP metrics: 1 point is dropped: 400 from http://c/v1/metrics (training.b of rank 77)."
-    ]
-    assert spool.entries == 0
-    assert settled == ([] if from_disk else ["all"])
-
-
-def test_a_rank_of_which_everything_is_refused_takes_no_other_rank_along(
-    delivery: Delivery, transport: FakeTransport
-) -> None:
-    series = [(f"training.{n}", rank) for n in range(200) for rank in range(8)]
-
-    def refuse(signal: Signal, body: bytes) -> Outcome:
-        return BAD if any(rank == "5" for _, rank in series_in([body])) else DELIVERED
-
-    transport.answer = refuse
-    delivery.submit([Request("metrics", points_of(*series), len(series))])
-
-    send_all_due(delivery)
-
-    assert len(series_in(transport.arrived)) == 7 * 200
-    assert delivery.status().dropped_points == {"refused": 200}
-    assert len(transport.tried) < 140
-
-
-def test_a_receiver_that_refuses_everything_is_not_asked_about_each_point(
-    delivery: Delivery, transport: FakeTransport
-) -> None:
-    transport.always(BAD)
-    for _ in range(20):
-        delivery.submit([Request("metrics", points_of(*MANY), len(MANY))])
-
-    send_all_due(delivery)
-
-    assert delivery.status().dropped_points == {"refused": 20 * len(MANY)}
-    assert len(transport.tried) < 150
-
-
 def test_after_a_failure_the_parts_that_were_delivered_are_not_sent_again(
     delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
 ) -> None:
     def fail_at_the_third(signal: Signal, body: bytes) -> Outcome:
         if len(transport.tried) == 1:
-            return BAD
+            return TOO_LARGE
         return DOWN if len(transport.tried) == 3 else DELIVERED
 
     transport.answer = fail_at_the_third

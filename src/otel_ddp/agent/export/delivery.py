@@ -37,8 +37,6 @@ from otel_ddp.errors import containment
 MEMORY_LIMIT_BYTES = 32 * 1024 * 1024
 # How long one request waits where the receiver may fail over it. Then the next ones get their turn.
 PATIENCE_S = 900.0
-# So often one request is split to find what is refused in it. One bad point of 2,000 needs 11.
-_MOST_SPLITS = 64
 # A size that was refused is remembered for so long, unless it is smaller than any real limit.
 _TOO_LARGE_FOR_S = 600.0
 _SMALLEST_LIMIT_BYTES = 64 * 1024
@@ -259,24 +257,15 @@ class Delivery:
         if head.doubted_since is not None:
             waits = now - head.doubted_since < PATIENCE_S
             outcome = replace(outcome, kind="retry" if waits else "refused")
-        is_searched = head.splits < _MOST_SPLITS and not queue.refuses_everything
-        if outcome.kind == "refused" and not outcome.too_large and is_searched:
-            parts = _halves(queue.signal, piece)
         return outcome, parts
 
     def _split(
         self, queue: SignalQueue, head: Head, parts: list[Piece], outcome: Outcome | None
     ) -> None:
-        refused = head.left.popleft()
-        if outcome is None or outcome.too_large:
-            # In its place: all of it is to arrive, in its order.
-            head.left.extendleft(reversed(parts))
-        else:
-            # Behind the others: every rank's points are tried before one rank's are taken apart.
-            head.left.extend(parts)
-            head.splits += 1
-        size_bytes = len(refused.body)
-        if outcome is not None and outcome.too_large and size_bytes >= _SMALLEST_LIMIT_BYTES:
+        """Send the parts in place of what was too large: all of it is to arrive, in its order."""
+        size_bytes = len(head.left.popleft().body)
+        head.left.extendleft(reversed(parts))
+        if outcome is not None and size_bytes >= _SMALLEST_LIMIT_BYTES:
             queue.too_large_bytes = min(size_bytes, queue.too_large_bytes)
             queue.too_large_until = self._clock() + _TOO_LARGE_FOR_S
 
@@ -333,13 +322,11 @@ class Delivery:
         head.left.popleft()
         if outcome.kind == "delivered":
             head.delivered = queue.smaller_delivered = True
-            queue.refuses_everything = False
         content = describe(queue.signal, piece.body) if outcome.kind == "refused" else ""
         self._report.add_outcome(queue.signal, piece.points, outcome, content)
         # The collector answers, so the next request need not wait.
         queue.failures, queue.not_before = 0, 0.0
         if not head.left:
-            queue.refuses_everything |= bool(head.splits) and not head.delivered
             queue.head = None
             self._queues.remove_sent(queue, head.queued)
 

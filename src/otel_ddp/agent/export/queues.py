@@ -55,8 +55,6 @@ class Head:
 
     queued: QueuedRequest
     left: deque[Piece]
-    splits: int = 0
-    """How often it was split because the receiver refused what is in it."""
     delivered: bool = False
     """Whether a part of it was delivered."""
     doubted_since: float | None = None
@@ -79,8 +77,6 @@ class SignalQueue:
     too_large_until: float = 0.0
     smaller_delivered: bool = False
     """Whether a smaller one was delivered since."""
-    refuses_everything: bool = False
-    """Nothing of the last request that was refused was delivered, however it was split."""
 
 
 class Queues:

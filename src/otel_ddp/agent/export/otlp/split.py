@@ -21,22 +21,16 @@ class Piece(NamedTuple):
 
 
 def halves(signal: Signal, body: bytes) -> list[Piece]:
-    """Two requests with the same content; none if there is only one point, span or record.
-
-    Ranks stay together as long as there are several: what one of them sent may be refused alone.
-    """
+    """Two requests with the same content; none if there is only one point, span or record."""
     try:
-        message = SERVICES[signal].request.FromString(body)
+        count = sum(map(len, _contents(signal, SERVICES[signal].request.FromString(body))))
     except DecodeError:
         return []
-    ranks = [_rank(each) for content in _contents(signal, message) for each in content]
-    order = sorted(range(len(ranks)), key=ranks.__getitem__)
-    if len(order) < 2:
+    if count < 2:
         return []
-    middle = len(order) // 2
-    borders = [at for at in range(1, len(order)) if ranks[order[at]] != ranks[order[at - 1]]]
-    cut = min(borders, key=lambda at: abs(at - middle), default=middle)
-    return [Piece(_only(signal, body, set(part)), len(part)) for part in (order[:cut], order[cut:])]
+    middle = count // 2
+    parts = (range(middle), range(middle, count))
+    return [Piece(_only(signal, body, part), len(part)) for part in parts]
 
 
 def describe(signal: Signal, body: bytes) -> str:
@@ -94,7 +88,7 @@ def _rank(point: Any) -> str:
     return ""
 
 
-def _only(signal: Signal, body: bytes, kept: set[int]) -> bytes:
+def _only(signal: Signal, body: bytes, kept: range) -> bytes:
     """The request with these points alone, counted through all of it."""
     message = SERVICES[signal].request.FromString(body)
     number = 0
