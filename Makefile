@@ -76,7 +76,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/bench.py
 
 docs: $(STAMP)
-	$(BIN)/python tools/docs.py
+	$(BIN)/python -m tools.docs
 
 # A wheel and a source distribution, in dist/.
 dist: $(STAMP)

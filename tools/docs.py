@@ -10,8 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tools.metrics_page import metrics_page
+
 import otel_ddp
-from otel_ddp import catalog, cli, settings
+from otel_ddp import cli, settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -189,5 +191,5 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 if __name__ == "__main__":
     (DOCS / "api.md").write_text(api())
-    (DOCS / "metrics.md").write_text(catalog.markdown())
+    (DOCS / "metrics.md").write_text(metrics_page())
     (DOCS / "settings.md").write_text(settings.markdown())

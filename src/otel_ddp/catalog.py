@@ -165,7 +165,7 @@ def prometheus_label(attribute: str) -> str:
     return label
 
 
-class _Section(NamedTuple):
+class Section(NamedTuple):
     """A heading of docs/metrics.md, and what the metrics below it have in common."""
 
     title: str
@@ -212,7 +212,7 @@ _C, _G, _U, _H = Kind.COUNTER, Kind.GAUGE, Kind.UPDOWN, Kind.HISTOGRAM
 
 # --- Run ---------------------------------------------------------------------------------------
 
-_run = _Section("Run", "run", "What was launched. Sent by global rank 0 alone.")
+_run = Section("Run", "run", "What was launched. Sent by global rank 0 alone.")
 
 TRAINING_RUN_INFO = _run.metric(
     "training.run.info",
@@ -248,7 +248,7 @@ EARLY_STOP_EVENT = "training.early_stop"
 
 # --- Progress and state ------------------------------------------------------------------------
 
-_progress = _Section(
+_progress = Section(
     "Progress and state",
     "rank",
     "Where each rank stands and whether it still moves. Sent for every exported rank.",
@@ -334,7 +334,7 @@ TRAINING_CHECKPOINT_TIMESTAMP = _progress.metric(
 
 # --- Speed -------------------------------------------------------------------------------------
 
-_speed = _Section(
+_speed = Section(
     "Speed",
     "rank",
     "How fast each rank works and where its time goes. Times are running totals, not those of the "
@@ -461,7 +461,7 @@ TRAINING_CUDA_ALLOC_RETRIES = _speed.metric(
 
 # --- Learning ----------------------------------------------------------------------------------
 
-_learning = _Section(
+_learning = Section(
     "Learning",
     "rank",
     "Every value that was logged, each with the time at which it was logged. `name` is spelt as in "
@@ -496,7 +496,7 @@ TRAINING_NONFINITE = _learning.metric(
 # What a user may say of a name: its lowest or its highest value is the best one, or neither is.
 BEST = ("min", "max", "none")
 
-_summary = _Section(
+_summary = Section(
     "Summary",
     "run",
     "The best value so far of each name that gets better in one direction: `direction` is `min` or "
@@ -520,7 +520,7 @@ TRAINING_SCALAR_BEST_STEP = _summary.metric(
 # The log record of each.
 ARTIFACT_EVENT = "training.artifact"
 
-_artifacts = _Section(
+_artifacts = Section(
     "Artifacts",
     "rank",
     "What went into a run and came out of it, as `run.artifact()` says: of each name and direction "
@@ -545,7 +545,7 @@ TRAINING_ARTIFACT_STEP = _artifacts.metric(
 
 # --- Diagnosis ---------------------------------------------------------------------------------
 
-_diagnosis = _Section(
+_diagnosis = Section(
     "Diagnosis",
     "rank",
     "What the agent of the node concludes from all ranks on it, whichever of them are exported.",
@@ -635,7 +635,7 @@ TRAINING_COLLECTIVE_COMPLETED = _diagnosis.metric(
 
 # --- Process -----------------------------------------------------------------------------------
 
-_process = _Section(
+_process = Section(
     "Process",
     "rank",
     "What each training process takes from its node. Read by the agent, not by the process itself.",
@@ -709,7 +709,7 @@ TRAINING_CHILDREN_DISK_IO = _process.metric(
 
 # --- GPU ---------------------------------------------------------------------------------------
 
-_gpu = _Section(
+_gpu = Section(
     "GPU",
     "gpu",
     "Every GPU of a node, sent once per node under every strategy. `hw.id` is its UUID, `gpu` its "
@@ -850,7 +850,7 @@ OTEL_DDP_GPU_PROCESS_MEMORY_USAGE = _gpu.metric(
 
 # --- Host --------------------------------------------------------------------------------------
 
-_host = _Section(
+_host = Section(
     "Host",
     "node",
     "The node around the training, sent once per node under every strategy. Inside a container, "
@@ -935,7 +935,7 @@ OTEL_DDP_HOST_PRESSURE = _host.metric(
 
 # --- Ourselves ---------------------------------------------------------------------------------
 
-_ourselves = _Section(
+_ourselves = Section(
     "Ourselves",
     "node",
     "What watching costs and what it missed. A value other than 0 under lost, dropped or refused "
@@ -1035,84 +1035,7 @@ OTEL_DDP_CAPABILITY = _ourselves.metric(
 
 METRICS: tuple[Metric, ...] = tuple(_declared)
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
-
-_SECTIONS = (
+SECTIONS = (
     *(_run, _progress, _speed, _learning, _summary, _artifacts),
     *(_diagnosis, _process, _gpu, _host, _ourselves),
 )
-
-_INTRO = """\
-<!-- Generated from src/otel_ddp/catalog.py by `make docs`: change it there. -->
-
-# Metrics
-
-Generated from `src/otel_ddp/catalog.py` by `make docs`.
-
-Every metric has one OpenTelemetry name and one Prometheus name. The Prometheus name is the same
-whether the data came through a collector or from the agent's own `/metrics`.
-
-- Times are in seconds, sizes in bytes, shares go from 0 to 1.
-- A counter of events starts at 0, so that the first event already shows as an increase;
-  `otel_ddp_values_refused_total` alone appears with the first refusal of its kind.
-- A number that could not be read is absent. It is never reported as 0, -1 or NaN.
-- An `updown` is a sum that may fall; Prometheus shows it as a gauge.
-- A histogram comes to Prometheus as `_bucket`, `_sum` and `_count` behind the name given here.
-
-## Labels
-
-They are attributes of each data point, so no backend has to be told to promote anything.
-
-| label | what it says |
-|---|---|
-| `group` | Which experiment: the same for all processes, or all runs, that belong together. \
-May be empty. |
-| `run` | Which launch: the same on all ranks and over the launcher's restarts, and a new one at \
-the next launch. |
-| `job_type` | Which role a process has in its run: `train` unless told otherwise. Ranks that \
-train together may have different ones. |
-| `node` | Which machine, by its host name; where two nodes of a run share a host at the same \
-time, the second one has its node rank behind it. |
-| `rank` | Which process of the whole run, counted from 0: the global rank; or `p<process id>` \
-where a process never learned its rank. |
-| `local_rank` | Which process on its node, counted from 0. |
-
-The column *labels* of the tables says which of them a series carries:
-
-| labels | carried |
-|---|---|
-| rank | All six. |
-| run | All six; there is one series a run, that of rank 0. |
-| node | `node`; also `group` and `run` where the number belongs to one run, or one run alone is \
-active on the node. |
-| gpu | All six while one rank uses the GPU; `group`, `run` and `node` while ranks of one run \
-share it; `node` alone while it is free. |
-
-Attributes are written as OpenTelemetry has them. In Prometheus their dots are underscores:
-`cpu.mode` is the label `cpu_mode`. A scraper that sets a `node` label of its own needs
-`honor_labels: true`.
-"""
-
-
-def markdown() -> str:
-    """Return docs/metrics.md as a whole."""
-    parts = [_INTRO]
-    for section in _SECTIONS:
-        parts.append(f"\n## {section.title}\n\n{section.intro}\n\n")
-        parts.append(
-            "| OpenTelemetry | Prometheus | kind, unit | labels | attributes | meaning |\n"
-        )
-        parts.append("|---|---|---|---|---|---|\n")
-        parts.extend(_row(metric) for metric in METRICS if metric.section == section.title)
-    return "".join(parts)
-
-
-def _row(metric: Metric) -> str:
-    cells = (
-        f"`{metric.name}`",
-        f"`{metric.prometheus}`",
-        f"{metric.kind.value}, `{metric.unit}`" if metric.unit else metric.kind.value,
-        metric.labels,
-        ", ".join(f"`{attribute}`" for attribute in metric.attributes),
-        metric.description,
-    )
-    return "| " + " | ".join(cells) + " |\n"
