@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from otel_ddp.words import RANK_LABELS
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -155,7 +157,7 @@ def _rows(points_of: dict[Key, list[Point]], under_main: set[Key]) -> Iterator[R
     for key, points in points_of.items():
         name, attributes = key[0], dict(key[1])
         metric = catalog.BY_NAME[name]
-        own = {k: v for k, v in attributes.items() if k not in catalog.RANK_LABELS}
+        own = {k: v for k, v in attributes.items() if k not in RANK_LABELS}
         if metric.section == "GPU" and own.get("gpu") != "1":
             continue
         if "rank" in attributes and metric.section != "GPU":

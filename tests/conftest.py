@@ -23,6 +23,7 @@ from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Scalars
+from otel_ddp.words import PHASES, STATES
 
 if TYPE_CHECKING:
     from tools.stack.build import Binaries
@@ -201,12 +202,12 @@ class Journal:
 
     @property
     def state(self) -> str:
-        return next(word for word, code in catalog.STATES.items() if code == self.progress.state)
+        return next(word for word, code in STATES.items() if code == self.progress.state)
 
     @property
     def phase(self) -> str:
         number = self.progress.phase_name
-        words = {code: word for word, code in catalog.PHASES.items()}
+        words = {code: word for word, code in PHASES.items()}
         return self.names[number].text if number else words[self.progress.phase]
 
     @property

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.run_file import Row, RunFile, SeriesKey
 from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.words import PHASES
 
 S = 10**9
 # Of a step of 20 ms, when nobody is late.

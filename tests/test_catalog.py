@@ -12,6 +12,7 @@ from tools.metrics_page import metrics_page
 from otel_ddp import catalog
 from otel_ddp.catalog import BY_NAME, METRICS, Kind, Metric
 from otel_ddp.diagnosis import verdict
+from otel_ddp.words import HARMLESS_VERDICTS, PHASES, STATES, VERDICTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -240,7 +241,7 @@ def _constant(metric: Metric) -> str:
 
 
 def test_phases_and_states_keep_their_codes() -> None:
-    assert catalog.PHASES == {
+    assert PHASES == {
         "other": 0,
         "data": 1,
         "forward": 2,
@@ -251,7 +252,7 @@ def test_phases_and_states_keep_their_codes() -> None:
         "eval": 7,
         "compile": 8,
     }
-    assert catalog.STATES == {
+    assert STATES == {
         "starting": 0,
         "running": 1,
         "finished": 2,
@@ -330,5 +331,5 @@ def test_what_page_report_and_comparison_look_for_is_in_the_catalogue() -> None:
 
 
 def test_every_kind_of_verdict_has_its_place_from_the_worst_to_the_harmless_ones() -> None:
-    assert sorted(catalog.VERDICTS) == sorted(get_args(verdict.Kind))
-    assert {*catalog.VERDICTS[-1:]} == catalog.HARMLESS_VERDICTS
+    assert sorted(VERDICTS) == sorted(get_args(verdict.Kind))
+    assert {*VERDICTS[-1:]} == HARMLESS_VERDICTS

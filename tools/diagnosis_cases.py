@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.words import PHASES
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"

@@ -7,38 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Literal, NamedTuple
 
-# The codes are part of the public interface: dashboards map them back to words.
-PHASES: Mapping[str, int] = {
-    "other": 0,
-    "data": 1,
-    "forward": 2,
-    "backward": 3,
-    "comm_wait": 4,
-    "optimizer": 5,
-    "checkpoint": 6,
-    "eval": 7,
-    "compile": 8,
-}
-STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
-STALL_REASONS: Mapping[str, int] = {
-    "waiting": 0,
-    "not_waiting": 1,
-    "stopped": 2,
-    "uninterruptible": 3,
-    "gil": 4,
-}
-
-# Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
-VERDICTS = (
-    *("death", "stall", "nonfinite", "straggler", "creep", "regression", "imbalance", "recurring"),
-    "bound",
-)
-HARMLESS_VERDICTS = frozenset({"bound"})
-
-RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
-# Which run it is. The roles of its processes may differ, so `job_type` is no part of that.
-RUN_LABELS = ("group", "run")
-NODE_LABELS = (*RUN_LABELS, "node")
+from otel_ddp.words import NODE_LABELS, PHASES, RANK_LABELS, STALL_REASONS, STATES
 
 LabelSet = Literal["rank", "run", "node", "gpu"]
 

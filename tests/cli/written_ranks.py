@@ -20,6 +20,7 @@ from otel_ddp import catalog
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.writer import JournalWriter, Shape
+from otel_ddp.words import PHASES, STATES
 
 # What a step is made of, by rank: the one that is late computes, and the others wait for it.
 STEP_NS, WORK_NS, LATE_NS = 50_000_000, 20_000_000, 45_000_000
@@ -50,11 +51,11 @@ class WrittenRank:
         self._values = [0.5 / (each + 1) for each in range(len(names))]
         total = self.writer.counter(catalog.TRAINING_STEPS.name)
         self.writer.add(total, 1.0)
-        self.writer.phase(catalog.PHASES["comm_wait"], 0, 0)
+        self.writer.phase(PHASES["comm_wait"], 0, 0)
         self._state("running")
 
     def _state(self, name: str) -> None:
-        self.writer.state(catalog.STATES[name], time.time_ns() // 1000)
+        self.writer.state(STATES[name], time.time_ns() // 1000)
 
     def steps(self, count: int) -> None:
         words = []
@@ -65,8 +66,8 @@ class WrittenRank:
             self._step += 1
             began_ns, self._now_ns = self._now_ns, self._now_ns + STEP_NS
             words += [
-                catalog.PHASES["forward"] << 56 | began_ns,
-                catalog.PHASES["comm_wait"] << 56 | began_ns + work_ns,
+                PHASES["forward"] << 56 | began_ns,
+                PHASES["comm_wait"] << 56 | began_ns + work_ns,
                 layout.STEP_NUMBER << 56 | self._step,
                 layout.STEP_ENDED << 56 | self._now_ns,
             ]
@@ -76,7 +77,7 @@ class WrittenRank:
             self.writer.append(layout.STEPS, struct.pack(f"<{len(some) + 1}Q", self._words, *some))
             self._words += len(some)
         self.writer.step(self._step)
-        code = catalog.PHASES["forward" if self.late else "comm_wait"]
+        code = PHASES["forward" if self.late else "comm_wait"]
         self.writer.phase(code, 0, time.monotonic_ns() - self.writer.created_monotonic_ns)
 
     def end(self) -> None:

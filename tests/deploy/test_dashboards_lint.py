@@ -17,6 +17,7 @@ from tools.dashboards.selectors import RULES_EVERY_S
 
 from otel_ddp import catalog
 from otel_ddp.settings import TABLE
+from otel_ddp.words import PHASES
 
 Told = dict[str, Any]
 
@@ -230,7 +231,7 @@ def _phase_colours(panel: Told) -> Iterator[tuple[str, str]]:
     for override in config["overrides"]:
         name = override["matcher"]["options"]
         for each in override["properties"]:
-            if name in catalog.PHASES and each["id"] == "color":
+            if name in PHASES and each["id"] == "color":
                 yield name, each["value"]["fixedColor"]
             if each["id"] == "mappings":
                 yield from _mapped(each["value"])
@@ -240,7 +241,7 @@ def _phase_colours(panel: Told) -> Iterator[tuple[str, str]]:
 def _mapped(mappings: list[Told]) -> Iterator[tuple[str, str]]:
     for mapping in mappings:
         for shown in mapping["options"].values():
-            if shown["text"] in catalog.PHASES:
+            if shown["text"] in PHASES:
                 yield shown["text"], shown["color"]
 
 
@@ -686,8 +687,8 @@ def test_what_is_limited_passes(expr: str) -> None:
 
 
 def test_phases_have_colours_and_no_two_the_same() -> None:
-    assert set(PHASE_COLOURS) == set(catalog.PHASES)
-    assert len(set(PHASE_COLOURS.values())) == len(catalog.PHASES)
+    assert set(PHASE_COLOURS) == set(PHASES)
+    assert len(set(PHASE_COLOURS.values())) == len(PHASES)
 
 
 def test_every_metric_of_the_catalogue_is_on_some_board() -> None:

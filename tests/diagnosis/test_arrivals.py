@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import pytest
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep, compare
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
+from otel_ddp.words import PHASES
 
 MS = 1_000_000
 RING = 2000

@@ -9,8 +9,9 @@ import pytest
 
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.memory_creep import MemoryCreep
-from otel_ddp.diagnosis.step_facts import UNUSUAL_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.words import UNUSUAL_PHASES, WORK_PHASES
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import pytest
 
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.device_steps import DeviceSteps
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Labels, Verdict
 from otel_ddp.journal.layout import PACED_SHIFT
+from otel_ddp.words import PHASES
 
 MS = 1_000_000
 NOW = 1_700_000_000_000 * MS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep
 from otel_ddp.diagnosis.device_waits import NOT_TIMED, compare_on_device
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.words import PHASES, WORK_PHASES
 
 MS = 1_000_000
 LAYERS = 4

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.words import WORK_PHASES
 
 MS = 1_000_000
 STEP_MS = 80.0

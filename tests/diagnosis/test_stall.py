@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.catalog import STALL_REASONS
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
@@ -18,6 +17,7 @@ from otel_ddp.diagnosis.stall.evidence import (
     Thread,
 )
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.words import STALL_REASONS
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.alignment import Alignment
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
 from otel_ddp.diagnosis.verdict import Change, Labels
 from otel_ddp.journal.layout import OF_BUFFERS
+from otel_ddp.words import PHASES, WORK_PHASES
 
 MS = 1_000_000
 S = 1000 * MS

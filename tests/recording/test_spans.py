@@ -18,6 +18,7 @@ from otel_ddp.catalog import TRAINING_CHECKPOINT_DURATION, TRAINING_CHECKPOINT_T
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
+from otel_ddp.words import PHASES
 
 
 def test_a_span_knows_its_parent_and_shares_its_trace(place: Here) -> None:
@@ -284,7 +285,7 @@ def test_a_phase_may_have_a_name_of_the_users_own(place: Here) -> None:
         inside = place.only()
 
     assert inside.phase == "rollout"
-    assert catalog.PHASES["other"] == inside.progress.phase_code
+    assert PHASES["other"] == inside.progress.phase_code
     assert seconds(place.only(), "other") > 0
     assert {"rollout"} == set(place.only().spans)
 

@@ -18,6 +18,7 @@ import yaml
 from otel_ddp import catalog
 from otel_ddp.agent.reading.step_times import StepTimes
 from otel_ddp.journal.reader import Total
+from otel_ddp.words import NODE_LABELS, RANK_LABELS
 from stack.servers import binaries
 
 REPOSITORY = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ _FUNCTIONS = frozenset(
 )
 # `le` is Prometheus' own, of histograms; a scrape gives `job` and `instance` to everything.
 _LABELS_OF_ALL = frozenset({"le", "job", "instance"})
-_OWN = frozenset(catalog.RANK_LABELS)
+_OWN = frozenset(RANK_LABELS)
 _TOKEN = re.compile(
     r'"(?:[^"\\]|\\.)*"|[a-zA-Z_:][\w:]*|\d+(?:\.\d+)?(?:e[+-]?\d+|[smhdw])?|=~|!~|[!=<>]=|\S'
 )
@@ -515,7 +516,7 @@ def test_the_routing_names_receivers_labels_and_alerts_that_exist() -> None:
     silenced: dict[str, set[str]] = {}
     for rule in routing["inhibit_rules"]:
         assert set(rule) == {"source_matchers", "target_matchers", "equal"}
-        assert set(rule["equal"]) <= {*catalog.NODE_LABELS, "instance"}
+        assert set(rule["equal"]) <= {*NODE_LABELS, "instance"}
         assert rule["equal"]
         for source in set().union(*map(check, rule["source_matchers"])):
             targets = set().union(*map(check, rule["target_matchers"]))

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from otel_ddp.words import PHASES
+
 torch = pytest.importorskip("torch")
 
-from otel_ddp import catalog  # noqa: E402
 from otel_ddp.agent.reading.steps import Step, StepStream  # noqa: E402
 from otel_ddp.journal import layout  # noqa: E402
 from otel_ddp.journal.reader import Steps  # noqa: E402
@@ -20,8 +21,7 @@ from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock, clock_for  # noqa: E402
 
 OTHER, DATA, FORWARD, BACKWARD, WAIT, OPTIMIZER = (
-    catalog.PHASES[name]
-    for name in ("other", "data", "forward", "backward", "comm_wait", "optimizer")
+    PHASES[name] for name in ("other", "data", "forward", "backward", "comm_wait", "optimizer")
 )
 # A step: how many milliseconds the device works on each phase. With the last one the next step
 # begins.
@@ -533,7 +533,7 @@ class Trained:
         device = self.device
         for _ in range(times):
             for name, (host_ms, device_ms) in phases._asdict().items():
-                self.clock.mark(word(catalog.PHASES[name], device.host_ms))
+                self.clock.mark(word(PHASES[name], device.host_ms))
                 device.launch(host_ms, device_ms)
             self.number += 1
             self.clock.mark(word(OTHER, device.host_ms))
@@ -548,11 +548,11 @@ class Trained:
 
 
 def seconds(step: Step) -> dict[str, float]:
-    return {word: step.seconds(code) for word, code in catalog.PHASES.items() if step.seconds(code)}
+    return {word: step.seconds(code) for word, code in PHASES.items() if step.seconds(code)}
 
 
 def paced_ms(step: Step) -> dict[str, float]:
-    words = {code: word for word, code in catalog.PHASES.items()}
+    words = {code: word for word, code in PHASES.items()}
     shift = layout.PACED_SHIFT
     return {words[each >> shift]: (each & (1 << shift) - 1) / 1e6 for each in step.paced}
 

@@ -12,9 +12,9 @@ from conftest import Journal
 from extras import newer_torch
 from node import Node, finished
 from otel_ddp.agent.reading.steps import Step, StepStream
-from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.words import PHASES
 
 pytestmark = pytest.mark.timed
 

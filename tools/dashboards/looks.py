@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMappingResult,
 )
 
-from otel_ddp.catalog import PHASES, STALL_REASONS, STATES
+from otel_ddp.words import PHASES, STALL_REASONS, STATES
 
 # Waiting is grey: in a hang all ranks turn grey but the one that the others wait for.
 PHASE_COLOURS: Mapping[str, str] = {

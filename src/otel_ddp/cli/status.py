@@ -18,10 +18,10 @@ from otel_ddp.cli.text import cell, dated, integer, mappings, marked, number, pr
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.quantities import shown_time
 from otel_ddp.identity import boards
+from otel_ddp.words import ENDED_STATES
 
 _WIDEST_ROLE = 24
 _MOST_BEST = 6
-ENDED_STATES = ("finished", "failed", "killed")
 # The sentence where no agent runs, by OTEL_DDP_AGENT.
 NO_AGENT = {
     "auto": "none runs: a training process starts one",

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.history.quantities import printable, when
+from otel_ddp.words import HARMLESS_VERDICTS
 
 
 def print_answer(text: str) -> int:
@@ -64,5 +64,5 @@ def dated(verdict: Mapping[str, Any], now_ns: int) -> str:
 
 def marked(verdict: Mapping[str, Any], now_ns: int) -> str:
     """The same behind `!`, or behind `i` where nothing is wrong: it says what bounds the run."""
-    mark = "i" if verdict.get("kind") in catalog.HARMLESS_VERDICTS else "!"
+    mark = "i" if verdict.get("kind") in HARMLESS_VERDICTS else "!"
     return f"{mark} {dated(verdict, now_ns)}"

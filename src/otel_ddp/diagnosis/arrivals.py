@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
+from otel_ddp.words import PHASE_CODE, WORK_PHASES, phase_word
 
 # The most steps of one sample: a verdict takes two samples at least.
 _MOST_STEPS = 60
@@ -22,8 +22,6 @@ _BEFORE = 2
 NOTHING_NEW = "no step is new since the ranks were last asked"
 # Between two ranks, one number does not say which rank waits for which.
 _PAIRS = ("send", "recv")
-_PHASE_CODE = 0x3F
-_WORD = {code: word for word, code in PHASES.items()}
 
 
 class Arrival(NamedTuple):
@@ -232,7 +230,7 @@ def _without_waits(trail: _Trail, covered: _Covered, waits: Sequence[bool]) -> S
         part = max(bisect_left(edges, began_ns) - 1, 0)
         while part < len(step.codes) and edges[part] < ended_ns:
             inside_ns = min(ended_ns, edges[part + 1]) - max(began_ns, edges[part])
-            waited_ns[_WORD.get(step.codes[part] & _PHASE_CODE, "other")] += max(inside_ns, 0)
+            waited_ns[phase_word(step.codes[part] & PHASE_CODE)] += max(inside_ns, 0)
             part += 1
     facts = step.facts
     phases_ns = dict(zip(WORK_PHASES, facts.phases_ns, strict=True))

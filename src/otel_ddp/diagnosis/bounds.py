@@ -9,9 +9,10 @@ from typing import Any
 from otel_ddp.diagnosis.alignment import shift_by_clock
 from otel_ddp.diagnosis.launch_need import LaunchNeed
 from otel_ddp.diagnosis.medians import lower_median, median
-from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict, run_labels
 from otel_ddp.diagnosis.wording import percent, rounded
+from otel_ddp.words import COMPUTE_PHASES, UNUSUAL_PHASES, WORK_PHASES
 
 _STEPS = 100
 # The first steps allocate, compile, and start workers.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts, TimedStep, batches_of, facts_of
+from otel_ddp.diagnosis.step_facts import StepFacts, TimedStep, batches_of, facts_of
+from otel_ddp.words import PHASES, WORK_PHASES
 
 # The device is some steps behind the host, and never more than this.
 _MOST_WAITING = 1000

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.arrivals import (
     NOTHING_NEW,
     Arrival,
@@ -19,15 +18,15 @@ from otel_ddp.diagnosis.arrivals import (
     TimedStep,
     newest,
 )
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.diagnosis.waits import Interval, Segment, find_waits
+from otel_ddp.words import PHASE_CODE, PHASES, WORK_PHASES
 
 NOT_TIMED = (
     "torch does not time collectives: set TORCH_NCCL_ENABLE_TIMING=1 before the process group is "
     "made"
 )
-_PHASE_CODE = 0x3F
 _INDEX = {PHASES[word]: at for at, word in enumerate(WORK_PHASES)}
 _BACKWARD = WORK_PHASES.index("backward")
 
@@ -146,7 +145,7 @@ def _phase_at(step: TimedStep, at_ns: int) -> int:
     for code, span_ns in zip(step.codes, step.spans_ns, strict=True):
         until_ns += span_ns
         if at_ns < until_ns:
-            return _INDEX.get(code & _PHASE_CODE, _INDEX[PHASES["other"]])
+            return _INDEX.get(code & PHASE_CODE, _INDEX[PHASES["other"]])
     return _INDEX[PHASES["other"]]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
 
 # A device that keeps up with its host for this part of a step's computing shows what the host
 # needs: the host was not held up by a full queue of launches.

@@ -7,17 +7,11 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from otel_ddp.catalog import PHASES
+from otel_ddp.words import PHASE_CODE, UNUSUAL_PHASES, WORK_PHASES, phase_word
 
 # The phases of an ordinary step that are work; all of them are in every StepFacts.
-WORK_PHASES = ("data", "forward", "backward", "optimizer", "other")
-COMPUTE_PHASES = ("forward", "backward", "optimizer")
-# A step with one of these phases is unusual, and not compared with others.
-UNUSUAL_PHASES = ("compile", "checkpoint", "eval")
 
 # The bits above these say what a wait is for.
-_PHASE_CODE = 0x3F
-_WORD = {code: word for word, code in PHASES.items()}
 _NOTHING: Mapping[str, int] = {}
 # Python's small garbage collections take less than this, and happen in nearly every step.
 _SMALL_GC_S = 0.0005
@@ -105,7 +99,7 @@ class StepBatch(NamedTuple):
         # A rest sums up many stretches; their single lengths are not known.
         parts = len(self.steps[0].parts.codes)
         for code, span_ns in zip(self.codes[:parts], map(max, self.spans_ns), strict=False):
-            phase = code & _PHASE_CODE
+            phase = code & PHASE_CODE
             if span_ns > found.get(phase, 0):
                 found[phase] = span_ns
         return found
@@ -137,7 +131,7 @@ def _indices(codes: bytes) -> dict[str, list[int]]:
     """For steps with these parts: the indices to add up for each phase."""
     indices: dict[str, list[int]] = {}
     for at, code in enumerate(codes):
-        indices.setdefault(_WORD.get(code & _PHASE_CODE, "other"), []).append(at)
+        indices.setdefault(phase_word(code & PHASE_CODE), []).append(at)
     return indices
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from otel_ddp.history.quantities import printable, shown_number, shown_s
+from otel_ddp.words import shown_phase
 
 _MOST_VALUES, _MOST_SENTENCES = 5, 4
 _WIDTH = 100
-_NAMES = {"comm_wait": "waiting"}
 _LEAST_SHARE = 0.005
 
 
@@ -78,7 +78,7 @@ def _time(phases_s: Mapping[str, float]) -> Iterator[str]:
     total_s = sum(phases_s.values())
     for word, seconds in sorted(phases_s.items(), key=lambda item: -item[1]):
         if total_s and seconds >= _LEAST_SHARE * total_s:
-            yield f"{_NAMES.get(word, word)} {seconds / total_s * 100:.0f} %"
+            yield f"{shown_phase(word)} {seconds / total_s * 100:.0f} %"
 
 
 def _shown(value: CardValue) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.history.reader import StepBucket
+from otel_ddp.words import PHASES, UNUSUAL_PHASES
 
 # Time in these is no part of a usual step: a step that has it is called unusual.
-SPECIAL_PHASES = ("checkpoint", "eval", "compile")
 
 
 class Cell(NamedTuple):
@@ -82,6 +81,6 @@ def _mean(cells: Sequence[Cell]) -> Cell:
 
 def without_special(cell: Cell) -> Cell:
     """The steps without the time of their special phases."""
-    special_s = sum(cell.phases_s[word] for word in SPECIAL_PHASES)
-    phases_s = {**cell.phases_s, **dict.fromkeys(SPECIAL_PHASES, 0.0)}
+    special_s = sum(cell.phases_s[word] for word in UNUSUAL_PHASES)
+    phases_s = {**cell.phases_s, **dict.fromkeys(UNUSUAL_PHASES, 0.0)}
     return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)

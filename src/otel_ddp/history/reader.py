@@ -17,12 +17,12 @@ from otel_ddp.errors import foreign_json
 from otel_ddp.history import directory, schema
 from otel_ddp.history.run_file import SeriesKey
 from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
+from otel_ddp.words import ENDED_STATES
 
 # Nobody writes for so long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20
-_OVER = ("finished", "failed", "killed")
 # A history whose agent was killed says "running" for ever.
 _SILENT_S = 60.0
 # From the best end to the worst.
@@ -194,7 +194,7 @@ class History:
     def state(self) -> str:
         """`running`, or the worst end of its ranks: `finished`, `failed`, `killed`."""
         states = [str(each.get("state")) for each in self.ranks.values()]
-        alive = [state for state in states if state not in _OVER]
+        alive = [state for state in states if state not in ENDED_STATES]
         if alive:
             return "running" if "running" in alive else alive[0]
         return max(states, key=lambda state: _WORST.get(state, 0), default="starting")
@@ -339,7 +339,7 @@ class History:
         seen_ns = self.about.get("seen_ns")
         if not isinstance(seen_ns, int):
             return 0
-        return seen_ns if self.state in _OVER or is_silent(self.state, seen_ns) else 0
+        return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
 
 def is_silent(state: str, seen_ns: int) -> bool:

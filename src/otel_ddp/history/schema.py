@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from otel_ddp.catalog import PHASES
+from otel_ddp.words import PHASES
 
 VERSION: Final = 1
 """SQLite's user_version. A reader refuses a later one."""

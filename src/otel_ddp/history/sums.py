@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
+from otel_ddp.words import PHASE_CODE, PHASES
 
-_PHASE_CODE = 0x3F
 _CODES = len(PHASES)
 
 
@@ -91,7 +90,7 @@ class StepSum:
         self.unusual += unusual
         phases_ns = self.phases_ns
         for code, span_ns in spans:
-            phase = code & _PHASE_CODE
+            phase = code & PHASE_CODE
             # A phase of a later version is told as "other".
             phases_ns[phase if phase < _CODES else 0] += span_ns
 

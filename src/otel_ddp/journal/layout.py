@@ -71,7 +71,6 @@ TAKEN = Struct("<QQQI")
 # The words of STEPS and DEVICE_STEPS records: a code above, a time or a number below. The code of a
 # phase, as in PHASE, says that it begins at this time. A wait for buffers differs from one for
 # gradients.
-PHASE_CODE = 0x3F
 OF_BUFFERS = 0x40
 # Steps begin at this time; a step ended at this time.
 STEPS_BEGAN, STEP_ENDED = 0x80, 0x81

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from otel_ddp.errors import foreign_json
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
+from otel_ddp.words import PHASE_CODE
 
 # One read takes at most this many bytes, so that one rank cannot starve the others.
 _MOST_BYTES = 4 * 1024 * 1024
@@ -57,7 +58,7 @@ class Scalars(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A piece of a stream of the steps' words; see layout.PHASE_CODE and the codes after it."""
+    """A piece of a stream of the steps' words; see PHASE_CODE and the codes after it."""
 
     offset: int
     """The number of earlier words; a gap after the piece before means that words are lost."""
@@ -95,7 +96,7 @@ class ProgressRecord(NamedTuple):
     @property
     def phase_code(self) -> int:
         """The phase, without what a wait in it is for."""
-        return self.phase & layout.PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
+        return self.phase & PHASE_CODE if self.phase < layout.STEPS_BEGAN else self.phase
 
 
 class Total(NamedTuple):

@@ -17,8 +17,9 @@ from otel_ddp.recording import thread_end
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.step_totals import StepTotals
 from otel_ddp.recording.time_account import NAMED, TimeAccount
+from otel_ddp.words import PHASES, STATES
 
-_CODES = catalog.PHASES
+_CODES = PHASES
 _OTHER = _CODES["other"]
 _SHIFT = layout.CODE_SHIFT
 PHASE_WORD, _STEP_WORD = layout.PHASE // 8, layout.STEP // 8
@@ -210,7 +211,7 @@ class Progress:
 
     def _set_state(self, state: str) -> None:
         self._state = state
-        self.recorder.state(catalog.STATES[state], time.time_ns() // 1000)
+        self.recorder.state(STATES[state], time.time_ns() // 1000)
 
     def _write_phase(self) -> None:
         """Writes the phase that is now the innermost one, and flushes."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from otel_ddp import catalog
 from otel_ddp.journal import layout
 from otel_ddp.recording.locked_journal import Amount
+from otel_ddp.words import PHASE_CODE, PHASES
 
-_CODES = catalog.PHASES
+_CODES = PHASES
 _OTHER = _CODES["other"]
 _COMM_WAIT = _CODES["comm_wait"]
 _SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
@@ -19,7 +20,7 @@ NAMED = 0x40
 
 
 def _labels(code: int, clock: str) -> tuple[tuple[str, str], ...]:
-    word = next(word for word, number in _CODES.items() if number == code & layout.PHASE_CODE)
+    word = next(word for word, number in _CODES.items() if number == code & PHASE_CODE)
     found: tuple[tuple[str, str], ...] = (("phase", word), ("clock", clock))
     if word == "comm_wait":
         found += (("sync", "buffers" if code & layout.OF_BUFFERS else "gradients"),)

@@ -22,6 +22,7 @@ from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.run import stderr
+from otel_ddp.words import HARMLESS_VERDICTS
 
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
@@ -178,7 +179,7 @@ def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
             if not isinstance(who, dict):
                 continue
             mine = (who.get("group") or "", who.get("run")) == (group, run)
-            if mine and each.get("kind") not in catalog.HARMLESS_VERDICTS:
+            if mine and each.get("kind") not in HARMLESS_VERDICTS:
                 yield when(each, time.time_ns()) + str(each.get("sentence"))
 
 

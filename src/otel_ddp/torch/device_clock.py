@@ -13,6 +13,7 @@ from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
 from otel_ddp.recording.progress import DevicePosition
+from otel_ddp.words import PHASE_CODE
 
 # A host that asks for its loss every 100 or 200 steps is that far ahead of its device. Some ten
 # marks a step are 2,560 events, fewer than a step of many micro-batches may hold.
@@ -160,7 +161,7 @@ class DeviceClock:
             reached = mark
         if reached is None:
             return None
-        return DevicePosition(reached.word >> _SHIFT & layout.PHASE_CODE, step)
+        return DevicePosition(reached.word >> _SHIFT & PHASE_CODE, step)
 
     def close(self) -> None:
         """Charge for what the device is done with, measure nothing more, and keep no event."""
@@ -304,7 +305,7 @@ class DeviceClock:
             words.append(_NUMBER | number)
             words.append(_LAG | max(reached_ns + self._behind_ns - recorded_ns, 0))
             for code, took_ns in paced.items():
-                phase = code & layout.PHASE_CODE
+                phase = code & PHASE_CODE
                 words.append(_PACED | phase << layout.PACED_SHIFT | took_ns)
             words += (_ENDED + reached_ns, following)
         self._times.add_device_words(words)

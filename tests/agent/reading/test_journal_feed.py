@@ -24,6 +24,7 @@ from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
+from otel_ddp.words import PHASES, RANK_LABELS, STATES
 
 RANK_0 = Identity(
     group="g",
@@ -82,8 +83,8 @@ class Bench:
             at = self.steps_written * 10_000_000
             self.steps_written += 1
             pairs = (
-                (catalog.PHASES["forward"], at),
-                (catalog.PHASES["comm_wait"], at + 5_000_000),
+                (PHASES["forward"], at),
+                (PHASES["comm_wait"], at + 5_000_000),
                 (layout.STEP_NUMBER, number),
                 (layout.STEP_ENDED, at + 10_000_000),
             )
@@ -557,7 +558,7 @@ def test_an_exception_that_ended_training_is_counted_by_its_class(
     bench: Bench, reason: str, told: dict[str, float]
 ) -> None:
     bench.writer.reason(reason)
-    bench.writer.state(catalog.STATES["failed"], 1)
+    bench.writer.state(STATES["failed"], 1)
     bench.journal.poll(time.time_ns(), True)
     bench.journal.update_series(time.time_ns(), True)
 
@@ -588,7 +589,7 @@ def test_a_damaged_progress_does_no_harm(bench: Bench) -> None:
     assert bench.values(catalog.TRAINING_PHASE) == {"": 200.0}
     made_ns = bench.journal.reader.created_ns
     assert bench.values(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
-    assert bench.values(catalog.TRAINING_STATE) == {"": float(catalog.STATES["running"])}
+    assert bench.values(catalog.TRAINING_STATE) == {"": float(STATES["running"])}
     described = process_status.describe(bench.journal.reader, bench.journal.state, None, 0)
     assert (described["phase"], described["phase_since_ns"]) == ("other", made_ns)
 
@@ -609,7 +610,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     whole, *spans = message.resource_spans[0].scope_spans[0].spans
     for span in (whole, *spans):
         attributes = {pair.key: pair.value for pair in span.attributes}
-        found = {name: attributes[name].string_value for name in catalog.RANK_LABELS}
+        found = {name: attributes[name].string_value for name in RANK_LABELS}
         assert found == dict(bench.journal.labels)
         assert attributes["step"].int_value == 100
     began_ns = bench.writer.created_ns + 10_000_000
@@ -641,7 +642,7 @@ def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
     bench.writer.document(layout.FACTS, {"span": own})
     ended_us = bench.writer.created_ns // 1000 + 7_000_000
     bench.writer.reason(reason)
-    bench.writer.state(catalog.STATES[state], ended_us)
+    bench.writer.state(STATES[state], ended_us)
     bench.poll() if state == "running" else None
     assert bench.spans() == []
 

@@ -9,8 +9,8 @@ import pytest
 
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Parts, Step
-from otel_ddp.catalog import PHASES
 from otel_ddp.journal.layout import OF_BUFFERS
+from otel_ddp.words import PHASES
 
 MS = 1_000_000
 S = 1000 * MS
@@ -162,7 +162,7 @@ def test_skipped_steps_and_allocator_retries_are_shown() -> None:
 def test_several_reasons_are_joined_always_in_one_order() -> None:
     step = made(200, ((PHASES["eval"], 9), (PHASES["compile"], 9)), skipped=True, gc_s=0.01)
 
-    assert reason(alone(step, 100)) == "sampled,gc,compile,eval,skipped"
+    assert reason(alone(step, 100)) == "sampled,gc,eval,compile,skipped"
 
 
 def test_a_step_without_a_number_has_no_trace() -> None:

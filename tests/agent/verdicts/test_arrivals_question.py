@@ -19,11 +19,11 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.agent.verdicts.arrivals_question import Arrivals
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.words import PHASES
 
 MS = 1_000_000
 RING = 400

@@ -12,10 +12,10 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.ended_by_parent import Parents
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
-from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.journal import layout
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.words import PHASES, STATES
 
 SIGTERM = {"signal": "SIGTERM"}
 

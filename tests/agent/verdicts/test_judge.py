@@ -28,11 +28,12 @@ from otel_ddp.journal import layout
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.words import PHASES, STALL_REASONS, STATES
 
 MS = 1_000_000
 SMALL = 128 * 1024
 FLOOR_S = 60.0
-PHASES, STATES = catalog.PHASES, catalog.STATES
+PHASES, STATES = PHASES, STATES
 
 
 class Rank:
@@ -755,7 +756,7 @@ def test_why_ranks_do_not_move_is_shown_while_it_is_known(
         rank.enter("forward")
     bench.poll()
 
-    waits, works = (catalog.STALL_REASONS[each] for each in ("waiting", "not_waiting"))
+    waits, works = (STALL_REASONS[each] for each in ("waiting", "not_waiting"))
     assert reasons == {("0",): waits, ("1",): works}
     assert bench.series(catalog.TRAINING_STALL_REASON) == {}
 

@@ -12,10 +12,10 @@ import pytest
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
-from otel_ddp.catalog import STATES
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.words import STATES
 
 MINUTE_NS = 61 * 10**9
 IDENTITY = Identity(

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from node import Node, until
-from otel_ddp import catalog
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import Evidence, Kernel, Position
 from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.words import PHASES, STATES
 
 FLOOR_S = 2.0
 HUNG_STEP = 4
@@ -153,9 +153,9 @@ class Watched:
         return Position(
             self.labels,
             self.reader.writer_is_alive(),
-            _word(catalog.STATES, progress.state),
+            _word(STATES, progress.state),
             progress.step,
-            _word(catalog.PHASES, progress.phase_code),
+            _word(PHASES, progress.phase_code),
             self.reader.created_ns + progress.phase_after_ns,
             "" if named is None else named.text,
             written=self.reader.position,

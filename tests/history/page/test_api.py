@@ -20,11 +20,11 @@ import pytest
 
 from histories import S, value_sums, write_history, write_profile
 from history.page.serving import Served
-from otel_ddp.catalog import PHASES
 from otel_ddp.history.page import profiles
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile, SeriesKey
+from otel_ddp.words import PHASES
 
 
 class Reply(NamedTuple):

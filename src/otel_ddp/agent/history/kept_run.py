@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from otel_ddp.agent.history.node_samples import RunKey, Sample
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.catalog import PHASES
-from otel_ddp.diagnosis.step_facts import UNUSUAL_PHASES
 from otel_ddp.history.run_file import Row, RunFile, SeriesKey
 from otel_ddp.history.sums import StepSum, ValueSum
 from otel_ddp.journal.private_directories import make_kept
 from otel_ddp.journal.reader import Document, Name, Scalars
+from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -202,7 +201,9 @@ class KeptRun:
                 found = buckets[start] = StepSum(number, step.began_ns)
                 self._waiting += 1
             spans = [*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest]
-            unusual = step.skipped or not _UNUSUAL.isdisjoint(code & 0x3F for code, _ in spans)
+            unusual = step.skipped or not _UNUSUAL.isdisjoint(
+                code & PHASE_CODE for code, _ in spans
+            )
             found.add(number, step.began_ns, step.ended_ns, spans, step.work, unusual)
 
     def _add_event(self, rank: str, document: Document) -> None:

@@ -9,6 +9,7 @@ from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.catalog import Kind
 from otel_ddp.history.run_file import SeriesKey
+from otel_ddp.words import RANK_LABELS
 
 # What a person looks at; the others are on /metrics and in Prometheus.
 _METRICS = (
@@ -53,6 +54,6 @@ def samples(ledger: Ledger) -> Iterator[Sample]:
                 continue
             labels = dict(series.labels)
             run = (labels["group"], labels["run"]) if labels.get("run") else None
-            more = tuple(pair for pair in series.labels if pair[0] not in catalog.RANK_LABELS)
+            more = tuple(pair for pair in series.labels if pair[0] not in RANK_LABELS)
             key = SeriesKey(kind, metric.name, labels.get("rank", ""), more)
             yield Sample(run, key, series.time_ns, float(value))

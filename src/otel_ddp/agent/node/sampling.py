@@ -25,6 +25,7 @@ from otel_ddp.agent.node.process.process_stat import read_process_stat
 from otel_ddp.agent.node.source_thread import Sampler
 from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.errors import containment
+from otel_ddp.words import NODE_LABELS
 
 _GPU_S, _HOST_S, _PROCESS_S, _FILE_SYSTEMS_S = 1.0, 5.0, 2.0, 30.0
 # Older samples are not shown: better no number than one of another time.
@@ -212,8 +213,7 @@ class Sampling:
     def _node_labels(self) -> Labels:
         """The labels of node-wide numbers: those of the run, if only one runs on the node."""
         runs = {
-            tuple(pair for pair in rank.labels if pair[0] in catalog.NODE_LABELS)
-            for rank in self._ranks
+            tuple(pair for pair in rank.labels if pair[0] in NODE_LABELS) for rank in self._ranks
         }
         return runs.pop() if len(runs) == 1 else (("node", self._node),)
 

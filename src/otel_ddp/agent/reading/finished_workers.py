@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from otel_ddp import catalog
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.words import PHASES
 
-_OTHER = catalog.PHASES["other"]
+_OTHER = PHASES["other"]
 
 
 class End(NamedTuple):

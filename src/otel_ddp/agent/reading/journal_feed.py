@@ -19,11 +19,11 @@ from otel_ddp.agent.reading.run_span import context, run_span
 from otel_ddp.agent.reading.step_spans import StepSpans, sampled_every
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
-from otel_ddp.catalog import STATES
 from otel_ddp.errors import containment
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT, SPAN
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps
+from otel_ddp.words import STATES
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.agent.reading import finished_workers
-from otel_ddp.agent.reading.process_status import OVER, describe, long_texts, state_of
+from otel_ddp.agent.reading.process_status import describe, long_texts, state_of
 from otel_ddp.errors import foreign_json
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
+from otel_ddp.words import ENDED_STATES, STATES
 
 # An agent writes its file every few seconds.
 _STOPPED_S = 20.0
@@ -57,7 +57,7 @@ def survey(places: list[Place], now_ns: int | None = None) -> dict[str, Any]:
             where = {"directory": str(place.directory), "agent_log": place.last_line()}
             unserved.append({**where, "processes": len(long_here)})
     # The agent still lists a run that is over, because one rank or none is left of it.
-    going = [_run(each) for each in processes if each.get("state") not in OVER]
+    going = [_run(each) for each in processes if each.get("state") not in ENDED_STATES]
     for agent in agents:
         agent["insufficient"] = [each for each in agent["insufficient"] if _run(each) in going]
     processes.sort(key=lambda each: (each["started_ns"], str(each["node"]), each["rank"] or 0))
@@ -98,7 +98,7 @@ def _processes(place: Place) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _long_here(process: Mapping[str, Any], now_ns: int) -> bool:
-    return process["state"] not in OVER and now_ns - process["started_ns"] > _LONG_HERE_NS
+    return process["state"] not in ENDED_STATES and now_ns - process["started_ns"] > _LONG_HERE_NS
 
 
 def _doubled(living: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -162,9 +162,9 @@ def _process(reader: JournalReader) -> dict[str, Any]:
     last_step = max((r.step for r in reader.latest() if r.step is not None), default=None)
     progress = reader.progress()
     state = state_of(None if progress is None else progress.state, alive)
-    if state == catalog.STATES["killed"]:
+    if state == STATES["killed"]:
         lives = os.path.exists(f"/proc/{finished_workers.parent(reader)}")
         if finished_workers.ended_by_parent(reader, finished_workers.End(parent_lives=lives)):
-            state = catalog.STATES["finished"]
+            state = STATES["finished"]
     seen_ns = time.time_ns() if alive else 0
     return {**describe(reader, state, last_step, seen_ns), **long_texts(reader)}

@@ -12,8 +12,8 @@ from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger, Series
 from otel_ddp.agent.reading.run_info import info_labels, settings
 from otel_ddp.agent.reading.step_times import StepTimes
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.catalog import STATES
 from otel_ddp.journal.trace_ids import trace_id
+from otel_ddp.words import STATES
 
 if TYPE_CHECKING:
     from otel_ddp.agent.reading.journal_feed import JournalFeed

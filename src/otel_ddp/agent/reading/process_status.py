@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.agent.reading import finished_workers, summary_file
 from otel_ddp.journal.reader import JournalReader
+from otel_ddp.words import ENDED_STATES, STATES, phase_word, state_word
 
-_STATES = {code: word for word, code in catalog.STATES.items()}
-_PHASES = {code: word for word, code in catalog.PHASES.items()}
-OVER = ("finished", "failed", "killed")
-ENDED = tuple(catalog.STATES[word] for word in OVER)
+ENDED = tuple(STATES[word] for word in ENDED_STATES)
 
 
 def state_of(recorded: int | None, alive: bool) -> int:
     """The state that a process recorded last; killed if it died without recording an end."""
-    state = catalog.STATES["starting"] if recorded is None else recorded
-    if state not in _STATES:
-        state = catalog.STATES["running"]
+    state = STATES["starting"] if recorded is None else recorded
+    if state not in STATES.values():
+        state = STATES["running"]
     if state not in ENDED and not alive:
-        return catalog.STATES["killed"]
+        return STATES["killed"]
     return state
 
 
@@ -41,7 +38,7 @@ def describe(
     progress = reader.progress()
     phase, since_ns, steps = "other", reader.created_ns, [last_step]
     if progress is not None:
-        phase = _PHASES.get(progress.phase_code, "other")
+        phase = phase_word(progress.phase_code)
         # A name belongs to a phase without a code; phases with codes may lie inside it.
         name = reader.names.get(progress.phase_name)
         if phase == "other" and name is not None:
@@ -68,7 +65,7 @@ def describe(
         "exported": bool(identity.get("exported")),
         "settled": bool(identity.get("settled")),
         "pid": reader.pid,
-        "state": _STATES.get(state, "running"),
+        "state": state_word(state),
         "reason": reader.reason(),
         "step": max((step for step in steps if step is not None), default=None),
         "phase": phase,

@@ -6,10 +6,9 @@ from collections import deque
 from typing import NamedTuple
 
 from otel_ddp.agent.reading.steps import Step, StepStream
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.medians import lower_median
-from otel_ddp.journal.layout import PHASE_CODE
 from otel_ddp.journal.reader import JournalReader, Steps
+from otel_ddp.words import PHASE_CODE, PHASES
 
 KEPT = 256
 _WAIT = PHASES["comm_wait"]

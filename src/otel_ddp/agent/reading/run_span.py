@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp.catalog import STATES
 from otel_ddp.journal.reader import JournalReader
-
-_WORDS = {code: word for word, code in STATES.items()}
+from otel_ddp.words import STATES, state_word
 
 
 def context(reader: JournalReader) -> tuple[str, str] | None:
@@ -36,6 +34,6 @@ def run_span(reader: JournalReader, state: int, gone_ns: int) -> dict[str, Any] 
         "start": reader.created_ns,
         "end": max(ended_ns, reader.created_ns),
         "step": None if progress is None else progress.step,
-        "error": (reason or _WORDS.get(state, "")) if failed else "",
-        "attributes": {"state": _WORDS.get(state, "")},
+        "error": (reason or state_word(state)) if failed else "",
+        "attributes": {"state": state_word(state)},
     }

@@ -10,16 +10,15 @@ from typing import Any
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.reading.steps import Part, Step
-from otel_ddp.catalog import PHASES
-from otel_ddp.journal.layout import OF_BUFFERS, PHASE_CODE
+from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.journal.trace_ids import trace_of_step
+from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES, phase_word
 
 SAMPLED_EVERY = 100
 
-_WORDS = {code: word for word, code in PHASES.items()}
 _WAIT = PHASES["comm_wait"]
 # Phases that few steps have: such a step is worth a span.
-_RARE = {PHASES[word]: word for word in ("compile", "checkpoint", "eval")}
+_RARE = {PHASES[word]: word for word in UNUSUAL_PHASES}
 
 _RECENT = 200
 _ENOUGH = 20
@@ -195,13 +194,13 @@ def _make_spans(
         shown.sort(key=lambda each: each[1].began_ns - each[1].ended_ns)
         shown = sorted(shown[:_MOST_CHILDREN])
         for phase in sorted(step.phases()):
-            word = _WORDS.get(phase, "other")
+            word = phase_word(phase)
             key = f"{word}_s"
             attributes[key] = attributes.get(key, 0.0) + step.seconds(phase)
         attributes["parts_shown"] = _MOST_CHILDREN
     yield span(0, "step", step.began_ns, step.ended_ns, attributes)
     for index, part in shown:
-        name = _WORDS.get(part.phase, "other")
+        name = phase_word(part.phase)
         yield span(index, name, part.began_ns, part.ended_ns, _of_part(part))
 
 

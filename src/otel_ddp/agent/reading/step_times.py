@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from otel_ddp import catalog
 from otel_ddp.journal.reader import Total
+from otel_ddp.words import UNUSUAL_PHASES
 
 _WINDOW_NS = 120 * 10**9
 # So the window is up to this much longer, and holds two dozen readings.
 _KEEP_EVERY_NS = 5 * 10**9
 # Every step has them, so 0 is told too. Of the others only what has taken time.
-_OF_EVERY_STEP = frozenset({"data", "forward", "backward", "comm_wait", "optimizer", "other"})
 
 
 class _Reading(NamedTuple):
@@ -54,7 +54,7 @@ class StepTimes:
         return {
             phase: seconds / steps
             for (clock, phase), seconds in grown.items()
-            if clock == counts and (seconds > 0 or phase in _OF_EVERY_STEP)
+            if clock == counts and (seconds > 0 or phase not in UNUSUAL_PHASES)
         }
 
 

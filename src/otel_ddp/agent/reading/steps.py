@@ -12,10 +12,9 @@ from itertools import accumulate, pairwise
 from operator import itemgetter, sub
 from typing import NamedTuple, overload
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.journal import layout
-from otel_ddp.journal.layout import PHASE_CODE
 from otel_ddp.journal.reader import Steps
+from otel_ddp.words import PHASE_CODE, PHASES
 
 # Parts beyond this are only summed: no person looks at a step with more.
 _MOST_PARTS = 2000

@@ -12,8 +12,8 @@ from otel_ddp.agent.reading import finished_workers
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
-from otel_ddp.catalog import STATES
 from otel_ddp.errors import containment
+from otel_ddp.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
 # ranks has failed as well.

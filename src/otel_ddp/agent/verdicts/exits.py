@@ -7,15 +7,14 @@ import time
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.process_status import ENDED
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
-from otel_ddp.catalog import STATES
 from otel_ddp.diagnosis.death.ended_process import EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.words import state_word
 
 # When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
 # once the process has left, which takes Python seconds, and once its launcher has looked, which may
 # take 5 s more.
 _LOOK_AGAIN_AFTER_NS = (500_000_000, 2_000_000_000, 6_000_000_000, 20_000_000_000)
-_STATES = {code: word for word, code in STATES.items()}
 
 
 class Exits:
@@ -89,7 +88,7 @@ class Exits:
             alive_ns = ended_ns = progress.state_since_ns
         return EndedProcess(
             labels=labels,
-            state=_STATES.get(journal.state, "killed"),
+            state=state_word(journal.state),
             step=journal.step(),
             phase=described["phase"],
             phase_since_ns=described["phase_since_ns"],

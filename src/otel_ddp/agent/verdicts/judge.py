@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
@@ -20,6 +19,7 @@ from otel_ddp.diagnosis.gpu_evidence import Gpu
 from otel_ddp.diagnosis.verdict import Labels, run_labels
 from otel_ddp.errors import containment
 from otel_ddp.journal.reader import Document
+from otel_ddp.words import NODE_LABELS
 
 _POLL_EVERY_NS = 500_000_000
 _WATCH_EVERY_NS = 2_000_000_000
@@ -149,7 +149,7 @@ class Judge:
             )
         if not case.node:
             # The first process decides: with two nodes on one host the series would jump.
-            case.node = tuple(pair for pair in labels if pair[0] in catalog.NODE_LABELS)
+            case.node = tuple(pair for pair in labels if pair[0] in NODE_LABELS)
         return case
 
     def _poll_case(self, case: RunCase, processes: list[ProcessCase], now_ns: int) -> None:

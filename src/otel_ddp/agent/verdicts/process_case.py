@@ -9,12 +9,9 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.nonfinite_values import NonfiniteValues
 from otel_ddp.agent.verdicts.stack_question import StackQuestion
-from otel_ddp.catalog import PHASES, STATES
 from otel_ddp.diagnosis.stall.evidence import Position
 from otel_ddp.diagnosis.verdict import Labels
-
-_PHASES = {code: word for word, code in PHASES.items()}
-_STATES = {code: word for word, code in STATES.items()}
+from otel_ddp.words import phase_word, state_word
 
 Snapshot = tuple[dict[str, Any], list[dict[str, Any]]]
 """What a post-mortem shows of a process: its description and its last values."""
@@ -48,12 +45,12 @@ class ProcessCase:
         progress = reader.progress()
         if progress is None:
             return None
-        phase = _PHASES.get(progress.phase_code, "other")
+        phase = phase_word(progress.phase_code)
         name = reader.names.get(progress.phase_name) if phase == "other" else None
         return Position(
             labels=self.labels,
             alive=self.is_at_work,
-            state=_STATES.get(self.journal.state, "running"),
+            state=state_word(self.journal.state),
             step=self.journal.step(),
             phase=phase,
             in_mark=reader.in_mark(),

@@ -14,7 +14,6 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.agent.verdicts.process_case import snapshot
 from otel_ddp.agent.verdicts.run_case import RunCase
-from otel_ddp.catalog import HARMLESS_VERDICTS
 from otel_ddp.diagnosis.gpu_evidence import Gpu, with_gpu
 from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
@@ -24,6 +23,7 @@ from otel_ddp.identity import boards
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
+from otel_ddp.words import HARMLESS_VERDICTS
 
 log = logging.getLogger("otel_ddp.agent")
 

@@ -29,10 +29,10 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.errors import containment
+from otel_ddp.words import PHASES, phase_word
 
 # So many verdicts that are over are kept of a run.
 _MOST_PAST = 20
-_PHASES = {code: word for word, code in catalog.PHASES.items()}
 
 
 class RunCase:
@@ -155,7 +155,7 @@ class RunCase:
         found = journal.reader.facts.get("own_collectives")
         if not isinstance(found, list):
             return
-        phases = tuple(e for e in found if isinstance(e, str) and e in catalog.PHASES)
+        phases = tuple(e for e in found if isinstance(e, str) and e in PHASES)
         if self.own_collectives.get(labels) != phases:
             self.own_collectives[labels] = phases
             self.report_is_old = True
@@ -314,7 +314,7 @@ def learn(stalls: Stalls, now_ns: int, labels: Labels, batches: Sequence[StepBat
     longest_ns: dict[str, int] = {}
     for batch in batches:
         for code, span_ns in batch.longest_ns().items():
-            phase = _PHASES.get(code, "other")
+            phase = phase_word(code)
             longest_ns[phase] = max(span_ns, longest_ns.get(phase, 0))
     steps = [step for batch in batches for step in batch.steps]
     steps_s = [(step.ended_ns - step.began_ns) / 1e9 for step in steps]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.catalog import STATES
 from otel_ddp.errors import containment
+from otel_ddp.words import STATES
 
 # A rank has trained or logged for so long: by then every rank that will call us has done so.
 _PATIENCE_NS = 60 * 10**9

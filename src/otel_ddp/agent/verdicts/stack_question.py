@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
     Evidence,
@@ -19,6 +18,7 @@ from otel_ddp.diagnosis.stall.evidence import (
 )
 from otel_ddp.errors import foreign_json
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
+from otel_ddp.words import phase_word
 
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _MOST_FRAMES = 64
@@ -26,7 +26,6 @@ _MOST_FRAMES = 64
 # than the second time apart.
 _OFTEN_NS, _LONG_AGO_NS = 200_000_000, 10_000_000_000
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PHASES = {code: word for word, code in PHASES.items()}
 
 
 class StackQuestion:
@@ -223,7 +222,7 @@ def _collectives(content: dict[str, Any]) -> list[Collective]:
 
 def _phase(code: Any) -> str:
     number = _whole(code)
-    return "" if number is None else _PHASES.get(number, "")
+    return "" if number is None else phase_word(number)
 
 
 def _first(threads: list[dict[str, Any]], mark: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from otel_ddp.agent.verdicts.run_case import RunCase
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Kind
 from otel_ddp.errors import containment
+from otel_ddp.words import STALL_REASONS
 
 # The series of verdicts that name a rank and a phase.
 _OF_RANKS: Mapping[Kind, catalog.Metric] = {
@@ -84,7 +85,7 @@ class VerdictSeries:
             stalled = float(case.stalls.stalled.get(labels, False))
             self._show(case, catalog.TRAINING_STALLED, labels, stalled, now_ns)
         for labels, reason in case.stalls.reasons.items():
-            code = float(catalog.STALL_REASONS[reason])
+            code = float(STALL_REASONS[reason])
             self._show(case, catalog.TRAINING_STALL_REASON, labels, code, now_ns)
         for labels, groups in case.collectives.items():
             for group in groups:

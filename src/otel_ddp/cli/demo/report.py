@@ -7,6 +7,7 @@ from typing import NamedTuple
 from urllib.request import urlopen
 
 from otel_ddp import catalog
+from otel_ddp.words import state_word
 
 
 class Sample(NamedTuple):
@@ -53,7 +54,6 @@ def _first(served: Sequence[Sample], metric: catalog.Metric, **labels: str) -> s
 
 def summary(served: Sequence[Sample]) -> Iterator[str]:
     """The run; and the state, logged values and time in phases of each rank."""
-    words = {code: word for word, code in catalog.STATES.items()}
     for info in _of(served, catalog.TRAINING_RUN_INFO):
         labels = info.labels
         yield f"  run {labels['run']}, group {labels['group']}, job_type {labels['job_type']}"
@@ -61,7 +61,7 @@ def summary(served: Sequence[Sample]) -> Iterator[str]:
         yield "  " + ", ".join(f"{key} = {labels[key]}" for key in config)
     for state in sorted(_of(served, catalog.TRAINING_STATE), key=lambda each: each.labels["rank"]):
         rank = state.labels["rank"]
-        yield f"  rank {rank} on {state.labels['node']}: {words.get(int(state.value))}"
+        yield f"  rank {rank} on {state.labels['node']}: {state_word(int(state.value))}"
         for metric, name in (
             (catalog.TRAINING_STEP, "last step"),
             (catalog.OTEL_DDP_RECORDS_LOST, "records lost"),

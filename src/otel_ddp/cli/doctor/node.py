@@ -13,10 +13,11 @@ from otel_ddp.agent.export.exporter import spool_directory
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, nearest_existing, problem
 from otel_ddp.cli.gpus import NO_DRIVER_REMARKS, gpu_labels, gpu_remarks, gpu_user
-from otel_ddp.cli.status import ENDED_STATES, duplicate_ranks
+from otel_ddp.cli.status import duplicate_ranks
 from otel_ddp.cli.text import cell, mappings
 from otel_ddp.history.directory import default_directory
 from otel_ddp.journal.place import Place, is_in_memory
+from otel_ddp.words import ENDED_STATES
 
 _RANKS = 8
 _MIB = 1024 * 1024

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.cli.gpus import gpu_row
 from otel_ddp.cli.status import ago
 from otel_ddp.cli.text import cell, integer
 from otel_ddp.cli.top.frame import Line, Part, duration, verdict_style
 from otel_ddp.cli.top.sparkline import sparkline
 from otel_ddp.cli.top.watch import RankView, Value, View
-from otel_ddp.journal.layout import PHASE_CODE
+from otel_ddp.words import PHASE_CODE, phase_word
 
-_WORDS = {code: word for word, code in PHASES.items()}
 _FIELDS = (
     *("group", "run", "job_type", "node", "host", "local_rank", "world_size", "pid", "launcher"),
     *("state", "reason", "step", "phase", "journal"),
@@ -66,7 +64,7 @@ def _steps(rank: RankView, width: int, plain: bool) -> list[Line]:
         spent: dict[str, int] = {}
         spans = (*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest)
         for code, span_ns in spans:
-            word = _WORDS.get(code & PHASE_CODE, "other")
+            word = phase_word(code & PHASE_CODE)
             spent[word] = spent.get(word, 0) + span_ns
         lines += [_line(""), _line(f"step {cell(step.number, '?')}, by phase", "title")]
         for word, span_ns in sorted(spent.items(), key=lambda item: -item[1]):

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.agent.reading.process_status import OVER
 from otel_ddp.agent.reading.recent_steps import RecentSteps, StepWork
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.cli.gpus import gpu_labels
 from otel_ddp.cli.text import cell, integer, mappings, marked
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
+from otel_ddp.words import ENDED_STATES, HARMLESS_VERDICTS
 
 # Of processes that have ended and that no file names any more.
 _MOST_REMEMBERED = 500
@@ -226,7 +225,7 @@ class Watch:
             any(
                 _is_of(each.get("who"), described)
                 for each in verdicts
-                if each.get("kind") not in catalog.HARMLESS_VERDICTS
+                if each.get("kind") not in HARMLESS_VERDICTS
             ),
         )
 
@@ -239,7 +238,7 @@ class Watch:
 
 
 def _is_over(described: Mapping[str, Any]) -> bool:
-    return described.get("state") in (*OVER, _ENDED)
+    return described.get("state") in (*ENDED_STATES, _ENDED)
 
 
 def _order(ranks: Collection[RankView]) -> tuple[bool, int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from otel_ddp.catalog import NODE_LABELS
 from otel_ddp.diagnosis.stall.culprits import Findings, find_culprits, stall_reason
 from otel_ddp.diagnosis.stall.evidence import Evidence, Position, Question
 from otel_ddp.diagnosis.stall.limits import LONG, UNHOOKED, RankMovement
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
+from otel_ddp.words import NODE_LABELS
 
 # The verdict waits for the last answers, but not longer than this.
 _ANSWERS_TAKE_NS = 1_500_000_000

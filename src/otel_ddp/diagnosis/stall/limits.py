@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from otel_ddp.diagnosis.stall.evidence import Frame, Position
+from otel_ddp.words import UNUSUAL_PHASES
 
 # The limit is 10 times the p99 step, or 3 times the longest stretch of the phase; or 1.5 times
 # what the user has announced.
 _STEPS, _STRETCHES, _ANNOUNCED = 10.0, 3.0, 1.5
 # In these phases, and before the first step, a rank may stand still for LONG times as long.
-_LONG_PHASES = frozenset({"checkpoint", "eval", "compile"})
 LONG = 10.0
 # The steps that p99 is taken of, and how often it is taken.
 _REMEMBERED, _UPDATE_EVERY = 1000, 50
@@ -42,7 +42,7 @@ class RankMovement:
         assert position is not None
         if position.expect_s is not None:
             return max(floor_s, _ANNOUNCED * position.expect_s)
-        patience = LONG if position.phase in _LONG_PHASES or self._at_start() else 1.0
+        patience = LONG if position.phase in UNUSUAL_PHASES or self._at_start() else 1.0
         usual_s = _STEPS * self.longest_step_s
         return max(
             patience * floor_s,

@@ -13,7 +13,7 @@ from typing import Any
 from otel_ddp.diagnosis.alignment import Alignment, Row
 from otel_ddp.diagnosis.medians import excesses, median
 from otel_ddp.diagnosis.regression import Regression
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler import rule
 from otel_ddp.diagnosis.straggler.excess_history import MOST_STEPS, STRIDE, ExcessHistory
 from otel_ddp.diagnosis.straggler.finding import Finding
@@ -24,6 +24,7 @@ from otel_ddp.diagnosis.straggler.recurring import RecurringStalls
 from otel_ddp.diagnosis.straggler.report import RankReport, Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict, run_labels
 from otel_ddp.diagnosis.wording import rounded
+from otel_ddp.words import WORK_PHASES
 
 # The first steps of a process allocate, compile, and start workers.
 _FIRST_STEPS = 20

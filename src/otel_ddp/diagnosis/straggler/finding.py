@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES
 from otel_ddp.diagnosis.verdict import Kind, Labels, Verdict
 from otel_ddp.diagnosis.wording import duration, percent, rank_name, rounded
+from otel_ddp.words import COMPUTE_PHASES, PHASE, WORK_PHASES, shown_phase
 
 _ADVICE = {
-    "data": "Look at this rank's data loader and storage.",
-    "forward": "Look at what this rank does in forward that the others do not.",
-    "backward": "Look at what this rank does in backward that the others do not.",
-    "optimizer": "Look at what this rank's optimizer has to do.",
-    "other": "Look at what this rank alone does between the phases: copies, losses, logging.",
+    **{word: PHASE[word].advice for word in WORK_PHASES},
     "compute": "Look at this rank's device: clocks, heat, power, other users of it.",
     "mixed": "Look at what else runs on this rank's cores and device.",
     "imbalance": "Look at how batches are divided among the ranks.",
@@ -47,11 +43,6 @@ _ADVICE_BY_SIDE = {
     "host": _ADVICE_ON_HOST,
     "device": _ADVICE_ON_DEVICE,
     "unclear": _ADVICE_UNCLEAR,
-}
-_PHASE_NAMES = {
-    "data": "waiting for data",
-    "other": "the time between the phases",
-    "optimizer": "the optimizer",
 }
 
 
@@ -141,7 +132,7 @@ class Finding(NamedTuple):
             )
         else:
             longer = duration(max(by_phase.get(self.phase, self.excess_s), 0.0))
-            name = _PHASE_NAMES.get(self.phase, self.phase)
+            name = shown_phase(self.phase)
             where = f"{name} takes {longer} longer than on the others"
         return (
             f"{rank_name(self.labels)} keeps the others waiting: {where}; in total it is late by "

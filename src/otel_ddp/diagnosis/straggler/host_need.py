@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from otel_ddp.diagnosis.launch_need import LaunchNeed
 from otel_ddp.diagnosis.medians import median
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
+from otel_ddp.words import WORK_PHASES
 
 # What a host usually needs is the median of its first steps.
 _BEGINS = 20

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.straggler.host_need import HostNeed
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
 
 # How fast the share of the step that is not told as lateness is forgotten.
 _FORGETS = 0.02

@@ -7,8 +7,9 @@ from operator import sub
 
 from otel_ddp.diagnosis.alignment import Row
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.step_facts import COMPUTE_PHASES, WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Kind
+from otel_ddp.words import COMPUTE_PHASES, WORK_PHASES
 
 # A phase, or unequal work, explains an excess when it holds this share of it. For another answer
 # than the one that was given, it takes so much more of it; for the same answer, so much less.

@@ -8,9 +8,10 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from otel_ddp.diagnosis.medians import excesses, median, without
-from otel_ddp.diagnosis.step_facts import WORK_PHASES, StepFacts
+from otel_ddp.diagnosis.step_facts import StepFacts
 from otel_ddp.diagnosis.verdict import Change, Labels, Verdict
 from otel_ddp.diagnosis.wording import duration, rank_name
+from otel_ddp.words import WORK_PHASES
 
 # A stall is an excess above this share of a step, and above so many times what is usual for the
 # rank; what is shorter than this comes from clocks and scheduling.

@@ -10,7 +10,8 @@ from otel_ddp.history.compare import blocks, pace
 from otel_ddp.history.compare.pace import Beside
 from otel_ddp.history.compare.row import Row, corrected, mean_of_runs
 from otel_ddp.history.compare.side import Side
-from otel_ddp.history.group_steps import SPECIAL_PHASES, Cell
+from otel_ddp.history.group_steps import Cell
+from otel_ddp.words import UNUSUAL_PHASES
 
 # A phase that is less of a step than this in both runs is listed, and not tested.
 _LEAST_SHARE = 0.01
@@ -77,7 +78,7 @@ def _measures(first: _Runs, second: _Runs) -> list[_Measure]:
         found.append(work)
     every = (run[0] for side in (first, second) for run in side if run)
     for word in dict.fromkeys(word for cell in every for word in cell.phases_s):
-        if word in SPECIAL_PHASES:
+        if word in UNUSUAL_PHASES:
             continue
         name = PHASE_NAMES.get(word, word)
         each = measure(
@@ -155,7 +156,7 @@ def _fits_the_clock(row: Row, changed: Beside) -> bool:
 def special_rows(before: Sequence[Side], after: Sequence[Side]) -> list[Row]:
     """What comes now and then: its share of all steps, without a test."""
     rows = []
-    for word in SPECIAL_PHASES:
+    for word in UNUSUAL_PHASES:
         one, other = (fmean(_share_of_all(s.cells, word) for s in runs) for runs in (before, after))
         if one or other:
             why = "not in every step"

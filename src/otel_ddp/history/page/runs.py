@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.catalog import HARMLESS_VERDICTS, VERDICTS
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
 from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged, is_silent
+from otel_ddp.words import HARMLESS_VERDICTS, VERDICTS
 
 # From the worst end to the best, behind what goes on.
 _STATES = ("running", "starting", "killed", "failed", "finished")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from otel_ddp.catalog import PHASES
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series, rank_order
 from otel_ddp.history.schema import STEP_COLUMNS
+from otel_ddp.words import PHASES
 
 # Numbers of one matrix, rank by step.
 _MOST_CELLS = 60_000

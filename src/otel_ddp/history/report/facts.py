@@ -9,12 +9,13 @@ from typing import Any
 
 from otel_ddp import catalog
 from otel_ddp.history.compare import side
-from otel_ddp.history.group_steps import SPECIAL_PHASES, Cell, group_cells, one_cell, rank_cells
+from otel_ddp.history.group_steps import Cell, group_cells, one_cell, rank_cells
 from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.profiles import Profile
 from otel_ddp.history.reader import Bucket, Series
 from otel_ddp.history.report_file import FORMAT, VERSION
 from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.words import PHASES, UNUSUAL_PHASES
 
 # Of a curve, and of the heatmap's columns and rows.
 _MOST_POINTS, _MOST_COLUMNS, _MOST_ROWS = 1024, 120, 48
@@ -124,14 +125,12 @@ def _values(run: WholeRun) -> Iterator[dict[str, Any]]:
 def _time(cells: Sequence[Cell]) -> dict[str, Any]:
     """Where the time of a rank went, on average over the ranks."""
     usual = [each for each in cells if each.usual]
-    total_s = {
-        word: sum(each.phases_s[word] * each.steps for each in cells) for word in catalog.PHASES
-    }
+    total_s = {word: sum(each.phases_s[word] * each.steps for each in cells) for word in PHASES}
     return {
         "step_s": median(each.took_s for each in usual) if usual else None,
         "steps_s": sum(each.took_s * each.steps for each in cells),
         "phases_s": {word: seconds for word, seconds in total_s.items() if seconds},
-        "special": [word for word in SPECIAL_PHASES if total_s[word]],
+        "special": [word for word in UNUSUAL_PHASES if total_s[word]],
         "work_per_s": fmean(e.work / e.took_s for e in usual if e.took_s)
         if any(each.work and each.took_s for each in usual)
         else None,

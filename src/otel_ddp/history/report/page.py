@@ -12,11 +12,11 @@ from otel_ddp.history.quantities import shown_bytes, shown_number, shown_s
 from otel_ddp.history.report import svg
 from otel_ddp.history.report.run_card import cost_words
 from otel_ddp.history.report.style import STYLE
+from otel_ddp.words import shown_phase
 
 _MOST_CURVES, _MOST_ROWS, _MOST_TABLE = 60, 200, 40
 # Numbers and times, which stay in one line.
 _SHORT = 24
-_PHASES = {"comm_wait": "waiting for other ranks"}
 # A cell of the heatmap is full where a rank works half as long again as the others.
 _FULL = 0.5
 
@@ -127,7 +127,7 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
         return
     ordered = sorted(phases_s.items(), key=lambda item: -item[1])
     shares = {
-        word: (seconds / total_s, f"{_PHASES.get(word, word)}: {seconds / total_s * 100:.1f} %")
+        word: (seconds / total_s, f"{shown_phase(word)}: {seconds / total_s * 100:.1f} %")
         for word, seconds in ordered
     }
     yield svg.bar(
@@ -139,7 +139,7 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     yield "</tr></thead><tbody>"
     for number, (word, seconds) in enumerate(ordered):
         yield (
-            f'<tr><td><i class="key p{number % 9}"></i>{_word(_PHASES.get(word, word))}</td>'
+            f'<tr><td><i class="key p{number % 9}"></i>{_word(shown_phase(word))}</td>'
             f"<td>{seconds / total_s * 100:.1f} %</td><td>{shown_s(seconds)}</td>"
             f"<td>{shown_s(seconds / steps)}</td></tr>"
         )

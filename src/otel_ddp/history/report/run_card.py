@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_ddp import catalog
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_bytes, shown_s
+from otel_ddp.words import HARMLESS_VERDICTS
 
 
 def of_report(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
@@ -38,7 +38,7 @@ def of_report(report: Mapping[str, Any], look: Sequence[str] = ()) -> Card:
         sentences=[
             str(each.get("sentence"))
             for each in report["verdicts"]
-            if each.get("kind") not in catalog.HARMLESS_VERDICTS
+            if each.get("kind") not in HARMLESS_VERDICTS
         ],
         gpus=list(gpu_words(report["gpus"])),
         cost=cost_words(report["cost"]),

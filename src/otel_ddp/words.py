@@ -1,0 +1,102 @@
+"""The words that travel, with their codes: phases, states, reasons, kinds of verdicts, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+
+class Phase(NamedTuple):
+    """What a process may be busy with."""
+
+    word: str
+    code: int
+    """Public: boards map it back to the word. A journal keeps it in the bits of PHASE_CODE."""
+    kind: Literal["work", "compute", "wait", "unusual"]
+    """`compute` is work that a device does. Steps with something `unusual` are not compared."""
+    colour: str
+    """On boards and on the page. Waiting is grey: where one rank hangs, all others turn grey."""
+    shown: str = ""
+    """In tables and sentences, where the word alone says too little."""
+    advice: str = ""
+    """Where a rank is late in it."""
+
+
+_PHASES = (
+    Phase(
+        *("other", 0, "work", "#C0A080", "the time between the phases"),
+        "Look at what this rank alone does between the phases: copies, losses, logging.",
+    ),
+    Phase(
+        *("data", 1, "work", "#FF9830", "waiting for data"),
+        "Look at this rank's data loader and storage.",
+    ),
+    Phase(
+        *("forward", 2, "compute", "#5794F2"),
+        advice="Look at what this rank does in forward that the others do not.",
+    ),
+    Phase(
+        *("backward", 3, "compute", "#B877D9"),
+        advice="Look at what this rank does in backward that the others do not.",
+    ),
+    Phase("comm_wait", 4, "wait", "#8E8E8E", "waiting for other ranks"),
+    Phase(
+        *("optimizer", 5, "compute", "#73BF69", "the optimizer"),
+        "Look at what this rank's optimizer has to do.",
+    ),
+    Phase("checkpoint", 6, "unusual", "#FADE2A"),
+    Phase("eval", 7, "unusual", "#37CAD3"),
+    Phase("compile", 8, "unusual", "#F2495C"),
+)
+PHASE: Mapping[str, Phase] = {each.word: each for each in _PHASES}
+PHASES: Mapping[str, int] = {each.word: each.code for each in _PHASES}
+# In a word of a journal, the bits above these say more of the same phase.
+PHASE_CODE = 0x3F
+_OF_CODE = {each.code: each.word for each in _PHASES}
+
+# In the order in which people think of a step: what its tables and sums go by.
+WORK_PHASES = ("data", "forward", "backward", "optimizer", "other")
+COMPUTE_PHASES = tuple(word for word in WORK_PHASES if PHASE[word].kind == "compute")
+UNUSUAL_PHASES = tuple(each.word for each in _PHASES if each.kind == "unusual")
+
+
+def phase_word(code: int) -> str:
+    """The phase of a code; `other` for an unknown one."""
+    return _OF_CODE.get(code, "other")
+
+
+def shown_phase(word: str) -> str:
+    """A phase as people read it; a word of the user's own as it is."""
+    found = PHASE.get(word)
+    return found.shown or word if found else word
+
+
+STATES: Mapping[str, int] = {"starting": 0, "running": 1, "finished": 2, "failed": 3, "killed": 4}
+ENDED_STATES = ("finished", "failed", "killed")
+_STATE_OF_CODE = {code: word for word, code in STATES.items()}
+
+
+def state_word(code: int) -> str:
+    """The state of a code; `running` for an unknown one."""
+    return _STATE_OF_CODE.get(code, "running")
+
+
+STALL_REASONS: Mapping[str, int] = {
+    "waiting": 0,
+    "not_waiting": 1,
+    "stopped": 2,
+    "uninterruptible": 3,
+    "gil": 4,
+}
+
+# Kinds of verdicts, the worst first. A harmless one says where the time goes; nothing is wrong.
+VERDICTS = (
+    *("death", "stall", "nonfinite", "straggler", "creep", "regression", "imbalance", "recurring"),
+    "bound",
+)
+HARMLESS_VERDICTS = frozenset({"bound"})
+
+RANK_LABELS = ("group", "run", "job_type", "node", "rank", "local_rank")
+# Which run it is. The roles of its processes may differ, so `job_type` is no part of that.
+RUN_LABELS = ("group", "run")
+NODE_LABELS = (*RUN_LABELS, "node")
