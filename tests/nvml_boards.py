@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pynvml
 import pytest
@@ -81,7 +81,11 @@ class Boards:
         Of the whole: `init`, the error of the library's start; `loaded=0`, no driver any more;
         `generation`, another one makes all handles void; `hang=1`, the start does not return.
         """
-        lines = "".join(f"{key} {value}\n" for key, value in state(boards, **whole).items())
+        self.write_state(state(boards, **whole))
+
+    def write_state(self, said: Mapping[str, str]) -> None:
+        """Show what the state says, such as one that no board is in."""
+        lines = "".join(f"{key} {value}\n" for key, value in said.items())
         fresh = self.path.with_suffix(".new")
         fresh.write_bytes(lines.encode("utf-8", "surrogateescape"))
         # At once, and never seen half written.
@@ -133,6 +137,14 @@ def standin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh.replace(library)
 
 
+def show_here(boards: Boards, library: Path, patch: pytest.MonkeyPatch) -> Any:
+    """Let pynvml in this process see these boards; the library, to ask what is held of it."""
+    patch.setenv("NVML_STANDIN", str(boards.path))
+    patch.setattr(pynvml, "nvmlLib", loaded := ctypes.CDLL(str(library)))
+    patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return loaded
+
+
 def h100(index: int = 0) -> Board:
     """A board that has everything."""
     numbers: Numbers = {
@@ -147,7 +159,6 @@ def h100(index: int = 0) -> Board:
         "power_limit_mw": 700_000,
         "energy_mj": 123_456_789,
         "temperature": 64,
-        "fans": 2,
         "fan.0": 30,
         "fan.1": 35,
         "clock_mhz.1": 1980,
@@ -200,7 +211,7 @@ def t4(index: int = 0) -> Board:
     """A small board of an earlier time: no NVLink, no GPM, few fields, no fan."""
     board = h100(index)
     board.name = "Tesla T4"
-    board.numbers |= {"memory.total": 16 * GIB, "memory.used": 5 * GIB, "fans": 0}
+    board.numbers |= {"memory.total": 16 * GIB, "memory.used": 5 * GIB}
     board.numbers |= {"violation.0": 4_000_000_000, "violation.1": 500_000_000}
     board.numbers |= {"violation.2": 0, "violation.3": 0, "violation.5": 0}
     board.numbers["throttle_reasons"] = board.numbers["event_reasons"]
@@ -231,228 +242,3 @@ def a100_mig(index: int = 0) -> Board:
         Instance(f"MIG-{index:08x}-bbbb-4c3d-9e1f-0123456789ab", "MIG 1g.5gb", 9, 0, small),
     ]
     return board
-
-
-class FakeNvml:
-    """Looks like the module pynvml. What it lacks of functions, that driver lacks."""
-
-    _NUMBERS: ClassVar = {
-        "nvmlDeviceGetUUID": "uuid",
-        "nvmlDeviceGetName": "name",
-        "nvmlDeviceGetPowerUsage": "power_mw",
-        "nvmlDeviceGetEnforcedPowerLimit": "power_limit_mw",
-        "nvmlDeviceGetTotalEnergyConsumption": "energy_mj",
-        "nvmlDeviceGetNumFans": "fans",
-        "nvmlDeviceGetFanSpeed_v2": "fan.{}",
-        "nvmlDeviceGetClockInfo": "clock_mhz.{}",
-        "nvmlDeviceGetTotalEccErrors": "ecc.{}.{}",
-        "nvmlDeviceGetPcieReplayCounter": "replays",
-        "nvmlDeviceGetCurrPcieLinkGeneration": "link.generation.current",
-        "nvmlDeviceGetMaxPcieLinkGeneration": "link.generation.max",
-        "nvmlDeviceGetCurrPcieLinkWidth": "link.width.current",
-        "nvmlDeviceGetMaxPcieLinkWidth": "link.width.max",
-        "nvmlDeviceGetMaxMigDeviceCount": "mig.most",
-        "nvmlDeviceGetGpuInstanceId": "gi",
-        "nvmlDeviceGetComputeInstanceId": "ci",
-        "nvmlDeviceGetCurrentClocksEventReasons": "event_reasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons": "throttle_reasons",
-    }
-
-    def __init__(self) -> None:
-        self.state: dict[str, str] = {}
-        self.open = 0
-        self.held = 0
-        """Event sets and samples that were not given back."""
-
-    def __getattr__(self, name: str) -> Any:
-        key = self._NUMBERS.get(name)
-        if key is not None:
-            return lambda handle, *which: self._ask(handle, key.format(*which))
-        if name.startswith("nvml") and callable(getattr(pynvml, name, None)):
-            raise AttributeError(name)  # or the fake would ask a real driver
-        return getattr(pynvml, name)
-
-    def _number(self, key: str, otherwise: int) -> int:
-        return int(self.state.get(key, otherwise))
-
-    def _alive(self, handle: Any = None) -> None:
-        if not self.open:
-            raise pynvml.NVMLError(1)
-        if not self._number("loaded", 1):
-            raise pynvml.NVMLError(9)
-        if handle is not None:
-            if handle.generation != self._number("generation", 1):
-                raise pynvml.NVMLError(2)
-            if self._number(f"{handle.board}.lost", 0):
-                raise pynvml.NVMLError(15)
-
-    def _ask(self, handle: Any, key: str) -> Any:
-        self._alive(handle)
-        part = "" if handle.part is None else f"mig.{handle.part}."
-        said = self.state.get(f"{handle.board}.{part}{key}", "!3")
-        if said.startswith("!"):
-            raise pynvml.NVMLError(int(said[1:]))
-        return int(said) if said.isdecimal() else said
-
-    def _handle(self, board: int, part: int | None = None) -> Any:
-        generation = self._number("generation", 1)
-        return SimpleNamespace(board=board, part=part, generation=generation)
-
-    def nvmlInit(self) -> None:
-        for code in (self._number("init", 0), 0 if self._number("loaded", 1) else 9):
-            if code:
-                raise pynvml.NVMLError(code)
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        assert self.open
-        self.open -= 1
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return self.state["driver"].encode()
-
-    def nvmlDeviceGetCount(self) -> int:
-        self._alive()
-        return self._number("count", 0)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        handle = self._handle(index)
-        self._alive(handle)
-        return handle
-
-    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:
-        return SimpleNamespace(busId=self._ask(handle, "pci"))
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
-        gpu, memory = (self._ask(handle, f"utilization.{of}") for of in ("gpu", "memory"))
-        return SimpleNamespace(gpu=gpu, memory=memory)
-
-    def nvmlDeviceGetEncoderUtilization(self, handle: Any) -> list[int]:
-        return [self._ask(handle, "utilization.encoder"), 1_000_000]
-
-    def nvmlDeviceGetDecoderUtilization(self, handle: Any) -> list[int]:
-        return [self._ask(handle, "utilization.decoder"), 1_000_000]
-
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> Any:
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return self._ask(handle, "temperature")
-
-    def nvmlDeviceGetTemperatureV(self, handle: Any, sensor: int) -> Any:
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return self._ask(handle, "temperature_v")
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
-        total, used = (self._ask(handle, f"memory.{of}") for of in ("total", "used"))
-        if version is not None:
-            assert version == pynvml.nvmlMemory_v2
-            self._ask(handle, "memory.reserved")
-        else:
-            reserved = self._handle_state(handle, "memory.reserved")
-            used += int(reserved) if reserved.isdecimal() else 0
-        return SimpleNamespace(total=total, used=used)
-
-    def _handle_state(self, handle: Any, key: str) -> str:
-        return self.state.get(f"{handle.board}.{key}", "")
-
-    def nvmlDeviceGetRemappedRows(self, handle: Any) -> tuple[int, int, int, int]:
-        rows = (self._ask(handle, f"remapped.{of}") for of in ("corrected", "uncorrected"))
-        return (*rows, 0, 0)
-
-    def nvmlDeviceGetViolationStatus(self, handle: Any, policy: int) -> Any:
-        return SimpleNamespace(violationTime=self._ask(handle, f"violation.{policy}"))
-
-    def nvmlDeviceGetFieldValues(self, handle: Any, fields: Any) -> Any:
-        self._alive(handle)
-        values = (pynvml.c_nvmlFieldValue_t * len(fields))()
-        for value, (number, scope) in zip(values, fields, strict=True):
-            name = f".{'all' if scope == 0xFFFFFFFF else scope}" if scope else ""
-            try:
-                kind, said = str(self._ask(handle, f"field.{number}{name}")).split()
-            except pynvml.NVMLError as error:
-                value.nvmlReturn = error.value
-                continue
-            value.valueType = int(kind)
-            member = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")[int(kind)]
-            setattr(value.value, member, float(said) if kind == "0" else int(said))
-        return values
-
-    def _processes(self, handle: Any, kind: str) -> list[Any]:
-        pairs = [each.split(":") for each in str(self._ask(handle, kind)).split()]
-        return [
-            SimpleNamespace(pid=int(pid), usedGpuMemory=None if used == "-" else int(used))
-            for pid, used in pairs
-        ]
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> list[Any]:
-        return self._processes(handle, "compute")
-
-    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: Any) -> list[Any]:
-        return self._processes(handle, "compute_v2")
-
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any) -> list[Any]:
-        return self._processes(handle, "graphics")
-
-    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Any) -> list[Any]:
-        return self._processes(handle, "mps")
-
-    def nvmlDeviceGetMigMode(self, handle: Any) -> list[int]:
-        return [self._ask(handle, "mig.mode")] * 2
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any:
-        self._alive(handle)
-        if f"{handle.board}.mig.{index}.uuid" not in self.state:
-            raise pynvml.NVMLError(6)
-        return self._handle(handle.board, index)
-
-    def nvmlEventSetCreate(self) -> Any:
-        self.held += 1
-        return SimpleNamespace(handle=None, told=0)
-
-    def nvmlEventSetFree(self, events: Any) -> None:
-        self.held -= 1
-
-    def nvmlDeviceRegisterEvents(self, handle: Any, types: int, events: Any) -> None:
-        assert types == pynvml.nvmlEventTypeXidCriticalError
-        events.told = len(str(self._ask(handle, "xids")).split())
-        events.handle = handle
-
-    def nvmlEventSetWait(self, events: Any, timeout_ms: int) -> Any:
-        assert timeout_ms == 0, "the agent never waits"
-        codes = self.state[f"{events.handle.board}.xids"].split()
-        if events.told < len(codes):
-            events.told += 1
-            return SimpleNamespace(eventType=8, eventData=int(codes[events.told - 1]))
-        self._alive(events.handle)
-        raise pynvml.NVMLError(10)
-
-    def nvmlGpmQueryDeviceSupport(self, handle: Any) -> Any:
-        return SimpleNamespace(isSupportedDevice=self._ask(handle, "gpm"))
-
-    def nvmlGpmSampleAlloc(self) -> Any:
-        self.held += 1
-        return SimpleNamespace(of=None)
-
-    def nvmlGpmSampleFree(self, sample: Any) -> None:
-        self.held -= 1
-
-    def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> None:
-        self._ask(handle, "gpm")
-        sample.of = handle
-
-    def nvmlGpmMigSampleGet(self, handle: Any, instance: int, sample: Any) -> None:
-        assert handle.part is None, "asked of the board, by the number of the instance"
-        parts = (self._handle(handle.board, part) for part in range(8))
-        sample.of = next(part for part in parts if self._ask(part, "gi") == instance)
-
-    def c_nvmlGpmMetricsGet_t(self) -> Any:
-        return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(32)])
-
-    def nvmlGpmMetricsGet(self, asked: Any) -> None:
-        assert asked.version == pynvml.NVML_GPM_METRICS_GET_VERSION
-        assert asked.sample1 is not asked.sample2
-        for metric in asked.metrics[: asked.numMetrics]:
-            metric.nvmlReturn, metric.value = 0, 0.0
-            try:
-                metric.value = float(self._ask(asked.sample2.of, f"gpm.{metric.metricId}"))
-            except pynvml.NVMLError as error:
-                metric.nvmlReturn = error.value

@@ -19,7 +19,7 @@ from otel_ddp.agent.history.collect import Collector
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.verdicts import postmortem, stack_survey
@@ -76,7 +76,7 @@ class Agent:
         self.histories = Histories(conf.history_directory, conf.history_bytes, self.node)
         self._collector = Collector(self.histories, self.ledger, self.node)
         self.artifacts = Artifacts(conf, place, self.ledger, self.node, of_platform=foreground)
-        self.sampling = Sampling(self.ledger, self.node, conf.sources, Nvml)
+        self.sampling = Sampling(self.ledger, self.node, conf.sources, drivers.known())
         self.judge = Judge(
             self.ledger,
             conf.stall_timeout_s,

@@ -11,9 +11,9 @@ import pytest
 
 import conventions
 from agent.node.node_trees import NodeTree
-from nvml_boards import FakeNvml, h100, state
+from nvml_boards import Boards, h100, show_here, standin_library
 from otel_ddp import catalog
-from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.agent.node.host.file_systems import FileSystems
 from otel_ddp.agent.node.kernel_files import KernelFiles
@@ -40,14 +40,17 @@ def told(measurements: list[Measurement]) -> set[str]:
     return {measurement.metric.name for measurement in measurements}
 
 
-def test_each_row_of_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeNvml()
-    fake.state = state([h100()])
-    gpus = Gpus(Nvml(fake))
+def test_each_row_of_a_board(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards = Boards(tmp_path)
+    show_here(boards, standin_library(tmp_path_factory), monkeypatch)
+    boards.write([h100()])
+    gpus = Gpus(drivers.known())
 
     # Activity of engines is what lies between two samples, and so are faults.
     gpus.read(time.monotonic_ns())
-    fake.state = state([replace(h100(), xids=[79])])
+    boards.write([replace(h100(), xids=[79])])
     sample = gpus.read(time.monotonic_ns() + 20_000_000_000)
 
     (board,) = sample.devices

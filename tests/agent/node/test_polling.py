@@ -42,8 +42,6 @@ class FakeDriver:
     """Devices that answer as a test has them answer."""
 
     def __init__(self, *devices: Device) -> None:
-        self.impossible = 0
-        self.remarks: list[str] = []
         self.silent: list[str] = []
         self.found: Any = list(devices)
         """An error is raised instead, here and below."""
@@ -93,7 +91,7 @@ class FakeDriver:
         return _answer(self.answers.get((device.uuid, name), usual))
 
     def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
-        return None
+        return [each.uuid for each in self.found]
 
 
 def _answer(answer: Any) -> Any:
@@ -107,7 +105,7 @@ class Bench:
 
     def __init__(self, *devices: Device) -> None:
         self.driver = FakeDriver(*devices)
-        self.gpus = Gpus(self.driver)
+        self.gpus = Gpus([self.driver])
         self.now_ns = 1000 * S
         self.last: GpuSample | None = None
 
@@ -215,17 +213,6 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
     assert sample.errors == 3
     assert len(caplog.records) == 1
     assert impossible.metric.name in caplog.text
-
-
-def test_numbers_that_the_driver_leaves_out_are_counted_and_its_remarks_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bench = Bench(H100)
-    bench.driver.impossible = 2
-    bench.driver.remarks = ["its clock stands still"]
-
-    assert bench.ticks(3).errors == 2
-    assert caplog.text.count("its clock stands still") == 1
 
 
 def test_numbers_at_the_edge_of_the_possible_are_shown() -> None:
@@ -381,6 +368,25 @@ def test_a_driver_that_is_loaded_later_is_found_within_a_minute() -> None:
 
     assert bench.shown() == [H100]
     assert sample.remark == ""
+
+
+def test_the_first_driver_that_has_devices_is_chosen_and_chosen_again_after_a_loss() -> None:
+    bench, other = Bench(H100), FakeDriver(A100)
+    bench.gpus = Gpus([bench.driver, other])
+    bench.driver.opening = DriverMissing("There is no NVIDIA driver.")
+    other.opening = DriverMissing("There is no other driver.")
+    assert bench.tick().remark == "There is no NVIDIA driver. There is no other driver."
+
+    other.opening = None
+    bench.tick(60.0)
+    assert bench.shown() == [A100]
+    assert bench.gpus.visible({}) == [A100.uuid]
+
+    bench.driver.opening, other.found = None, DeviceLost("driver not loaded")
+    bench.tick(60.0)
+    bench.tick(5.0)
+    assert bench.shown() == [H100]
+    assert other.closed == other.opened == 1
 
 
 def test_a_driver_that_fails_to_open_in_its_own_way_is_tried_again() -> None:

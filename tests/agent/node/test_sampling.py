@@ -35,8 +35,6 @@ class OneBoard:
     """A driver with one board, which one process may use."""
 
     def __init__(self) -> None:
-        self.impossible = 0
-        self.remarks: list[str] = []
         self.silent: list[str] = []
         self.missing = ""
         self.power = 100.0
@@ -82,7 +80,7 @@ class Bench:
     def __init__(self, driver: OneBoard, *sources: str) -> None:
         self.ledger = Ledger()
         self.driver = driver
-        self.sampling = Sampling(self.ledger, "n", sources, lambda: driver)
+        self.sampling = Sampling(self.ledger, "n", sources, [driver])
         self.sampling.start()
 
     def close(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from otel_ddp.catalog import Metric
+
+_NS_PER_S = 1_000_000_000
 
 
 class Measurement(NamedTuple):
@@ -15,3 +18,12 @@ class Measurement(NamedTuple):
     attributes: tuple[tuple[str, str], ...] = ()
     start_ns: int = 0
     """Since when a counter counts, in nanoseconds since 1970; 0 if it is not a counter."""
+
+
+def boot_ns() -> int:
+    """When the machine was started, in nanoseconds since 1970.
+
+    To the second: a counter's start must not move when the clock is corrected a little.
+    """
+    ago_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return round((time.time_ns() - ago_ns) / _NS_PER_S) * _NS_PER_S

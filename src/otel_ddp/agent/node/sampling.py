@@ -57,7 +57,7 @@ class Sampling:
         ledger: Ledger,
         node: str,
         sources: Collection[str],
-        driver: Callable[[], Driver],
+        drivers: Sequence[Driver],
         proc: Path = Path("/proc"),
     ) -> None:
         self._ledger = ledger
@@ -68,13 +68,12 @@ class Sampling:
         self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
-        self._driver = driver() if "gpu" in sources else None
+        gpus = self._gpu_devices = Gpus(drivers)
         self._gpus: Sampler[GpuSample] | None = None
         self._host: Sampler[_NodeSample] | None = None
         self._file_systems: Sampler[_NodeSample] | None = None
         self._processes: Sampler[_ProcessSample] | None = None
-        if self._driver is not None:
-            gpus = Gpus(self._driver)
+        if "gpu" in sources:
             self._gpus = Sampler("gpu", lambda: gpus.read(time.monotonic_ns()), _GPU_S)
         if "host" in sources:
             host = Host(proc, pids=self._rank_pids)
@@ -190,11 +189,11 @@ class Sampling:
 
     def _labelled_gpus(self) -> Iterator[tuple[Labels, Measurement, int]]:
         sample, taken_ns = _fresh(self._gpus, _GPU_S)
-        if sample is None or self._driver is None:
+        if sample is None:
             self._ownership = Ownership({}, [], [])
             return
         processes = [self._process_devices(rank) for rank in self._ranks]
-        self._ownership = owners(processes, sample.devices, self._driver.visible, self._node)
+        self._ownership = owners(processes, sample.devices, self._gpu_devices.visible, self._node)
         for each in sample.devices:
             for measurement in each.measurements:
                 yield self._ownership.labels[each.device.uuid], measurement, taken_ns

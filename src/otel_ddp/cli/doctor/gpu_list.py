@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 
+from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.driver import DriverMissing
-from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 
 
 def print_gpus() -> None:
-    """Print what NVML reports as JSON; a call of NVML may never return."""
-    driver = Nvml()
+    """Print what the driver reports as JSON; a call of it may never return."""
     try:
-        driver.open()
+        driver = drivers.opened(drivers.known())
     except DriverMissing as why:
         print(json.dumps({"missing": str(why)}))
         return
@@ -24,7 +23,7 @@ def print_gpus() -> None:
         "version": driver.version(),
         "devices": [(each.index, each.name) for each in devices],
         "visible": None if visible is None else [each.index for each in chosen],
-        "remarks": list(driver.remarks),
+        "remarks": list(driver.silent),
     }
     driver.close()
     print(json.dumps(answer))

@@ -47,19 +47,14 @@ class Question(NamedTuple):
     name: str
     every_s: float
     ask: Callable[[], Iterable[Measurement]]
-    """Raises NotSupported or DeviceLost; any other error means that one attempt failed."""
+    """Raises NotSupported or DeviceLost; any other error means that one attempt failed.
+
+    An impossible number is NaN: it is left out and counted.
+    """
 
 
 class Driver(Protocol):
     """One vendor's devices. Only one thread calls it; every call may hang."""
-
-    @property
-    def impossible(self) -> int:
-        """How many numbers were left out because they were impossible."""
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """Sentences about numbers that were left out; each one is logged once."""
 
     @property
     def silent(self) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from otel_ddp.agent.node.gpu.driver import (
     Question,
     User,
 )
+from otel_ddp.agent.node.gpu.drivers import opened
 from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.errors import containment
 
@@ -111,10 +112,12 @@ class _WatchedDevice:
 
 
 class Gpus:
-    """One vendor's devices. `read` may hang with the driver: only a Sampler's thread calls it."""
+    """The node's devices. `read` may hang with the driver: only a Sampler's thread calls it."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, drivers: Sequence[Driver]) -> None:
+        """*drivers*: the first one counts that has devices; chosen again when it has lost them."""
+        self._drivers = drivers
+        self._driver = drivers[0]
         self._opened = False
         self._version = ""
         self._remark = ""
@@ -137,6 +140,10 @@ class Gpus:
             remark = f"The GPU driver went away ({why}); it is opened again when it is back."
             self._close_until(remark, self._reopen_at_ns(now_ns))
         return self._sample(now_ns)
+
+    def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
+        """As `Driver.visible`. Any thread may call it: it asks no device."""
+        return self._driver.visible(environment)
 
     # -- finding devices
 
@@ -168,7 +175,7 @@ class Gpus:
         self._find_at_ns = now_ns + _FIND_EVERY_NS
 
     def _open(self) -> bool:
-        self._driver.open()
+        self._driver = opened(self._drivers)
         self._opened = True
         return True
 
@@ -268,10 +275,9 @@ class Gpus:
             self._errors += 1
             containment.warn_once(
                 f"gpu impossible {question.name}",
-                "GPU %s says that %s is %s, which cannot be; such numbers are left out.",
+                "GPU %s has impossible values of %s: they are left out.",
                 device.index,
                 each.metric.name,
-                each.value,
             )
         return tuple(good)
 
@@ -302,11 +308,8 @@ class Gpus:
             if each.lost
         ]
         devices = tuple(each.sample(now_ns) for each in self._watched)
-        for remark in self._driver.remarks:
-            containment.warn_once(f"gpu {remark}", "GPU: %s", remark)
-        errors = self._errors + self._driver.impossible
-        left += self._driver.silent
-        return GpuSample(devices, " ".join([self._remark, *left]).strip(), errors, self._version)
+        remark = " ".join([self._remark, *left, *self._driver.silent]).strip()
+        return GpuSample(devices, remark, self._errors, self._version)
 
 
 def _parts(devices: Iterable[Device]) -> dict[str, set[str]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.node.gpu.driver import DeviceLost, NotSupported
+from otel_ddp.agent.node.gpu.nvml.table import U32, Field
 
 # Numbers of the binary interface: an older nvidia-ml-py lacks some of the names.
 SUCCESS = 0
@@ -31,18 +32,9 @@ LOST = {UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED}
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 NARROW_TYPE = 1  # unsigned, 32 bits
 
-U32 = 0xFFFF_FFFF
-ALL_LINKS = U32
 # All ones mean that a number is not available, in these widths.
 _NOT_AVAILABLE = {NARROW_TYPE: U32, 2: 2**64 - 1, 3: 2**64 - 1, 4: -1, 5: -1}
 LONGEST_TEXT = 100
-
-
-class Field(NamedTuple):
-    """A number that is read in a batch; `scope` is the link if there are several."""
-
-    number: int
-    scope: int = 0
 
 
 class FieldValue(NamedTuple):
@@ -118,7 +110,7 @@ class Calls:
             if answer.nvmlReturn not in refusals
         }
 
-    def fields(self, fields: Sequence[Field]) -> Mapping[Field, FieldValue]:
+    def fields(self, fields: Sequence[Field]) -> dict[Field, FieldValue]:
         """The fields that could be read, in one call."""
         answers = self.ask("nvmlDeviceGetFieldValues", [tuple(each) for each in fields])
         found = {}

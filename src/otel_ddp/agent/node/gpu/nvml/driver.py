@@ -16,7 +16,7 @@ from otel_ddp.agent.node.gpu.driver import (
     Question,
     User,
 )
-from otel_ddp.agent.node.gpu.nvml.board import Board
+from otel_ddp.agent.node.gpu.nvml import readings
 from otel_ddp.agent.node.gpu.nvml.calls import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -27,11 +27,11 @@ from otel_ddp.agent.node.gpu.nvml.calls import (
     printable,
     words,
 )
-from otel_ddp.agent.node.gpu.nvml.gpm import Gpm
-from otel_ddp.agent.node.gpu.nvml.measurements import Measurements
+from otel_ddp.agent.node.gpu.nvml.gpm import GpmSamples
 from otel_ddp.agent.node.gpu.nvml.visibility import visible
 from otel_ddp.agent.node.gpu.nvml.xid import XidCounts, XidWatch
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.measurement import Measurement, boot_ns
+from otel_ddp.errors import containment
 
 _MOST_USED_BYTES = 1 << 50
 # A reset board appears only once the driver is opened anew, which interrupts the others.
@@ -86,7 +86,7 @@ class Nvml:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
-        proc: Path = Path("/proc"),
+        boot_ns: Callable[[], int] = boot_ns,
         dev: Path = Path("/dev"),
     ) -> None:
         self._lib = lib
@@ -94,30 +94,20 @@ class Nvml:
         self._wall_ns = wall_ns
         self._dev = dev
         # The driver counts since it was loaded: at boot or, seldom, later.
-        self._measurements = Measurements(_boot_ns(proc))
+        self._loaded_ns = boot_ns()
         self._opened = False
         self._parts: dict[str, _Part] = {}
         self._devices: list[Device] = []
         self._older_names: dict[str, str] = {}
         self._silent: list[str] = []
-        self._held: dict[str, list[XidWatch | Gpm]] = {}
+        self._held: dict[str, list[XidWatch | GpmSamples]] = {}
         # Both are kept when the driver is closed: the board of each index, and its Xid faults.
         self._boards_before: dict[int, Device] = {}
         self._xids: dict[str, XidCounts] = {}
 
     @property
-    def impossible(self) -> int:
-        """How many numbers were left out because they were impossible."""
-        return self._measurements.impossible
-
-    @property
     def silent(self) -> Sequence[str]:
         return tuple(self._silent)
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """Sentences about numbers that are left out, each one once."""
-        return tuple(self._measurements.remarks)
 
     def open(self) -> None:
         if self._lib is None:
@@ -210,7 +200,7 @@ class Nvml:
             "kernel's log for Xid."
         )
         self._silent.append(sentence)
-        self._measurements.remark(sentence)
+        containment.warn_once(f"gpu {sentence}", "GPU: %s", sentence)
         before = self._boards_before.get(index)
         if before is not None and any(self._xid_counts(before).codes.values()):
             yield before
@@ -241,42 +231,37 @@ class Nvml:
             return (self._question_to_failed(device),)
         self._release(device.uuid)
         held = self._held[device.uuid] = []
-        asks = []
+        asked = []
         if part.instance is None:
             # First of all: a fault may be the reason why the other questions fail.
             watch = XidWatch(part.calls, self._xid_counts(device))
             held.append(watch)
-            asks.append(Question("Xid", 1.0, lambda: tuple(watch.ask())))
-        gpm = self._gpm(part, device)
+            asked.append(Question("Xid", 1.0, watch.ask))
+        gpm = self._gpm(part)
         if gpm is not None:
             held.append(gpm)
-            asks.append(Question("engines", 1.0, lambda: tuple(gpm.ask())))
-        board = Board(part.calls, self._measurements, device.pci, part=part.instance is not None)
-        return (*asks, *board.questions(measures_pcie=gpm is not None))
+        of_part = part.instance is not None
+        asked += readings.questions(part.calls, device.pci, self._loaded_ns, gpm, part=of_part)
+        return asked
 
     def _question_to_failed(self, device: Device) -> Question:
         counts, failed_s = self._xid_counts(device), self._clock()
 
-        def ask() -> tuple[Measurement, ...]:
+        def ask() -> Sequence[Measurement]:
             if self._clock() - failed_s > _SEARCHED_AGAIN_S:
                 raise DeviceLost("it had failed, and is searched again")
-            return tuple(counts.measurements())
+            return counts.measurements()
 
         return Question("Xid", 10.0, ask)
 
-    def _gpm(self, part: _Part, device: Device) -> Gpm | None:
+    def _gpm(self, part: _Part) -> GpmSamples | None:
         try:
             if not part.board.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
                 return None
         except NotSupported:
             return None
-        return Gpm(
-            part.board,
-            self._measurements,
-            pci=device.pci,
-            clock=self._clock,
-            wall_ns=self._wall_ns,
-            instance=part.instance,
+        return GpmSamples(
+            part.board, clock=self._clock, wall_ns=self._wall_ns, instance=part.instance
         )
 
     def _xid_counts(self, device: Device) -> XidCounts:
@@ -308,11 +293,3 @@ class Nvml:
         if not self._devices:
             return None
         return visible(environment, self._devices, self._older_names)
-
-
-def _boot_ns(proc: Path) -> int:
-    try:
-        lines = (proc / "stat").read_text().splitlines()
-        return next(int(each.split()[1]) for each in lines if each.startswith("btime")) * 10**9
-    except (OSError, ValueError, IndexError, StopIteration):
-        return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from otel_ddp.agent.node.gpu.nvml.calls import TIMEOUT, Calls
@@ -25,10 +24,12 @@ class XidCounts:
         # A code begins with its first fault: there are two hundred, and most boards have none.
         self.codes: Counter[int] = Counter()
 
-    def measurements(self) -> Iterable[Measurement]:
-        for code, times in sorted(self.codes.items()):
-            attributes = (("pci", self._pci), ("code", str(code)))
-            yield Measurement(OTEL_DDP_GPU_XID_ERRORS, times, attributes, self._since_ns)
+    def measurements(self) -> list[Measurement]:
+        pci, metric = ("pci", self._pci), OTEL_DDP_GPU_XID_ERRORS
+        return [
+            Measurement(metric, times, (pci, ("code", str(code))), self._since_ns)
+            for code, times in sorted(self.codes.items())
+        ]
 
 
 class XidWatch:
@@ -39,7 +40,7 @@ class XidWatch:
         self._counts = counts
         self._events: Any = None
 
-    def ask(self) -> Iterable[Measurement]:
+    def ask(self) -> list[Measurement]:
         if self._events is None:
             self._events = self._register()
         self._calls.guarded(self._drain)

@@ -1,0 +1,32 @@
+"""The drivers that the agent knows, and the choice of the one that this node has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_ddp.agent.node.gpu.driver import Driver, DriverMissing
+from otel_ddp.agent.node.gpu.nvml.driver import Nvml
+
+
+def known() -> list[Driver]:
+    """One for each vendor. None of them is opened, and none imports its library before that."""
+    return [Nvml()]
+
+
+def opened(drivers: Sequence[Driver]) -> Driver:
+    """The first one that has devices here; raises DriverMissing with the reasons of all."""
+    reasons = []
+    for driver in drivers:
+        reason = _why_missing(driver)
+        if not reason:
+            return driver
+        reasons.append(reason)
+    raise DriverMissing(" ".join(reasons))
+
+
+def _why_missing(driver: Driver) -> str:
+    try:
+        driver.open()
+    except DriverMissing as why:
+        return str(why)
+    return ""
