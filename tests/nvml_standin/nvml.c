@@ -365,9 +365,6 @@ static int processes(Device of, const char *key, u32 *count, Process *into) {
 #define PROCESSES(kind, name) \
     int nvmlDeviceGet##kind##RunningProcesses_v3(Device of, u32 *count, Process *into) { \
         return processes(of, name, count, into); \
-    } \
-    int nvmlDeviceGet##kind##RunningProcesses_v2(Device of, u32 *count, Process *into) { \
-        return processes(of, name "_v2", count, into); \
     }
 PROCESSES(Compute, "compute")
 PROCESSES(Graphics, "graphics")

@@ -29,16 +29,24 @@ class NodeTree:
         self.root = root
         self.proc, self.sys = root / "proc", root / "sys"
         self.clock = Clock()
+        self.online = 4
         self.processors()
         self.memory()
-        self.write("proc/loadavg", "1.25 0.50 0.20 3/900 4711\n")
         self.write("proc/self/cgroup", "")
         self.write("proc/self/mountinfo", "22 27 0:21 / /proc rw - proc proc rw\n")
         self.write("proc/diskstats", "")
         self.write("proc/net/dev", "Inter-| Receive | Transmit\n face |bytes packets\n")
 
     def host(self) -> Host:
-        return Host(self.proc, sys=self.sys, root=self.root, clock=self.clock)
+        return Host(
+            self.proc,
+            sys=self.sys,
+            root=self.root,
+            clock=self.clock,
+            boot_ns=lambda: BOOT_S * 1_000_000_000,
+            cores=lambda: self.online,
+            load=lambda: (1.25, 0.50, 0.20),
+        )
 
     def write(self, path: str, content: str) -> Path:
         file = self.root / path
@@ -64,12 +72,10 @@ class NodeTree:
         softirq: int = 0,
         steal: int = 0,
         guest: int = 0,
-        online: int = 4,
     ) -> None:
         """In ticks since the machine was started."""
         all_of_them = f"cpu  {user} {nice} {system} {idle} {iowait} {irq} {softirq} {steal} {guest}"
-        each = "".join(f"cpu{number} 0 0 0 0 0 0 0 0 0 0\n" for number in range(online))
-        self.write("proc/stat", f"{all_of_them} 0\n{each}intr 1 2 3\nbtime {BOOT_S}\n")
+        self.write("proc/stat", f"{all_of_them} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n")
 
     def memory(self, **changed: int) -> None:
         """In KiB."""

@@ -49,47 +49,31 @@ def of_version_1(limit: str, current: int, inactive: int) -> dict[str, str]:
     }
 
 
-def test_a_container_of_version_2_has_its_own_memory_and_limit(node: NodeTree) -> None:
-    node.version_2("/", machine=False)
-    node.group("", of_version_2(str(8 * GIB), 5 * GIB, 2 * GIB))
+CONTAINER_OF_BOTH = {
+    1: (lambda node: node.version_1("/d/abc", top="/d/abc", machine=False), "/memory"),
+    2: (lambda node: node.version_2("/", machine=False), ""),
+}
+FILES = {1: of_version_1, 2: of_version_2}
+NO_LIMIT = {1: UNLIMITED, 2: "max"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("limit_gib", [8, None])
+def test_a_container_has_its_own_memory_and_limit(
+    version: int, limit_gib: int | None, node: NodeTree
+) -> None:
+    mount, top = CONTAINER_OF_BOTH[version]
+    mount(node)
+    limit_text = str(limit_gib * GIB) if limit_gib else NO_LIMIT[version]
+    node.group(top, FILES[version](limit_text, 5 * GIB, 2 * GIB))
     host = node.host()
 
     limit, usage = memory(host.read())
 
-    assert limit == 8 * GIB
-    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": 3 * GIB}
+    # Without a limit, what it does not use of the node's counts as free.
+    assert limit == (limit_gib or 64) * GIB
+    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": limit - 5 * GIB}
     assert host.errors == 0
-
-
-def test_a_container_of_version_1_has_its_own_memory_and_limit(node: NodeTree) -> None:
-    node.version_1("/docker/abc", top="/docker/abc", machine=False)
-    node.group("/memory", of_version_1(str(8 * GIB), 5 * GIB, 2 * GIB))
-    host = node.host()
-
-    limit, usage = memory(host.read())
-
-    assert limit == 8 * GIB
-    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": 3 * GIB}
-    assert host.errors == 0
-
-
-def test_a_container_without_a_limit_uses_memory_of_the_node(node: NodeTree) -> None:
-    node.version_2("/", machine=False)
-    node.group("", of_version_2("max", 5 * GIB, 2 * GIB))
-
-    limit, usage = memory(node.host().read())
-
-    assert limit == 64 * GIB
-    assert usage == {"used": 3 * GIB, "cached": 2 * GIB, "free": 59 * GIB}
-
-
-def test_a_container_of_version_1_without_a_limit_uses_memory_of_the_node(node: NodeTree) -> None:
-    node.version_1("/", machine=False)
-    node.group("/memory", of_version_1(UNLIMITED, 5 * GIB, 2 * GIB))
-
-    limit, usage = memory(node.host().read())
-
-    assert (limit, usage["used"]) == (64 * GIB, 3 * GIB)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -130,38 +114,30 @@ def test_the_limits_are_those_that_all_ranks_share(node: NodeTree) -> None:
     assert limit_of(71, 73) == 64 * GIB
 
 
-def test_a_limit_above_the_nodes_memory_is_none(node: NodeTree) -> None:
-    node.version_2("/job")
-    node.group("/job", of_version_2(str(100 * GIB), 5 * GIB, 2 * GIB))
-
-    assert memory(node.host().read())[1]["used"] == 12 * GIB
-
-
-def test_a_limit_is_found_above_us_also_where_our_own_cgroup_has_no_files(node: NodeTree) -> None:
-    node.version_2("/slurm/job_5/step_0/task_0")
-    node.group("/slurm/job_5/step_0", of_version_2("max", GIB, 0))
-    node.group("/slurm/job_5", of_version_2(str(16 * GIB), 6 * GIB, GIB))
-
-    limit, usage = memory(node.host().read())
-
-    assert (limit, usage["used"]) == (16 * GIB, 5 * GIB)
-
-
 @pytest.mark.parametrize(
-    ("inner", "outer", "limit", "used"),
-    [(8, 16, 8, 1), (16, 8, 8, 4), (8, 8, 8, 4)],
-    ids=["the inner one", "a wider one never comes to bear", "of equal ones all share the outer"],
+    ("groups", "limit_gib", "used_gib"),
+    [
+        # By cgroup: its limit, and what it uses.
+        ({"/job": ("8", 5)}, 8, 5),
+        ({"/job": ("100", 5)}, 64, 12),
+        ({"/job/step": ("max", 1), "/job": ("16", 6)}, 16, 6),
+        # The tightest one; of equal ones the outer, which all share.
+        ({"/job/task": ("8", 1), "/job": ("16", 4)}, 8, 1),
+        ({"/job/task": ("16", 1), "/job": ("8", 4)}, 8, 4),
+        ({"/job/task": ("8", 1), "/job": ("8", 4)}, 8, 4),
+    ],
 )
-def test_the_tightest_limit_counts(
-    inner: int, outer: int, limit: int, used: int, node: NodeTree
+def test_the_tightest_limit_above_us_counts(
+    groups: dict[str, tuple[str, int]], limit_gib: int, used_gib: int, node: NodeTree
 ) -> None:
-    node.version_2("/pod/container")
-    node.group("/pod/container", of_version_2(str(inner * GIB), GIB, 0))
-    node.group("/pod", of_version_2(str(outer * GIB), 4 * GIB, 0))
+    node.version_2(next(iter(groups)))
+    for path, (limit, used) in groups.items():
+        text = limit if limit == "max" else str(int(limit) * GIB)
+        node.group(path, of_version_2(text, used * GIB, 0))
 
     found, usage = memory(node.host().read())
 
-    assert (found, usage["used"]) == (limit * GIB, used * GIB)
+    assert (found, usage["used"]) == (limit_gib * GIB, used_gib * GIB)
 
 
 def test_a_limit_that_is_changed_is_seen(node: NodeTree) -> None:
@@ -235,17 +211,53 @@ def used_since(
     node.group(path, {"cpu.stat": content})
 
 
-def test_a_quota_is_what_shares_are_of(node: NodeTree) -> None:
-    node.version_2("/job")
-    node.group("/job", {"cpu.max": "250000 100000"})
-    used_since(node, "/job", user_s=100, system_s=50, since_s=0)
+@pytest.mark.parametrize(
+    ("groups", "used_s", "expected"),
+    [
+        # Of 10 s: by quota, by set, and the tighter one of both.
+        ({"/job": {"cpu.max": "250000 100000"}}, (12.5, 5), (0.5, 0.2, 0.3)),
+        ({"/job": {"cpuset.cpus.effective": "0-1"}}, (10, 0), (0.5, 0, 0.5)),
+        ({"/job": {"cpuset.cpus.effective": "0,2-3"}}, (10, 0), (1 / 3, 0, 2 / 3)),
+        (
+            {
+                "/job/task": {"cpu.max": "300000 100000"},
+                "/job": {"cpu.max": "max 100000", "cpuset.cpus.effective": "2-3"},
+            },
+            *((10, 0), (0.5, 0, 0.5)),
+        ),
+        # A quota is exceeded for a moment; a container has all processors.
+        ({"/job": {"cpu.max": "100000 100000"}}, (8.4, 2.1), (0.8, 0.2, 0)),
+        ({"": {"cpu.max": "max 100000"}}, (10, 10), (0.25, 0.25, 0.5)),
+        # What limits nothing leaves the node's own times.
+        ({"/job": {"cpuset.cpus.effective": "0-3"}}, (10, 0), None),
+        ({"/job": {"cpu.max": "800000 100000"}}, (10, 0), None),
+    ],
+)
+def test_shares_are_of_the_processors_that_we_may_use(
+    groups: dict[str, dict[str, str]],
+    used_s: tuple[float, float],
+    expected: tuple[float, float, float] | None,
+    node: NodeTree,
+) -> None:
+    node.version_2(next(iter(groups)) or "/", machine="" not in groups)
+    for path, files in groups.items():
+        node.group(path, files)
+        used_since(node, path, user_s=100, system_s=50, since_s=0)
     host = node.host()
     first = shares(host.read())
 
-    used_since(node, "/job", user_s=105, system_s=52, since_s=4)
+    for path in groups:
+        used_since(node, path, user_s=100 + used_s[0], system_s=50 + used_s[1], since_s=0)
+    node.clock.now += 10
+    node.processors(user=75, idle=25)
+    found = shares(host.read())
 
     assert first == {}
-    assert shares(host.read()) == {"user": 0.5, "system": 0.2, "idle": pytest.approx(0.3)}
+    if expected is None:
+        assert found["user"] == 0.75
+    else:
+        assert (found["user"], found["system"], found["idle"]) == pytest.approx(expected)
+        assert len(found) == 3
     assert host.errors == 0
 
 
@@ -264,23 +276,6 @@ def test_a_quota_of_version_1_has_its_account_in_a_tree_of_its_own(node: NodeTre
     assert host.errors == 0
 
 
-@pytest.mark.parametrize(("allowed", "share"), [("0-1", 0.5), ("0,2-3", 1 / 3), ("0-3", None)])
-def test_a_set_of_processors_is_a_limit_if_it_is_not_all_of_them(
-    allowed: str, share: float | None, node: NodeTree
-) -> None:
-    node.version_2("/job")
-    node.group("/job", {"cpuset.cpus.effective": allowed})
-    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
-    host = node.host()
-    host.read()
-
-    used_since(node, "/job", user_s=10, system_s=0, since_s=10)
-    node.processors(user=75, idle=25)
-
-    expected = 0.75 if share is None else pytest.approx(share)
-    assert shares(host.read())["user"] == expected
-
-
 def test_a_set_of_version_1_is_a_limit_too(node: NodeTree) -> None:
     node.version_1("/job")
     node.group("/cpuset/job", {"cpuset.effective_cpus": "1"})
@@ -292,57 +287,6 @@ def test_a_set_of_version_1_is_a_limit_too(node: NodeTree) -> None:
     node.group("/cpu,cpuacct/job", {"cpuacct.stat": "user 500\nsystem 0"})
 
     assert shares(host.read())["user"] == 0.5
-
-
-def test_of_a_set_and_a_quota_the_tighter_one_counts(node: NodeTree) -> None:
-    node.version_2("/job/task")
-    node.group("/job/task", {"cpu.max": "300000 100000"})
-    node.group("/job", {"cpu.max": "max 100000", "cpuset.cpus.effective": "2-3"})
-    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
-    host = node.host()
-    host.read()
-
-    used_since(node, "/job", user_s=10, system_s=0, since_s=10)
-
-    assert shares(host.read())["user"] == 0.5
-
-
-def test_a_container_without_a_limit_has_all_processors(node: NodeTree) -> None:
-    node.version_2("/", machine=False)
-    node.group("", {"cpu.max": "max 100000"})
-    used_since(node, "", user_s=0, system_s=0, since_s=0)
-    host = node.host()
-    host.read()
-
-    used_since(node, "", user_s=10, system_s=10, since_s=10)
-
-    assert shares(host.read()) == {"user": 0.25, "system": 0.25, "idle": 0.5}
-
-
-def test_a_quota_that_is_exceeded_for_a_moment_leaves_nothing_idle(node: NodeTree) -> None:
-    node.version_2("/job")
-    node.group("/job", {"cpu.max": "100000 100000"})
-    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
-    host = node.host()
-    host.read()
-
-    used_since(node, "/job", user_s=8.4, system_s=2.1, since_s=10)
-
-    found = shares(host.read())
-    assert found == {"user": pytest.approx(0.8), "system": pytest.approx(0.2), "idle": 0.0}
-
-
-def test_a_quota_of_more_than_there_is_limits_nothing(node: NodeTree) -> None:
-    node.version_2("/job")
-    node.group("/job", {"cpu.max": "800000 100000"})
-    used_since(node, "/job", user_s=0, system_s=0, since_s=0)
-    host = node.host()
-    host.read()
-
-    used_since(node, "/job", user_s=10, system_s=0, since_s=10)
-    node.processors(user=75, idle=25)
-
-    assert shares(host.read())["user"] == 0.75
 
 
 def test_more_time_than_all_processors_have_is_impossible(node: NodeTree) -> None:
@@ -371,7 +315,7 @@ def test_times_of_two_cgroups_are_not_compared(node: NodeTree) -> None:
     assert host.errors == 0
 
 
-@pytest.mark.parametrize("content", ["", "much 100000", "0 100000", "100000", "-1 100000"])
+@pytest.mark.parametrize("content", ["much 100000", "0 100000", "100000", "-2 100000"])
 def test_a_corrupt_quota_is_none(content: str, node: NodeTree) -> None:
     node.version_2("/job")
     node.group("/job", {"cpu.max": content})

@@ -19,7 +19,7 @@ from otel_ddp.agent.node import sampling
 from otel_ddp.agent.node.gpu.driver import Device, DriverMissing, Question, User
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.agent.node.process.process_stat import read_process_stat
+from otel_ddp.agent.node.process.process_tree import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
 from otel_ddp.agent.reading.rank import Rank
 

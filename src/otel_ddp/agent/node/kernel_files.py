@@ -34,6 +34,16 @@ class KernelFiles:
             self.failed(place or path, error)
             return None
 
+    def value(self, path: str) -> int | None:
+        """The number that is the whole file."""
+        text = self.text(path)
+        if text is None:
+            return None
+        value = number(text.strip())
+        if value is None:
+            self.leave_out(path, f"{text.strip()[:50]!r} is no number")
+        return value
+
     def numbers(self, path: str, names: Collection[str], place: str = "") -> dict[str, int]:
         """The numbers of the lines that begin with these names."""
         found: dict[str, int] = {}

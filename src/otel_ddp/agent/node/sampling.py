@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from otel_ddp.agent.node.host.host import Host
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process import ProcessReader
-from otel_ddp.agent.node.process.process_stat import read_process_stat
+from otel_ddp.agent.node.process.process_tree import read_process_stat
 from otel_ddp.agent.node.source_thread import Sampler
 from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.errors import containment
@@ -68,63 +69,55 @@ class Sampling:
         self._started_ns = time.time_ns()
         # The series in the ledger now.
         self._shown: set[Series] = set()
-        gpus = self._gpu_devices = Gpus(drivers)
-        self._gpus: Sampler[GpuSample] | None = None
-        self._host: Sampler[_NodeSample] | None = None
-        self._file_systems: Sampler[_NodeSample] | None = None
-        self._processes: Sampler[_ProcessSample] | None = None
+        self._files = KernelFiles()
+        self._gpus = Gpus(drivers)
+        self._process_reader = ProcessReader(proc)
+        self._samplers: dict[str, Sampler[Any]] = {}
         if "gpu" in sources:
-            self._gpus = Sampler("gpu", lambda: gpus.read(time.monotonic_ns()), _GPU_S)
+            self._samplers["gpu"] = Sampler("gpu", self._read_gpus, _GPU_S)
         if "host" in sources:
-            host = Host(proc, pids=self._rank_pids)
-            self._host = Sampler("host", _reader(host), _HOST_S)
+            read = partial(_read, Host(proc, pids=self._rank_pids))
+            self._samplers["host"] = Sampler("host", read, _HOST_S)
             # Apart from the host: a file server that does not answer blocks this thread alone.
-            self._files = KernelFiles()
-            reader = _reader(FileSystems(self._directories))
-            self._file_systems = Sampler("file_systems", reader, _FILE_SYSTEMS_S)
+            read = partial(_read, FileSystems(self._directories))
+            self._samplers["file_systems"] = Sampler("file_systems", read, _FILE_SYSTEMS_S)
         if "process" in sources:
-            self._processes = Sampler("process", self._process_reader(), _PROCESS_S)
+            self._samplers["process"] = Sampler("process", self._read_processes, _PROCESS_S)
         self._ownership = Ownership({}, [], [])
         self._core_use = CoreUse(proc)
 
-    def _samplers(self) -> list[Sampler[Any]]:
-        all_sources = (self._gpus, self._host, self._file_systems, self._processes)
-        return [sampler for sampler in all_sources if sampler is not None]
-
     def start(self) -> None:
         """Start the thread of each source."""
-        for sampler in self._samplers():
+        for sampler in self._samplers.values():
             sampler.start()
 
     def threads(self) -> list[KeptThread]:
         """The thread of each source."""
-        return [sampler.thread for sampler in self._samplers()]
+        return [sampler.thread for sampler in self._samplers.values()]
 
     def stop(self) -> None:
         """Stop the threads; one that hangs is left behind."""
-        for sampler in self._samplers():
+        for sampler in self._samplers.values():
             sampler.stop(_STOP_S)
 
     # -- what the threads read
 
-    def _process_reader(self) -> Callable[[], _ProcessSample]:
-        reader = ProcessReader(self._proc)
+    def _read_gpus(self) -> GpuSample:
+        return self._gpus.read(time.monotonic_ns())
 
-        def read() -> _ProcessSample:
-            ranks = self._ranks
-            if ranks:
-                reader.begin_round()
-            found, missed = {}, []
-            for rank in ranks:
-                others = set(self._pids) - {rank.pid}
-                measurements = reader.read(rank.pid, rank.start_ticks, others) if rank.pid else None
-                if measurements is not None:
-                    found[rank.pid, rank.start_ticks] = measurements
-                else:
-                    missed.append(dict(rank.labels).get("rank", ""))
-            return _ProcessSample(found, missed, reader.errors)
-
-        return read
+    def _read_processes(self) -> _ProcessSample:
+        reader, ranks = self._process_reader, self._ranks
+        if ranks:
+            reader.begin_round()
+        found, missed = {}, []
+        for rank in ranks:
+            others = set(self._pids) - {rank.pid}
+            measurements = reader.read(rank.pid, rank.start_ticks, others) if rank.pid else None
+            if measurements is not None:
+                found[rank.pid, rank.start_ticks] = measurements
+            else:
+                missed.append(dict(rank.labels).get("rank", ""))
+        return _ProcessSample(found, missed, reader.errors)
 
     def _rank_pids(self) -> Collection[int | str]:
         """The processes whose cgroups limit the node: the agent may run in those of a service."""
@@ -157,9 +150,9 @@ class Sampling:
         for series in self._shown - shown:
             self._ledger.forget(series)
         self._shown = shown
-        if self._processes is not None:
+        if "process" in self._samplers:
             self._core_use.poll(self._newest(), now_ns)
-        for sampler in self._samplers():
+        for sampler in self._samplers.values():
             self._put_source_health(sampler, now_ns)
 
     def cores(self) -> dict[Labels, float]:
@@ -176,31 +169,36 @@ class Sampling:
 
     def _labelled(self) -> Iterator[tuple[Labels, Measurement, int]]:
         node_labels = self._node_labels()
-        for sampler in (self._host, self._file_systems):
-            found, taken_ns = _fresh(sampler, _HOST_S if sampler is self._host else _FILE_SYSTEMS_S)
-            for measurement in () if found is None else found.measurements:
+        for name in ("host", "file_systems"):
+            found, taken_ns = self._fresh(name)
+            for measurement in found.measurements if found else ():
                 yield node_labels, measurement, taken_ns
-        sample, taken_ns = _fresh(self._processes, _PROCESS_S)
-        if sample is not None:
-            for rank in self._newest():
-                for measurement in sample.measurements.get((rank.pid, rank.start_ticks), ()):
-                    yield rank.labels, measurement, taken_ns
+        sample, taken_ns = self._fresh("process")
+        for rank in self._newest() if sample else ():
+            for measurement in sample.measurements.get((rank.pid, rank.start_ticks), ()):
+                yield rank.labels, measurement, taken_ns
         yield from self._labelled_gpus()
 
     def _labelled_gpus(self) -> Iterator[tuple[Labels, Measurement, int]]:
-        sample, taken_ns = _fresh(self._gpus, _GPU_S)
-        if sample is None:
-            self._ownership = Ownership({}, [], [])
-            return
-        processes = [self._process_devices(rank) for rank in self._ranks]
-        self._ownership = owners(processes, sample.devices, self._gpu_devices.visible, self._node)
-        for each in sample.devices:
+        sample, taken_ns = self._fresh("gpu")
+        processes = [self._process_devices(rank) for rank in self._ranks] if sample else []
+        devices = sample.devices if sample else ()
+        self._ownership = owners(processes, devices, self._gpus.visible, self._node)
+        for each in devices:
             for measurement in each.measurements:
                 yield self._ownership.labels[each.device.uuid], measurement, taken_ns
         for used in self._ownership.memory:
             metric = catalog.OTEL_DDP_GPU_PROCESS_MEMORY_USAGE
             measurement = Measurement(metric, float(used.used_bytes), identity(used.device))
             yield used.labels, measurement, taken_ns
+
+    def _fresh(self, name: str) -> tuple[Any, int]:
+        """The last sample of a source, and when it was taken; None if it is old."""
+        sampler = self._samplers.get(name)
+        latest = None if sampler is None else sampler.latest()
+        if sampler is None or latest is None or latest.age_s > _FRESH_PERIODS * sampler.every_s:
+            return None, 0
+        return latest.value, latest.taken_ns
 
     def _newest(self) -> Iterable[Rank]:
         """Of two processes with the same labels the one that was started last."""
@@ -235,28 +233,26 @@ class Sampling:
 
     def describe(self) -> dict[str, Any]:
         """What `otel-ddp status` shows of the node's devices."""
-        sample, _ = _fresh(self._gpus, _GPU_S)
-        if sample is None:
-            hung = self._gpus is not None and self._gpus.age_s() > _FRESH_PERIODS * _GPU_S
-            described = "the GPU driver does not answer" if hung else ""
-            remarks = [described] if described else []
-            return {"gpus": [], "gpu_remarks": remarks, "gpu_driver": "", "unseen": self._unseen()}
+        sample, _ = self._fresh("gpu")
+        processes, _ = self._fresh("process")
+        remarks: list[str] = []
+        gpus = self._samplers.get("gpu")
+        if sample:
+            remarks = [*filter(None, [sample.remark]), *self._ownership.remarks]
+        elif gpus is not None and gpus.age_s() > _FRESH_PERIODS * _GPU_S:
+            remarks = ["the GPU driver does not answer"]
         return {
-            "unseen": self._unseen(),
+            # Ranks whose process could not be read in the last sample.
+            "unseen": list(processes.missed) if processes else [],
             "gpus": self.gpus(),
-            "gpu_remarks": [*filter(None, [sample.remark]), *self._ownership.remarks],
-            "gpu_driver": sample.version,
+            "gpu_remarks": remarks,
+            "gpu_driver": sample.version if sample else "",
         }
-
-    def _unseen(self) -> list[str]:
-        """Ranks whose process could not be read in the last sample."""
-        sample, _ = _fresh(self._processes, _PROCESS_S)
-        return [] if sample is None else list(sample.missed)
 
     def gpus(self) -> list[dict[str, Any]]:
         """The devices as sampled last."""
-        sample, _ = _fresh(self._gpus, _GPU_S)
-        return [] if sample is None else [self._described(each) for each in sample.devices]
+        sample, _ = self._fresh("gpu")
+        return [self._described(each) for each in sample.devices] if sample else []
 
     def _described(self, each: DeviceSample) -> dict[str, Any]:
         described: dict[str, Any] = {
@@ -291,12 +287,5 @@ _SHOWN: dict[tuple[catalog.Metric, str], str] = {
 }
 
 
-def _reader(source: Host | FileSystems) -> Callable[[], _NodeSample]:
-    return lambda: _NodeSample(source.read(), source.errors)
-
-
-def _fresh(sampler: Sampler[Any] | None, period_s: float) -> tuple[Any, int]:
-    latest = None if sampler is None else sampler.latest()
-    if latest is None or latest.age_s > _FRESH_PERIODS * period_s:
-        return None, 0
-    return latest.value, latest.taken_ns
+def _read(source: Host | FileSystems) -> _NodeSample:
+    return _NodeSample(source.read(), source.errors)

@@ -46,7 +46,7 @@ class Sampler(Generic[T]):
         self.name = name
         self.failures = 0
         self._read = read
-        self._every_s = every_s
+        self.every_s = every_s
         self._clock = clock
         self._wall_ns = wall_ns
         self._stopping = stopping or threading.Event()
@@ -82,7 +82,7 @@ class Sampler(Generic[T]):
             self._read_once(began_at)
             took_s = self._clock() - began_at
             # A reading that took longer than its period does not catch up on the missed ones.
-            pause_s = self._every_s - took_s if took_s < self._every_s else self._every_s
+            pause_s = self.every_s - took_s if took_s < self.every_s else self.every_s
             self._stopping.wait(pause_s)
 
     def _read_once(self, began_at: float) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from otel_ddp import catalog
 from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.errors import containment
 
 _MOST_FILE_SYSTEMS = 16
 # Data loaders pass their batches through shared memory, and die when it is full.
@@ -38,10 +37,6 @@ class FileSystems:
         return self._files.errors
 
     def read(self) -> list[Measurement]:
-        return [*self._read()]
-
-    @containment.contained(default=())
-    def _read(self) -> list[Measurement]:
         measurements: list[Measurement] = []
         seen: set[int] = set()
         # Sorted, so that a file system with several mount points always has the same one.
@@ -67,21 +62,17 @@ class FileSystems:
             return []  # without storage, as /proc
         # As in `df`: blocks reserved for the superuser are neither used nor free.
         states = {"used": found.f_blocks - found.f_bfree, "free": found.f_bavail}
+        # A path may be any bytes; a label is text.
+        shown = ("system.filesystem.mountpoint", os.fsencode(point).decode("utf-8", "replace"))
         measurements = []
         for state, blocks in states.items():
             if not 0 <= blocks <= found.f_blocks:
                 self._files.leave_out(point, f"{blocks} of {found.f_blocks} blocks are {state}")
                 continue
-            # A path may be any bytes; a label is text.
-            shown = os.fsencode(point).decode("utf-8", "replace")
-            attributes = (
-                ("system.filesystem.mountpoint", shown),
-                ("system.filesystem.state", state),
-            )
+            attributes = (shown, ("system.filesystem.state", state))
             size_bytes = blocks * found.f_frsize
-            measurements.append(
-                Measurement(catalog.SYSTEM_FILESYSTEM_USAGE, size_bytes, attributes)
-            )
+            metric = catalog.SYSTEM_FILESYSTEM_USAGE
+            measurements.append(Measurement(metric, size_bytes, attributes))
         return measurements
 
 

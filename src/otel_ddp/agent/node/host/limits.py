@@ -115,37 +115,29 @@ class Limits:
                     yield cores, group, path
 
     def _quota(self, path: str, version: int) -> float | None:
-        if version == 1:
-            file = f"{path}/cpu.cfs_quota_us"
-            words = [(self._files.text(file) or "-1").strip()]
-            if words == ["-1"]:
-                return None
-            words.append((self._files.text(f"{path}/cpu.cfs_period_us") or "").strip())
-        else:
-            file = f"{path}/cpu.max"
-            words = (self._files.text(file) or "max").split()
-            if words[:1] == ["max"]:
-                return None
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        text = " ".join(self._files.text(f"{path}/{name}") or "" for name in names)
+        words = text.split()
+        if not words or words[0] in ("max", "-1"):
+            return None
         numbers = [number(word) for word in words]
         if len(numbers) == 2 and numbers[0] and numbers[1]:
             return numbers[0] / numbers[1]
-        self._files.leave_out(file, f"{' '.join(words)[:50]!r} is no quota")
+        self._files.leave_out(f"{path}/{names[0]}", f"{text[:50]!r} is no quota")
         return None
 
     def _processor_set(self, path: str, version: int) -> int | None:
         name = "cpuset.effective_cpus" if version == 1 else "cpuset.cpus.effective"
-        text = self._files.text(f"{path}/{name}")
-        if not text or not text.strip():
-            return None
+        text = (self._files.text(f"{path}/{name}") or "").strip()
         count = 0
-        for part in text.strip().split(","):
+        for part in text.split(",") if text else ():
             first, _, last = part.partition("-")
             low, high = number(first), number(last or first)
             if low is None or high is None or high < low:
-                self._files.leave_out(f"{path}/{name}", f"{text.strip()[:50]!r} is no list")
+                self._files.leave_out(f"{path}/{name}", f"{text[:50]!r} is no list")
                 return None
             count += high - low + 1
-        return count
+        return count or None
 
     def _usage(self, group: Group, path: str) -> str:
         """Where a cgroup's processor time is accounted; version 1 has a separate tree for that."""

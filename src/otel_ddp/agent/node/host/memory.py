@@ -6,7 +6,7 @@ from pathlib import Path
 
 from otel_ddp import catalog
 from otel_ddp.agent.node.host.limits import MemoryShare
-from otel_ddp.agent.node.kernel_files import KernelFiles, number
+from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
 
 _OF_NODE = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "Shmem")
@@ -42,10 +42,8 @@ class Memory:
         return measurements + self._swap(node)
 
     def _states_of_node(self, node: dict[str, int]) -> dict[str, int]:
-        states = {}
-        for state, name in (("free", "MemFree"), ("buffers", "Buffers")):
-            if name in node:
-                states[state] = node[name]
+        names = {"free": "MemFree", "buffers": "Buffers"}
+        states = {state: node[name] for state, name in names.items() if name in node}
         if {"Cached", "SReclaimable", "Shmem"} <= node.keys():
             # The kernel counts shared memory, which holds the data loaders' batches, as cache. But
             # it cannot be reclaimed, so it is in use; in a container too.
@@ -62,12 +60,8 @@ class Memory:
             usage_file, inactive = "memory.usage_in_bytes", "total_inactive_file"
         else:
             usage_file, inactive = "memory.current", "inactive_file"
-        text = self._files.text(f"{share.path}/{usage_file}")
-        if text is None:
-            return {}
-        charged = number(text.strip())
+        charged = self._files.value(f"{share.path}/{usage_file}")
         if charged is None:
-            self._files.leave_out(f"{share.path}/{usage_file}", "it is no number")
             return {}
         states = {}
         found = self._files.numbers(f"{share.path}/memory.stat", (inactive,))

@@ -1,4 +1,4 @@
-"""Reads how the processors of the node or the container spent their time, and the load."""
+"""Reads how the processors of the node or the container spent their time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from otel_ddp import catalog
 from otel_ddp.agent.node.host.limits import ProcessorShare
@@ -22,20 +21,8 @@ _UNSTEADY = ("idle", "iowait")
 _TOLERANCE_S = 0.1
 _TOLERANCE = 1.1
 
-
-class ProcessorTimes(NamedTuple):
-    """The contents of /proc/stat."""
-
-    spent_s: dict[str, float] | None
-    online: int
-    boot_ns: int
-    """When the machine was started, in nanoseconds since 1970; 0 if unknown."""
-
-
-class _Spent(NamedTuple):
-    cgroup: str
-    at_s: float
-    spent_s: dict[str, float]
+SpentS = dict[str, float]
+"""Seconds by mode."""
 
 
 class Processors:
@@ -49,99 +36,67 @@ class Processors:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
-        self._proc = proc
+        self._path = f"{proc}/stat"
         self._clock = clock
-        self._before: _Spent | None = None
+        # The cgroup, the moment, and what was spent by then.
+        self._before: tuple[str, float, SpentS] | None = None
 
-    def read(self, times: ProcessorTimes, share: ProcessorShare | None) -> list[Measurement]:
-        measurements = self._load()
-        now_s = self._clock()
-        cgroup = share.path if share else ""
-        spent_s = self._spent_in(share) if share else times.spent_s
-        if spent_s is None:
-            return measurements
-        before, self._before = self._before, _Spent(cgroup, now_s, spent_s)
-        if before is None or before.cgroup != cgroup:
-            return measurements
-        passed_s = {mode: value - before.spent_s[mode] for mode, value in spent_s.items()}
+    def read(self, share: ProcessorShare | None, online: int) -> list[Measurement]:
+        now_s, cgroup = self._clock(), share.path if share else ""
+        spent_s = self._spent_in(share) if share else self._spent_on_node()
+        if not spent_s:
+            return []
+        before, self._before = self._before, (cgroup, now_s, spent_s)
+        if before is None or before[0] != cgroup:
+            return []
+        passed_s = {mode: value - before[2][mode] for mode, value in spent_s.items()}
         for mode in _UNSTEADY:
             passed_s[mode] = max(passed_s.get(mode, 0.0), 0.0)
         if min(passed_s.values()) < 0:
-            self._files.leave_out(cgroup or f"{self._proc}/stat", "time has gone back")
-            return measurements
+            self._files.leave_out(cgroup or self._path, "time has gone back")
+            return []
         if share:
-            total_s = self._rest(passed_s, now_s - before.at_s, share.cores, times.online)
-        else:
-            total_s = sum(passed_s.values())
-        if total_s <= 0:
-            return measurements
-        for mode, value in passed_s.items():
-            attributes = (("cpu.mode", mode),)
-            measurements.append(
-                Measurement(catalog.SYSTEM_CPU_UTILIZATION, value / total_s, attributes)
-            )
-        return measurements
+            self._add_idle(passed_s, now_s - before[1], share.cores, online)
+        total_s = sum(passed_s.values())
+        metric = catalog.SYSTEM_CPU_UTILIZATION
+        return [
+            Measurement(metric, value / total_s, (("cpu.mode", mode),))
+            for mode, value in passed_s.items()
+            if total_s > 0
+        ]
 
-    def _rest(self, passed_s: dict[str, float], since_s: float, cores: float, online: int) -> float:
-        """Add the idle time of a cgroup's cores to *passed_s*; return the total time."""
-        if since_s <= 0:
-            return 0.0
+    def _add_idle(self, passed_s: SpentS, since_s: float, cores: float, online: int) -> None:
+        """Add the idle time of a cgroup's cores; leave nothing if that cannot be."""
         used_s = passed_s["user"] + passed_s["system"]
         if used_s > since_s * max(online, cores) * _TOLERANCE + _TOLERANCE_S:
             self._files.leave_out("cgroup", "more processor time than there was")
-            return 0.0
-        # Quotas come in slices and can be saved up: usage may exceed them for a moment.
-        passed_s["idle"] = max(since_s * cores - used_s, 0.0)
-        del passed_s["iowait"]
-        return used_s + passed_s["idle"]
-
-    def _spent_in(self, share: ProcessorShare) -> dict[str, float] | None:
-        if share.version == 1:
-            found = self._files.numbers(f"{share.path}/cpuacct.stat", ("user", "system"))
-            spent_s = {mode: ticks / _TICKS_PER_S for mode, ticks in found.items()}
+            passed_s.clear()
+        elif since_s > 0:
+            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
+            passed_s["idle"] = max(since_s * cores - used_s, 0.0)
+            del passed_s["iowait"]
         else:
-            found = self._files.numbers(f"{share.path}/cpu.stat", ("user_usec", "system_usec"))
-            spent_s = {mode.removesuffix("_usec"): us / 1e6 for mode, us in found.items()}
+            passed_s.clear()
+
+    def _spent_in(self, share: ProcessorShare) -> SpentS | None:
+        if share.version == 1:
+            path, suffix, per_s = f"{share.path}/cpuacct.stat", "", _TICKS_PER_S
+        else:
+            path, suffix, per_s = f"{share.path}/cpu.stat", "_usec", 1_000_000
+        found = self._files.numbers(path, (f"user{suffix}", f"system{suffix}"))
+        spent_s = {name.removesuffix(suffix): value / per_s for name, value in found.items()}
         return spent_s if len(spent_s) == 2 else None
 
-    def _load(self) -> list[Measurement]:
-        path = f"{self._proc}/loadavg"
-        text = self._files.text(path)
+    def _spent_on_node(self) -> SpentS | None:
+        text = self._files.text(self._path)
         if text is None:
-            return []
-        whole, _, part = text.partition(" ")[0].partition(".")
-        if number(whole) is None or number(part) is None:
-            self._files.leave_out(path, "it does not begin with a number")
-            return []
-        return [Measurement(catalog.OTEL_DDP_HOST_LOAD_AVERAGE_1M, float(f"{whole}.{part}"))]
-
-
-def read_processor_times(files: KernelFiles, proc: Path) -> ProcessorTimes:
-    """Everything that others need of /proc/stat as well: it is the dearest file to read."""
-    path = f"{proc}/stat"
-    text = files.text(path)
-    if text is None:
-        return ProcessorTimes(None, 0, 0)
-    lines = text.splitlines()
-    spent_s = _spent_s(lines[0]) if lines else None
-    if spent_s is None:
-        files.leave_out(path, "it does not begin with the times of all processors")
-    online = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
-    boot_s = next((number(line[6:]) for line in lines if line.startswith("btime ")), None)
-    if boot_s is None:
-        files.leave_out(path, "it does not say when the machine was started")
-    return ProcessorTimes(spent_s, online, (boot_s or 0) * 1_000_000_000)
-
-
-def _spent_s(line: str) -> dict[str, float] | None:
-    name, _, rest = line.partition(" ")
-    words = rest.split()
-    if name != "cpu" or len(words) < len(_MODES):
-        return None
-    spent_s = dict.fromkeys(_MODES, 0.0)
-    for mode, word in zip(_MODES, words, strict=False):
-        ticks = number(word)
-        if ticks is None:
             return None
-        spent_s[mode] += ticks / _TICKS_PER_S
-    return spent_s
+        name, *words = text.partition("\n")[0].split() or [""]
+        ticks = [number(word) for word in words[: len(_MODES)]]
+        spent_s = dict.fromkeys(_MODES, 0.0)
+        for mode, value in zip(_MODES, ticks, strict=False):
+            spent_s[mode] += (value or 0) / _TICKS_PER_S
+        if name != "cpu" or len(ticks) < len(_MODES) or None in ticks:
+            self._files.leave_out(self._path, "it does not begin with the times of all processors")
+            return None
+        return spent_s

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from otel_ddp.agent.node.host.processors import read_processor_times
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.measurement import Measurement, boot_ns
 from otel_ddp.agent.node.process.process_family import Amounts, Family, Relative
-from otel_ddp.agent.node.process.process_stat import ProcessStat, read_process_stat
-from otel_ddp.agent.node.process.process_tree import ProcessTree
+from otel_ddp.agent.node.process.process_tree import ProcessStat, ProcessTree, read_process_stat
 from otel_ddp.catalog import (
     PROCESS_CONTEXT_SWITCHES,
     PROCESS_CPU_TIME,
@@ -52,6 +50,7 @@ class ProcessReader:
         *,
         own_pid: int | None = None,
         since_boot_s: Callable[[], float] = _since_boot_s,
+        boot_ns: Callable[[], int] = boot_ns,
     ) -> None:
         self._files = KernelFiles()
         self._proc = str(proc)
@@ -60,7 +59,7 @@ class ProcessReader:
         self._since_boot_s = since_boot_s
         self._tree = ProcessTree(self._files, self._proc)
         self._families: dict[tuple[int, int], Family] = {}
-        self._boot_ns = 0
+        self._boot_ns = boot_ns()
 
     @property
     def errors(self) -> int:
@@ -71,7 +70,6 @@ class ProcessReader:
     def begin_round(self) -> None:
         """List the processes of the node; call it before each round of `read`."""
         self._tree.poll()
-        self._boot_ns = self._boot_ns or read_processor_times(self._files, Path(self._proc)).boot_ns
         self._families = {
             key: family for key, family in self._families.items() if key[0] in self._tree
         }
@@ -87,7 +85,7 @@ class ProcessReader:
         stat = read_process_stat(self._files, self._proc, pid)
         if stat is None or stat.start != start_ticks or not stat.alive:
             return None
-        start_ns = self._boot_ns + start_ticks * _NS_PER_TICK if self._boot_ns else 0
+        start_ns = self._boot_ns + start_ticks * _NS_PER_TICK
         family = self._family(pid, start_ticks)
         status = self._files.text(f"{self._proc}/{pid}/status", "status") or ""
         # Read before the descendants: the process may wait for one at any moment, and then includes
@@ -107,18 +105,14 @@ class ProcessReader:
 
     def _of_stat(self, stat: ProcessStat, start_ns: int) -> Iterator[Measurement]:
         yield from _times(PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
-        resident = stat.resident_pages
+        yield Measurement(PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
+        yield Measurement(PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes)
+        yield Measurement(PROCESS_THREAD_COUNT, stat.threads)
         uptime_s = self._since_boot_s() - stat.start / _TICKS_PER_S
-        for metric, value in (
-            (PROCESS_MEMORY_USAGE, None if resident is None else resident * _PAGE_BYTES),
-            (PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes),
-            (PROCESS_THREAD_COUNT, stat.threads),
-            (PROCESS_UPTIME, uptime_s if uptime_s >= 0 else None),
-        ):
-            if value is None:
-                self._files.leave_out(metric.name, "impossible")
-            else:
-                yield Measurement(metric, value)
+        if uptime_s >= 0:
+            yield Measurement(PROCESS_UPTIME, uptime_s)
+        else:
+            self._files.leave_out(PROCESS_UPTIME.name, "negative")
 
     def _descriptors(self, pid: int) -> Iterator[Measurement]:
         try:
@@ -145,12 +139,10 @@ class ProcessReader:
     # -- its descendants
 
     def _family(self, pid: int, start_ticks: int) -> Family:
-        found = self._families.get((pid, start_ticks))
-        if found is None:
+        if (pid, start_ticks) not in self._families:
             now_ns = self._boot_ns + int(self._since_boot_s() * 1_000_000_000)
-            found = Family(now_ns if self._boot_ns else 0)
-            self._families[pid, start_ticks] = found
-        return found
+            self._families[pid, start_ticks] = Family(now_ns)
+        return self._families[pid, start_ticks]
 
     def _relatives(self, pid: int, without: Collection[int]) -> dict[tuple[int, int], Relative]:
         found = {}
@@ -172,12 +164,8 @@ class ProcessReader:
             stat = read_process_stat(self._files, self._proc, key[0])
             return stat is not None and stat.start == key[1]
 
-        ignored = _line(status, "SigIgn")
-        try:
-            waits = not int(ignored or "0", 16) & _IGNORES_CHILDREN
-        except ValueError:
-            waits = True
-        family.update(pid, relatives, lives_on, waits)
+        ignored = int(_line(status, "SigIgn") or "0", 16)
+        family.update(pid, relatives, lives_on, waits=not ignored & _IGNORES_CHILDREN)
 
     def _of_relatives(
         self,
@@ -187,7 +175,7 @@ class ProcessReader:
     ) -> Iterator[Measurement]:
         alive = [each.stat for each in relatives.values() if each.stat.alive]
         yield Measurement(TRAINING_CHILDREN_COUNT, len(alive))
-        pages = sum(each.resident_pages or 0 for each in alive)
+        pages = sum(each.resident_pages for each in alive)
         yield Measurement(TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
         total = family.total(stat)
         since_ns = family.start_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from otel_ddp.agent.node.process.process_stat import ProcessStat
+from otel_ddp.agent.node.process.process_tree import ProcessStat
 
 # Ticks, then bytes.
 AMOUNTS = ("user", "system", "read", "write")

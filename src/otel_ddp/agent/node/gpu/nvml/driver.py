@@ -37,10 +37,9 @@ _MOST_USED_BYTES = 1 << 50
 # A reset board appears only once the driver is opened anew, which interrupts the others.
 _SEARCHED_AGAIN_S = 600.0
 _PROCESSES = (
-    # The newest call first. If several lists have a process, each has all of its memory.
-    ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
-    ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
-    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+    # If several lists have a process, each has all of its memory.
+    *("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 )
 _IN_CONTAINERS = (
     "a container has to be started with the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES that "
@@ -282,12 +281,9 @@ class Nvml:
     def _processes(self, part: _Part | None) -> Iterator[Any]:
         if part is None:
             return
-        for newer, older in _PROCESSES:
+        for function in _PROCESSES:
             with contextlib.suppress(NotSupported):
-                try:
-                    yield from part.calls.ask(newer)
-                except NotSupported:
-                    yield from part.calls.ask(older)
+                yield from part.calls.ask(function)
 
     def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
         if not self._devices:

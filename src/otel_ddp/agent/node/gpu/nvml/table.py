@@ -6,7 +6,7 @@ To read another one, add a row here. Of the ways of a series the first counts th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp import catalog as c
@@ -30,10 +30,14 @@ _PERCENT = Unit(100, 100)
 _ROUNDED_PERCENT = Unit(100, 101, whole=100)
 # A fan may turn faster than its nominal maximum.
 _FAN_PERCENT = Unit(100, 200, whole=100)
+_YES = Unit(most=1)
+_CELSIUS = Unit(most=200, least=-60)
 _MILLIWATTS = Unit(1000, 20_000_000)
-_MEGAHERTZ = Unit(1e-6, 100_000)
+_MILLIJOULES, _NANOSECONDS, _MEGAHERTZ = Unit(1000), Unit(1e9), Unit(1e-6, 100_000)
+_MEMORY, _SIZE = Unit(most=2**50), Unit(most=2**50, least=1)
+_BYTES, _MIB_PER_S = Unit(), Unit(1 / 2**20, 2**20)
 _EVENTS = Unit(most=U32 - 1)
-_MIB_PER_S = Unit(1 / 2**20, 2**20)
+_GENERATION, _LANES = Unit(most=20, least=1), Unit(most=64, least=1)
 
 
 class Call(NamedTuple):
@@ -71,15 +75,17 @@ class Gpm(NamedTuple):
 
 
 Way = Call | Fields | Gpm
+Ways = Mapping[str, Sequence[Way]]
+"""The ways to each series of a metric, by the value of its last attribute."""
 
 
 class Row(NamedTuple):
-    """The series of one metric, by the value of its last attribute, with the ways to each."""
+    """One metric of every board."""
 
     metric: c.Metric
     every_s: float
     unit: Unit
-    series: Mapping[str, tuple[Way, ...]]
+    series: Ways
     of_parts: bool = False
     """A MIG instance has it too. It shares all others with its board."""
 
@@ -103,16 +109,12 @@ class Series(NamedTuple):
         return Measurement(self.metric, value, (*pci, *word), self.start_ns)
 
 
-def _call(*function: Any, part: str | int | None = None, bit: int = 0) -> Call:
-    return Call(function, part, bit)
+def _get(name: str, *arguments: int, part: str | int | None = None, bit: int = 0) -> Call:
+    return Call((f"nvmlDeviceGet{name}", *arguments), part, bit)
 
 
-def _sum(*numbers: int, links: bool = False) -> Fields:
-    return Fields(tuple(Field(number) for number in numbers), links)
-
-
-def _wide(number: int) -> Fields:
-    return Fields((Field(number),), wide=True)
+def _sum(*numbers: int, links: bool = False, wide: bool = False) -> Fields:
+    return Fields(tuple(Field(number) for number in numbers), links, wide=wide)
 
 
 def _all_links(number: int) -> Fields:
@@ -120,12 +122,12 @@ def _all_links(number: int) -> Fields:
     return Fields((Field(number, U32),), times=1024)
 
 
-# Version 2 of the call does not count the driver's own memory as used.
-_MEMORY, _OLD_MEMORY = ("nvmlDeviceGetMemoryInfo", 0x0200_0028), ("nvmlDeviceGetMemoryInfo",)
-_REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
-# The call's name before driver 535.
-_OLD_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
-_BITS = {
+def _memory(part: str) -> list[Way]:
+    # Version 2 of the call does not count the driver's own memory as used.
+    return [_get("MemoryInfo", 0x0200_0028, part=part), _get("MemoryInfo", part=part)]
+
+
+_REASONS = {
     "application_clocks": 0x002,
     "sw_power": 0x004,
     "hw_slowdown": 0x008,
@@ -135,152 +137,105 @@ _BITS = {
     "hw_power_brake": 0x080,
     "display_clock": 0x100,
 }
+
+
+def _reason(bit: int) -> list[Way]:
+    # The second one is the call's name before driver 535.
+    names = "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"
+    return [_get(name, bit=bit) for name in names]
+
+
 # In nanoseconds: a field and, on older drivers, the policy of a call. From 251 on, field numbers
 # differ between branches of the driver: so the finer reasons for heat cannot be asked for.
-_THROTTLED = {
+_POLICIES = {
     "sw_power": (74, 0),
     "thermal": (75, 1),
     "sync_boost": (76, 2),
     "board_limit": (77, 3),
     "reliability": (79, 5),
 }
-_VIOLATION = "nvmlDeviceGetViolationStatus"
+
+
+def _throttled(field: int, policy: int) -> list[Way]:
+    return [_sum(field), _get("ViolationStatus", policy, part="violationTime")]
+
+
 # Since the driver was loaded. With the errors of a board's whole life a run would start with those
 # of years, and the board stores that count late and in part.
-_ECC, _SINCE_LOADED = "nvmlDeviceGetTotalEccErrors", 0
-_REMAPPED = "nvmlDeviceGetRemappedRows"
-_MOST_FANS = 16
+_SINCE_LOADED = 0
+_CORRECTED, _UNCORRECTED = 0, 1
 _ENGINES = {"sm": 2, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12, "fp16": 13}
+_MOST_FANS = 16
+
+_BUSY: Ways = {
+    "general": [_get("UtilizationRates", part="gpu")],
+    "encoder": [_get("EncoderUtilization", part=0)],
+    "decoder": [_get("DecoderUtilization", part=0)],
+}
+_CONTROLLER: Ways = {"": [_get("UtilizationRates", part="memory")]}
+_TEMPERATURES: Ways = {
+    # The second call is to replace the first one with CUDA 14.
+    "core": [_get("Temperature", 0), _get("TemperatureV", 0)],
+    "memory": [_sum(82)],
+}
+_CLOCKS: Ways = {"sm": [_get("ClockInfo", 1)], "memory": [_get("ClockInfo", 2)]}
+_ACTIVE: Ways = {reason: _reason(bit) for reason, bit in _REASONS.items()}
+_DURATION: Ways = {reason: _throttled(*each) for reason, each in _POLICIES.items()}
+_GPM: Ways = {engine: [Gpm(number)] for engine, number in _ENGINES.items()}
+_PCIE_RATE: Ways = {"transmit": [Gpm(20)], "receive": [Gpm(21)]}
+_PCIE: Ways = {"transmit": [_sum(197, wide=True)], "receive": [_sum(198, wide=True)]}
+_NVLINK: Ways = {
+    # The fifth generation of NVLink counts the bytes of each link instead.
+    "transmit": [_all_links(138), _sum(202, links=True)],
+    "receive": [_all_links(139), _sum(204, links=True)],
+}
+_NVLINK_ERRORS: Ways = {
+    "": [
+        # Checksum errors of control and of data, replays, recoveries.
+        _sum(38, 45, 52, 59),
+        # The same for each link.
+        _sum(161, 162, 163, links=True),
+        # The fifth generation: damaged packets, integrity failures, recoveries.
+        _sum(208, 211, 215, links=True),
+    ]
+}
+_ECC: Ways = {
+    "corrected": [_get("TotalEccErrors", _CORRECTED, _SINCE_LOADED)],
+    "uncorrected": [_get("TotalEccErrors", _UNCORRECTED, _SINCE_LOADED)],
+}
+_REMAPPED: Ways = {
+    "corrected": [_get("RemappedRows", part=0)],
+    "uncorrected": [_get("RemappedRows", part=1)],
+}
+_FANS: Ways = {str(fan): [_get("FanSpeed_v2", fan)] for fan in range(_MOST_FANS)}
+_GENERATIONS: Ways = {
+    "current": [_get("CurrPcieLinkGeneration")],
+    "max": [_get("MaxPcieLinkGeneration")],
+}
+_WIDTHS: Ways = {"current": [_get("CurrPcieLinkWidth")], "max": [_get("MaxPcieLinkWidth")]}
+_POWER: Ways = {"": [_sum(186), _get("PowerUsage")]}
 
 ROWS = (
-    Row(
-        *(c.HW_GPU_UTILIZATION, MOVING_S, _PERCENT),
-        {
-            "general": (_call("nvmlDeviceGetUtilizationRates", part="gpu"),),
-            "encoder": (_call("nvmlDeviceGetEncoderUtilization", part=0),),
-            "decoder": (_call("nvmlDeviceGetDecoderUtilization", part=0),),
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, MOVING_S, _PERCENT),
-        {"": (_call("nvmlDeviceGetUtilizationRates", part="memory"),)},
-    ),
-    Row(
-        *(c.HW_GPU_MEMORY_USAGE, MOVING_S, Unit(most=2**50)),
-        {"": (Call(_MEMORY, "used"), Call(_OLD_MEMORY, "used"))},
-        of_parts=True,
-    ),
-    Row(
-        *(c.HW_GPU_MEMORY_LIMIT, MOVING_S, Unit(most=2**50, least=1)),
-        {"": (Call(_MEMORY, "total"), Call(_OLD_MEMORY, "total"))},
-        of_parts=True,
-    ),
-    Row(
-        *(c.HW_TEMPERATURE, MOVING_S, Unit(most=200, least=-60)),
-        {
-            # The second call is to replace the first one with CUDA 14.
-            "core": (_call("nvmlDeviceGetTemperature", 0), _call("nvmlDeviceGetTemperatureV", 0)),
-            "memory": (_sum(82),),
-        },
-    ),
-    Row(
-        *(c.HW_POWER, MOVING_S, _MILLIWATTS),
-        {"": (_sum(186), _call("nvmlDeviceGetPowerUsage"))},
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, _MEGAHERTZ),
-        {
-            "sm": (_call("nvmlDeviceGetClockInfo", 1),),
-            "memory": (_call("nvmlDeviceGetClockInfo", 2),),
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_THROTTLE_ACTIVE, MOVING_S, Unit(most=1)),
-        {
-            reason: (_call(_REASONS, bit=bit), _call(_OLD_REASONS, bit=bit))
-            for reason, bit in _BITS.items()
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_ENGINE_ACTIVE, MOVING_S, _ROUNDED_PERCENT),
-        {engine: (Gpm(number),) for engine, number in _ENGINES.items()},
-        of_parts=True,
-    ),
-    Row(
-        *(c.HW_GPU_IO, MOVING_S, _MIB_PER_S),
-        {"transmit": (Gpm(20),), "receive": (Gpm(21),)},
-    ),
-    Row(
-        *(c.HW_GPU_IO, COUNTING_S, Unit()),
-        {"transmit": (_wide(197),), "receive": (_wide(198),)},
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_NVLINK_IO, COUNTING_S, Unit()),
-        {
-            # The fifth generation of NVLink counts the bytes of each link instead.
-            "transmit": (_all_links(138), _sum(202, links=True)),
-            "receive": (_all_links(139), _sum(204, links=True)),
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_NVLINK_ERRORS, SETTLED_S, Unit()),
-        {
-            "": (
-                # Checksum errors of control and of data, replays, recoveries.
-                _sum(38, 45, 52, 59),
-                # The same for each link.
-                _sum(161, 162, 163, links=True),
-                # The fifth generation: damaged packets, integrity failures, recoveries.
-                _sum(208, 211, 215, links=True),
-            )
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_THROTTLE_DURATION, COUNTING_S, Unit(1e9)),
-        {
-            reason: (_sum(field), _call(_VIOLATION, policy, part="violationTime"))
-            for reason, (field, policy) in _THROTTLED.items()
-        },
-    ),
-    Row(
-        *(c.HW_ENERGY, COUNTING_S, Unit(1000)),
-        {"": (_call("nvmlDeviceGetTotalEnergyConsumption"),)},
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_POWER_LIMIT, SETTLED_S, _MILLIWATTS),
-        {"": (_call("nvmlDeviceGetEnforcedPowerLimit"),)},
-    ),
-    Row(
-        *(c.HW_FAN_SPEED_RATIO, SETTLED_S, _FAN_PERCENT),
-        {str(fan): (_call("nvmlDeviceGetFanSpeed_v2", fan),) for fan in range(_MOST_FANS)},
-    ),
-    Row(
-        *(c.HW_ERRORS, SETTLED_S, _EVENTS),
-        {
-            "corrected": (_call(_ECC, 0, _SINCE_LOADED),),
-            "uncorrected": (_call(_ECC, 1, _SINCE_LOADED),),
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_REMAPPED_ROWS, SETTLED_S, _EVENTS),
-        {"corrected": (_call(_REMAPPED, part=0),), "uncorrected": (_call(_REMAPPED, part=1),)},
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_PCIE_REPLAYS, SETTLED_S, _EVENTS),
-        {"": (_call("nvmlDeviceGetPcieReplayCounter"),)},
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_PCIE_LINK_GENERATION, SETTLED_S, Unit(most=20, least=1)),
-        {
-            "current": (_call("nvmlDeviceGetCurrPcieLinkGeneration"),),
-            "max": (_call("nvmlDeviceGetMaxPcieLinkGeneration"),),
-        },
-    ),
-    Row(
-        *(c.OTEL_DDP_GPU_PCIE_LINK_WIDTH, SETTLED_S, Unit(most=64, least=1)),
-        {
-            "current": (_call("nvmlDeviceGetCurrPcieLinkWidth"),),
-            "max": (_call("nvmlDeviceGetMaxPcieLinkWidth"),),
-        },
-    ),
+    Row(c.HW_GPU_UTILIZATION, MOVING_S, _PERCENT, _BUSY),
+    Row(c.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, MOVING_S, _PERCENT, _CONTROLLER),
+    Row(c.HW_GPU_MEMORY_USAGE, MOVING_S, _MEMORY, {"": _memory("used")}, of_parts=True),
+    Row(c.HW_GPU_MEMORY_LIMIT, MOVING_S, _SIZE, {"": _memory("total")}, of_parts=True),
+    Row(c.HW_TEMPERATURE, MOVING_S, _CELSIUS, _TEMPERATURES),
+    Row(c.HW_POWER, MOVING_S, _MILLIWATTS, _POWER),
+    Row(c.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, _MEGAHERTZ, _CLOCKS),
+    Row(c.OTEL_DDP_GPU_THROTTLE_ACTIVE, MOVING_S, _YES, _ACTIVE),
+    Row(c.OTEL_DDP_GPU_ENGINE_ACTIVE, MOVING_S, _ROUNDED_PERCENT, _GPM, of_parts=True),
+    Row(c.HW_GPU_IO, MOVING_S, _MIB_PER_S, _PCIE_RATE),
+    Row(c.HW_GPU_IO, COUNTING_S, _BYTES, _PCIE),
+    Row(c.OTEL_DDP_GPU_NVLINK_IO, COUNTING_S, _BYTES, _NVLINK),
+    Row(c.OTEL_DDP_GPU_NVLINK_ERRORS, SETTLED_S, Unit(), _NVLINK_ERRORS),
+    Row(c.OTEL_DDP_GPU_THROTTLE_DURATION, COUNTING_S, _NANOSECONDS, _DURATION),
+    Row(c.HW_ENERGY, COUNTING_S, _MILLIJOULES, {"": [_get("TotalEnergyConsumption")]}),
+    Row(c.OTEL_DDP_GPU_POWER_LIMIT, SETTLED_S, _MILLIWATTS, {"": [_get("EnforcedPowerLimit")]}),
+    Row(c.HW_FAN_SPEED_RATIO, SETTLED_S, _FAN_PERCENT, _FANS),
+    Row(c.HW_ERRORS, SETTLED_S, _EVENTS, _ECC),
+    Row(c.OTEL_DDP_GPU_REMAPPED_ROWS, SETTLED_S, _EVENTS, _REMAPPED),
+    Row(c.OTEL_DDP_GPU_PCIE_REPLAYS, SETTLED_S, _EVENTS, {"": [_get("PcieReplayCounter")]}),
+    Row(c.OTEL_DDP_GPU_PCIE_LINK_GENERATION, SETTLED_S, _GENERATION, _GENERATIONS),
+    Row(c.OTEL_DDP_GPU_PCIE_LINK_WIDTH, SETTLED_S, _LANES, _WIDTHS),
 )

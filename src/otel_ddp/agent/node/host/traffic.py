@@ -1,0 +1,186 @@
+"""Reads what the node's disks, network interfaces and InfiniBand ports have moved."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_ddp import catalog
+from otel_ddp.agent.node.kernel_files import KernelFiles, number
+from otel_ddp.agent.node.measurement import Measurement
+
+# Hardware, but no disks: drives for media, and parts of a flash chip.
+_NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")
+# The unit of /proc/diskstats, whatever the sectors of the disk.
+_SECTOR_BYTES = 512
+_WORD_BYTES = 4
+# Old cards count in 32 bits and stop there: such a counter is useless from then on.
+_STUCK = str(0xFFFFFFFF)
+# Names of interfaces that never lead out of a node.
+_INNER = (
+    *("lo", "veth", "docker", "br", "cni", "flannel", "cali", "virbr", "tun", "tap", "ifb"),
+    *("dummy", "vnet", "vxlan", "wg", "sit", "ip6", "gre", "erspan", "ip_vti", "podman", "lxc"),
+    *("lxdbr", "cilium", "weave", "kube", "nodelocaldns", "ovs", "genev", "azv", "bond", "team"),
+)
+
+
+class _Counter(NamedTuple):
+    """One of the words about a device."""
+
+    metric: catalog.Metric
+    direction: str
+    column: int
+    unit: int = 1
+
+
+class _Devices:
+    """Devices of one kind. Which of them count is decided anew when others are there."""
+
+    kind = ""
+    most = 32
+    counters: tuple[_Counter, ...] = ()
+
+    def __init__(self, files: KernelFiles, path: str, folder: str) -> None:
+        """*path*: what the kernel counts. *folder*: what it knows of each device."""
+        self._files = files
+        self._path = path
+        self._folder = folder
+        self._seen: list[str] = []
+        self._chosen: list[str] = []
+
+    def read(self, boot_ns: int) -> list[Measurement]:
+        rows = self._rows()
+        if [*rows] != self._seen:
+            self._seen = [*rows]
+            chosen = self._choose(self._seen)
+            if len(chosen) > self.most:
+                self._files.leave_out(
+                    self._path, f"only {self.most} of {len(chosen)} {self.kind} are measured"
+                )
+            self._chosen = chosen[: self.most]
+        measurements = []
+        for name in self._chosen:
+            for metric, direction, column, unit in self.counters:
+                word = rows[name][column] if len(rows[name]) > column else "nothing"
+                if not word:
+                    continue  # the device lacks this counter
+                value = number(word)
+                if value is None:
+                    what = f"{word[:50]!r} is no {metric.name}"
+                    self._files.leave_out(f"{self._path}, {name}", what)
+                    continue
+                identity, last = metric.attributes[0], (metric.attributes[-1], direction)
+                kind = [("hw.type", "network")] if "hw.type" in metric.attributes else []
+                attributes = ((identity, name), *kind, last)
+                measurements.append(Measurement(metric, value * unit, attributes, boot_ns))
+        return measurements
+
+    def _rows(self) -> Mapping[str, list[str]]:
+        raise NotImplementedError
+
+    def _choose(self, names: list[str]) -> list[str]:
+        return names
+
+    def _lines(self) -> list[str]:
+        return (self._files.text(self._path) or "").splitlines()
+
+
+class Disks(_Devices):
+    """Whole disks with hardware behind them.
+
+    Partitions, RAIDs and logical volumes would count the same bytes again; loop, RAM and
+    compressed disks are files and memory.
+    """
+
+    kind, most = "disks", 64
+    counters = (
+        _Counter(catalog.SYSTEM_DISK_IO, "read", 5, _SECTOR_BYTES),
+        _Counter(catalog.SYSTEM_DISK_IO, "write", 9, _SECTOR_BYTES),
+    )
+
+    def _rows(self) -> Mapping[str, list[str]]:
+        return {words[2]: words for line in self._lines() if len(words := line.split()) > 2}
+
+    def _choose(self, names: list[str]) -> list[str]:
+        return sorted(name for name in names if self._is_disk(name))
+
+    def _is_disk(self, name: str) -> bool:
+        folder = f"{self._folder}/{name.replace('/', '!')}"
+        if _NO_DISK.fullmatch(name) or not os.path.exists(f"{folder}/device"):
+            return False
+        # A hidden one is one of several paths to an NVMe disk, which is counted itself.
+        return (self._files.text(f"{folder}/hidden") or "").strip() != "1"
+
+
+class Network(_Devices):
+    """Interfaces with hardware behind them; in a container, which has none, its way out."""
+
+    kind = "interfaces"
+    counters = (
+        _Counter(catalog.SYSTEM_NETWORK_IO, "receive", 0),
+        _Counter(catalog.SYSTEM_NETWORK_IO, "transmit", 8),
+        _Counter(catalog.SYSTEM_NETWORK_ERRORS, "receive", 2),
+        _Counter(catalog.SYSTEM_NETWORK_ERRORS, "transmit", 10),
+    )
+
+    def _rows(self) -> Mapping[str, list[str]]:
+        lines = (line.rpartition(":") for line in self._lines())
+        return {name.strip(): counts.split() for name, colon, counts in lines if colon}
+
+    def _choose(self, names: list[str]) -> list[str]:
+        real = [name for name in names if self._is_real(name)]
+        # A container has its own interface, alone or beside devices that were passed to it.
+        ways_out = [name for name in names if name not in real and self._is_way_out(name)]
+        return real + (ways_out if not real else [name for name in ways_out if name == "eth0"])
+
+    def _is_real(self, name: str) -> bool:
+        folder = f"{self._folder}/{name}"
+        if not os.path.exists(f"{folder}/device"):
+            return False  # a bond, a bridge or a VLAN: the devices below them are counted
+        # Clouds put a second device below one that counts for both (Azure, virtio failover).
+        if os.path.exists(f"{folder}/master/device"):
+            return False
+        # A switch in a network card shows a representor for each of its virtual functions.
+        port = self._files.text(f"{folder}/phys_port_name") or ""
+        return "vf" not in port and "sf" not in port
+
+    def _is_way_out(self, name: str) -> bool:
+        if name.startswith(_INNER) or os.path.exists(f"{self._folder}/{name}/device"):
+            return False
+        # Bridges, bonds, VLANs and tunnels have a DEVTYPE; a container's own interface has none.
+        return "DEVTYPE=" not in (self._files.text(f"{self._folder}/{name}/uevent") or "")
+
+
+class Infiniband(_Devices):
+    """Also ports on Ethernet (RoCE): a network interface does not count RDMA traffic."""
+
+    kind = "ports"
+    counters = (
+        _Counter(catalog.HW_NETWORK_IO, "receive", 0, _WORD_BYTES),
+        _Counter(catalog.HW_NETWORK_IO, "transmit", 1, _WORD_BYTES),
+    )
+
+    def _rows(self) -> Mapping[str, list[str]]:
+        return {
+            f"{card}:{port}": [*self._words(f"{self._folder}/{card}/ports/{port}/counters")]
+            for card in sorted(self._files.names(self._folder))
+            for port in sorted(self._files.names(f"{self._folder}/{card}/ports"))
+        }
+
+    def _words(self, counters: str) -> Iterable[str]:
+        for name in ("port_rcv_data", "port_xmit_data"):
+            word = (self._files.text(f"{counters}/{name}") or "").strip()
+            yield f"{word}, its end," if word == _STUCK else word
+
+
+def devices(files: KernelFiles, proc: Path, sys: Path) -> list[_Devices]:
+    """All kinds."""
+    ports = f"{sys}/class/infiniband"
+    return [
+        Disks(files, f"{proc}/diskstats", f"{sys}/block"),
+        Network(files, f"{proc}/net/dev", f"{sys}/class/net"),
+        Infiniband(files, ports, ports),
+    ]
