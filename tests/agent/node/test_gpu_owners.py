@@ -47,7 +47,7 @@ def decide(
     claims: Sequence[ProcessDevices],
     users: Mapping[Device, Sequence[tuple[int, int | None]]] | None = None,
     visible: Sequence[str] | None = None,
-    devices: Sequence[Device] = tuple(BOARDS),
+    devices: Sequence[Device] = (*BOARDS, *PARTS),
 ) -> Ownership:
     samples = [
         DeviceSample(each, (), tuple(User(*user) for user in (users or {}).get(each, ())))
@@ -56,8 +56,15 @@ def decide(
     return owners(claims, samples, lambda environment: visible, "host")
 
 
-def labels(ownership: Ownership, devices: Sequence[Device] = BOARDS) -> list[Labels]:
-    return [ownership.labels[each.uuid] for each in devices]
+def shown(ownership: Ownership) -> str:
+    """The rank of each board and, behind a bar, of each part: `run` of several, `-` of none."""
+    words: list[str] = []
+    for each in (*BOARDS, *PARTS):
+        found = ownership.labels[each.uuid]
+        word = "run" if found == SHARED else "-" if found == FREE else dict(found)["rank"]
+        assert found in (SHARED, FREE, rank(int(word) if word.isdecimal() else 0))
+        words.append(word)
+    return " ".join([*words[:4], "|", *words[4:]])
 
 
 def memory(ownership: Ownership) -> list[tuple[str, str, int]]:
@@ -70,263 +77,139 @@ def memory(ownership: Ownership) -> list[tuple[str, str, int]]:
 
 # ------------------------------------------------------------------------------ labels
 
-
-def test_an_unused_device_has_the_node_s_label_alone() -> None:
-    ownership = decide([])
-
-    assert ownership == Ownership(dict.fromkeys([each.uuid for each in BOARDS], FREE), [], [])
-
-
-def test_a_device_of_one_rank_has_all_labels_of_that_rank() -> None:
-    ownership = decide([claim(0, BOARDS[1].uuid), claim(1, BOARDS[0].uuid)])
-
-    assert labels(ownership) == [rank(1), rank(0), FREE, FREE]
+ALONE, BOTH = [(100, MIB)], [(100, MIB), (101, MIB)]
+# By its variables it has the first visible device.
+CHOSEN = {"environment": {"CUDA_VISIBLE_DEVICES": "0"}, "cuda_index": 0}
+B, P = [each.uuid for each in BOARDS], [each.uuid for each in PARTS]
+R0, R1 = claim(0, B[0]), claim(1)
+OTHERS = {BOARDS[3]: BOTH, PARTS[0]: ALONE, PARTS[1]: [(101, 1)]}
 
 
-@pytest.mark.parametrize(
-    "spelt", [UUIDS[2], UUIDS[2].upper(), f"gpu-{UUIDS[2]}", f"GPU-{UUIDS[2].upper()}"]
-)
-def test_a_uuid_is_known_however_it_is_spelt(spelt: str) -> None:
-    ownership = decide([claim(0, spelt)])
-
-    assert labels(ownership) == [FREE, FREE, rank(0), FREE]
+def also(**known: str) -> ProcessDevices:
+    """Rank 1 on the device of rank 0."""
+    return claim(1, B[0], labels=rank(1, **known))
 
 
-@pytest.mark.parametrize("role", ["train", "worker"])
-def test_a_device_that_ranks_of_a_run_share_has_the_labels_of_the_run(role: str) -> None:
-    other = claim(1, UUIDS[0], labels=rank(1, job_type=role))
-
-    ownership = decide([claim(0, UUIDS[0]), other])
-
-    assert labels(ownership)[0] == SHARED
+# Some virtual machines give it.
+ZEROS = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"run": "other"}, {"group": "other"}, {"node": "n-1"}],
-    ids=lambda each: next(iter(each)),
+    ("claims", "users", "visible", "expected"),
+    [
+        # Declared, however it is spelt.
+        ([], {}, None, "- - - - | - -"),
+        ([claim(0, B[1]), claim(1, B[0])], {}, None, "1 0 - - | - -"),
+        ([claim(0, UUIDS[2])], {}, None, "- - 0 - | - -"),
+        ([claim(0, UUIDS[2].upper())], {}, None, "- - 0 - | - -"),
+        ([claim(0, f"gpu-{UUIDS[2]}")], {}, None, "- - 0 - | - -"),
+        ([claim(0, B[0], B[1])], {BOARDS[1]: ALONE}, None, "0 0 - - | - -"),
+        ([claim(0, B[0])], {BOARDS[1]: ALONE}, None, "0 - - - | - -"),
+        # Shared by ranks of one run, and by others.
+        ([claim(0, B[0]), claim(1, B[0])], {}, None, "run - - - | - -"),
+        ([R0, also(job_type="worker")], {}, None, "run - - - | - -"),
+        ([R0, also(run="other")], {}, None, "- - - - | - -"),
+        ([R0, also(group="other")], {}, None, "- - - - | - -"),
+        ([R0, also(node="other")], {}, None, "- - - - | - -"),
+        # Not declared: what the driver sees, without what another rank declares.
+        ([claim(0), claim(1)], {BOARDS[0]: [(101, 1)], BOARDS[1]: ALONE}, None, "1 0 - - | - -"),
+        ([claim(0, ZEROS)], {BOARDS[1]: ALONE}, None, "- 0 - - | - -"),
+        ([claim(0, B[0]), claim(1)], {BOARDS[0]: BOTH}, None, "run - - - | - -"),
+        ([R0, R1], {BOARDS[0]: BOTH, BOARDS[1]: [(101, 1)]}, None, "0 1 - - | - -"),
+        ([claim(0, pid=0)], {BOARDS[0]: [(0, 1)]}, None, "- - - - | - -"),
+        # Not declared: what the variables choose, if the driver does not contradict.
+        ([claim(0, **CHOSEN)], {}, B[2:], "- - 0 - | - -"),
+        ([claim(0, ZEROS, **CHOSEN)], {}, B[1:], "- 0 - - | - -"),
+        ([claim(0, **CHOSEN)], {BOARDS[2]: ALONE}, B, "- - 0 - | - -"),
+        ([claim(0, B[1], **CHOSEN)], {}, B, "- 0 - - | - -"),
+        ([claim(0, **{**CHOSEN, "cuda_index": 4})], {}, B, "- - - - | - -"),
+        ([claim(0, **{**CHOSEN, "cuda_index": -1})], {}, B, "- - - - | - -"),
+        ([claim(0, **CHOSEN)], {}, None, "- - - - | - -"),
+        ([claim(0, **CHOSEN)], {}, ["GPU-elsewhere"], "- - - - | - -"),
+        ([claim(0, environment={})], {}, B, "- - - - | - -"),
+        ([claim(0, cuda_index=0)], {}, B, "- - - - | - -"),
+        # Parts, whose board belongs to the ranks on them.
+        ([claim(0, P[0])], {}, None, "- - - 0 | 0 -"),
+        ([claim(0, P[1][4:])], {}, None, "- - - 0 | - 0"),
+        ([claim(0, P[0]), claim(1, P[1])], {}, None, "- - - run | 0 1"),
+        ([claim(0, P[0]), R1], OTHERS, None, "- - - run | 0 1"),
+        ([claim(0, P[0]), claim(1)], {BOARDS[3]: BOTH, PARTS[0]: BOTH}, None, "- - - run | run -"),
+        # Declared is the board: it has one of the parts.
+        ([claim(0, B[3])], {PARTS[1]: ALONE}, None, "- - - 0 | - 0"),
+        ([claim(0, B[3], **CHOSEN)], {}, P[1:], "- - - 0 | - 0"),
+        ([claim(0, **CHOSEN)], {BOARDS[3]: ALONE}, P, "- - - 0 | 0 -"),
+    ],
 )
-def test_a_device_that_different_runs_share_has_the_node_s_label_alone(other: Any) -> None:
-    ownership = decide([claim(0, UUIDS[0]), claim(1, UUIDS[0], labels=rank(1, **other))])
+def test_a_device_has_the_labels_of_the_ranks_that_use_it(
+    claims: Sequence[ProcessDevices],
+    users: Mapping[Device, Sequence[tuple[int, int | None]]],
+    visible: Sequence[str] | None,
+    expected: str,
+) -> None:
+    ownership = decide(claims, users, visible)
 
-    assert labels(ownership)[0] == FREE
-
-
-def test_two_processes_of_one_rank_are_one_user() -> None:
-    # An attempt that has not quite ended, and the next.
-    ownership = decide(
-        [claim(0, UUIDS[0]), claim(0, UUIDS[0], pid=200)],
-        {BOARDS[0]: [(100, 3 * MIB), (200, 4 * MIB)]},
-    )
-
-    assert labels(ownership)[0] == rank(0)
-    assert memory(ownership) == [("0", "0", 7)]
+    assert shown(ownership) == expected
 
 
-def test_a_rank_may_use_several_devices() -> None:
-    ownership = decide([claim(0, UUIDS[0], UUIDS[1])], {BOARDS[1]: [(100, MIB)]})
-
-    assert labels(ownership) == [rank(0), rank(0), FREE, FREE]
-    assert ownership.remarks == []
-
-
-# ---------------------------------------------------------------------------- what is not declared
-
-
-def test_without_a_declaration_the_driver_decides() -> None:
-    ownership = decide(
-        [claim(0), claim(1, pid=90101)],
-        {BOARDS[0]: [(90101, 2 * MIB)], BOARDS[1]: [(100, 3 * MIB)]},
-    )
-
-    assert labels(ownership) == [rank(1), rank(0), FREE, FREE]
-    assert memory(ownership) == [("0", "1", 3), ("1", "0", 2)]
-
-
-def test_what_is_declared_wins_over_what_the_driver_sees() -> None:
-    ownership = decide([claim(0, UUIDS[0])], {BOARDS[1]: [(100, MIB)]})
-
-    assert labels(ownership)[:2] == [rank(0), FREE]
-
-
-@pytest.mark.parametrize("how", ["seen", "chosen"])
-def test_a_declared_device_that_is_not_there_counts_for_nothing(how: str) -> None:
-    seen = {BOARDS[1]: [(100, MIB)]} if how == "seen" else {}
-    known = {"environment": {}, "cuda_index": 0} if how == "chosen" else {}
-
-    # Some virtual machines give a UUID of zeros.
-    ownership = decide(
-        [claim(0, "00000000-0000-0000-0000-000000000000", **known)], seen, [BOARDS[1].uuid]
-    )
-
-    assert labels(ownership)[:2] == [FREE, rank(0)]
-
-
-def test_the_variables_and_the_index_of_a_process_give_its_device() -> None:
+def test_the_variables_of_a_process_select_its_device() -> None:
     asked = []
 
     def visible(environment: Mapping[str, str]) -> Sequence[str]:
         asked.append(environment)
-        return [BOARDS[2].uuid, BOARDS[3].uuid]
+        return B[2:]
 
     environment = {"CUDA_VISIBLE_DEVICES": "2,3"}
     samples = [DeviceSample(each, (), ()) for each in BOARDS]
     ownership = owners([claim(0, environment=environment, cuda_index=1)], samples, visible, "host")
 
-    assert labels(ownership) == [FREE, FREE, FREE, rank(0)]
+    assert ownership.labels[B[3]] == rank(0)
     assert asked == [environment]
 
 
-@pytest.mark.parametrize(
-    ("known", "visible"),
-    [
-        ({"environment": {}, "cuda_index": 4}, [BOARDS[0].uuid]),
-        ({"environment": {}, "cuda_index": -1}, [BOARDS[0].uuid]),
-        ({"environment": {}, "cuda_index": 0}, None),
-        ({"environment": {}, "cuda_index": 0}, ["GPU-elsewhere"]),
-        ({"environment": {}}, [BOARDS[0].uuid]),
-        ({"cuda_index": 0}, [BOARDS[0].uuid]),
-    ],
-    ids=["beyond", "below", "cannot be told", "unknown", "no index", "no variables"],
-)
-def test_an_index_without_a_device_is_no_device(known: Any, visible: Any) -> None:
-    ownership = decide([claim(0, **known)], visible=visible)
-
-    assert labels(ownership) == [FREE] * 4
-
-
-def test_an_index_that_the_driver_contradicts_is_that_of_some_container() -> None:
-    ownership = decide(
-        [claim(0, environment={"CUDA_VISIBLE_DEVICES": "0"}, cuda_index=0)],
-        {BOARDS[2]: [(100, MIB)]},
-        visible=[BOARDS[0].uuid],
-    )
-
-    assert labels(ownership) == [FREE, FREE, rank(0), FREE]
-    assert ownership.remarks == []
-
-
-def test_a_declared_device_wins_over_an_index() -> None:
-    ownership = decide([claim(0, UUIDS[1], environment={}, cuda_index=0)], visible=[BOARDS[0].uuid])
-
-    assert labels(ownership)[:2] == [FREE, rank(0)]
-
-
-def test_of_the_devices_that_the_driver_sees_a_rank_has_those_that_no_other_declares() -> None:
-    ownership = decide(
-        [claim(0, UUIDS[0]), claim(1)],
-        {BOARDS[0]: [(100, MIB), (101, MIB)], BOARDS[1]: [(101, MIB)]},
-    )
-
-    assert labels(ownership)[:2] == [rank(0), rank(1)]
-
-
-def test_a_rank_that_is_seen_only_where_another_declares_shares_it() -> None:
-    ownership = decide([claim(0, UUIDS[0]), claim(1)], {BOARDS[0]: [(100, MIB), (101, MIB)]})
-
-    assert labels(ownership)[0] == SHARED
-
-
-# ------------------------------------------------------------------------------ parts of boards
-
-
-def test_a_part_is_a_device_of_its_own_and_its_board_belongs_to_the_ranks_on_its_parts() -> None:
-    devices = [*BOARDS, *PARTS]
-
-    alone = decide([claim(0, PARTS[0].uuid)], devices=devices)
-    both = decide([claim(0, PARTS[0].uuid), claim(1, PARTS[1].uuid)], devices=devices)
-
-    assert labels(alone, [BOARDS[3], *PARTS]) == [rank(0), rank(0), FREE]
-    assert labels(both, [BOARDS[3], *PARTS]) == [SHARED, rank(0), rank(1)]
-
-
-def test_a_part_s_uuid_may_come_without_its_prefix() -> None:
-    ownership = decide([claim(0, PARTS[1].uuid[4:])], devices=[*BOARDS, *PARTS])
-
-    assert labels(ownership, PARTS) == [FREE, rank(0)]
-
-
 def test_a_part_may_have_a_name_of_the_older_kind() -> None:
-    older = Device(f"MIG-GPU-{UUIDS[3]}/7/0", "3:0", "A100 3g.20gb", "", BOARDS[3].uuid)
+    older = Device(f"MIG-GPU-{UUIDS[3]}/7/0", "3:0", "A100 3g.20gb", "", B[3])
 
     ownership = decide([claim(0, older.uuid)], devices=[*BOARDS, older])
 
-    assert labels(ownership, [BOARDS[3], older]) == [rank(0), rank(0)]
-
-
-def test_a_process_that_shows_on_the_board_of_its_part_as_well_is_no_stray() -> None:
-    ownership = decide(
-        [claim(0, PARTS[0].uuid), claim(1)],
-        {
-            BOARDS[3]: [(100, MIB), (101, 2 * MIB)],
-            PARTS[0]: [(100, MIB)],
-            PARTS[1]: [(101, 2 * MIB)],
-        },
-        devices=[*BOARDS, *PARTS],
-    )
-
-    assert labels(ownership, [BOARDS[3], *PARTS]) == [SHARED, rank(0), rank(1)]
-    assert memory(ownership) == [("0", "3:0", 1), ("1", "3:1", 2)]
-    assert ownership.remarks == []
-
-
-def test_ranks_share_a_part_that_one_of_them_declares_and_the_other_is_seen_on() -> None:
-    both = [(100, MIB), (101, MIB)]
-
-    ownership = decide(
-        [claim(0, PARTS[0].uuid), claim(1)],
-        {BOARDS[3]: both, PARTS[0]: both},
-        devices=[*BOARDS, *PARTS],
-    )
-
-    assert labels(ownership, [BOARDS[3], *PARTS]) == [SHARED, SHARED, FREE]
-
-
-@pytest.mark.parametrize("how", ["seen", "chosen"])
-def test_a_rank_that_names_a_board_with_parts_uses_one_of_them(how: str) -> None:
-    seen = {PARTS[1]: [(100, MIB)]} if how == "seen" else {}
-    known = {"environment": {}, "cuda_index": 0} if how == "chosen" else {}
-
-    ownership = decide(
-        [claim(0, UUIDS[3], **known)], seen, [PARTS[1].uuid], devices=[*BOARDS, *PARTS]
-    )
-
-    assert labels(ownership, [BOARDS[3], *PARTS]) == [rank(0), FREE, rank(0)]
-
-
-def test_a_chosen_part_is_not_contradicted_by_a_process_that_shows_on_its_board() -> None:
-    ownership = decide(
-        [claim(0, environment={}, cuda_index=0)],
-        {BOARDS[3]: [(100, MIB)]},
-        [PARTS[0].uuid],
-        devices=[*BOARDS, *PARTS],
-    )
-
-    assert labels(ownership, [BOARDS[3], *PARTS]) == [rank(0), rank(0), FREE]
-    assert ownership.remarks == []
+    assert ownership.labels[B[3]] == ownership.labels[older.uuid] == rank(0)
 
 
 # ------------------------------------------------------------------------------ memory
 
 
-def test_memory_is_that_of_the_process_and_absent_where_the_driver_has_no_number() -> None:
-    ownership = decide(
-        [claim(0, UUIDS[0]), claim(1, UUIDS[1])],
-        {BOARDS[0]: [(100, 5 * MIB), (999, 70 * MIB)], BOARDS[1]: [(101, None)]},
-    )
+@pytest.mark.parametrize(
+    ("claims", "users", "expected"),
+    [
+        (
+            [claim(0, B[0]), claim(1, B[1])],
+            {BOARDS[0]: [(100, 5 * MIB), (999, 70 * MIB)], BOARDS[1]: [(101, None)]},
+            [("0", "0", 5)],
+        ),
+        # Two processes of one rank: an attempt that has not quite ended, and the next.
+        (
+            [claim(0, B[0]), claim(0, B[0], pid=200)],
+            {BOARDS[0]: [(100, 3 * MIB), (200, 4 * MIB)]},
+            [("0", "0", 7)],
+        ),
+        # One that shows on the board of its part as well.
+        (
+            [claim(0, P[0]), claim(1)],
+            {BOARDS[3]: BOTH, PARTS[0]: ALONE, PARTS[1]: [(101, 2 * MIB)]},
+            [("0", "3:0", 1), ("1", "3:1", 2)],
+        ),
+        # A lone stranger on a declared device is its rank in a container.
+        (
+            [claim(0, B[0]), claim(1, B[1])],
+            {BOARDS[0]: [(90100, 5 * MIB)], BOARDS[1]: [(90101, 6 * MIB)]},
+            [("0", "0", 5), ("1", "1", 6)],
+        ),
+        ([claim(0, pid=0)], {BOARDS[0]: [(0, MIB)]}, []),
+    ],
+)
+def test_memory_is_that_of_the_process(claims: Any, users: Any, expected: Any) -> None:
+    ownership = decide(claims, users)
 
-    assert memory(ownership) == [("0", "0", 5)]
-    assert ownership.memory[0].labels == rank(0)
-    assert ownership.memory[0].device == BOARDS[0]
-
-
-def test_a_lone_stranger_on_a_declared_device_is_its_rank_in_a_container() -> None:
-    ownership = decide(
-        [claim(0, UUIDS[0]), claim(1, UUIDS[1])],
-        {BOARDS[0]: [(90100, 5 * MIB)], BOARDS[1]: [(90101, 6 * MIB)]},
-    )
-
-    assert memory(ownership) == [("0", "0", 5), ("1", "1", 6)]
+    assert memory(ownership) == expected
     assert ownership.remarks == []
 
 
@@ -361,13 +244,6 @@ def test_the_owner_of_memory_is_never_guessed(claims: Any, users: Any) -> None:
     assert ownership.remarks == []
 
 
-def test_a_process_without_an_id_is_no_user() -> None:
-    ownership = decide([claim(0, pid=0)], {BOARDS[0]: [(0, MIB)]})
-
-    assert labels(ownership)[0] == FREE
-    assert memory(ownership) == []
-
-
 # ------------------------------------------------------------------------------ remarks
 
 
@@ -377,7 +253,7 @@ def test_memory_on_another_rank_s_device_gives_a_remark_and_changes_no_owner() -
         {BOARDS[0]: [(100, MIB), (103, 310 * MIB)], BOARDS[3]: [(103, 4 * MIB)]},
     )
 
-    assert labels(ownership) == [rank(0), FREE, FREE, rank(3)]
+    assert shown(ownership) == "0 - - 3 | - -"
     assert memory(ownership) == [("0", "0", 1), ("3", "0", 310), ("3", "3", 4)]
     assert ownership.remarks == [
         "rank 3 also holds 310 MiB on GPU 0 (which rank 0 uses): something created a context "

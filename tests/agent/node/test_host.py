@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,38 +48,28 @@ def test_shares_are_of_the_time_since_the_last_read(node: NodeTree) -> None:
     assert host.errors == 0
 
 
-def test_a_read_that_comes_too_soon_returns_nothing_and_spoils_nothing(node: NodeTree) -> None:
-    host = node.host()
-    host.read()
-    too_soon = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
-
-    node.processors(user=30, idle=70)
-
-    assert too_soon == {}
-    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)["user"] == pytest.approx(0.3)
-
-
-def test_idle_time_that_goes_back_a_little_is_zero(node: NodeTree) -> None:
+@pytest.mark.parametrize(
+    ("later", "user", "errors"),
+    [
+        # A read that comes too soon spoils nothing; idle time may go back, other time may not.
+        ({"user": 100, "idle": 500, "iowait": 20}, None, 0),
+        ({"user": 200, "idle": 500, "iowait": 19}, 1.0, 0),
+        ({"user": 50, "idle": 900, "iowait": 20}, None, 1),
+    ],
+)
+def test_time_that_goes_back_is_no_share(
+    later: dict[str, int], user: float | None, errors: int, node: NodeTree
+) -> None:
     node.processors(user=100, idle=500, iowait=20)
     host = node.host()
     host.read()
 
-    node.processors(user=200, idle=500, iowait=19)
+    node.processors(**later)
+
     found = values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)
-
-    assert (found["user"], found["iowait"]) == (1.0, 0.0)
-    assert host.errors == 0
-
-
-def test_other_time_that_goes_back_is_no_share_and_counted(node: NodeTree) -> None:
-    node.processors(user=100, idle=500)
-    host = node.host()
-    host.read()
-
-    node.processors(user=50, idle=900)
-
-    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION) == {}
-    assert host.errors == 1
+    assert (found.get("user"), host.errors) == (user, errors)
+    node.processors(**{mode: ticks + 100 for mode, ticks in later.items()})
+    assert values(host.read(), catalog.SYSTEM_CPU_UTILIZATION)["user"] == pytest.approx(1 / 3)
 
 
 def test_the_load_is_that_of_the_last_minute(node: NodeTree) -> None:
@@ -146,16 +137,6 @@ def test_whole_disks_with_hardware_behind_them_are_counted_and_nothing_twice(
     }
 
 
-def test_a_disk_that_is_plugged_in_later_is_found(node: NodeTree) -> None:
-    node.disk("sda")
-    host = node.host()
-    host.read()
-
-    node.disk("sdb", read=1)
-
-    assert values(host.read(), catalog.SYSTEM_DISK_IO)["sdb read"] == 512
-
-
 def test_the_number_of_disks_is_bounded_and_the_rest_is_logged_once(
     node: NodeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,9 +146,12 @@ def test_the_number_of_disks_is_bounded_and_the_rest_is_logged_once(
     host = node.host()
 
     found = values(host.read(), catalog.SYSTEM_DISK_IO)
-    host.read()
+    # Decided anew when another one is plugged in.
+    node.disk("a", read=1)
+    again = values(host.read(), catalog.SYSTEM_DISK_IO)
 
-    assert len(found) == 2 * 64
+    assert len(found) == len(again) == 2 * 64
+    assert again["a read"] == 512
     assert [record.getMessage() for record in caplog.records] == [
         f"A number of {node.proc}/diskstats is left out: only 64 of 70 disks are measured."
     ]
@@ -192,58 +176,37 @@ def test_an_interface_has_bytes_and_errors_of_both_directions(node: NodeTree) ->
     }
 
 
-def interfaces(node: NodeTree) -> set[str]:
-    return {key.split()[0] for key in values(node.host().read(), catalog.SYSTEM_NETWORK_IO)}
+DEVICE = {"device": True}
+SLAVE = {"device": True, "master": "bond0"}
+BRIDGE, VLAN, BOND = ({"files": {"uevent": f"DEVTYPE={k}"}} for k in ("bridge", "vlan", "bond"))
+PORT, FUNCTION = ({**DEVICE, "files": {"phys_port_name": port}} for port in ("p0", "pf0vf3"))
+INNER = {name: {} for name in ("veth1", "docker0", "br-77", "cni0", "flannel.1", "tun0")}
+CONTAINER = {"lo": {}, "tunl0": {}, "eth0": {}, "br0": BRIDGE, "vlan5": VLAN}
 
 
-def test_a_virtual_interface_over_a_real_one_is_not_counted_again(node: NodeTree) -> None:
-    node.interface("bond0", files={"uevent": "DEVTYPE=bond"})
-    node.interface("ens1", device=True, master="bond0")
-    node.interface("ens2", device=True, master="bond0")
-    node.interface("ens1.100", files={"uevent": "DEVTYPE=vlan"})
-    for inner in ("veth12ab", "docker0", "br-77", "cni0", "flannel.1", "cali1", "virbr0", "tun0"):
-        node.interface(inner)
+@pytest.mark.parametrize(
+    ("shown", "counted"),
+    [
+        # A virtual interface over real ones is not counted again.
+        ({"bond0": BOND, "ens1": SLAVE, "ens2": SLAVE, "ens1.1": VLAN, **INNER}, {"ens1", "ens2"}),
+        # A device below another one is counted by that one.
+        ({"bond0": DEVICE, "enP1": SLAVE}, {"bond0"}),
+        # Representors of virtual functions are left out.
+        ({"np0": PORT, "vf3": FUNCTION}, {"np0"}),
+        # In a container the way out counts, also beside a device of its own.
+        (CONTAINER, {"eth0"}),
+        ({"eth0": {}, "net1": DEVICE, "other": {}}, {"eth0", "net1"}),
+    ],
+)
+def test_the_interfaces_that_lead_out_of_a_node_are_counted_once(
+    shown: dict[str, dict[str, Any]], counted: set[str], node: NodeTree
+) -> None:
+    for name, described in shown.items():
+        node.interface(name, **described)
 
-    assert interfaces(node) == {"ens1", "ens2"}
+    found = values(node.host().read(), catalog.SYSTEM_NETWORK_IO)
 
-
-def test_a_device_below_another_one_is_counted_by_that_one(node: NodeTree) -> None:
-    node.interface("eth0", device=True)
-    node.interface("enP1s1", device=True, master="eth0")
-
-    assert interfaces(node) == {"eth0"}
-
-
-def test_representors_of_virtual_functions_are_left_out(node: NodeTree) -> None:
-    node.interface("enp1s0f0np0", device=True, files={"phys_port_name": "p0"})
-    node.interface("enp1s0f0npf0vf3", device=True, files={"phys_port_name": "pf0vf3"})
-
-    assert interfaces(node) == {"enp1s0f0np0"}
-
-
-def test_in_a_container_the_way_out_is_counted(node: NodeTree) -> None:
-    node.interface("lo")
-    node.interface("tunl0")
-    node.interface("eth0")
-    node.interface("br0", files={"uevent": "DEVTYPE=bridge"})
-    node.interface("vlan5", files={"uevent": "DEVTYPE=vlan"})
-
-    assert interfaces(node) == {"eth0"}
-
-
-def test_a_pod_with_a_device_of_its_own_still_has_its_way_out(node: NodeTree) -> None:
-    node.interface("eth0")
-    node.interface("net1", device=True)
-    node.interface("other")
-
-    assert interfaces(node) == {"eth0", "net1"}
-
-
-def test_the_number_of_interfaces_is_bounded(node: NodeTree) -> None:
-    for number in range(40):
-        node.interface(f"ens{number}", device=True)
-
-    assert len(interfaces(node)) == 32
+    assert {key.split()[0] for key in found} == counted
 
 
 # -- InfiniBand
@@ -291,13 +254,6 @@ def test_pressure_is_in_seconds_and_a_node_has_no_full_stall_of_processors(
 
 
 # -- all of it
-
-
-def test_a_node_with_nothing_special_is_read_without_an_error(node: NodeTree) -> None:
-    host = node.host()
-
-    assert host.read()
-    assert host.errors == 0
 
 
 def test_a_machine_that_shows_nothing_at_all_gives_nothing(tmp_path: Path) -> None:
@@ -473,10 +429,6 @@ def test_a_file_system_that_fails_does_not_affect_the_others(tmp_path: Path) -> 
     assert set(usage(file_systems)) == {"/ used", "/ free"}
     # The stale one and the loop; a directory that has been removed is no error.
     assert file_systems.errors == 2
-
-
-def test_the_root_is_measured_without_any_rank() -> None:
-    assert {"/ used", "/ free"} <= set(usage(FileSystems(tuple)))
 
 
 def test_without_a_temporary_directory_the_others_are_measured(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from otel_ddp.agent.node.gpu.driver import (
 )
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
 from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.agent.node.source_thread import Sampler
 
 S = 1_000_000_000
 PATIENCE_S = 300.0
@@ -51,12 +49,11 @@ class FakeDriver:
         """By UUID and question; what is not here answers well."""
         self.questioned: dict[str, Any] = {}
         self.named: Any = "driver 999.1"
-        self.opened = self.closed = 0
+        self.tried = self.opened = self.closed = 0
         self.asked: Counter[tuple[str, str]] = Counter()
-        self.threads: set[int] = set()
 
     def open(self) -> None:
-        self.threads.add(threading.get_ident())
+        self.tried += 1
         _answer(self.opening)
         assert self.opened == self.closed, "opened twice"
         self.opened += 1
@@ -161,18 +158,27 @@ def test_the_identity_is_what_the_catalogue_has_first_in_its_section() -> None:
     assert set(sections) == {names}
 
 
-def test_boards_that_differ_show_what_each_of_them_has() -> None:
-    bench = Bench(*THREE)
+def test_what_a_board_does_not_support_is_asked_once_and_not_shown() -> None:
+    bench = Bench(H100, T4)
     bench.driver.answers[T4.uuid, "limit"] = NotSupported("no limit")
-    bench.driver.answers[A100.uuid, "power"] = [POWER._replace(value=250.0)]
+    busy = Measurement(catalog.HW_GPU_UTILIZATION, 1.0, (("hw.gpu.task", "general"),))
+    bench.driver.answers[H100.uuid, "power"] = [busy, POWER._replace(value=0.0)]
 
     sample = bench.tick()
 
-    assert bench.shown() == list(THREE)
-    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
+    assert bench.shown() == [H100, T4]
     assert bench.values(T4) == {"hw.power": 300.0}
-    assert bench.values(A100) == {"hw.power": 250.0, "otel_ddp.gpu.power.limit": 700.0}
+    of_other = {"hw.gpu.utilization": 1.0, "hw.power": 0.0, "otel_ddp.gpu.power.limit": 700.0}
+    assert bench.values(H100) == of_other
     assert (sample.remark, sample.errors, sample.version) == ("", 0, "driver 999.1")
+
+    # Also what it has answered before.
+    bench.driver.answers[T4.uuid, "power"] = NotSupported("no sensor")
+    bench.ticks(100)
+    assert bench.values(T4) == {}
+    assert bench.driver.asked[T4.uuid, "power"] == 2
+    assert bench.driver.asked[T4.uuid, "limit"] == 1
+    assert bench.driver.asked[H100.uuid, "power"] == 101
 
 
 def test_the_processes_of_a_device_are_shown_with_it() -> None:
@@ -213,32 +219,6 @@ def test_an_impossible_number_is_left_out_and_counted_and_logged_once(
     assert sample.errors == 3
     assert len(caplog.records) == 1
     assert impossible.metric.name in caplog.text
-
-
-def test_numbers_at_the_edge_of_the_possible_are_shown() -> None:
-    bench = Bench(H100)
-    busy = Measurement(catalog.HW_GPU_UTILIZATION, 1.0, (("hw.gpu.task", "general"),))
-    bench.driver.answers[H100.uuid, "power"] = [busy, POWER._replace(value=0.0)]
-
-    sample = bench.tick()
-
-    assert bench.values(H100) == {
-        "hw.gpu.utilization": 1.0,
-        "hw.power": 0.0,
-        "otel_ddp.gpu.power.limit": 700.0,
-    }
-    assert sample.errors == 0
-
-
-def test_a_counter_that_falls_is_shown_as_it_is() -> None:
-    bench = Bench(H100)
-    bench.driver.answers[H100.uuid, "power"] = [ENERGY]
-    bench.tick()
-    bench.driver.answers[H100.uuid, "power"] = [ENERGY._replace(value=3.0)]
-
-    bench.tick(1.0)
-
-    assert bench.values(H100)["hw.energy"] == 3.0
 
 
 # ------------------------------------------------------------------------------ what is asked when
@@ -285,26 +265,6 @@ def test_slow_questions_of_all_devices_are_spread(stall_s: float) -> None:
 
     # 40 questions in 10 seconds.
     assert a_tick == [4] * 10
-
-
-def test_an_unsupported_question_is_never_asked_again() -> None:
-    bench = Bench(H100, T4)
-    bench.driver.answers[T4.uuid, "power"] = NotSupported("no sensor")
-
-    bench.ticks(100)
-
-    assert bench.driver.asked[T4.uuid, "power"] == 1
-    assert bench.driver.asked[H100.uuid, "power"] == 100
-
-
-def test_an_answer_that_becomes_unsupported_is_no_longer_shown() -> None:
-    bench = Bench(H100)
-    bench.tick()
-    bench.driver.answers[H100.uuid, "power"] = NotSupported("no sensor")
-
-    bench.tick(1.0)
-
-    assert bench.values(H100) == {"otel_ddp.gpu.power.limit": 700.0}
 
 
 def test_a_question_that_fails_is_asked_on_and_its_old_answer_shown_for_three_periods(
@@ -423,19 +383,77 @@ def test_a_driver_without_a_version_shows_its_devices() -> None:
     assert bench.values(H100)["hw.power"] == 300.0
 
 
-def test_a_lost_board_does_not_affect_the_others() -> None:
+WAITS_S = [5, 10, 20, 40, 60, 60]
+
+
+@pytest.mark.parametrize("where", ["a question", "the questions"])
+def test_a_lost_board_does_not_affect_the_others(where: str) -> None:
     bench = Bench(*THREE)
     bench.tick()
-    bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
+    lost = DeviceLost("GPU is lost")
+    if where == "a question":
+        bench.driver.answers[T4.uuid, "power"] = lost
+    else:
+        bench = Bench(*THREE)
+        bench.driver.questioned[T4.uuid] = lost
+    opened_at = []
 
-    for _ in range(300):
+    for second in range(220):
+        before = bench.driver.opened
         sample = bench.tick(1.0)
         assert sample.remark == "GPU 1 (Tesla T4) does not answer any more: GPU is lost."
         for board in (H100, A100):
             assert bench.values(board) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
+        opened_at += [second] * (bench.driver.opened - before)
 
     assert bench.values(T4) == {}
     assert sample.errors == 0
+    waits = [later - earlier for earlier, later in itertools.pairwise(opened_at)]
+    assert waits == (WAITS_S if where == "the questions" else WAITS_S[1:])
+
+
+@pytest.mark.parametrize("where", ["devices", "every board", "opening"])
+def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: str) -> None:
+    bench = Bench(H100, T4)
+    lost = DeviceLost("driver not loaded")
+    if where == "devices":
+        bench.driver.found = lost
+    elif where == "opening":
+        bench.driver.opening = lost
+    else:
+        for board in (H100, T4):
+            bench.driver.answers[board.uuid, "power"] = lost
+    tried_at = []
+
+    for second in range(220):
+        before = bench.driver.tried
+        sample = bench.tick(1.0)
+        assert sample.devices == ()
+        assert sample.remark == (
+            "The GPU driver went away (driver not loaded); it is opened again when it is back."
+        )
+        tried_at += [second] * (bench.driver.tried - before)
+
+    waits = [later - earlier for earlier, later in itertools.pairwise(tried_at)]
+    assert waits == WAITS_S
+    assert bench.driver.opened == bench.driver.closed
+
+
+def test_a_list_of_devices_that_fails_changes_nothing_and_the_first_one_is_asked_for_soon() -> None:
+    bench = Bench(H100)
+    bench.driver.found = RuntimeError("unknown error")
+    sample = bench.tick()
+    assert (sample.devices, sample.errors) == ((), 1)
+    assert sample.remark
+    bench.driver.found = [H100]
+    bench.tick(5.0)
+    assert bench.shown() == [H100]
+    bench.driver.found = RuntimeError("unknown error")
+
+    sample = bench.ticks(61)
+
+    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
+    assert (sample.errors, sample.remark) == (2, "")
 
 
 def test_the_answers_of_a_lost_board_are_shown_while_they_are_fresh() -> None:
@@ -465,74 +483,6 @@ def test_after_a_loss_the_driver_is_opened_anew_in_a_few_seconds() -> None:
     assert (bench.driver.opened, bench.driver.closed) == (2, 1)
     assert bench.values(T4) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert sample.remark == ""
-
-
-def test_for_a_board_that_stays_lost_the_driver_is_opened_ever_less_often() -> None:
-    bench = Bench(H100, T4)
-    bench.driver.answers[T4.uuid, "power"] = DeviceLost("GPU is lost")
-    opened_at = []
-
-    for second in range(220):
-        before = bench.driver.opened
-        bench.tick(1.0)
-        opened_at += [second] * (bench.driver.opened - before)
-
-    waits = [later - earlier for earlier, later in itertools.pairwise(opened_at)]
-    assert waits == [5, 10, 20, 40, 60, 60]
-
-
-def test_a_board_that_is_lost_during_a_question_does_not_affect_the_others() -> None:
-    bench = Bench(*THREE)
-    bench.driver.questioned[H100.uuid] = DeviceLost("GPU is lost")
-
-    bench.tick()
-
-    assert bench.values(H100) == {}
-    assert bench.values(A100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-
-
-def test_a_node_whose_every_board_is_lost_shows_none() -> None:
-    bench = Bench(H100, T4)
-    for board in (H100, T4):
-        bench.driver.answers[board.uuid, "power"] = DeviceLost("driver not loaded")
-
-    sample = bench.tick()
-
-    assert sample.devices == ()
-    assert sample.remark == (
-        "The GPU driver went away (driver not loaded); it is opened again when it is back."
-    )
-    assert (bench.driver.opened, bench.driver.closed) == (1, 1)
-
-
-@pytest.mark.parametrize("where", ["devices", "every board", "opening"])
-def test_a_driver_that_is_lost_again_and_again_is_tried_ever_less_often(where: str) -> None:
-    bench = Bench(H100, T4)
-    if where == "devices":
-        bench.driver.found = DeviceLost("driver not loaded")
-    elif where == "opening":
-        bench.driver.opening = DeviceLost("driver not loaded")
-    else:
-        for board in (H100, T4):
-            bench.driver.answers[board.uuid, "power"] = DeviceLost("driver not loaded")
-    tried_at = []
-    tries = 0
-
-    def count() -> None:
-        nonlocal tries
-        tries += 1
-        _answer(bench.driver.opening)
-        bench.driver.opened += 1
-
-    bench.driver.open = count  # type: ignore[method-assign]
-
-    for second in range(220):
-        before = tries
-        assert "went away" in bench.tick(1.0).remark
-        tried_at += [second] * (tries - before)
-
-    waits = [later - earlier for earlier, later in itertools.pairwise(tried_at)]
-    assert waits == [5, 10, 20, 40, 60, 60]
 
 
 def test_after_a_minute_without_a_loss_the_next_one_is_repaired_quickly_again() -> None:
@@ -566,93 +516,6 @@ def test_a_board_that_comes_or_goes_is_seen_within_a_minute_and_the_others_not_a
     assert bench.values(A100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
     assert bench.driver.asked[H100.uuid, "limit"] == 1
     assert bench.driver.opened == 1
-
-
-def test_a_list_of_devices_that_fails_once_changes_nothing() -> None:
-    bench = Bench(H100)
-    bench.tick()
-    bench.driver.found = RuntimeError("unknown error")
-
-    sample = bench.ticks(61)
-
-    assert bench.values(H100) == {"hw.power": 300.0, "otel_ddp.gpu.power.limit": 700.0}
-    assert sample.errors == 1
-    assert sample.remark == ""
-
-
-def test_a_first_list_of_devices_that_fails_is_asked_for_again_soon() -> None:
-    bench = Bench(H100)
-    bench.driver.found = RuntimeError("unknown error")
-    sample = bench.tick()
-    assert (sample.devices, sample.errors) == ((), 1)
-    assert sample.remark
-    bench.driver.found = [H100]
-
-    bench.tick(5.0)
-
-    assert bench.shown() == [H100]
-
-
-# ------------------------------------------------------------------------------ drivers that hang
-
-
-@pytest.fixture
-def go_on() -> Iterator[threading.Event]:
-    """Whatever waits for it has ended its waiting when the test ends, however it ends."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.mark.parametrize("where", ["open", "a question", "users"])
-def test_where_the_driver_hangs_only_the_age_grows(where: str, go_on: threading.Event) -> None:
-    bench = Bench(H100)
-    hanging = threading.Event()
-    clock = [0.0]
-
-    def hang() -> list[Any]:
-        hanging.set()
-        go_on.wait()
-        return []
-
-    if where == "open":
-        bench.driver.opening = hang  # type: ignore[assignment]
-    else:
-        bench.driver.answers[H100.uuid, "power" if where == "a question" else where] = hang
-    sampler = Sampler("gpu", bench.tick, 1e6, clock=lambda: clock[0])
-    sampler.start()
-    assert hanging.wait(PATIENCE_S)
-    clock[0] = 500.0
-
-    assert sampler.latest() is None
-    assert sampler.age_s() == 500.0
-    assert sampler.stop(0.0) is False
-
-    go_on.set()
-    assert sampler.stop(PATIENCE_S)
-    latest = sampler.latest()
-    assert latest is not None
-    assert [each.device for each in latest.value.devices] == [H100]
-    # It went on after 500 s: its numbers may be as old as that.
-    assert latest.age_s == 500.0
-
-
-def test_the_driver_is_called_by_the_sampler_s_thread_alone() -> None:
-    bench = Bench(H100)
-    read = threading.Event()
-
-    def tick() -> GpuSample:
-        sample = bench.tick()
-        read.set()
-        return sample
-
-    sampler = Sampler("gpu", tick, 1e6)
-    sampler.start()
-    assert read.wait(PATIENCE_S)
-    assert sampler.stop(PATIENCE_S)
-
-    assert len(bench.driver.threads) == 1
-    assert threading.get_ident() not in bench.driver.threads
 
 
 def test_a_repartitioned_board_is_asked_anew() -> None:

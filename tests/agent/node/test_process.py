@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -177,26 +176,6 @@ def written(pid: int) -> int:
 # -- the process itself
 
 
-def test_every_number_of_a_real_process_is_there(puppet: Puppet) -> None:
-    before_s = time.time()
-
-    measurements = puppet.read()
-
-    assert {each.metric.name for each in measurements} == PROCESS
-    assert set(values(measurements, catalog.PROCESS_CPU_TIME)) == {"user", "system"}
-    assert set(values(measurements, catalog.PROCESS_DISK_IO)) == {"read", "write"}
-    assert set(values(measurements, catalog.PROCESS_CONTEXT_SWITCHES)) == {
-        "voluntary",
-        "involuntary",
-    }
-    for each in measurements:
-        assert each.value >= 0
-        counts = each.metric.kind is Kind.COUNTER
-        # A process is younger than the test run, to the second to which the start is known.
-        assert bool(each.start_ns) is counts
-        assert not counts or abs(each.start_ns / 1e9 - before_s) < 60
-
-
 def test_processor_time_threads_and_descriptors_are_those_it_has(puppet: Puppet) -> None:
     before = puppet.read()
 
@@ -215,14 +194,6 @@ def test_processor_time_threads_and_descriptors_are_those_it_has(puppet: Puppet)
     assert grown(catalog.PROCESS_MEMORY_VIRTUAL) > 0
     assert grown(catalog.PROCESS_UPTIME) > 0
     assert values(after, catalog.PROCESS_MEMORY_USAGE)[""] > 1 << 20
-
-
-def test_what_it_writes_is_counted(puppet: Puppet, tmp_path: Path) -> None:
-    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)")
-
-    found = values(puppet.read(), catalog.PROCESS_DISK_IO)
-
-    assert found["write"] == written(puppet.pid)
 
 
 def test_a_reused_process_id_is_not_taken_for_the_first_process(puppet: Puppet) -> None:
@@ -384,34 +355,23 @@ def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: P
     }
 
 
-def test_what_a_server_has_waited_for_is_not_counted_twice(puppet: Puppet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_between", [True, False])
+def test_what_a_server_has_waited_for_is_not_counted_twice(
+    reads_between: bool, puppet: Puppet, tmp_path: Path
+) -> None:
     puppet.does("fork('server')")
     puppet.does("fork('worker')", "server")
     write = f"write({str(tmp_path / 'file')!r}, 300_000)"
     puppet.does(write, "server", "worker")
-    before = values(puppet.read(), catalog.TRAINING_CHILDREN_DISK_IO)["write"]
+    before = puppet.value(catalog.TRAINING_CHILDREN_DISK_IO)
 
     puppet.does("reap('worker')", "server")
-    by_server = values(puppet.read(), catalog.TRAINING_CHILDREN_DISK_IO)["write"]
+    if reads_between:
+        assert puppet.value(catalog.TRAINING_CHILDREN_DISK_IO) == before
     puppet.does("reap('server')")
     measurements = puppet.read()
 
-    assert before == by_server == values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"]
-    assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
-
-
-def test_a_server_and_its_worker_may_end_between_two_reads(puppet: Puppet, tmp_path: Path) -> None:
-    puppet.does("fork('server')")
-    puppet.does("fork('worker')", "server")
-    write = f"write({str(tmp_path / 'file')!r}, 300_000)"
-    puppet.does(write, "server", "worker")
-    before = values(puppet.read(), catalog.TRAINING_CHILDREN_DISK_IO)["write"]
-
-    puppet.does("reap('worker')", "server")
-    puppet.does("reap('server')")
-    measurements = puppet.read()
-
-    assert values(measurements, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == before
+    assert sum(values(measurements, catalog.TRAINING_CHILDREN_DISK_IO).values()) == before
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -196,4 +197,6 @@ def _bytes(metric: Metric, amounts: Amounts, start_ns: int) -> Iterator[Measurem
 
 
 def _line(status: str, name: str) -> str:
-    return status.rpartition(f"\n{name}:")[2].partition("\n")[0].strip()
+    """A number, or a mask in hexadecimal digits; empty if there is none."""
+    found = re.search(rf"^{name}:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found[1] if found else ""
