@@ -27,7 +27,6 @@ class Instance:
     uuid: str
     name: str
     gi: int
-    ci: int = 0
     numbers: Numbers = field(default_factory=dict)
     """By the keys of nvml.c; one that is not there is not supported."""
     compute: list[tuple[int, int | None]] = field(default_factory=list)
@@ -113,7 +112,7 @@ def _board(board: Board) -> Iterator[tuple[str, object]]:
     if board.instances:
         yield from {"mig.mode": 1, "mig.most": 7}.items()
     for index, part in enumerate(board.instances):
-        own = {"uuid": part.uuid, "name": part.name, "gi": part.gi, "ci": part.ci}
+        own = {"uuid": part.uuid, "name": part.name, "gi": part.gi}
         for key, value in {**own, **part.numbers, "compute": _processes(part.compute)}.items():
             yield f"mig.{index}.{key}", value
 
@@ -238,7 +237,7 @@ def a100_mig(index: int = 0) -> Board:
     memory: Numbers = {"memory.reserved": 0, "memory.total": 20 * GIB, "memory.used": 7 * GIB}
     small: Numbers = {**memory, "memory.total": 5 * GIB, "memory.used": GIB}
     board.instances = [
-        Instance(f"MIG-{index:08x}-aaaa-4c3d-9e1f-0123456789ab", "MIG 3g.20gb", 2, 0, memory),
-        Instance(f"MIG-{index:08x}-bbbb-4c3d-9e1f-0123456789ab", "MIG 1g.5gb", 9, 0, small),
+        Instance(f"MIG-{index:08x}-aaaa-4c3d-9e1f-0123456789ab", "MIG 3g.20gb", 2, memory),
+        Instance(f"MIG-{index:08x}-bbbb-4c3d-9e1f-0123456789ab", "MIG 1g.5gb", 9, small),
     ]
     return board

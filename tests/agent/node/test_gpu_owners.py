@@ -166,14 +166,6 @@ def test_the_variables_of_a_process_select_its_device() -> None:
     assert asked == [environment]
 
 
-def test_a_part_may_have_a_name_of_the_older_kind() -> None:
-    older = Device(f"MIG-GPU-{UUIDS[3]}/7/0", "3:0", "A100 3g.20gb", "", B[3])
-
-    ownership = decide([claim(0, older.uuid)], devices=[*BOARDS, older])
-
-    assert ownership.labels[B[3]] == ownership.labels[older.uuid] == rank(0)
-
-
 # ------------------------------------------------------------------------------ memory
 
 

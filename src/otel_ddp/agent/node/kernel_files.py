@@ -46,23 +46,18 @@ class KernelFiles:
 
     def numbers(self, path: str, names: Collection[str], place: str = "") -> dict[str, int]:
         """The numbers of the lines that begin with these names."""
-        found: dict[str, int] = {}
         place = place or path
         text = self.text(path, place)
-        if text is None:
-            return found
-        for line in text.splitlines():
-            words = line.split(None, 2)
-            name = words[0].rstrip(":") if words else ""
-            if name in names:
-                value = number(words[1]) if len(words) > 1 else None
-                if value is None:
-                    self.leave_out(place, f"{name} is no number")
-                else:
-                    found[name] = value
-                names = [each for each in names if each != name]
-        for name in names:
-            self.leave_out(place, f"it has no {name}")
+        said: dict[str, str] = {}
+        for name, *words in (line.split(None, 2) or [""] for line in (text or "").splitlines()):
+            said.setdefault(name.rstrip(":"), words[0] if words else "")
+        found = {}
+        for name in names if text is not None else ():
+            value = number(said.get(name, ""))
+            if value is None:
+                self.leave_out(place, f"it has no number of {name}")
+            else:
+                found[name] = value
         return found
 
     def names(self, folder: str, place: str = "") -> list[str]:

@@ -97,7 +97,6 @@ class Nvml:
         self._opened = False
         self._parts: dict[str, _Part] = {}
         self._devices: list[Device] = []
-        self._older_names: dict[str, str] = {}
         self._silent: list[str] = []
         self._held: dict[str, list[XidWatch | GpmSamples]] = {}
         # Both are kept when the driver is closed: the board of each index, and its Xid faults.
@@ -162,7 +161,7 @@ class Nvml:
             raise DeviceLost("the driver no longer counts its devices") from error
         parts: dict[str, _Part] = {}
         found: list[Device] = []
-        self._older_names, self._silent = {}, []
+        self._silent = []
         for index in range(count):
             try:
                 calls = Calls(self._lib, self._lib.nvmlDeviceGetHandleByIndex(index))
@@ -218,8 +217,6 @@ class Nvml:
             part = Calls(self._lib, handle)
             uuid = part.words("nvmlDeviceGetUUID")
             instance = part.ask("nvmlDeviceGetGpuInstanceId")
-            compute = part.ask("nvmlDeviceGetComputeInstanceId")
-            self._older_names[f"MIG-{board.uuid}/{instance}/{compute}"] = uuid
             name = part.words("nvmlDeviceGetName") or f"{board.name} MIG"
             device = Device(uuid, f"{board.index}:{index}", name, board.pci, board.uuid)
             yield device, _Part(part, calls, instance)
@@ -288,4 +285,4 @@ class Nvml:
     def visible(self, environment: Mapping[str, str]) -> Sequence[str] | None:
         if not self._devices:
             return None
-        return visible(environment, self._devices, self._older_names)
+        return visible(environment, self._devices)

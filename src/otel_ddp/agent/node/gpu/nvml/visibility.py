@@ -7,19 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from otel_ddp.agent.node.gpu.driver import Device
 
-Instances = Mapping[str, str]
-"""Older name of a MIG instance, `MIG-GPU-<uuid>/<gi>/<ci>` -> its UUID."""
 
-
-def visible(
-    environment: Mapping[str, str], devices: Sequence[Device], older_names: Instances
-) -> list[str] | None:
+def visible(environment: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
     """UUIDs in the order in which the process counts; None if that is unknown."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     entries = [] if chosen is None else [each.strip() for each in chosen.split(",")]
     for prefix in ("GPU-", "MIG-"):
         if entries and entries[0].startswith(prefix):
-            return _by_uuid(entries, prefix, devices, older_names)
+            return _by_uuid(entries, prefix, devices)
     boards = _in_order(environment, devices)
     if chosen is None:
         return boards
@@ -43,11 +38,8 @@ def _by_index(entries: Sequence[str], boards: Sequence[str]) -> list[str]:
     return _without_repetition(found)
 
 
-def _by_uuid(
-    entries: Sequence[str], prefix: str, devices: Sequence[Device], older_names: Instances
-) -> list[str]:
+def _by_uuid(entries: Sequence[str], prefix: str, devices: Sequence[Device]) -> list[str]:
     names = {device.uuid.lower(): device.uuid for device in devices}
-    names.update({name.lower(): uuid for name, uuid in older_names.items()})
     found: list[str] = []
     for entry in entries:
         meant = entry.lower()
