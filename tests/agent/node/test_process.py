@@ -514,14 +514,6 @@ def refuse(node: NodeTree, name: str) -> None:
     path.symlink_to(name)
 
 
-def test_a_negative_uptime_is_absent(node: NodeTree) -> None:
-    node.process(77)
-    reader = reader_of(node, lambda: 1.0)
-
-    assert values(read(reader), catalog.PROCESS_UPTIME) == {}
-    assert reader.errors == 1
-
-
 @pytest.mark.parametrize(
     "content", ["77 (python", "77 (py) S 1 1 1", f"77 (py) S{' -1' * 30}", "\0", ""]
 )

@@ -163,6 +163,13 @@ def test_a_remark_says_why_there_are_no_boards(bench: Callable[..., Bench]) -> N
 
     assert remarks == ["There is no driver."]
 
+    driver = OneBoard()
+    driver.silent = ["GPU 3 does not answer."]
+    there = bench("gpu", driver=driver)
+    there.soon(catalog.HW_POWER)
+
+    assert there.sampling.describe()["gpu_remarks"] == ["GPU 3 does not answer."]
+
 
 def test_numbers_of_a_driver_that_hangs_disappear_and_come_back(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
@@ -275,12 +282,3 @@ def test_an_invisible_process_is_not_taken_for_another_one(bench: Callable[..., 
 
     assert here.sampling.describe()["unseen"] == ["0"]
     assert here.told(catalog.HW_POWER, unseen) == [({"node": "n", **OF_BOARD}, 100.0)]
-
-
-def test_a_board_that_does_not_answer_gives_a_remark(bench: Callable[..., Bench]) -> None:
-    driver = OneBoard()
-    driver.silent = ["GPU 3 does not answer."]
-    here = bench("gpu", driver=driver)
-    here.soon(catalog.HW_POWER)
-
-    assert here.sampling.describe()["gpu_remarks"] == ["GPU 3 does not answer."]

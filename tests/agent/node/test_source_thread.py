@@ -99,20 +99,6 @@ def test_a_sample_has_the_time_at_which_its_reading_began(bench: Bench) -> None:
     assert sampler.failures == 0
 
 
-def test_each_reading_replaces_the_one_before(bench: Bench) -> None:
-    values = iter(["first", "second"])
-    bench.read = lambda: next(values)
-    sampler = bench.sampler()
-
-    sampler.start()
-    bench.pauses.reached()
-    bench.clock.now += 1.0
-    bench.pauses.end()
-    bench.pauses.reached()
-
-    assert sampler.latest() == Sample("second", 101_000_000_007, 0.0)
-
-
 def test_readings_begin_a_period_apart_and_late_ones_are_not_caught_up(bench: Bench) -> None:
     takes_s = iter([0.25, 1.0, 7.5, 0.0])
 

@@ -15,7 +15,6 @@ from otel_ddp.agent.node.gpu.driver import (
     Driver,
     DriverMissing,
     NotSupported,
-    Question,
     User,
 )
 from otel_ddp.agent.node.gpu.drivers import opened
@@ -199,10 +198,7 @@ class Gpus:
 
     def _watch(self, device: Device, now_ns: int) -> _WatchedDevice:
         ask = partial(self._users, device)
-        return _WatchedDevice(
-            device,
-            _PeriodicQuestion("users", _USERS_EVERY_S, ask, self._turn(_USERS_EVERY_S, now_ns)),
-        )
+        return _WatchedDevice(device, self._periodic("users", _USERS_EVERY_S, ask, now_ns))
 
     def _ask_all(self, now_ns: int) -> None:
         before = sum(1 for each in self._watched if each.lost)
@@ -235,22 +231,20 @@ class Gpus:
         if questions is None:
             return None
         return [
-            _PeriodicQuestion(
-                each.name,
-                each.every_s,
-                partial(self._measurements, device, each),
-                self._turn(each.every_s, now_ns),
-            )
-            for each in questions
+            self._periodic(name, every_s, partial(self._measurements, device, name, ask), now_ns)
+            for name, every_s, ask in questions
         ]
 
-    def _turn(self, every_s: float, now_ns: int) -> int:
-        """When a new question was due: in the past, so that it is asked at once.
+    def _periodic(
+        self, name: str, every_s: float, ask: Callable[[], T], now_ns: int
+    ) -> _PeriodicQuestion[T]:
+        """It was due in the past, so it is asked at once.
 
         Later it is asked in a second of its period that few other slow questions share.
         """
         seconds = int(every_s)
-        return now_ns - (next(self._turns[seconds]) % seconds * _S if seconds > 1 else 0)
+        ago_s = next(self._turns[seconds]) % seconds if seconds > 1 else 0
+        return _PeriodicQuestion(name, every_s, ask, now_ns - ago_s * _S)
 
     def _ask_if_due(self, question: _PeriodicQuestion[T], now_ns: int) -> None:
         if not question.due(now_ns):
@@ -263,22 +257,17 @@ class Gpus:
         if answer is not None:
             question.keep(answer, now_ns)
 
-    def _measurements(self, device: Device, question: Question) -> tuple[Measurement, ...]:
-        good = []
-        own = identity(device)
-        for each in question.ask():
+    def _measurements(
+        self, device: Device, name: str, ask: Callable[[], Iterable[Measurement]]
+    ) -> tuple[Measurement, ...]:
+        good, own = [], identity(device)
+        for each in ask():
             if _possible(each):
-                good.append(
-                    Measurement(each.metric, each.value, own + each.attributes, each.start_ns)
-                )
+                good.append(each._replace(attributes=own + each.attributes))
                 continue
             self._errors += 1
-            containment.warn_once(
-                f"gpu impossible {question.name}",
-                "GPU %s has impossible values of %s: they are left out.",
-                device.index,
-                each.metric.name,
-            )
+            sentence = f"GPU {device.index} has impossible values of {each.metric.name}"
+            containment.warn_once(f"gpu impossible {name}", "%s: they are left out.", sentence)
         return tuple(good)
 
     def _users(self, device: Device) -> tuple[User, ...]:

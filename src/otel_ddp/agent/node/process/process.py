@@ -9,25 +9,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from otel_ddp import catalog
 from otel_ddp.agent.node.kernel_files import KernelFiles, number
 from otel_ddp.agent.node.measurement import Measurement, boot_ns
 from otel_ddp.agent.node.process.process_family import Amounts, Family, Relative
 from otel_ddp.agent.node.process.process_tree import ProcessStat, ProcessTree, read_process_stat
-from otel_ddp.catalog import (
-    PROCESS_CONTEXT_SWITCHES,
-    PROCESS_CPU_TIME,
-    PROCESS_DISK_IO,
-    PROCESS_MEMORY_USAGE,
-    PROCESS_MEMORY_VIRTUAL,
-    PROCESS_THREAD_COUNT,
-    PROCESS_UNIX_FILE_DESCRIPTOR_COUNT,
-    PROCESS_UPTIME,
-    TRAINING_CHILDREN_COUNT,
-    TRAINING_CHILDREN_CPU_TIME,
-    TRAINING_CHILDREN_DISK_IO,
-    TRAINING_CHILDREN_MEMORY_USAGE,
-    Metric,
-)
+from otel_ddp.catalog import Metric
 from otel_ddp.errors import containment
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -97,7 +84,7 @@ class ProcessReader:
         return [
             *self._of_stat(stat, start_ns),
             *self._descriptors(pid),
-            *_bytes(PROCESS_DISK_IO, family.own_io(io), family.start_ns),
+            *_bytes(catalog.PROCESS_DISK_IO, family.own_io(io), family.start_ns),
             *self._switches(status, start_ns),
             *self._of_relatives(stat, family, relatives),
         ]
@@ -105,15 +92,12 @@ class ProcessReader:
     # -- the process itself
 
     def _of_stat(self, stat: ProcessStat, start_ns: int) -> Iterator[Measurement]:
-        yield from _times(PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
-        yield Measurement(PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
-        yield Measurement(PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes)
-        yield Measurement(PROCESS_THREAD_COUNT, stat.threads)
+        yield from _times(catalog.PROCESS_CPU_TIME, stat.user, stat.system, start_ns)
+        yield Measurement(catalog.PROCESS_MEMORY_USAGE, stat.resident_pages * _PAGE_BYTES)
+        yield Measurement(catalog.PROCESS_MEMORY_VIRTUAL, stat.virtual_bytes)
+        yield Measurement(catalog.PROCESS_THREAD_COUNT, stat.threads)
         uptime_s = self._since_boot_s() - stat.start / _TICKS_PER_S
-        if uptime_s >= 0:
-            yield Measurement(PROCESS_UPTIME, uptime_s)
-        else:
-            self._files.leave_out(PROCESS_UPTIME.name, "negative")
+        yield Measurement(catalog.PROCESS_UPTIME, uptime_s)
 
     def _descriptors(self, pid: int) -> Iterator[Measurement]:
         try:
@@ -121,7 +105,7 @@ class ProcessReader:
         except OSError as error:
             self._files.failed("fd", error)
             return
-        yield Measurement(PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
+        yield Measurement(catalog.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, count)
 
     def _switches(self, status: str, start_ns: int) -> Iterator[Measurement]:
         """Those of the main thread: all threads would cost more than everything else together."""
@@ -131,7 +115,7 @@ class ProcessReader:
                 self._files.leave_out("status", f"it has no number of {kind} context switches")
                 continue
             attributes = (("process.context_switch.type", kind),)
-            yield Measurement(PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
+            yield Measurement(catalog.PROCESS_CONTEXT_SWITCHES, count, attributes, start_ns)
 
     def _io(self, pid: int) -> Amounts | None:
         found = self._files.numbers(f"{self._proc}/{pid}/io", ("read_bytes", "write_bytes"), "io")
@@ -154,11 +138,7 @@ class ProcessReader:
         return found
 
     def _update_family(
-        self,
-        pid: int,
-        family: Family,
-        relatives: dict[tuple[int, int], Relative],
-        status: str,
+        self, pid: int, family: Family, relatives: dict[tuple[int, int], Relative], status: str
     ) -> None:
         def lives_on(key: tuple[int, int]) -> bool:
             # The tree may still have a process that ended since the last poll.
@@ -169,19 +149,16 @@ class ProcessReader:
         family.update(pid, relatives, lives_on, waits=not ignored & _IGNORES_CHILDREN)
 
     def _of_relatives(
-        self,
-        stat: ProcessStat,
-        family: Family,
-        relatives: dict[tuple[int, int], Relative],
+        self, stat: ProcessStat, family: Family, relatives: dict[tuple[int, int], Relative]
     ) -> Iterator[Measurement]:
         alive = [each.stat for each in relatives.values() if each.stat.alive]
-        yield Measurement(TRAINING_CHILDREN_COUNT, len(alive))
+        yield Measurement(catalog.TRAINING_CHILDREN_COUNT, len(alive))
         pages = sum(each.resident_pages for each in alive)
-        yield Measurement(TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
-        total = family.total(stat)
-        since_ns = family.start_ns
-        yield from _times(TRAINING_CHILDREN_CPU_TIME, total["user"], total["system"], since_ns)
-        yield from _bytes(TRAINING_CHILDREN_DISK_IO, total, since_ns)
+        yield Measurement(catalog.TRAINING_CHILDREN_MEMORY_USAGE, pages * _PAGE_BYTES)
+        total, since_ns = family.total(stat), family.start_ns
+        times = total["user"], total["system"]
+        yield from _times(catalog.TRAINING_CHILDREN_CPU_TIME, *times, since_ns)
+        yield from _bytes(catalog.TRAINING_CHILDREN_DISK_IO, total, since_ns)
 
 
 def _times(metric: Metric, user: int, system: int, start_ns: int) -> Iterator[Measurement]:

@@ -137,8 +137,7 @@ class Nvml:
     def close(self) -> None:
         for uuid in tuple(self._held):
             self._release(uuid)
-        self._parts = {}
-        self._devices = []
+        self._parts, self._devices = {}, []
         if self._opened:
             self._opened = False
             with contextlib.suppress(self._lib.NVMLError):
