@@ -520,7 +520,7 @@ TABLE: tuple[Setting, ...] = (
         "",
         _web_config,
         "Who may read `/metrics` from other machines: a web configuration file as of Prometheus' "
-        "exporters (TLS, users, a token), or `insecure`: everyone, unencrypted. Without either it "
+        "exporters (TLS, a token), or `insecure`: everyone, unencrypted. Without either it "
         "is served on loopback only.",
     ),
     Setting(

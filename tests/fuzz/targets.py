@@ -256,7 +256,7 @@ def web_rules(data: bytes) -> None:
         file.write(data)
         file.flush()
         with contextlib.suppress(web_config.Refused):
-            web_config.WebConfig(Path(file.name)).admits("Basic " + data[:40].decode("latin-1"))
+            web_config.read(Path(file.name)).admits("Basic " + data[:40].decode("latin-1"))
 
 
 def history(data: bytes) -> None:

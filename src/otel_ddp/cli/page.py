@@ -8,7 +8,6 @@ from pathlib import Path
 
 from otel_ddp import settings
 from otel_ddp.agent.scrape.handler import Handler
-from otel_ddp.agent.scrape.page_requests import page_answer
 from otel_ddp.agent.scrape.server import bind
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.errors import ConfigError
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         postmortem_folders=[postmortem.directory(conf.postmortem_directory)],
     )
     try:
-        server = bind(_HOST, options.port, page_handler(app), None)
+        server = bind(_HOST, options.port, page_handler(app))
     except OSError as error:
         print(f"The page cannot be served: {error}.", file=sys.stderr)
         return 1
@@ -78,6 +77,6 @@ def page_handler(app: App) -> type[Handler]:
 
     class PageHandler(Handler):
         def answer(self) -> Answer:
-            return page_answer(self, app, None)
+            return self.page_answer(app)
 
     return PageHandler

@@ -10,8 +10,8 @@ import pytest
 
 from history.page.serving import Served
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
-from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.history.page import guard
 from otel_ddp.history.page.app import App
 
@@ -110,7 +110,7 @@ def test_any_name_is_answered_by_rules_that_no_other_site_meets(tmp_path: Path) 
     pytest.importorskip("yaml", reason="the extra web is not installed")
     (tmp_path / "token").write_text("abc")
     (tmp_path / "web.yml").write_text("bearer_token_file: token")
-    rules = WebConfig(tmp_path / "web.yml")
+    rules = web_config.read(tmp_path / "web.yml")
     endpoint = Endpoint(Ledger(), "127.0.0.1", 0, App(tmp_path), rules=rules)
     endpoint.start()
     try:

@@ -13,7 +13,7 @@ class Served:
     """Used with `with`."""
 
     def __init__(self, app: App, port: int = 0) -> None:
-        self._server = bind("127.0.0.1", port, page_handler(app), None)
+        self._server = bind("127.0.0.1", port, page_handler(app))
         self._thread = threading.Thread(target=lambda: self._server.serve_forever(0.05))
 
     @property

@@ -15,7 +15,6 @@ from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.scrape.handler import Handler
-from otel_ddp.agent.scrape.page_requests import page_answer
 from otel_ddp.agent.scrape.server import bind
 from otel_ddp.agent.scrape.web_config import WebConfig
 from otel_ddp.errors import containment
@@ -49,8 +48,9 @@ class Endpoint:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LedgerCollector(ledger))
         handler = _handler(registry, page, idle_s, problems, rules, host)
-        self._server = bind(host, port, handler, rules)
-        self._scheme = "http" if rules is None or rules.tls() is None else "https"
+        tls = None if rules is None else rules.tls
+        self._server = bind(host, port, handler, tls)
+        self._scheme = "http" if tls is None else "https"
         self.thread = KeptThread("endpoint", lambda: self._server.serve_forever(_POLL_S))
 
     @property
@@ -103,7 +103,7 @@ def _handler(
 
         def answer(self) -> Answer:
             path = self.path.split("?", 1)[0]
-            # A probe has no password, and learns only whether the agent is well.
+            # A probe has no token, and learns only whether the agent is well.
             if path == "/healthz" and self.command != "POST":
                 return self._health()
             if rules is not None and not rules.admits(self.headers.get("Authorization") or ""):
@@ -111,7 +111,7 @@ def _handler(
                 return as_text(401, "name yourself\n", asks)
             if path == "/metrics" and self.command != "POST":
                 return self._metrics()
-            return page_answer(self, page, rules)
+            return self.page_answer(page, is_known=rules is not None and bool(rules.token))
 
         def _metrics(self) -> Answer:
             encoder, kind = choose_encoder(self.headers.get("Accept") or "")

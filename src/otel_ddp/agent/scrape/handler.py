@@ -5,8 +5,10 @@ from __future__ import annotations
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from otel_ddp.agent.node import socket_owners
 from otel_ddp.agent.scrape.server import CLIENT_TIMEOUT_S, BoundedServer
 from otel_ddp.history.page import guard
+from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Answer, Refused, as_text
 
 
@@ -21,6 +23,26 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> Answer:
         """The answer to a request that the guard has let through."""
         raise NotImplementedError
+
+    def page_answer(self, app: App, *, is_known: bool = False) -> Answer:
+        """The page's answer. *is_known*: who asks has shown that they may see everything."""
+        known = [True] if is_known else []
+
+        def is_private() -> bool:
+            if not known:
+                known.append(self._is_own_connection())
+            return known[0]
+
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return app.answer(self.command, self.path, headers, is_private)
+
+    def _is_own_connection(self) -> bool:
+        """Whether our own user or root has opened this connection on this node."""
+        try:
+            peer, own = self.connection.getpeername(), self.connection.getsockname()
+        except OSError:
+            return False
+        return socket_owners.is_own(peer[:2], own[:2])
 
     def do_GET(self) -> None:
         self.server.has_asked(self.connection)

@@ -16,7 +16,6 @@ from typing import Any
 from weakref import WeakSet
 
 from otel_ddp.agent.node import socket_owners
-from otel_ddp.agent.scrape.web_config import WebConfig
 
 _PORTS_TO_TRY = 64
 CLIENT_TIMEOUT_S = 5.0
@@ -47,11 +46,11 @@ class BoundedServer(ThreadingHTTPServer):
         family: socket.AddressFamily,
         address: tuple[Any, ...],
         handler: type[BaseHTTPRequestHandler],
-        rules: WebConfig | None,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self.address_family = family
         self.answering: WeakSet[threading.Thread] = WeakSet()
-        self._rules = rules
+        self._tls = tls
         self._clients: dict[Any, _Client] = {}
         # The users of clients on this node, and when they may be looked up again.
         self._users: dict[tuple[str, int], int] = {}
@@ -76,10 +75,9 @@ class BoundedServer(ThreadingHTTPServer):
         if len(self._clients) >= _MOST_CLIENTS and not self._make_room():
             self.shutdown_request(request)
             return
-        context = None if self._rules is None else self._rules.tls()
-        if context is not None:
+        if tls := self._tls:
             # The handshake waits for the client, so it belongs to the client's own thread.
-            request = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            request = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         now = time.monotonic()
         # An IPv6 socket shows IPv4 clients so.
         address = str(client_address[0]).removeprefix("::ffff:"), int(client_address[1])
@@ -163,19 +161,22 @@ class BoundedServer(ThreadingHTTPServer):
 
 
 def bind(
-    host: str, port: int, handler: type[BaseHTTPRequestHandler], rules: WebConfig | None
+    host: str,
+    port: int,
+    handler: type[BaseHTTPRequestHandler],
+    tls: ssl.SSLContext | None = None,
 ) -> BoundedServer:
     """A server on this port, or on the next one that is free; on any port for 0."""
     family, address = _resolve(host)
     for attempt in range(port, min(port + _PORTS_TO_TRY, 65536)) if port else ():
         try:
-            return BoundedServer(family, (address[0], attempt, *address[2:]), handler, rules)
+            return BoundedServer(family, (address[0], attempt, *address[2:]), handler, tls)
         except OSError as error:  # noqa: PERF203
             # Another error, such as an address of another machine, is the same for every port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     # Any free port.
-    return BoundedServer(family, (address[0], 0, *address[2:]), handler, rules)
+    return BoundedServer(family, (address[0], 0, *address[2:]), handler, tls)
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

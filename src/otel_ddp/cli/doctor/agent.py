@@ -70,7 +70,7 @@ def _check_scrape(url: str, answer_s: float) -> Finding:
                 response = connection.getresponse()
                 body = response.read(_LONGEST_RESPONSE)
             if response.status == HTTPStatus.UNAUTHORIZED and path == "/metrics":
-                sentence = f"{url} answers those who have its password or token"
+                sentence = f"{url} answers those who have its token"
                 return Finding("ok", "endpoint", sentence)
             if response.status != HTTPStatus.OK:
                 sentence = (
@@ -79,9 +79,6 @@ def _check_scrape(url: str, answer_s: float) -> Finding:
                 return Finding("fail", "endpoint", sentence)
         count = sum(1 for _ in parse(body.decode()))
     except ssl.SSLError as error:
-        if "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error):
-            sentence = f"{url} answers those who show a certificate"
-            return Finding("ok", "endpoint", sentence)
         return Finding("fail", "endpoint", f"{url} does not speak TLS as it should ({error})")
     except (OSError, http.client.HTTPException) as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
