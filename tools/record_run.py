@@ -15,7 +15,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from otel_ddp import catalog
-from otel_ddp.agent.scrape.parse_exposition import parse
+from otel_ddp.agent.scrape.families import parse
 from otel_ddp.journal.place import Place
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "straggler.txt"

@@ -1,10 +1,11 @@
-"""Shows the ledger as Prometheus families."""
+"""Shows the ledger as Prometheus families, and reads what is served of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 
@@ -88,3 +89,10 @@ def _histogram(
 def _exemplar(exemplar: Exemplar) -> ShownExemplar:
     ids = {"trace_id": exemplar.trace_id.hex(), "span_id": exemplar.span_id.hex()}
     return ShownExemplar(ids, exemplar.value, exemplar.time_ns / 1e9)
+
+
+def parse(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """The name, labels and value of every sample in Prometheus' text format."""
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield sample.name, dict(sample.labels), float(sample.value)

@@ -61,7 +61,7 @@ def endpoint(inputs: DoctorInputs) -> Findings:
 
 
 def _check_scrape(url: str, answer_s: float) -> Finding:
-    from otel_ddp.agent.scrape.parse_exposition import parse
+    from otel_ddp.agent.scrape.families import parse
 
     try:
         for path in ("/healthz", "/metrics"):
