@@ -258,7 +258,7 @@ HOMES = {
     "prometheus_client": "agent/scrape/",
     "textual": "cli/top/app.py",
     "rich": "cli/top/app.py",
-    "fsspec": "agent/artifacts/fsspec_sink.py",
+    "fsspec": "agent/artifacts/store.py",
     "transformers": "integrations/transformers.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",

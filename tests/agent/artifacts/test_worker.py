@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_ddp.agent.artifacts import work_file, work_list, worker
+from otel_ddp.agent.artifacts import work_list, worker
 from otel_ddp.agent.artifacts.artifact import (
     COMPLETE,
     INCOMPLETE,
@@ -25,10 +26,8 @@ from otel_ddp.agent.artifacts.artifact import (
     Artifact,
     Told,
 )
-from otel_ddp.agent.artifacts.choose_sink import sink_of
-from otel_ddp.agent.artifacts.directory_sink import DirectorySink
 from otel_ddp.agent.artifacts.pace import CHUNK_BYTES, Pace, Stopped
-from otel_ddp.agent.artifacts.sink import CannotStore, Sink
+from otel_ddp.agent.artifacts.store import CannotStore, Store
 from otel_ddp.agent.artifacts.work_list import MOST_SHOWN, WorkList
 from otel_ddp.agent.artifacts.worker import READ_AGAIN_S, STORE_AGAIN_S, Worker, plain
 from otel_ddp.agent.ledger import Labels
@@ -47,19 +46,19 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now_s = 0.0
-        self.sink: Sink | None = None
+        self.store: Store | None = None
         self.numbers = iter(range(10_000))
         self.new_agent()
 
     def new_agent(self) -> None:
         self.work = WorkList(self.folder / "artifacts.json", clock=lambda: self.now_s)
         self.pace = Pace(FAST)
-        sink = self.sink
-        make = None if sink is None else lambda: sink
+        store = self.store
+        make = None if store is None else lambda: store
         self.worker = Worker(self.work, self.pace, None, make)
 
-    def store_in(self, sink: Sink) -> None:
-        self.sink = sink
+    def store_in(self, store: Store) -> None:
+        self.store = store
         self.new_agent()
 
     def told(self, path: Path | str, **more: Any) -> Artifact:
@@ -76,10 +75,6 @@ class Bench:
     def go_on(self) -> None:
         while (artifact := self.work.next()) is not None:
             self.worker.work_on(artifact)
-
-    def go_on_until_it_ends(self) -> None:
-        with pytest.raises(Stopped):
-            self.go_on()
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
@@ -171,7 +166,7 @@ def test_the_next_agent_goes_on_with_what_waits_and_shows_what_was_done(
 def test_a_damaged_work_file_is_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "artifacts.json").write_bytes(content)
 
-    assert work_file.read(tmp_path / "artifacts.json") == []
+    assert work_list.read(tmp_path / "artifacts.json") == []
 
 
 _JSON = st.recursive(
@@ -190,7 +185,7 @@ def test_a_work_file_of_any_content_harms_nobody(rows: list[Any], changed: dict[
         json.dump([*rows, {**whole, **changed}, whole], file)
         file.flush()
 
-        found = work_file.read(Path(file.name))
+        found = work_list.read(Path(file.name))
 
     assert found[-1] == Artifact("j/1", said)
     # What was read can be written again, and can be labels.
@@ -251,158 +246,126 @@ def test_what_is_done_is_forgotten_with_its_rank(bench: Bench, saved: Path) -> N
 # -- stores
 
 
-class Memory:
-    """What was stored, whichever store it is."""
-
-    def __init__(self, sink: Sink, root: str) -> None:
-        self.sink, self._root = sink, root
-        self._files = fsspec.url_to_fs(root)[0]
-
-    def names(self) -> list[str]:
-        root = self._files._strip_protocol(self._root)
-        return sorted(str(each).removeprefix(root) for each in self._files.find(root))
-
-    def content(self, name: str) -> bytes:
-        return bytes(self._files.cat_file(f"{self._files._strip_protocol(self._root)}{name}"))
-
-
-@pytest.fixture(params=["directory", "memory", "local"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Memory]:
-    if request.param == "directory":
-        where = f"file://{tmp_path}/store"
-        yield Memory(sink_of(where, "agent"), where)
-        return
-    if request.param == "local":
-        # The same by way of fsspec, which writes into the file at once.
-        where = f"local://{tmp_path}/store"
-        yield Memory(sink_of(where, "agent"), where)
-        return
-    where = f"memory://{tmp_path.name}"
-    yield Memory(sink_of(where, "agent"), where)
+@pytest.fixture(params=["directory", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    where = "file://" if request.param == "directory" else "memory:/"
+    yield Store(f"{where}{tmp_path}/store", "agent")
     fsspec.filesystem("memory").store.clear()
 
 
+def names(store: Store) -> list[str]:
+    """Of all that was stored, whichever store it is."""
+    return sorted(each.removeprefix(store._root) for each in store._files.find(store._root))
+
+
+def content(store: Store, name: str) -> bytes:
+    return bytes(store._files.cat_file(f"{store._root}{name}"))
+
+
 def test_a_copy_of_an_output_is_stored_under_its_digest(
-    bench: Bench, saved: Path, store: Memory
+    bench: Bench, saved: Path, store: Store
 ) -> None:
-    bench.store_in(store.sink)
+    bench.store_in(store)
     output = bench.told(saved)
     given = bench.told(saved, name="data", direction="input")
 
     bench.go_on()
 
     key = f"r/model/{digest(saved)[:16]}/model.pt"
-    assert store.names() == [f"/{key}"]
-    assert store.content(f"/{key}") == saved.read_bytes()
-    assert output.uri == store.sink.uri(key)
+    assert names(store) == [f"/{key}"]
+    assert content(store, f"/{key}") == saved.read_bytes()
+    assert output.uri == store.uri(key)
     assert given.uri == given.told.uri
 
 
 def test_the_list_of_a_directory_is_stored_last_and_has_its_digest(
-    bench: Bench, tmp_path: Path, store: Memory
+    bench: Bench, tmp_path: Path, store: Store
 ) -> None:
     folder = tmp_path / "checkpoint"
     (folder / "inner").mkdir(parents=True)
     for name in ("rank 0", "rank_1", "inner/rank_2"):
         (folder / name).write_text(name)
     (folder / "link").symlink_to("rank_1")
-    bench.store_in(store.sink)
+    bench.store_in(store)
     artifact = bench.told(folder)
 
     bench.go_on()
 
     base = f"/r/model/{artifact.digest[:16]}"
     files = [f"{base}/{name}" for name in ("inner/rank_2", "rank 0", "rank_1")]
-    assert store.names() == sorted([f"{base}.sha256", *files])
-    assert sha256(store.content(f"{base}.sha256")).hexdigest() == artifact.digest
+    assert names(store) == sorted([f"{base}.sha256", *files])
+    assert sha256(content(store, f"{base}.sha256")).hexdigest() == artifact.digest
 
 
-def test_an_upload_that_was_broken_off_goes_on_where_it_ended(
-    bench: Bench, saved: Path, tmp_path: Path
+def test_an_upload_that_was_broken_off_is_begun_anew(
+    bench: Bench, saved: Path, store: Store
 ) -> None:
-    sink = Counting(tmp_path / "store", "agent")
-    bench.store_in(sink)
-    artifact = bench.told(saved)
-    # All of it is read once for the digest; then the agent ends before the third chunk.
-    sink.most = 2
-    bench.go_on_until_it_ends()
-    assert artifact.state == WAITING
-    assert [each.name.startswith(".") for each in sink.files()] == [True]
+    folder = f"/r/model/{digest(saved)[:16]}"
+    left, of_another = f"{folder}/.model.pt.1{store._part_of_ours}", f"{folder}/.model.pt.1.2.part"
+    store._files.makedirs(f"{store._root}{folder}")
+    store._files.pipe({f"{store._root}{name}": b"half" for name in (left, of_another)})
+    bench.store_in(store)
+    bench.told(saved)
 
-    sink.most = 100
-    bench.new_agent()
     bench.go_on()
 
-    (stored,) = sink.files()
-    assert stored.read_bytes() == saved.read_bytes()
-    assert sink.written == saved.stat().st_size
+    assert names(store) == [of_another, f"{folder}/model.pt"]
+    assert content(store, f"{folder}/model.pt") == saved.read_bytes()
 
 
-def test_what_a_broken_upload_left_damaged_is_removed_and_stored_anew(
-    bench: Bench, saved: Path, tmp_path: Path
+def test_two_agents_of_one_name_do_not_write_into_one_part(store: Store) -> None:
+    during: list[str] = []
+
+    def meanwhile() -> Iterator[bytes]:
+        yield b"who"
+        store.put("model/one", 5, iter([b"whole"]))
+        during.extend(names(store))
+        yield b"le"
+
+    store.put("model/one", 5, meanwhile())
+
+    # The part of the other one had another name, and none can be guessed.
+    assert [name.startswith("/model/.one.") for name in during] in ([True, False], [False])
+    assert names(store) == ["/model/one"]
+    assert content(store, "/model/one") == b"whole"
+
+
+def test_a_link_in_a_store_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("untouched")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "one").symlink_to(tmp_path / "mine")
+
+    Store(str(tmp_path / "store"), "agent").put("one", 5, [b"whole"])
+
+    assert (tmp_path / "mine").read_text() == "untouched"
+    assert not (tmp_path / "store" / "one").is_symlink()
+
+
+def test_what_is_stored_is_not_stored_again(
+    bench: Bench, saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.store_in(DirectorySink(tmp_path / "store", "agent"))
-    artifact = bench.told(saved)
-    folder = tmp_path / "store/r/model" / digest(saved)[:16]
-    folder.mkdir(parents=True)
-    (folder / ".model.pt.agent.part").write_bytes(bytes(CHUNK_BYTES) + b"not this")
-
+    bench.store_in(store)
+    bench.told(saved)
     bench.go_on()
-    assert "damaged" in artifact.problem
-    bench.wait(STORE_AGAIN_S[0])
+    monkeypatch.setattr(store, "put", None)
 
-    assert artifact.state == COMPLETE
-    (stored,) = folder.iterdir()
-    assert stored.read_bytes() == saved.read_bytes()
+    again = bench.told(saved)
+    bench.go_on()
 
-
-def test_two_agents_of_one_name_do_not_write_into_one_part(tmp_path: Path) -> None:
-    sinks = [DirectorySink(tmp_path, "of two containers") for _ in range(2)]
-    first = sinks[0].upload("model/one")
-    first.write(b"whole")
-
-    with pytest.raises(CannotStore, match="another agent stores it"):
-        sinks[1].upload("model/one")
-
-    first.commit()
-    assert (tmp_path / "model" / "one").read_bytes() == b"whole"
-    sinks[1].upload("model/one").discard()
+    assert again.state == COMPLETE
 
 
-class Counting(DirectorySink):
-    """A directory that sees what is written to it, and ends the agent at some point."""
-
-    def __init__(self, folder: Path, agent: str) -> None:
-        super().__init__(folder, agent)
-        self.folder = folder
-        self.most = 100
-        self.written = 0
-        self.before_upload: Callable[[], object] = lambda: None
-
-    def upload(self, key: str) -> Any:
-        self.before_upload()
-        made = super().upload(key)
-        write = made.write
-
-        def counted(chunk: bytes) -> None:
-            if self.most == 0:
-                raise Stopped
-            self.most -= 1
-            self.written += len(chunk)
-            write(chunk)
-
-        made.write = counted  # type: ignore[method-assign]
-        return made
-
-    def files(self) -> list[Path]:
-        return [each for each in self.folder.rglob("*") if each.is_file()]
+@pytest.fixture
+def away(bench: Bench, tmp_path: Path) -> Path:
+    """A store that does not take anything as long as this file is there."""
+    (tmp_path / "store").write_text("no directory")
+    bench.store_in(Store(str(tmp_path / "store"), "agent"))
+    return tmp_path / "store"
 
 
 def test_a_store_that_is_away_is_asked_again_and_the_artifact_shown_meanwhile(
-    bench: Bench, saved: Path, tmp_path: Path
+    bench: Bench, saved: Path, away: Path
 ) -> None:
-    (tmp_path / "store").write_text("no directory")
-    bench.store_in(sink_of(str(tmp_path / "store"), "agent"))
     artifact = bench.told(saved)
 
     bench.go_on()
@@ -410,18 +373,16 @@ def test_a_store_that_is_away_is_asked_again_and_the_artifact_shown_meanwhile(
     assert [(each.digest, each.uri) for each in bench.work.shown()] == [
         (digest(saved), artifact.told.uri)
     ]
-    (tmp_path / "store").unlink()
+    away.unlink()
     bench.wait(STORE_AGAIN_S[0])
 
     assert artifact.state == COMPLETE
-    assert artifact.uri.startswith(f"file://{tmp_path}/store/")
+    assert artifact.uri.startswith(f"file://{away}/")
 
 
 def test_a_store_that_never_comes_is_given_up_and_what_is_known_stays(
-    bench: Bench, saved: Path, tmp_path: Path
+    bench: Bench, saved: Path, away: Path
 ) -> None:
-    (tmp_path / "store").write_text("no directory")
-    bench.store_in(sink_of(str(tmp_path / "store"), "agent"))
     artifact = bench.told(saved)
 
     bench.go_on()
@@ -432,49 +393,57 @@ def test_a_store_that_never_comes_is_given_up_and_what_is_known_stays(
     assert "not stored" in artifact.problem
 
 
-def test_nothing_that_is_half_done_has_a_final_name(store: Memory) -> None:
-    key = "r/model/1/model.pt"
-    upload = store.sink.upload(key)
-    upload.write(b"half")
+def test_nothing_that_is_half_done_has_a_final_name(store: Store) -> None:
+    def broken_off() -> Iterator[bytes]:
+        yield b"half"
+        assert store.size("r/model.pt") is None
+        raise Stopped
 
-    assert store.sink.size(key) is None
-    upload.leave()
+    with pytest.raises(Stopped):
+        store.put("r/model.pt", 8, broken_off())
 
-    assert store.sink.size(key) is None
-    again = store.sink.upload(key)
-    again.discard()
-    assert store.names() == []
+    assert names(store) == []
 
 
 def test_a_file_that_changes_while_it_is_stored_is_read_again(
-    bench: Bench, saved: Path, tmp_path: Path
+    bench: Bench, saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = saved.stat().st_size
-    sink = Counting(tmp_path / "store", "agent")
-    # Of the same size, and in the same file.
-    sink.before_upload = lambda: saved.write_bytes(b"2" * size)
-    bench.store_in(sink)
+    size, put = saved.stat().st_size, store.put
+
+    def changed(key: str, size: int, content: Iterable[bytes]) -> None:
+        # Of the same size, and in the same file.
+        saved.write_bytes(b"2" * size)
+        put(key, size, content)
+
+    bench.store_in(store)
+    monkeypatch.setattr(store, "put", changed)
     artifact = bench.told(saved)
 
     bench.go_on()
     assert artifact.state == WAITING
-    assert sink.files() == []
-    sink.before_upload = lambda: None
+    assert names(store) == []
     bench.wait(READ_AGAIN_S[0])
 
-    (stored,) = sink.files()
-    assert stored.read_bytes() == b"2" * size
-    assert artifact.digest == digest(saved) == digest(stored)
+    (stored,) = names(store)
+    assert content(store, stored) == b"2" * size
+    assert artifact.digest == digest(saved)
 
 
-def test_an_address_that_nothing_knows_is_said_and_not_asked_again(
-    bench: Bench, saved: Path
-) -> None:
+def test_an_address_that_nothing_knows_is_said_and_not_asked_again() -> None:
     with pytest.raises(CannotStore, match="OTEL_DDP_ARTIFACTS") as why:
-        sink_of("nothing-like-it://me:secret@bucket", "agent")
+        Store("nothing-like-it://me:secret@bucket", "agent")
 
     assert not why.value.again
     assert "secret" not in str(why.value)
+
+
+def test_without_fsspec_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+
+    with pytest.raises(CannotStore, match=r"needs fsspec.*pip install 'otel-ddp\[artifacts\]'"):
+        Store(str(tmp_path), "agent")
 
 
 def test_no_part_of_a_name_leads_out_of_the_store() -> None:

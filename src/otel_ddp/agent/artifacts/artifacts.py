@@ -11,8 +11,8 @@ from otel_ddp import catalog
 from otel_ddp.agent.artifacts import artifact_documents as documents
 from otel_ddp.agent.artifacts import files
 from otel_ddp.agent.artifacts.artifact import COMPLETE, Artifact, label, told
-from otel_ddp.agent.artifacts.choose_sink import is_directory, sink_of
 from otel_ddp.agent.artifacts.pace import Pace
+from otel_ddp.agent.artifacts.store import Store, is_directory
 from otel_ddp.agent.artifacts.work_list import WorkList
 from otel_ddp.agent.artifacts.worker import Worker
 from otel_ddp.agent.kept_thread import KeptThread
@@ -43,7 +43,7 @@ class Artifacts:
             self._work,
             Pace(conf.artifact_rate_bytes, stopping=threading.Event()),
             conf.artifact_roots if of_platform else None,
-            (lambda: sink_of(address, f"{node}\0{place.directory}")) if address else None,
+            (lambda: Store(address, f"{node}\0{place.directory}")) if address else None,
         )
         self._started_ns = time.time_ns()
         self._documents: list[tuple[Labels, str, list[Document]]] = []

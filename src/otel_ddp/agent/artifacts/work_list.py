@@ -1,23 +1,30 @@
-"""The artifacts that wait, and those that are shown. The agent's loop and its reader share it."""
+"""The artifacts that wait, and those that are shown. The agent's loop and its reader share it.
+
+They are in a file of the agent's directory too, so that the next agent goes on with them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from otel_ddp.agent.artifacts import work_file
 from otel_ddp.agent.artifacts.artifact import (
     COMPLETE,
     INCOMPLETE,
     LEFT_OUT,
     WAITING,
     Artifact,
+    from_json,
 )
 from otel_ddp.agent.ledger import Labels
+from otel_ddp.errors import foreign_json
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -26,6 +33,8 @@ MOST_WAITING = 4000
 _KEEP_EVERY_S = 1.0
 # Of one rank: each is up to three series.
 MOST_SHOWN = 100
+# More than the list can hold.
+_MOST_BYTES = 128 * 1024 * 1024
 
 
 class WorkList:
@@ -37,7 +46,7 @@ class WorkList:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
-        found = work_file.read(path)
+        found = read(path)
         self._waiting = {each.key: each for each in found if each.state == WAITING}
         self._known = {each.key: each for each in found if each.state != WAITING}
         self._kept_at = -_KEEP_EVERY_S
@@ -166,4 +175,28 @@ class WorkList:
 
     def _keep(self) -> None:
         self._kept_at, self._is_kept = self._clock(), True
-        work_file.keep(self._path, [*self._known.values(), *self._waiting.values()])
+        content = json.dumps(
+            [e.to_json() for e in (*self._known.values(), *self._waiting.values())]
+        )
+        half = self._path.with_name(f"{self._path.name}.half")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        # A full or deleted directory: only the next agent would need the file.
+        with contextlib.suppress(OSError):
+            with open(os.open(half, flags, 0o600), "w") as file:
+                file.write(content)
+            half.replace(self._path)
+
+
+def read(path: Path) -> list[Artifact]:
+    """What an agent has written down; nothing of a damaged file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        with open(fd, "rb") as file:
+            content = foreign_json.parse(file.read(_MOST_BYTES))
+    except (OSError, ValueError):
+        return []
+    rows = content if isinstance(content, list) else []
+    return [found for found in map(from_json, rows) if found is not None]

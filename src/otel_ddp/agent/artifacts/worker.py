@@ -8,7 +8,7 @@ import posixpath
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2s, sha256
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from otel_ddp.agent.artifacts.artifact import COMPLETE, INCOMPLETE, Artifact
 from otel_ddp.agent.artifacts.digest import Content, Part
 from otel_ddp.agent.artifacts.files import MOST_FILES, CannotRead
 from otel_ddp.agent.artifacts.pace import Pace, Stopped
-from otel_ddp.agent.artifacts.sink import CannotStore, Sink
+from otel_ddp.agent.artifacts.store import CannotStore, Store
 from otel_ddp.agent.artifacts.work_list import WorkList
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.errors import containment
@@ -40,14 +40,14 @@ class Worker:
         work: WorkList,
         pace: Pace,
         roots: Collection[str] | None,
-        make_sink: Callable[[], Sink] | None,
+        make_store: Callable[[], Store] | None,
     ) -> None:
-        """*roots*: as for `files.opened`. *make_sink*: called in the thread, as it may block."""
+        """*roots*: as for `files.opened`. *make_store*: called in the thread, as it may block."""
         self._work = work
         self._pace = pace
         self._roots = roots
-        self._make_sink = make_sink
-        self._sink: Sink | None = None
+        self._make_store = make_store
+        self._store: Store | None = None
         # By signature: ranks may tell of the same files, and a store may want them again.
         self._known: OrderedDict[bytes, Content] = OrderedDict()
         self.thread = KeptThread("artifacts", self._run)
@@ -110,8 +110,8 @@ class Worker:
         with files.opened(path, self._roots) as top:
             content = self._content(top)
             artifact.size, artifact.digest = content.size, content.digest
-            if self._make_sink is not None and artifact.told.direction == "output":
-                artifact.stored_uri = self._store(artifact, path, top, content)
+            if self._make_store is not None and artifact.told.direction == "output":
+                artifact.stored_uri = self._stored(artifact, path, top, content)
 
     def _content(self, top: int) -> Content:
         found = files.listed(top)
@@ -131,61 +131,37 @@ class Worker:
 
     # -- storing
 
-    def _store(self, artifact: Artifact, path: bytes, top: int, content: Content) -> str:
+    def _stored(self, artifact: Artifact, path: bytes, top: int, content: Content) -> str:
         """Store every file, and the list of a directory's last: with it the copy is whole."""
-        assert self._make_sink is not None
-        if self._sink is None:
-            self._sink = self._make_sink()
-        sink = self._sink
+        assert self._make_store is not None
+        if self._store is None:
+            self._store = self._make_store()
+        store = self._store
         told = artifact.told
         words = dict(told.labels).get("run", ""), told.name, content.digest[:16]
         base = posixpath.join(*map(plain, words))
-        if len(content.parts) == 1 and not content.parts[0].name:
-            key = posixpath.join(base, plain(os.path.basename(os.path.realpath(path))))
-            self._store_file(sink, key, top, content.parts[0])
-            return sink.uri(key)
+        one = os.path.basename(os.path.realpath(path))
+        # The digest is in the key, so a file that is there is this one.
+        key, there = base, store.sizes(base)
         for part in content.parts:
-            if not part.is_link:
-                key = posixpath.join(base, *map(plain, part.name.split(b"/")))
-                self._store_file(sink, key, top, part)
-        self._store_list(sink, f"{base}.sha256", digest.lines(content.parts))
-        return sink.uri(base)
+            key = posixpath.join(base, *map(plain, part.name.split(b"/") if part.name else [one]))
+            if not part.is_link and there.get(key) != part.size:
+                store.put(key, part.size, self._same(top, part))
+        if [part.name for part in content.parts] == [b""]:
+            return store.uri(key)
+        lines = digest.lines(content.parts)
+        if store.size(f"{base}.sha256") != len(lines):
+            store.put(f"{base}.sha256", len(lines), [lines])
+        return store.uri(base)
 
-    def _store_file(self, sink: Sink, key: str, top: int, part: Part) -> None:
-        # The digest is in the name, so an object that is there is this one.
-        if sink.size(key) == part.size:
-            return
-        upload = sink.upload(key)
-        try:
-            at, seen = 0, sha256()
-            for chunk in digest.chunks(top, part.name, part.size, self._pace):
-                seen.update(chunk)
-                left = chunk[: max(0, upload.written - at)]
-                if left and not upload.holds(at, left):
-                    upload.discard()
-                    raise CannotStore("what an earlier attempt left is damaged, and is removed")
-                new = chunk[max(0, upload.written - at) :] if upload.written > at else chunk
-                at += len(chunk)
-                if new:
-                    upload.write(new)
-            if seen.hexdigest() != part.digest or upload.written > at:
-                upload.discard()
-                raise CannotRead("it was written to while the agent stored it", again=True)
-            upload.commit()
-        finally:
-            upload.leave()
-        if sink.size(key) != part.size:
-            raise CannotStore("the store has another size of it")
-
-    def _store_list(self, sink: Sink, key: str, lines: bytes) -> None:
-        if sink.size(key) == len(lines):
-            return
-        upload = sink.upload(key)
-        try:
-            upload.write(lines[upload.written :])
-            upload.commit()
-        finally:
-            upload.leave()
+    def _same(self, top: int, part: Part) -> Iterator[bytes]:
+        """The content of a file. Raises at its end if its digest is another one by now."""
+        seen = sha256()
+        for chunk in digest.chunks(top, part.name, part.size, self._pace):
+            seen.update(chunk)
+            yield chunk
+        if seen.hexdigest() != part.digest:
+            raise CannotRead("it was written to while the agent stored it", again=True)
 
 
 def plain(word: str | bytes) -> str:

@@ -1,0 +1,150 @@
+"""Stores artifacts through fsspec: in directories, in object stores, wherever it has a file system.
+
+An upload that was broken off is begun anew; files that are whole stay.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterable
+from hashlib import blake2s
+from secrets import token_hex
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import quote, unquote
+
+from otel_ddp.errors import containment
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# One block waits for the store at a time.
+_BLOCK_BYTES = 16 * 1024 * 1024
+
+
+class CannotStore(Exception):
+    """The store did not take it; the text says why."""
+
+    def __init__(self, why: str, *, again: bool = True) -> None:
+        """*again*: whether it may take it later."""
+        super().__init__(why)
+        self.again = again
+
+
+def is_directory(address: str) -> bool:
+    """Whether it is one of this machine's directories."""
+    return address.startswith(("/", "file:///"))
+
+
+class Store:
+    """One address and what lies below it. Keys are relative paths of plain letters."""
+
+    def __init__(self, address: str, agent: str) -> None:
+        """*agent*: what tells this agent's uploads from another's; the next one has it again."""
+        # Without a password and without parameters, which may be one.
+        self._shown = re.sub(r"//[^/]*@", "//", address).partition("?")[0].rstrip("/")
+        self._is_local = is_directory(address)
+        # Imported where it is used: it takes a moment, and few agents store anything.
+        try:
+            from fsspec import filesystem
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise CannotStore(
+                "OTEL_DDP_ARTIFACTS needs fsspec: pip install 'otel-ddp[artifacts]'", again=False
+            ) from None
+        try:
+            if self._is_local:
+                root = unquote(address[len("file://") :]) if address[0] != "/" else address
+                self._files: Any = filesystem("file")
+                self._shown = f"file://{quote(os.fsencode(root.rstrip('/')))}"
+            else:
+                self._files, root = url_to_fs(address)
+        except (ImportError, ValueError) as error:
+            raise CannotStore(f"OTEL_DDP_ARTIFACTS cannot be used: {error}", again=False) from None
+        self._root = root.rstrip("/")
+        word = blake2s(agent.encode("utf-8", "replace"), digest_size=4).hexdigest()
+        self._part_of_ours = f".{word}.part"
+
+    def uri(self, key: str) -> str:
+        """Its address, without passwords."""
+        return f"{self._shown}/{quote(key) if self._is_local else key}"
+
+    def size(self, key: str) -> int | None:
+        """The size of a whole file; None if there is none."""
+        return _asked(self._size, self._path(key))
+
+    def sizes(self, base: str) -> dict[str, int]:
+        """Of the files below, by their keys. What a killed agent of this name left is removed."""
+        found = {}
+        for path, info in _asked(self._listed, self._path(base)).items():
+            if path.endswith(self._part_of_ours):
+                self._remove(path)
+            else:
+                found[path.removeprefix(f"{self._root}/")] = int(info["size"] or 0)
+        return found
+
+    def put(self, key: str, size: int, content: Iterable[bytes]) -> None:
+        """Store a file, which has another name until it is whole and *content* has not raised.
+
+        A file of fsspec that is closed after an error may become an object, and be half of one.
+        """
+        final = self._path(key)
+        folder, name = posixpath.split(final)
+        # No link can wait under a name that nobody knows, and no two agents have one.
+        part = posixpath.join(folder, f".{name}.{token_hex(8)}{self._part_of_ours}")
+        file = _asked(self._begun, part)
+        try:
+            for chunk in content:
+                _asked(file.write, chunk)
+            _asked(self._commit, file, part, final)
+        except BaseException:
+            containment.attempt(file.close, None)
+            self._remove(part)
+            raise
+        if self.size(key) != size:
+            raise CannotStore("the store has another size of it")
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
+        # Others store there too.
+        self._files.invalidate_cache()
+        try:
+            return dict(self._files.find(folder, detail=True))
+        except FileNotFoundError:
+            return {}
+
+    def _size(self, path: str) -> int | None:
+        try:
+            return int(self._files.info(path)["size"])
+        except FileNotFoundError:
+            return None
+
+    def _begun(self, part: str) -> Any:
+        self._files.makedirs(posixpath.dirname(part), exist_ok=True)
+        return self._files.open(part, "wb", block_size=_BLOCK_BYTES)
+
+    def _commit(self, file: Any, part: str, final: str) -> None:
+        if not self._is_local:
+            file.close()
+            self._files.mv(part, final)
+            return
+        # A name says that the disk has all of it. fsspec's own move may be a copy.
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        os.replace(part, final)
+
+    def _remove(self, path: str) -> None:
+        containment.attempt(lambda: self._files.rm_file(path), None)
+
+
+def _asked(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Asks the file system, whose errors are of any class."""
+    try:
+        return ask(*args, **kwargs)
+    except containment.ANY_ERROR as error:
+        why = re.sub(r"//[^/\s]*@", "//", str(error))[:200]
+        raise CannotStore(f"{type(error).__name__}: {why}") from None
