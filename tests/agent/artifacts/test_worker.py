@@ -26,7 +26,7 @@ from otel_ddp.agent.artifacts.artifact import (
     Artifact,
     Told,
 )
-from otel_ddp.agent.artifacts.pace import CHUNK_BYTES, Pace, Stopped
+from otel_ddp.agent.artifacts.digest import CHUNK_BYTES, Pace, Stopped
 from otel_ddp.agent.artifacts.store import CannotStore, Store
 from otel_ddp.agent.artifacts.work_list import MOST_SHOWN, WorkList
 from otel_ddp.agent.artifacts.worker import READ_AGAIN_S, STORE_AGAIN_S, Worker, plain
@@ -95,18 +95,6 @@ def saved(tmp_path: Path) -> Path:
 
 def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
-
-
-def test_an_artifact_is_read_and_told_of_once(bench: Bench, saved: Path) -> None:
-    artifact = bench.told(saved)
-
-    bench.go_on()
-
-    assert (artifact.state, artifact.size) == (COMPLETE, saved.stat().st_size)
-    assert artifact.digest == digest(saved)
-    assert bench.work.flush_done() == [artifact]
-    assert bench.work.flush_done() == []
-    assert not bench.work.waiting()
 
 
 def test_what_is_remembered_of_large_directories_does_not_add_up(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Collection, Iterable
+from hashlib import blake2s
+from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.artifacts import artifact_documents as documents
 from otel_ddp.agent.artifacts import files
-from otel_ddp.agent.artifacts.artifact import COMPLETE, Artifact, label, told
-from otel_ddp.agent.artifacts.pace import Pace
+from otel_ddp.agent.artifacts.artifact import COMPLETE, WAITING, Artifact, label, told
+from otel_ddp.agent.artifacts.digest import Pace
 from otel_ddp.agent.artifacts.store import Store, is_directory
 from otel_ddp.agent.artifacts.work_list import WorkList
 from otel_ddp.agent.artifacts.worker import Worker
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import Document
 from otel_ddp.settings import Settings
@@ -39,11 +42,12 @@ class Artifacts:
         address = conf.artifact_sink
         if conf.offline and not is_directory(address):
             address = ""
+        make_store = functools.cache(lambda: Store(address, f"{node}\0{place.directory}"))
         self._worker = Worker(
             self._work,
             Pace(conf.artifact_rate_bytes, stopping=threading.Event()),
             conf.artifact_roots if of_platform else None,
-            (lambda: Store(address, f"{node}\0{place.directory}")) if address else None,
+            make_store if address else None,
         )
         self._started_ns = time.time_ns()
         self._documents: list[tuple[Labels, str, list[Document]]] = []
@@ -62,7 +66,7 @@ class Artifacts:
                 # It lies elsewhere, and is not fetched.
                 artifact.state = COMPLETE
             elif self._ledger.keep_history:
-                self._note(artifact, documents.record(artifact))
+                self._note(artifact, _record(artifact))
             news |= self._work.add(artifact)
         if news:
             self._work.keep()
@@ -80,9 +84,9 @@ class Artifacts:
         """Make records and spans of what is done with, if they are to be sent."""
         for artifact in self._work.flush_done():
             if self._ledger.keep_history:
-                made = [documents.record(artifact)]
+                made = [_record(artifact)]
                 if artifact.began_ns:
-                    made.append(documents.span(artifact))
+                    made.append(_span(artifact))
                 self._note(artifact, *made)
 
     def update_series(self, now_ns: int, in_use: Collection[Labels]) -> None:
@@ -139,3 +143,70 @@ class Artifacts:
         if was_busy:
             log.info("%d artifacts are left to the next agent", self._work.waiting())
             self._work.keep()
+
+
+def _record(artifact: Artifact) -> Document:
+    """What is known now, as a log record: once it is told of, and once it is done with."""
+    told, state = artifact.told, artifact.state
+    failed = state not in (WAITING, COMPLETE)
+    body = f"{told.direction} {told.name} ({told.type})"
+    if artifact.size is not None:
+        body += f", {artifact.size} bytes"
+    body += f": {artifact.uri}"
+    if artifact.problem:
+        body += f": {artifact.problem}"
+    content = {
+        "name": catalog.ARTIFACT_EVENT,
+        "time": artifact.done_ns or told.time_ns,
+        "body": body,
+        "severity": "WARN" if failed else "INFO",
+        "step": told.step,
+        "span": told.span,
+        "trace": told.trace,
+        "attributes": _attributes(artifact),
+    }
+    return Document(EVENT, content, 0)
+
+
+def _span(artifact: Artifact) -> Document:
+    """The time that the agent took to read and to store it, below the span it was told of in."""
+    told = artifact.told
+    content = {
+        "name": catalog.ARTIFACT_EVENT,
+        "id": blake2s(artifact.key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
+        "parent": told.span,
+        "trace": told.trace,
+        "start": artifact.began_ns,
+        "end": artifact.done_ns,
+        "step": told.step,
+        "error": artifact.problem,
+        "attributes": _attributes(artifact),
+    }
+    return Document(SPAN, content, 0)
+
+
+def _attributes(artifact: Artifact) -> dict[str, Any]:
+    told = artifact.told
+    found: dict[str, Any] = {
+        "artifact.name": told.name,
+        "artifact.type": told.type,
+        "artifact.direction": told.direction,
+        "artifact.uri": artifact.uri,
+        "artifact.state": artifact.state,
+    }
+    if artifact.size is not None:
+        found["artifact.size"] = artifact.size
+        found["artifact.digest"] = f"sha256:{artifact.digest}"
+    if artifact.stored_uri:
+        found["artifact.origin"] = told.uri
+    if artifact.problem:
+        found["artifact.problem"] = artifact.problem
+    # A journal may hold anything.
+    return {
+        **{
+            f"artifact.metadata.{key}": value
+            for key, value in told.metadata.items()
+            if isinstance(value, (str, bool, int, float))
+        },
+        **found,
+    }

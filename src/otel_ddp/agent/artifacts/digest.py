@@ -7,13 +7,43 @@ names. A link counts with the name that it leads to, and is not followed.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
 from otel_ddp.agent.artifacts import files
 from otel_ddp.agent.artifacts.files import CannotRead, File
-from otel_ddp.agent.artifacts.pace import CHUNK_BYTES, Pace
+
+CHUNK_BYTES = 1024 * 1024
+
+
+class Stopped(Exception):
+    """The agent ends: the next one goes on."""
+
+
+class Pace:
+    """Keeps reading below a number of bytes a second, and ends it when asked to. One an agent."""
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        *,
+        stopping: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stopping = stopping or threading.Event()
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_at = clock()
+
+    def take(self, count: int) -> None:
+        """Wait until so many more bytes may be read. Raises `Stopped`."""
+        now = self._clock()
+        self._free_at = max(now, self._free_at) + count / self._bytes_per_s
+        if self.stopping.wait(max(0.0, self._free_at - now)):
+            raise Stopped
 
 
 class Part(NamedTuple):
@@ -58,9 +88,7 @@ def _part(top: int, file: File, pace: Pace) -> Part:
     return Part(file.name, file.size, digest.hexdigest(), False)
 
 
-def chunks(
-    top: int, name: bytes, size: int, pace: Pace, pread: Callable[..., bytes] = os.pread
-) -> Iterator[bytes]:
+def chunks(top: int, name: bytes, size: int, pace: Pace) -> Iterator[bytes]:
     """The content of one file. Raises `CannotRead` if it has another size."""
     try:
         with files.file_within(top, name) as fd:
@@ -68,7 +96,7 @@ def chunks(
             # One byte more than there should be shows a file that grows.
             while wanted := min(CHUNK_BYTES, size + 1 - at):
                 pace.take(wanted)
-                chunk = pread(fd, wanted, at)
+                chunk = os.pread(fd, wanted, at)
                 if not chunk:
                     break
                 at += len(chunk)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2s
 from secrets import token_hex
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote
 
 from otel_ddp.errors import containment
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 # One block waits for the store at a time.
 _BLOCK_BYTES = 16 * 1024 * 1024
@@ -72,17 +70,25 @@ class Store:
 
     def size(self, key: str) -> int | None:
         """The size of a whole file; None if there is none."""
-        return _asked(self._size, self._path(key))
+        with _errors_told():
+            try:
+                return int(self._files.info(self._path(key))["size"])
+            except FileNotFoundError:
+                return None
 
     def sizes(self, base: str) -> dict[str, int]:
         """Of the files below, by their keys. What a killed agent of this name left is removed."""
-        found = {}
-        for path, info in _asked(self._listed, self._path(base)).items():
-            if path.endswith(self._part_of_ours):
-                self._remove(path)
-            else:
-                found[path.removeprefix(f"{self._root}/")] = int(info["size"] or 0)
-        return found
+        with _errors_told():
+            # Others store there too.
+            self._files.invalidate_cache()
+            try:
+                found = self._files.find(self._path(base), detail=True)
+            except FileNotFoundError:
+                return {}
+        for path in [path for path in found if path.endswith(self._part_of_ours)]:
+            del found[path]
+            self._remove(path)
+        return {path.removeprefix(self._path("")): info["size"] for path, info in found.items()}
 
     def put(self, key: str, size: int, content: Iterable[bytes]) -> None:
         """Store a file, which has another name until it is whole and *content* has not raised.
@@ -93,11 +99,15 @@ class Store:
         folder, name = posixpath.split(final)
         # No link can wait under a name that nobody knows, and no two agents have one.
         part = posixpath.join(folder, f".{name}.{token_hex(8)}{self._part_of_ours}")
-        file = _asked(self._begun, part)
+        with _errors_told():
+            self._files.makedirs(folder, exist_ok=True)
+            file = self._files.open(part, "wb", block_size=_BLOCK_BYTES)
         try:
             for chunk in content:
-                _asked(file.write, chunk)
-            _asked(self._commit, file, part, final)
+                with _errors_told():
+                    file.write(chunk)
+            with _errors_told():
+                self._commit(file, part, final)
         except BaseException:
             containment.attempt(file.close, None)
             self._remove(part)
@@ -107,24 +117,6 @@ class Store:
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
-
-    def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
-        # Others store there too.
-        self._files.invalidate_cache()
-        try:
-            return dict(self._files.find(folder, detail=True))
-        except FileNotFoundError:
-            return {}
-
-    def _size(self, path: str) -> int | None:
-        try:
-            return int(self._files.info(path)["size"])
-        except FileNotFoundError:
-            return None
-
-    def _begun(self, part: str) -> Any:
-        self._files.makedirs(posixpath.dirname(part), exist_ok=True)
-        return self._files.open(part, "wb", block_size=_BLOCK_BYTES)
 
     def _commit(self, file: Any, part: str, final: str) -> None:
         if not self._is_local:
@@ -141,10 +133,11 @@ class Store:
         containment.attempt(lambda: self._files.rm_file(path), None)
 
 
-def _asked(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Asks the file system, whose errors are of any class."""
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """The errors of a file system are of any class."""
     try:
-        return ask(*args, **kwargs)
+        yield
     except containment.ANY_ERROR as error:
         why = re.sub(r"//[^/\s]*@", "//", str(error))[:200]
         raise CannotStore(f"{type(error).__name__}: {why}") from None

@@ -14,9 +14,8 @@ from urllib.parse import quote
 
 from otel_ddp.agent.artifacts import digest, files
 from otel_ddp.agent.artifacts.artifact import COMPLETE, INCOMPLETE, Artifact
-from otel_ddp.agent.artifacts.digest import Content, Part
+from otel_ddp.agent.artifacts.digest import Content, Pace, Part, Stopped
 from otel_ddp.agent.artifacts.files import MOST_FILES, CannotRead
-from otel_ddp.agent.artifacts.pace import Pace, Stopped
 from otel_ddp.agent.artifacts.store import CannotStore, Store
 from otel_ddp.agent.artifacts.work_list import WorkList
 from otel_ddp.agent.kept_thread import KeptThread
@@ -47,7 +46,6 @@ class Worker:
         self._pace = pace
         self._roots = roots
         self._make_store = make_store
-        self._store: Store | None = None
         # By signature: ranks may tell of the same files, and a store may want them again.
         self._known: OrderedDict[bytes, Content] = OrderedDict()
         self.thread = KeptThread("artifacts", self._run)
@@ -111,7 +109,7 @@ class Worker:
             content = self._content(top)
             artifact.size, artifact.digest = content.size, content.digest
             if self._make_store is not None and artifact.told.direction == "output":
-                artifact.stored_uri = self._stored(artifact, path, top, content)
+                artifact.stored_uri = self._stored(self._make_store(), artifact, path, top, content)
 
     def _content(self, top: int) -> Content:
         found = files.listed(top)
@@ -131,12 +129,10 @@ class Worker:
 
     # -- storing
 
-    def _stored(self, artifact: Artifact, path: bytes, top: int, content: Content) -> str:
+    def _stored(
+        self, store: Store, artifact: Artifact, path: bytes, top: int, content: Content
+    ) -> str:
         """Store every file, and the list of a directory's last: with it the copy is whole."""
-        assert self._make_store is not None
-        if self._store is None:
-            self._store = self._make_store()
-        store = self._store
         told = artifact.told
         words = dict(told.labels).get("run", ""), told.name, content.digest[:16]
         base = posixpath.join(*map(plain, words))
