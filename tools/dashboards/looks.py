@@ -11,20 +11,9 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMappingResult,
 )
 
-from otel_ddp.words import PHASES, STALL_REASONS, STATES
+from otel_ddp.words import PHASE, PHASES, STALL_REASONS, STATES
 
-# Waiting is grey: in a hang all ranks turn grey but the one that the others wait for.
-PHASE_COLOURS: Mapping[str, str] = {
-    "data": "#FF9830",
-    "forward": "#5794F2",
-    "backward": "#B877D9",
-    "comm_wait": "#8E8E8E",
-    "optimizer": "#73BF69",
-    "checkpoint": "#FADE2A",
-    "eval": "#37CAD3",
-    "compile": "#F2495C",
-    "other": "#C0A080",
-}
+PHASE_COLOURS: Mapping[str, str] = {word: phase.colour for word, phase in PHASE.items()}
 STATE_COLOURS: Mapping[str, str] = {
     "starting": "#FADE2A",
     "running": "#73BF69",
