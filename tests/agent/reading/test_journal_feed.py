@@ -211,64 +211,6 @@ def test_an_agent_that_starts_again_shows_old_values_and_sends_only_new_ones(ben
     assert history["loss"] is not None
 
 
-@pytest.mark.parametrize("others", [0, 150], ids=["few names", "many names"])
-def test_an_agent_that_starts_again_gives_no_value_a_time_that_was_given_before(
-    bench: Bench, others: int
-) -> None:
-    # All at once, so that the times run ahead; and one that is on time.
-    at_ns = time.time_ns()
-
-    def log(*numbers: int) -> None:
-        for number in numbers:
-            others_too = {f"{name}": float(number) for name in range(others)}
-            bench.log({"x": float(number), **others_too}, number, at_ns)
-        bench.journal.poll(at_ns, alive=True)
-
-    log(1, 2, 3)
-    bench.log({"on time": 0.0}, 0, at_ns - 10**10)
-    bench.journal.poll(at_ns, alive=True)
-    mark = bench.journal.reader.bookmark()
-    # Sent, but killed before that was written down; then once more, before anything is.
-    log(4, 5)
-    log(6)
-    bench.journal.reader.commit(*mark)
-    lives = [bench.sent()]
-    for number in (7, 9):
-        bench.start_again()
-        bench.log({"on time": float(number)}, number, at_ns)
-        log(number)
-        log(number + 1)
-        lives.append(bench.sent())
-
-    first, second, third = (life["x"] for life in lives)
-    assert list(first) == [1, 2, 3, 4, 5, 6]
-    assert list(second) == [4, 5, 6, 7, 8]
-    assert list(third) == [4, 5, 6, 7, 8, 9, 10]
-    for before, after in ((first, second), (second, third)):
-        again = before.keys() & after.keys()
-        assert {each: after[each] for each in again} == {each: before[each] for each in again}
-        assert min(after[each] for each in after.keys() - again) > max(before.values())
-    if not others:
-        assert lives[1]["on time"] == {7.0: at_ns}
-
-
-def test_stored_times_are_dropped_once_they_have_passed(bench: Bench) -> None:
-    at_ns = time.time_ns()
-    for number in (1, 2):
-        bench.log({"x": float(number)}, number, at_ns)
-    bench.journal.poll(at_ns, alive=True)
-    beside = bench.writer.path.with_suffix(layout.TAKEN_SUFFIX)
-    kept = beside.read_bytes()
-
-    for number in range(3, 9):
-        at_ns += 2 * 10**9
-        bench.log({"x": float(number)}, number, at_ns - 10**9)
-        bench.journal.poll(at_ns, alive=True)
-
-    assert len(kept) > layout.TAKEN.size
-    assert beside.read_bytes() == kept
-
-
 def test_values_that_come_too_fast_for_too_long_are_counted_and_the_last_one_is_shown(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

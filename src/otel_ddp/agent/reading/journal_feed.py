@@ -172,7 +172,7 @@ class JournalFeed:
         self._say_lost()
         for record in records:
             if isinstance(record, Scalars):
-                self._values.feed(record, now_ns)
+                self._values.feed(record)
                 if self.exported:
                     self._keep(scalars=[record])
             elif isinstance(record, Steps):
@@ -198,7 +198,6 @@ class JournalFeed:
             if (span := run_span(self.reader, self.state, self.gone_ns or now_ns)) is not None:
                 self.documents.append(Document(SPAN, span, self.reader.position))
         self._values.keep_summary()
-        self._values.keep_times(now_ns)
 
     @property
     def _sent(self) -> bool:

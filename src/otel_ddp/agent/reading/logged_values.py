@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from otel_ddp import catalog
-from otel_ddp.agent.ledger import MS, Labels, Ledger, Series
+from otel_ddp.agent.ledger import Labels, Ledger, Series
 from otel_ddp.agent.reading.best_values import BestValues
-from otel_ddp.agent.reading.series_times import ALL, SeriesTimes
 from otel_ddp.agent.reading.summary import Key, Summaries, Summary
 from otel_ddp.agent.reading.summary_file import SummaryFile
 from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader, Scalars
-
-# A value that is read now was logged at most this long ago, if everything before it is read.
-_OLDEST_NEW_NS = 10**9
 
 
 class _Entry(NamedTuple):
@@ -45,10 +41,6 @@ class LoggedValues:
         self._summaries = summaries
         self._summary_file = SummaryFile(reader.path)
         self._best = BestValues(reader, ledger)
-        self._times = SeriesTimes(reader)
-        self._times_found = self._times.found()
-        # Names with a point so late that their next value may have the same time.
-        self._late: set[int] = set()
 
     @property
     def _exported(self) -> bool:
@@ -65,7 +57,6 @@ class LoggedValues:
         if self._exported and self._reader.identity.get("global_rank") == 0:
             self._summary = self._summaries.of(labels)
         self._entries.clear()
-        self._late.clear()
         self._restored = False
 
     def restore(self) -> None:
@@ -78,11 +69,6 @@ class LoggedValues:
         for record in self._reader.latest():
             if record.position < self._reader.position:
                 self._show(record)
-        found, self._times_found = self._times_found, {}
-        for number in self._reader.names if ALL in found else found:
-            if self._exported and (entry := self._make_entry(number)) is not None:
-                at = found.get(number, found.get(ALL, 0))
-                entry.value.time_ns = max(entry.value.time_ns, at)
 
     def _show(self, record: Scalars) -> None:
         step, epoch = record.step, record.epoch
@@ -99,8 +85,8 @@ class LoggedValues:
             if self._summary is not None:
                 self._summary.feed(entry.key, value, step, record.time_ns)
 
-    def feed(self, record: Scalars, now_ns: int) -> None:
-        """Add the values of one record. *now_ns*: when it was read."""
+    def feed(self, record: Scalars) -> None:
+        """Add the values of one record."""
         self._keep_last(record.step, record.epoch)
         if not self._exported:
             return
@@ -111,11 +97,8 @@ class LoggedValues:
                 continue
             if self._summary is not None:
                 self._summary.feed(entry.key, value, record.step, record.time_ns)
-            at = self._log(entry, value, record)
-            if at is None:
+            if not self._log(entry, value, record):
                 too_fast = number
-            elif at > record.time_ns or at + MS > now_ns:
-                self._late.add(number)
         if too_fast is not None and self._sent:
             self._leave_out(self._reader.names[too_fast].text)
 
@@ -125,8 +108,8 @@ class LoggedValues:
         if epoch is not None:
             self.last_epoch = epoch
 
-    def _log(self, entry: _Entry, value: float, record: Scalars) -> int | None:
-        """The time of the new point; None if there is none, because values came too fast."""
+    def _log(self, entry: _Entry, value: float, record: Scalars) -> bool:
+        """Whether there is a new point: there is none where values come too fast."""
         ledger, step, epoch = self._ledger, record.step, record.epoch
         at = ledger.log(entry.value, value, record.time_ns)
         if at is None:
@@ -134,12 +117,12 @@ class LoggedValues:
                 entry.step.value = float(step)
             if epoch is not None:
                 entry.epoch.value = epoch
-            return None
+            return False
         if step is not None:
             ledger.log(entry.step, float(step), at)
         if epoch is not None:
             ledger.log(entry.epoch, epoch, at)
-        return at
+        return True
 
     def _leave_out(self, name: str) -> None:
         self.too_fast += 1
@@ -186,15 +169,3 @@ class LoggedValues:
         """Write down, for the next agent, the extremes of what was read."""
         if self._summary is not None:
             self._summary_file.keep(self._summary)
-
-    def keep_times(self, now_ns: int) -> None:
-        """Write down, for the next agent, the times that new values may meet."""
-        if not self._late:
-            return
-        until = {number: self._entries[number].value.time_ns for number in self._late}
-        if self._reader.drained():
-            # Values still to come were logged by now, or a little before if a device computes them.
-            until = {each: at for each, at in until.items() if at + _OLDEST_NEW_NS > now_ns}
-        self._late = set(until)
-        if until and self._sent:
-            self._times.keep(self._reader.position, until)
