@@ -14,8 +14,7 @@ from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger, Series
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.journals import Journals
-from otel_ddp.agent.reading.summary import MOST_NAMES, Summaries
-from otel_ddp.agent.reading.summary_file import described
+from otel_ddp.agent.reading.summary import MOST_NAMES, Summaries, described
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place

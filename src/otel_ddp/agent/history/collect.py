@@ -11,7 +11,7 @@ from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.history.kept_run import Batch, State
 from otel_ddp.agent.history.node_samples import RunKey, Sample, samples
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading import summary_file
+from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 
 _SUMMARY_EVERY_S = 5.0
@@ -112,7 +112,7 @@ class Collector:
         read_at, found = self._summaries.get(feed, (0.0, []))
         # It is a file: not read again each second, but once more at the end.
         if feed.ended_at is not None or not read_at or now - read_at > _SUMMARY_EVERY_S:
-            found = summary_file.described(feed.reader)
+            found = summary.described(feed.reader)
             self._summaries[feed] = now, found
         return found
 

@@ -197,7 +197,7 @@ class JournalFeed:
             self._has_run_span = True
             if (span := run_span(self.reader, self.state, self.gone_ns or now_ns)) is not None:
                 self.documents.append(Document(SPAN, span, self.reader.position))
-        self._values.keep_summary()
+        self._values.summary.keep()
 
     @property
     def _sent(self) -> bool:
@@ -290,7 +290,7 @@ class JournalFeed:
         """
         if self.labels and self.exported and is_newest:
             self._series.update(now_ns)
-            self._values.update_best(now_ns)
+            self._values.summary.update_series(now_ns)
 
     def step(self) -> int | None:
         """The last step that the process recorded."""

@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.reading.best_values import BestValues
-from otel_ddp.agent.reading.summary import Key, Summaries, Summary
-from otel_ddp.agent.reading.summary_file import SummaryFile
+from otel_ddp.agent.reading.summary import Key, Summaries, SummaryOfJournal
 from otel_ddp.errors import containment
 from otel_ddp.journal.reader import JournalReader, Scalars
 
@@ -30,17 +28,13 @@ class LoggedValues:
         self.last_epoch: float | None = None
         self.too_fast = 0
         """How many records were left out because they came too fast."""
+        self.summary = SummaryOfJournal(reader, ledger, summaries)
         self._reader = reader
         self._ledger = ledger
         self._labels: Labels = ()
         # By the number of the name.
         self._entries: dict[int, _Entry] = {}
         self._restored = False
-        # Of rank 0 alone: 2 series a name are little for one rank, and much for thousands.
-        self._summary: Summary | None = None
-        self._summaries = summaries
-        self._summary_file = SummaryFile(reader.path)
-        self._best = BestValues(reader, ledger)
 
     @property
     def _exported(self) -> bool:
@@ -53,9 +47,7 @@ class LoggedValues:
     def relabel(self, labels: Labels) -> None:
         """Go on with new series, under these labels."""
         self._labels = labels
-        self._summary = None
-        if self._exported and self._reader.identity.get("global_rank") == 0:
-            self._summary = self._summaries.of(labels)
+        self.summary.relabel(labels)
         self._entries.clear()
         self._restored = False
 
@@ -64,8 +56,7 @@ class LoggedValues:
         if self._restored:
             return
         self._restored = True
-        if self._summary is not None:
-            self._summary_file.restore(self._summary)
+        self.summary.restore()
         for record in self._reader.latest():
             if record.position < self._reader.position:
                 self._show(record)
@@ -82,8 +73,7 @@ class LoggedValues:
             for series, seen in ((entry.value, value), (entry.step, step), (entry.epoch, epoch)):
                 if seen is not None and record.time_ns >= series.time_ns:
                     series.value, series.time_ns = float(seen), record.time_ns
-            if self._summary is not None:
-                self._summary.feed(entry.key, value, step, record.time_ns)
+            self.summary.feed(entry.key, value, step, record.time_ns)
 
     def feed(self, record: Scalars) -> None:
         """Add the values of one record."""
@@ -95,8 +85,7 @@ class LoggedValues:
             entry = self._entries.get(number) or self._make_entry(number)
             if entry is None:
                 continue
-            if self._summary is not None:
-                self._summary.feed(entry.key, value, record.step, record.time_ns)
+            self.summary.feed(entry.key, value, record.step, record.time_ns)
             if not self._log(entry, value, record):
                 too_fast = number
         if too_fast is not None and self._sent:
@@ -159,13 +148,3 @@ class LoggedValues:
             nonfinite.value = 0.0
         entry = self._entries[number] = _Entry(value, step, epoch, name)
         return entry
-
-    def update_best(self, now_ns: int) -> None:
-        """Write the best values into the ledger."""
-        if self._summary is not None:
-            self._best.update(self._labels, self._summary, now_ns)
-
-    def keep_summary(self) -> None:
-        """Write down, for the next agent, the extremes of what was read."""
-        if self._summary is not None:
-            self._summary_file.keep(self._summary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_ddp.agent.reading import finished_workers, summary_file
+from otel_ddp.agent.reading import finished_workers, summary
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.words import ENDED_STATES, STATES, phase_word, state_word
 
@@ -26,7 +26,7 @@ def long_texts(reader: JournalReader) -> dict[str, Any]:
     return {
         "description": reader.identity.get("description"),
         "config": reader.config,
-        "summary": summary_file.described(reader),
+        "summary": summary.described(reader),
     }
 
 
