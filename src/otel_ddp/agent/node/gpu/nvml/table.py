@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog as c
+from otel_ddp import catalog
 from otel_ddp.agent.node.measurement import Measurement
 
 MOVING_S, COUNTING_S, SETTLED_S = 1.0, 5.0, 10.0
@@ -82,7 +82,7 @@ Ways = Mapping[str, Sequence[Way]]
 class Row(NamedTuple):
     """One metric of every board."""
 
-    metric: c.Metric
+    metric: catalog.Metric
     every_s: float
     unit: Unit
     series: Ways
@@ -93,7 +93,7 @@ class Row(NamedTuple):
 class Series(NamedTuple):
     """One series of one board."""
 
-    metric: c.Metric
+    metric: catalog.Metric
     word: str
     unit: Unit
     pci: str
@@ -216,26 +216,28 @@ _WIDTHS: Ways = {"current": [_get("CurrPcieLinkWidth")], "max": [_get("MaxPcieLi
 _POWER: Ways = {"": [_sum(186), _get("PowerUsage")]}
 
 ROWS = (
-    Row(c.HW_GPU_UTILIZATION, MOVING_S, _PERCENT, _BUSY),
-    Row(c.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, MOVING_S, _PERCENT, _CONTROLLER),
-    Row(c.HW_GPU_MEMORY_USAGE, MOVING_S, _MEMORY, {"": _memory("used")}, of_parts=True),
-    Row(c.HW_GPU_MEMORY_LIMIT, MOVING_S, _SIZE, {"": _memory("total")}, of_parts=True),
-    Row(c.HW_TEMPERATURE, MOVING_S, _CELSIUS, _TEMPERATURES),
-    Row(c.HW_POWER, MOVING_S, _MILLIWATTS, _POWER),
-    Row(c.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, _MEGAHERTZ, _CLOCKS),
-    Row(c.OTEL_DDP_GPU_THROTTLE_ACTIVE, MOVING_S, _YES, _ACTIVE),
-    Row(c.OTEL_DDP_GPU_ENGINE_ACTIVE, MOVING_S, _ROUNDED_PERCENT, _GPM, of_parts=True),
-    Row(c.HW_GPU_IO, MOVING_S, _MIB_PER_S, _PCIE_RATE),
-    Row(c.HW_GPU_IO, COUNTING_S, _BYTES, _PCIE),
-    Row(c.OTEL_DDP_GPU_NVLINK_IO, COUNTING_S, _BYTES, _NVLINK),
-    Row(c.OTEL_DDP_GPU_NVLINK_ERRORS, SETTLED_S, Unit(), _NVLINK_ERRORS),
-    Row(c.OTEL_DDP_GPU_THROTTLE_DURATION, COUNTING_S, _NANOSECONDS, _DURATION),
-    Row(c.HW_ENERGY, COUNTING_S, _MILLIJOULES, {"": [_get("TotalEnergyConsumption")]}),
-    Row(c.OTEL_DDP_GPU_POWER_LIMIT, SETTLED_S, _MILLIWATTS, {"": [_get("EnforcedPowerLimit")]}),
-    Row(c.HW_FAN_SPEED_RATIO, SETTLED_S, _FAN_PERCENT, _FANS),
-    Row(c.HW_ERRORS, SETTLED_S, _EVENTS, _ECC),
-    Row(c.OTEL_DDP_GPU_REMAPPED_ROWS, SETTLED_S, _EVENTS, _REMAPPED),
-    Row(c.OTEL_DDP_GPU_PCIE_REPLAYS, SETTLED_S, _EVENTS, {"": [_get("PcieReplayCounter")]}),
-    Row(c.OTEL_DDP_GPU_PCIE_LINK_GENERATION, SETTLED_S, _GENERATION, _GENERATIONS),
-    Row(c.OTEL_DDP_GPU_PCIE_LINK_WIDTH, SETTLED_S, _LANES, _WIDTHS),
+    Row(catalog.HW_GPU_UTILIZATION, MOVING_S, _PERCENT, _BUSY),
+    Row(catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION, MOVING_S, _PERCENT, _CONTROLLER),
+    Row(catalog.HW_GPU_MEMORY_USAGE, MOVING_S, _MEMORY, {"": _memory("used")}, of_parts=True),
+    Row(catalog.HW_GPU_MEMORY_LIMIT, MOVING_S, _SIZE, {"": _memory("total")}, of_parts=True),
+    Row(catalog.HW_TEMPERATURE, MOVING_S, _CELSIUS, _TEMPERATURES),
+    Row(catalog.HW_POWER, MOVING_S, _MILLIWATTS, _POWER),
+    Row(catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY, MOVING_S, _MEGAHERTZ, _CLOCKS),
+    Row(catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE, MOVING_S, _YES, _ACTIVE),
+    Row(catalog.OTEL_DDP_GPU_ENGINE_ACTIVE, MOVING_S, _ROUNDED_PERCENT, _GPM, of_parts=True),
+    Row(catalog.HW_GPU_IO, MOVING_S, _MIB_PER_S, _PCIE_RATE),
+    Row(catalog.HW_GPU_IO, COUNTING_S, _BYTES, _PCIE),
+    Row(catalog.OTEL_DDP_GPU_NVLINK_IO, COUNTING_S, _BYTES, _NVLINK),
+    Row(catalog.OTEL_DDP_GPU_NVLINK_ERRORS, SETTLED_S, Unit(), _NVLINK_ERRORS),
+    Row(catalog.OTEL_DDP_GPU_THROTTLE_DURATION, COUNTING_S, _NANOSECONDS, _DURATION),
+    Row(catalog.HW_ENERGY, COUNTING_S, _MILLIJOULES, {"": [_get("TotalEnergyConsumption")]}),
+    Row(
+        catalog.OTEL_DDP_GPU_POWER_LIMIT, SETTLED_S, _MILLIWATTS, {"": [_get("EnforcedPowerLimit")]}
+    ),
+    Row(catalog.HW_FAN_SPEED_RATIO, SETTLED_S, _FAN_PERCENT, _FANS),
+    Row(catalog.HW_ERRORS, SETTLED_S, _EVENTS, _ECC),
+    Row(catalog.OTEL_DDP_GPU_REMAPPED_ROWS, SETTLED_S, _EVENTS, _REMAPPED),
+    Row(catalog.OTEL_DDP_GPU_PCIE_REPLAYS, SETTLED_S, _EVENTS, {"": [_get("PcieReplayCounter")]}),
+    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_GENERATION, SETTLED_S, _GENERATION, _GENERATIONS),
+    Row(catalog.OTEL_DDP_GPU_PCIE_LINK_WIDTH, SETTLED_S, _LANES, _WIDTHS),
 )
