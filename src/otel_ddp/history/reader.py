@@ -19,7 +19,7 @@ from otel_ddp.history.run_file import SeriesKey
 from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.words import ENDED_STATES
 
-# Nobody writes for so long. A file system without locks answers as if another process had one.
+# No write takes this long. A file system without locks answers as if another process had one.
 _BUSY_S = 0.5
 # In digits: Python refuses to read numbers of thousands.
 _LONGEST_RANK = 20

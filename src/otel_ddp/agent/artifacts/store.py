@@ -97,7 +97,7 @@ class Store:
         """
         final = self._path(key)
         folder, name = posixpath.split(final)
-        # No link can wait under a name that nobody knows, and no two agents have one.
+        # The name is random: no link waits under it, and no other agent uses it.
         part = posixpath.join(folder, f".{name}.{token_hex(8)}{self._part_of_ours}")
         with _errors_told():
             self._files.makedirs(folder, exist_ok=True)
