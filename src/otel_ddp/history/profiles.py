@@ -32,7 +32,8 @@ class Profile(NamedTuple):
 
     @property
     def why(self) -> str:
-        return str(self.content.get("why") or "")
+        """Why these ranks, and what the comparison says."""
+        return ". ".join(str(said) for key in ("why", "culprit") if (said := self.content.get(key)))
 
     @property
     def traces(self) -> list[Path]:

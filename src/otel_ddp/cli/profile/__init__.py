@@ -1,4 +1,4 @@
-"""otel-ddp profile: traces some steps of a suspect and of a healthy rank, and compares them."""
+"""otel-ddp profile: traces some steps of a suspect and a healthy rank, and names the culprit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from otel_ddp import __version__
 from otel_ddp.cli.directory_option import add_directory_option, find_places
-from otel_ddp.cli.profile.operators import Row, Totals, compared, totals_of
-from otel_ddp.cli.profile.ranks import Chosen, NotFound, choose
-from otel_ddp.cli.profile.window import Window
+from otel_ddp.cli.profile.operators import Row, Totals, compared, culprit, totals_of
+from otel_ddp.cli.profile.window import Chosen, NotFound, Window, choose
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import profiles
@@ -36,7 +34,7 @@ _POLL_S = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Record some steps of a rank with torch's profiler while it trains, and the same steps of "
-        "a healthy rank; and show the operators whose times differ most."
+        "a healthy rank; show the operators whose times differ most, and name the culprit."
     )
     parser.add_argument(
         *("--rank", "-r"),
@@ -162,6 +160,10 @@ def _report(
         folder.rmdir()
         return 1
     rows = compared(totals)
+    ranks = [each.rank.rank for each in written]
+    sentence = culprit(ranks, totals[0].step_s, rows)
+    step_s = dict(zip(ranks, (each.step_s for each in totals), strict=True))
+    trace = dict(zip(ranks, files, strict=True))
     content = {
         "version": __version__,
         "run": chosen.ranks[0].run,
@@ -169,6 +171,7 @@ def _report(
         "asked_ns": asked_ns,
         "asked_steps": steps,
         "why": chosen.why,
+        "culprit": sentence,
         "ranks": [
             {
                 "rank": each.rank.rank,
@@ -177,8 +180,8 @@ def _report(
                 "why": each.why,
                 "steps": each.steps,
                 "first_step": each.first_step,
-                "step_s": _of(each, written, [one.step_s for one in totals]),
-                "file": _of(each, written, files),
+                "step_s": step_s.get(each.rank.rank),
+                "file": trace.get(each.rank.rank),
             }
             for each in windows
         ],
@@ -187,15 +190,15 @@ def _report(
             {
                 "operator": row.name,
                 "on_device": row.on_device,
-                "times_s": list(row.times_s),
-                "calls": list(row.calls),
+                "times_s": row.times_s,
+                "calls": row.calls,
                 "difference_s": row.difference_s,
             }
             for row in rows[:_KEPT_ROWS]
         ],
     }
     _write(folder / profiles.FILE, json.dumps(content, indent=1))
-    shown = [*_table([each.rank.rank for each in written], totals, rows), "", str(folder)]
+    shown = [*_table(ranks, totals, rows), *(("", sentence) if sentence else ()), "", str(folder)]
     shown += [f"  {name}: open it in https://ui.perfetto.dev or chrome://tracing" for name in files]
     print_answer("\n".join(shown))
     return 0 if len(written) == len(windows) else 1
@@ -208,10 +211,6 @@ def _write(path: Path, text: str) -> None:
     with os.fdopen(os.open(half, flags, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     half.replace(path)
-
-
-def _of(window: Window, written: Sequence[Window], found: Sequence[Any]) -> Any:
-    return found[written.index(window)] if window in written else None
 
 
 def _compress(trace: Path) -> str:
@@ -227,24 +226,29 @@ def _compress(trace: Path) -> str:
     return name
 
 
-def _table(ranks: Sequence[int], totals: Sequence[Totals], rows: Iterable[Row]) -> Iterator[str]:
-    yield ""
+def _table(ranks: Sequence[int], totals: Sequence[Totals], rows: Sequence[Row]) -> Iterator[str]:
     heads = [f"rank {rank}" for rank in ranks]
     heads += ["difference"] if len(ranks) > 1 else []
-    yield "own time of a step, in ms".ljust(_WIDEST_NAME) + "".join(f"{each:>12}" for each in heads)
-    step_times = tuple(each.step_s for each in totals)
-    yield _row("the whole step", step_times)
-    shown = [row for row in rows if any(each >= 5e-7 for each in row.times_s)]
-    for row in shown[:_SHOWN_ROWS]:
-        yield _row(f"{cell(row.name)}{' (device)' if row.on_device else ''}", row.times_s)
-    if len(shown) > _SHOWN_ROWS:
-        yield f"and {len(shown) - _SHOWN_ROWS} more, in {profiles.FILE}"
+    for on_device in (False, True):
+        shown = [row for row in rows if row.on_device == on_device]
+        if not shown:
+            break
+        yield ""
+        title = f"own time on the {'device' if on_device else 'host'}, ms of a step"
+        yield title.ljust(_WIDEST_NAME) + "".join(f"{each:>12}" for each in heads)
+        for row in shown[:_SHOWN_ROWS]:
+            yield _row(row)
+        if rest := shown[_SHOWN_ROWS:]:
+            sums = (sum(times) for times in zip(*(row.times_s for row in rest), strict=True))
+            yield _row(Row(f"{len(rest)} more", on_device, tuple(sums), ()))
+        yield _row(Row("the whole step", on_device, tuple(each.step_s for each in totals), ()))
 
 
-def _row(name: str, times_s: Sequence[float]) -> str:
+def _row(row: Row) -> str:
+    name = cell(row.name)
     if len(name) > _WIDEST_NAME:
         name = f"{name[: _WIDEST_NAME - 3]}..."
-    cells = [f"{each * 1e3:12.3f}" for each in times_s]
-    if len(times_s) > 1:
-        cells.append(f"{(times_s[0] - times_s[1]) * 1e3:+12.3f}")
+    cells = [f"{each * 1e3:12.3f}" for each in row.times_s]
+    if len(cells) > 1:
+        cells.append(f"{row.difference_s * 1e3:+12.3f}")
     return f"{name:<{_WIDEST_NAME}}" + "".join(cells)

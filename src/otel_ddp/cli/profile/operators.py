@@ -1,93 +1,144 @@
-"""Adds up the operators of a trace, and compares two ranks by them."""
+"""Adds up the operators of traces, compares the suspect with the others, and names the culprit."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from otel_ddp.diagnosis.medians import lower_median
+from otel_ddp.history.quantities import printable, shown_s
+
 OUTSIDE = "outside of operators: Python, input, waits"
+IDLE = "idle"
 _STEP = "ProfilerStep#"
 # Categories of torch's traces: what the host calls, and what devices do.
 _ON_HOST = ("cpu_op", "user_annotation")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+# Collectives: who takes longer in them has waited, and is late nowhere.
+_WAITS = ("gloo:", "nccl", "c10d::")
+# Of the step: what ranks differ by anyway.
+_NOISE = 0.02
 
 
 class Row(NamedTuple):
-    """One operator."""
+    """One operator, of all ranks."""
 
     name: str
+    on_device: bool
     times_s: tuple[float, ...]
     """Of each rank: its own time in a step, without what it calls."""
     calls: tuple[float, ...]
     """Of each rank: how often it is called in a step."""
-    on_device: bool
+
+    @property
+    def others_s(self) -> float:
+        """The median of the ranks beside the first; 0 where it is alone."""
+        return lower_median(self.times_s[1:]) if len(self.times_s) > 1 else 0.0
 
     @property
     def difference_s(self) -> float:
-        """By how much the first rank takes longer than the second; its time where it is alone."""
-        return self.times_s[0] - (self.times_s[1] if len(self.times_s) > 1 else 0.0)
+        """By how much the first rank takes longer than the others."""
+        return self.times_s[0] - self.others_s
+
+    @property
+    def may_be_late(self) -> bool:
+        return self.name != IDLE and not self.name.startswith(_WAITS)
 
 
 class Totals(NamedTuple):
-    """The operators of one trace, for each step."""
+    """The operators of one trace, for each step: of the host, and of a device if there is one."""
 
     step_s: float
     own: Mapping[tuple[str, bool], float]
+    """By name, and if it ran on the device. Either half adds up to the step."""
     calls: Mapping[tuple[str, bool], float]
 
 
 def totals_of(trace: Any) -> Totals:
-    """What a trace says. A part that is no event is left out."""
+    """What a trace says. A part that is no event is left out.
+
+    Each moment of a step belongs to one operator: to the innermost of the thread that steps, else
+    to one that runs in another thread meanwhile, as backward does for a device. A device's streams
+    are taken the same way, the busiest first.
+    """
     found = trace.get("traceEvents") if isinstance(trace, Mapping) else trace
     events = [event for each in found if (event := _event(each))] if isinstance(found, list) else []
-    steps = [each for each in events if each.name.startswith(_STEP)]
-    count = len(steps) or 1
-    # The step before these made the profiler ready.
-    first_us = min((each.at_us for each in steps), default=0.0)
-    events = [each for each in events if each.at_us >= first_us]
+    steps = sorted((each for each in events if each.name.startswith(_STEP)), key=_by_time)
     own: defaultdict[tuple[str, bool], float] = defaultdict(float)
     calls: defaultdict[tuple[str, bool], float] = defaultdict(float)
-    threads: defaultdict[Any, list[_Event]] = defaultdict(list)
+    if not steps:
+        return Totals(0.0, own, calls)
+    lanes: defaultdict[tuple[bool, Any], list[_Event]] = defaultdict(list)
     for each in events:
-        if each.on_device:
-            own[each.name, True] += each.took_us / 1e6 / count
-            calls[each.name, True] += 1 / count
-        elif not each.name.startswith(_STEP):
-            threads[each.thread].append(each)
-            calls[each.name, False] += 1 / count
-    for thread, those in threads.items():
-        covered_us = 0.0
-        for event, own_us, outermost_us in _own_times(those):
-            own[event.name, False] += own_us / 1e6 / count
-            covered_us += outermost_us
-        if steps and thread == steps[0].thread:
-            outside_us = sum(each.took_us for each in steps) - covered_us
-            own[OUTSIDE, False] = max(0.0, outside_us) / 1e6 / count
-    step_s = sum(each.took_us for each in steps) / 1e6 / count
-    return Totals(step_s, own, calls)
+        # What made the profiler ready lies before the first step.
+        if not each.name.startswith(_STEP) and each.end_us > steps[0].at_us:
+            lanes[each.on_device, each.lane].append(each)
+            calls[each.name, each.on_device] += 1 / len(steps)
+    for on_device, rest in ((False, OUTSIDE), (True, IDLE)):
+        mine = [spans for (device, _), spans in lanes.items() if device == on_device]
+        if on_device and not mine:
+            break
+        mine.sort(key=lambda those: (those[0].lane != steps[0].lane, -_covered_us(those)))
+        free = [(each.at_us, each.end_us) for each in steps]
+        for those in mine:
+            free = _take(free, _innermost(those), own)
+        own[rest, on_device] = sum(end_us - at_us for at_us, end_us in free)
+    each_step = {key: us / 1e6 / len(steps) for key, us in own.items()}
+    step_s = sum(each.end_us - each.at_us for each in steps) / 1e6 / len(steps)
+    return Totals(step_s, each_step, calls)
 
 
 def compared(ranks: Sequence[Totals]) -> list[Row]:
-    """A row for each operator, those first whose times differ most between the first two ranks."""
+    """A row for each operator; those in which the first rank differs most from the others first."""
     keys = {key for each in ranks for key in each.own}
     rows = [
         Row(
-            key[0],
+            *key,
             tuple(each.own.get(key, 0.0) for each in ranks),
             tuple(each.calls.get(key, 0.0) for each in ranks),
-            key[1],
         )
         for key in keys
     ]
     return sorted(rows, key=lambda row: (-abs(row.difference_s), row.name))
 
 
+def culprit(ranks: Sequence[int], step_s: float, rows: Iterable[Row]) -> str:
+    """A sentence: the operator that explains why the first rank is late, or that none does."""
+    if len(ranks) < 2:
+        return ""
+    suspect = f"rank {ranks[0]}"
+    others = f"rank {ranks[1]}" if len(ranks) == 2 else "the others"
+    slower = [row for row in rows if row.may_be_late and row.difference_s > 0]
+    # A host waits for its device, so the device's difference comes first.
+    for on_device in (True, False):
+        mine = [row for row in slower if row.on_device == on_device]
+        surplus_s = sum(row.difference_s for row in mine)
+        if not mine or surplus_s < _NOISE * step_s:
+            continue
+        most = max(mine, key=lambda row: row.difference_s)
+        name = printable(most.name) + (" on the device" if on_device else "")
+        figures = f"{shown_s(most.times_s[0])} against {shown_s(most.others_s)}"
+        if most.difference_s < surplus_s / 2:
+            return (
+                f"No single operator explains it: {suspect} needs {shown_s(surplus_s)} longer a "
+                f"step in {len(mine)} operators than {others}, most of all in {name}: {figures}."
+            )
+        where = name if most.name == OUTSIDE else f"in {name}"
+        return (
+            f"{suspect.capitalize()} needs {shown_s(most.difference_s)} longer a step {where} "
+            f"than {others}: {figures}."
+        )
+    return f"No operator explains it: in these steps {suspect} needs no longer than {others}."
+
+
 class _Event(NamedTuple):
     name: str
-    thread: Any
+    lane: tuple[str, str]
+    """A thread of the host, or a stream of a device."""
     at_us: float
-    took_us: float
+    end_us: float
     on_device: bool
 
 
@@ -100,29 +151,58 @@ def _event(each: Any) -> _Event | None:
         return None
     if not isinstance(at_us, (int, float)) or not isinstance(took_us, (int, float)):
         return None
-    thread = str(each.get("pid")), str(each.get("tid"))
-    return _Event(name, thread, float(at_us), float(took_us), category in _ON_DEVICE)
+    lane = str(each.get("pid")), str(each.get("tid"))
+    return _Event(name, lane, float(at_us), float(at_us + took_us), category in _ON_DEVICE)
 
 
-def _own_times(events: Iterable[_Event]) -> Iterable[tuple[_Event, float, float]]:
-    """Each event of a thread with its time without those inside it, and if it is in no other, its
-    whole time."""
+def _by_time(each: _Event) -> tuple[float, float]:
     # The longer of two that begin together is around the other.
-    ordered = sorted(events, key=lambda each: (each.at_us, -each.took_us))
-    own_us = [each.took_us for each in ordered]
-    outermost_us = [0.0] * len(ordered)
-    around: list[tuple[int, float]] = []
-    for at, each in enumerate(ordered):
-        end_us = each.at_us + each.took_us
-        while around and around[-1][1] <= each.at_us:
-            around.pop()
-        if around:
-            # What is cut off by the end of the one around it belongs to no operator twice.
-            inside_us = min(end_us, around[-1][1]) - each.at_us
-            own_us[around[-1][0]] -= inside_us
-            own_us[at] = inside_us
-            end_us = min(end_us, around[-1][1])
-        else:
-            outermost_us[at] = each.took_us
-        around.append((at, end_us))
-    return zip(ordered, own_us, outermost_us, strict=True)
+    return each.at_us, -each.end_us
+
+
+def _covered_us(events: Iterable[_Event]) -> float:
+    return sum(each.end_us - each.at_us for each in _innermost(events))
+
+
+def _innermost(events: Iterable[_Event]) -> Iterator[_Event]:
+    """One lane in pieces, in the order of time, each of them the innermost event at that time."""
+    around: list[_Event] = []
+    at_us = -math.inf
+    for each in (*sorted(events, key=_by_time), None):
+        begins_us = each.at_us if each else math.inf
+        while around and around[-1].end_us <= begins_us:
+            inner = around.pop()
+            if inner.end_us > at_us:
+                yield inner._replace(at_us=at_us)
+                at_us = inner.end_us
+        if each:
+            if around and begins_us > at_us:
+                yield around[-1]._replace(at_us=at_us, end_us=begins_us)
+            at_us = begins_us
+            # What is left open is cut off by the end of the one around it.
+            end_us = min(each.end_us, around[-1].end_us) if around else each.end_us
+            around.append(each._replace(end_us=end_us))
+
+
+def _take(
+    free: Iterable[tuple[float, float]],
+    pieces: Iterator[_Event],
+    own: defaultdict[tuple[str, bool], float],
+) -> list[tuple[float, float]]:
+    """Give the free time to the pieces that lie in it; what is free still."""
+    left = []
+    piece = next(pieces, None)
+    for at_us, end_us in free:
+        while piece and piece.at_us < end_us:
+            begins_us, ends_us = max(piece.at_us, at_us), min(piece.end_us, end_us)
+            if begins_us < ends_us:
+                own[piece.name, piece.on_device] += ends_us - begins_us
+                if at_us < begins_us:
+                    left.append((at_us, begins_us))
+                at_us = ends_us
+            if piece.end_us > end_us:
+                break
+            piece = next(pieces, None)
+        if at_us < end_us:
+            left.append((at_us, end_us))
+    return left
