@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.settings_page import settings_page
 
 import otel_ddp
 from conftest import Here
@@ -15,6 +16,7 @@ from otel_ddp import ConfigError, settings
 from otel_ddp.identity import identity, launchers
 from otel_ddp.recording import agent_start
 
+ROOT = Path(__file__).parents[1]
 WRONG = {
     "OTEL_DDP_AGENT": ("maybe", "must be one of auto, offline, external, off"),
     "OTEL_DDP_DIR": ("here", "must be a path that begins with / or ~"),
@@ -23,7 +25,6 @@ WRONG = {
     "OTEL_DDP_SPOOL_BYTES": ("inf", "must be a number of bytes"),
     "OTEL_DDP_MAX_NAMES": ("0", "must be a whole number from 1 to 1000000"),
     "OTEL_DDP_GRAFANA_URL": ("grafana:3000", "must be an address that begins with http"),
-    "OTEL_DDP_MAX_NAME_LENGTH": ("1e3", "must be a whole number from 32 to 4096"),
 }
 # Variables that may hold any text.
 FREE = {
@@ -421,37 +422,23 @@ def test_one_rank_of_a_node_warns_about_unusable_variables_before_the_first_step
     assert "secret" not in caplog.text
 
 
-def test_the_page_of_settings_is_the_table() -> None:
-    page = Path(__file__).parents[1] / "docs" / "settings.md"
-
-    assert settings.markdown() == page.read_text()
+def test_the_page_of_settings_is_as_generated() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
 
 
-def test_the_page_says_that_each_signal_can_be_switched_off() -> None:
-    (row,) = (line for line in settings.markdown().splitlines() if "OTEL_LOGS_EXPORTER" in line)
-
-    assert row == (
-        "| `OTEL_METRICS_EXPORTER`, `OTEL_TRACES_EXPORTER`, `OTEL_LOGS_EXPORTER` | `none`: this "
-        "signal is not exported. `/metrics` is served all the same. |"
-    )
-
-
-def test_the_page_names_every_variable_of_ours_that_the_source_reads() -> None:
+def test_the_page_names_every_variable_that_the_source_reads_once() -> None:
+    page = settings_page()
     package = Path(settings.__file__).parent
-    page = settings.markdown()
-    rows = (*settings.IDENTITY, *settings.OTHERS, *settings.EXPORT)
-    told = {name for each in rows for name in each.names}
-    told |= {name for row in settings.TABLE for name in row.variables}
-    assert all(page.count(f"| `{name}`") + page.count(f", `{name}`") == 1 for name in told)
-
     sources = [path.read_text() for path in package.rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'"(OTEL_DDP_[A-Z_]+[A-Z])"', text)}
-    texts = {name for names in identity.VARIABLES.values() for name in names}
 
-    assert all(f"`{name}`" in page for name in told)
-    assert texts <= told
+    assert {
+        name
+        for name in settings.names()
+        if page.count(f"| `{name}`") + page.count(f", `{name}`") != 1
+    } == set()
     # What a process tells its children is nobody's setting.
-    assert named - told == {"OTEL_DDP_INHERITED_RUN"}
+    assert named - settings.names() == {"OTEL_DDP_INHERITED_RUN"}
 
 
 def test_disabled_means_no_journal_no_directory_and_no_log(

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.metrics_page import metrics_page
+from tools.settings_page import settings_page
 
 import otel_ddp
-from otel_ddp import cli, settings
+from otel_ddp import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -192,4 +193,4 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 if __name__ == "__main__":
     (DOCS / "api.md").write_text(api())
     (DOCS / "metrics.md").write_text(metrics_page())
-    (DOCS / "settings.md").write_text(settings.markdown())
+    (DOCS / "settings.md").write_text(settings_page())

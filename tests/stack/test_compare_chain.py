@@ -94,7 +94,7 @@ class Past:
     def __init__(self, prometheus: Prometheus) -> None:
         self.page = since("now-24h", prometheus, end_s=time.time())
         self.sent: dict[tuple[str, int, str], Samples] = {}
-        conf = settings.read(env={})._replace(endpoint=f"{prometheus.url}/api/v1/otlp")
+        conf = settings.read(env={}, endpoint=f"{prometheus.url}/api/v1/otlp")
         self._transport = Transport(conf, env={})
 
     def live(self, attempt: Attempt) -> None:

@@ -218,10 +218,11 @@ class Recorder(LockedJournal):
         shape = self._by_ids.get(tuple(ids))
         if shape is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
             return
-        longest = self._conf.max_name_length
-        if len(ids) > 512 or not all(type(k) is str and len(k) <= longest for k, _ in pairs):
+        if len(ids) > 512 or not all(
+            type(k) is str and len(k) <= values.LONGEST_NAME for k, _ in pairs
+        ):
             return
-        if split is not None and not 0 < len(split) <= longest:
+        if split is not None and not 0 < len(split) <= values.LONGEST_NAME:
             return
         self._make_room()
         self._shaped_names += len(ids)
@@ -240,7 +241,7 @@ class Recorder(LockedJournal):
 
     def _name(self, name: Any, split: str | None) -> int:
         try:
-            clean, changed = values.text(name, self._conf.max_name_length)
+            clean, changed = values.text(name, values.LONGEST_NAME)
         except values.Refused as why:
             self.refuse("name", f"name:{type(name).__name__}", f"a value was not recorded: {why}")
             return 0

@@ -26,6 +26,8 @@ _SPLITS = {
     "testing": "test",
 }
 _KNOWN_SPLITS = ("train", "val", "test")
+# In characters; a longer name is shortened and counted.
+LONGEST_NAME = 200
 # The limits of a configuration. The journal has room for fewer settings if they are long.
 MOST_SETTINGS = 2000
 LONGEST_SETTING = 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, exported_signals
 from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
@@ -33,7 +34,7 @@ def collector(inputs: DoctorInputs) -> Findings:
         yield Finding("ok", "collector", sentence)
         return
     named = conf is inputs.conf
-    conf = conf._replace(timeout_s=min(conf.timeout_s, inputs.answer_s))
+    conf = replace(conf, timeout_s=min(conf.timeout_s, inputs.answer_s))
     # A person waits for the answer, so the long timeouts of an export do not count.
     without_timeouts = {name: text for name, text in env.items() if not name.endswith("_TIMEOUT")}
     transport = Transport(conf, without_timeouts)

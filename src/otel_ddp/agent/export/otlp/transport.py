@@ -6,6 +6,7 @@ import http.client
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2s
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -132,7 +133,7 @@ def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> S
     if any(env.get(name, "").strip() for name in _ENDPOINTS):
         return settings
     found = find_on_loopback(env) is not None
-    return settings._replace(endpoint="", protocol=HTTP) if found else None
+    return replace(settings, endpoint="", protocol=HTTP) if found else None
 
 
 def why_none(port: int = STANDARD_PORTS[HTTP]) -> str:
