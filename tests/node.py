@@ -161,7 +161,7 @@ class Node:
 
     def processes(self) -> list[dict[str, Any]]:
         """What `otel-ddp status` knows."""
-        return list(survey([self.place])["processes"])
+        return [each.to_json() for each in survey([self.place]).processes]
 
     def insufficient(self, run: str) -> str:
         """Why the agent cannot say of this run who keeps the others waiting."""

@@ -23,12 +23,14 @@ from node import Node, finished
 from nvml_boards import Boards, a100_mig, h100, standin_library
 from otel_ddp import __version__
 from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.node_status import Survey
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.cli import doctor, main
 from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, installation
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.page.app import App
+from otel_ddp.journal.process_state import ProcessState
 from otlp_receiver import Receiver
 
 PAGE = App(Path("/nowhere"))
@@ -372,7 +374,7 @@ def gpu(index: int, **labels: str) -> dict[str, Any]:
 def inputs_with(*agents: dict[str, Any]) -> DoctorInputs:
     inputs = DoctorInputs()
     alive = [{"alive": True, "version": __version__, "pid": 7, **each} for each in agents]
-    inputs.survey = {"agents": alive, "processes": []}
+    inputs.survey = Survey(agents=alive)
     inputs.nvml = {"missing": "none here"}
     return inputs
 
@@ -514,10 +516,10 @@ def test_ranks_that_the_agent_cannot_see_are_named() -> None:
 def test_a_directory_that_several_nodes_share_is_a_warning() -> None:
     inputs = inputs_with({"unseen": ["1"]})
     inputs.host = "node-0"
-    inputs.survey["processes"] = [
-        {"host": host, "state": state}
+    inputs.survey.processes.extend(
+        ProcessState(host=host, state=state)
         for host, state in (("node-0", "running"), ("node-1", "running"), ("node-2", "killed"))
-    ]
+    )
 
     findings = the(list(examine(inputs, [doctor.processes])), "warn")
 
@@ -529,7 +531,7 @@ def test_a_directory_that_several_nodes_share_is_a_warning() -> None:
 
 def test_two_processes_of_one_rank_are_a_warning() -> None:
     inputs = inputs_with({})
-    inputs.survey["doubled"] = [{"run": "sweep", "rank": 0, "pids": [7, 8]}]
+    inputs.survey.doubled.append({"run": "sweep", "rank": 0, "pids": [7, 8]})
 
     findings = the(list(examine(inputs, [doctor.processes])), "warn")
 
@@ -619,7 +621,7 @@ def test_where_no_agent_runs_the_finding_tells_how_one_is_started(
 def test_an_agent_that_did_not_start_fails(mode: str, level: str) -> None:
     os.environ["OTEL_DDP_AGENT"] = mode
     inputs = inputs_with()
-    inputs.survey["unserved"] = [{"directory": "/a", "agent_log": "no", "processes": 1}]
+    inputs.survey.unserved.append({"directory": "/a", "agent_log": "no", "processes": 1})
 
     findings = the(list(examine(inputs, [doctor.agent])), level)
 
@@ -649,7 +651,7 @@ def test_an_endpoint_that_asks_for_a_token_is_well(tmp_path: Path) -> None:
     protected = Endpoint(Ledger(), "127.0.0.1", 0, PAGE, rules=rules)
     protected.start()
     inputs = DoctorInputs()
-    inputs.survey["agents"] = [{"alive": True, "scrape": protected.url}]
+    inputs.survey = Survey(agents=[{"alive": True, "scrape": protected.url}])
     try:
         findings = list(examine(inputs, [doctor.endpoint]))
     finally:

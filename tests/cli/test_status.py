@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +21,33 @@ from conftest import Here
 from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.node.gpu.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
-from otel_ddp.agent.reading.node_status import survey
+from otel_ddp.agent.reading.node_status import Survey, survey
 from otel_ddp.cli import main
 from otel_ddp.cli.status import lines
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import ProcessState, table
 
 NOW_NS = 10_000_000_000
+PIDS = itertools.count(100)
 
 
-def process(**more: Any) -> dict[str, Any]:
-    return {
-        "run": "one",
-        "group": "",
-        "job_type": "train",
-        "node": "alpha",
-        "rank": 0,
-        "local_rank": 0,
-        "world_size": 2,
-        "settled": True,
-        "pid": 100,
-        "state": "running",
-        "reason": "",
-        "step": 7,
-        "phase": "step",
-        "phase_since_ns": NOW_NS - 2_000_000_000,
-        "started_ns": 1,
-        "lost": 0,
-        **more,
-    }
+def process(**more: Any) -> ProcessState:
+    told = {"run": "one", "job_type": "train", "node": "alpha", "rank": 0, "local_rank": 0}
+    where = {"step": 7, "phase": "step", "phase_since_ns": NOW_NS - 2_000_000_000}
+    # Without a journal, its process id tells a process apart.
+    pid = next(PIDS)
+    return ProcessState(
+        **{**told, **where, "world_size": 2, "settled": True, "pid": pid, "started_ns": 1, **more}
+    )
 
 
-def shown(*processes: Any, agents: Any = (), unreadable: Any = ()) -> list[str]:
-    found = {
-        "agents": list(agents),
-        "processes": list(processes),
-        "unreadable": list(unreadable),
-    }
-    return list(lines(found, NOW_NS))
+def surveyed(*processes: ProcessState, agents: Iterable[Any] = (), **more: Any) -> Survey:
+    whole = [{"alive": True, "insufficient": [], **each} for each in agents]
+    return Survey(agents=whole, processes=table(processes), **more)
+
+
+def shown(*processes: ProcessState, **more: Any) -> list[str]:
+    return list(lines(surveyed(*processes, **more), NOW_NS))
 
 
 def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
@@ -72,11 +64,8 @@ def test_a_verdict_is_shown_with_the_time_since_when_it_holds_or_held(
         {"who": {"run": "one"}, "kind": kind, "since_ns": hour_ns, "sentence": kind}
         for kind in ("straggler", "death", "bound")
     ]
-    found = {
-        "processes": [process()],
-        "verdicts": now,
-        "past": [*past, {"who": {"run": "two"}, "since_ns": 1, "until_ns": 2}, {"who": 3}, 4],
-    }
+    other = {"who": {"run": "two"}, "since_ns": 1, "until_ns": 2}
+    found = surveyed(process(), verdicts=now, past=[*past, other])
 
     today = [line for line in lines(found, 3 * hour_ns) if line[:4] in ("  ! ", "  i ", "  - ")]
     tomorrow = [line for line in lines(found, 30 * hour_ns) if line.startswith("  - ")]
@@ -108,7 +97,7 @@ def test_the_best_value_of_each_name_is_shown_with_its_step_and_time(
         started_ns=2,
         summary=[
             *(row("loss", "train", "min"), row("lr", "train", ""), row("acc", "val", "max")),
-            *(row("loss", "val", "min"), {"direction": "min"}, 4, {"direction": ["min"]}),
+            *(row("loss", "val", "min"), {"direction": "min"}, {"direction": ["min"]}),
             {"name": "huge", "direction": "max", "max": {"value": 10**400}},
         ],
     )
@@ -165,29 +154,23 @@ def test_each_rank_is_shown_under_the_heading_of_its_run() -> None:
 
 
 def test_the_address_of_a_runs_board_is_shown_where_the_agent_knows_it() -> None:
-    agent = {"alive": True, "pid": 1, "grafana": "https://g.example"}
-    found = {"agents": [agent], "processes": [process(run="r", group="g", rank=0)]}
+    agent = {"pid": 1, "grafana": "https://g.example"}
 
-    shown_lines = list(lines(found, 0))
+    shown_lines = shown(process(run="r", group="g"), agents=[agent])
 
     assert "  board https://g.example/d/otel-ddp-run?var-group=g&var-run=r" in shown_lines
 
 
 def test_a_run_is_one_whatever_the_roles_of_its_processes() -> None:
     other = {"who": {"group": "g", "run": "one"}, "sentence": "of another run"}
-    found = {
-        "agents": [],
-        "processes": [
-            process(rank=0),
-            process(rank=1, job_type="worker"),
-            process(rank=0, job_type="node_7_evaluates", world_size=1, started_ns=2),
-            process(rank=1, group="g", started_ns=3),
-        ],
-        "verdicts": [{"who": {"group": "", "run": "one"}, "sentence": "of both roles"}, other],
-        "doubled": [{"group": "g", "run": "one", "rank": 1, "pids": [7, 8]}],
-    }
-
-    shown_lines = list(lines(found, NOW_NS))
+    shown_lines = shown(
+        process(rank=0),
+        process(rank=1, job_type="worker"),
+        process(rank=0, job_type="node_7_evaluates", world_size=1, started_ns=2),
+        process(rank=1, group="g", started_ns=3),
+        verdicts=[{"who": {"group": "", "run": "one"}, "sentence": "of both roles"}, other],
+        doubled=[{"group": "g", "run": "one", "rank": 1, "pids": [7, 8]}],
+    )
 
     assert [line for line in shown_lines if line.startswith("run ")] == [
         "run one, world 2",
@@ -211,7 +194,7 @@ def test_a_run_that_goes_on_with_fewer_ranks_is_as_large_as_its_newest_attempt(
 ) -> None:
     before = [process(rank=rank, world_size=4, state="killed") for rank in range(4)]
     after = [process(rank=rank, started_ns=5, trains=trains) for rank in range(2)]
-    over = [{**each, "state": "finished"} for each in after]
+    over = [replace(each, state="finished") for each in after]
 
     assert "run one, train, world 2" in shown(*before, *after)
     assert "run one, train, world 2" in shown(*before, *over)
@@ -222,7 +205,7 @@ def test_an_evaluator_that_outlives_the_training_is_not_the_training() -> None:
     evaluator = process(rank=0, job_type="eval", world_size=1, started_ns=5)
 
     assert "run one, world 2" in shown(*trained, evaluator)
-    assert "run one, world 2" in shown(*trained, {**evaluator, "state": "finished"})
+    assert "run one, world 2" in shown(*trained, replace(evaluator, state="finished"))
 
 
 def test_those_that_make_steps_are_the_training_and_more_actors_are_beside_it() -> None:
@@ -256,7 +239,7 @@ def test_only_a_living_process_waits_for_its_process_group(state: str, waits: bo
 def test_only_printable_text_of_a_cell_reaches_the_terminal() -> None:
     bad = "a\x1b[31m\nb\x9b\u202e\udcff"
     texts = dict.fromkeys(("run", "group", "job_type", "node", "state", "reason", "phase"), bad)
-    agent = {"alive": True, **dict.fromkeys(("pid", "version", "scrape", "export", "remark"), bad)}
+    agent = dict.fromkeys(("pid", "version", "scrape", "export", "remark"), bad)
 
     shown_lines = shown(process(**texts), agents=[agent], unreadable=[bad])
 
@@ -268,20 +251,27 @@ ODD: list[Any] = [None, [1], {"a": [1]}, "text", "", -1, 1.5, True, float("nan")
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any) -> None:
-    agent = {"alive": True, **dict.fromkeys(("pid", "version", "scrape", "export", "remark"), odd)}
-    mixed = [process(**{key: odd}) for key in process()]
+def test_values_of_another_type_are_shown_and_stop_nothing(odd: Any, place: Here) -> None:
+    told = process(journal="j", description="d", config={}, summary=[]).to_json()
+    mixed = [{**told, key: odd, "pid": at} for at, key in enumerate(told)]
+    about = dict.fromkeys(("pid", "version", "scrape", "export", "remark", "nodes", "notes"), odd)
+    verdicts = [odd, {"who": odd}, {"who": {"run": "one"}, "sentence": odd, "since_ns": odd}]
+    with an_agent(place):
+        about |= {"ended": [*mixed, {}, odd], "verdicts": verdicts, "past": verdicts}
+        place.agent_file.write_text(json.dumps(about))
+        found = survey([place])
 
-    shown_lines = shown(*mixed, {}, odd, agents=[agent, odd], unreadable=[odd])
-
-    assert len(mixed) + 1 <= len([line for line in shown_lines if line.startswith("  ")])
-    assert list(lines({"agents": odd, "processes": odd}, NOW_NS))[1:] == ["no runs"]
+    assert found.processes
+    assert found.verdicts[-1]["who"] == {"run": "one"}
+    assert list(lines(found, NOW_NS))
+    json.dumps(found.to_json())
+    assert ProcessState.from_json(told) == ProcessState(**told)
 
 
 def test_a_run_that_cannot_be_judged_is_shown_with_the_reason_and_without_alarm() -> None:
     why = "insufficient data: one rank on this node, and no other to compare it with"
     others = [{"run": "other", "why": "of another"}, {"run": "one", "group": "g", "why": "as well"}]
-    agent = {"alive": True, "insufficient": [{"run": "one", "group": "", "why": why}, *others]}
+    agent = {"insufficient": [{"run": "one", "group": "", "why": why}, *others]}
 
     shown_lines = shown(process(), agents=[agent])
 
@@ -294,8 +284,8 @@ class Deletes(Place):
 
     def journals(self) -> list[Path]:
         found = super().journals()
-        (each,) = survey([Place(self.directory)])["processes"]
-        self.agent_file.write_text(json.dumps({"pid": 7, "ended": [each]}))
+        (each,) = survey([Place(self.directory)]).processes
+        self.agent_file.write_text(json.dumps({"pid": 7, "ended": [each.to_json()]}))
         for path in found:
             path.unlink()
         return found
@@ -306,8 +296,8 @@ def test_a_process_whose_journal_is_deleted_meanwhile_is_shown(place: Here) -> N
 
     found = survey([Deletes(place.directory)])
 
-    assert [each["run"] for each in found["processes"]] == ["mine"]
-    assert found["unreadable"] == []
+    assert [each.run for each in found.processes] == ["mine"]
+    assert found.unreadable == []
 
 
 LACKS = {"group": "", "run": "mine", "why": "why"}
@@ -320,7 +310,7 @@ def test_a_run_that_has_ended_needs_no_judgement(place: Here, over: bool) -> Non
     with an_agent(place, f"{trains}; run.finish()" if over else trains) as pid:
         place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS, others]}))
 
-        (agent,) = survey([place])["agents"]
+        (agent,) = survey([place]).agents
 
     assert agent["insufficient"] == ([] if over else [LACKS])
     # What it calls itself may be a number of another PID namespace.
@@ -332,7 +322,7 @@ def test_what_a_dead_agent_lacked_is_not_shown(place: Here, tmp_path: Path) -> N
     with an_agent(Here(tmp_path), "import otel_ddp; run = otel_ddp.init(run='mine')"):
         place.agent_file.write_text(json.dumps({"pid": 7, "insufficient": [LACKS]}))
 
-        (agent,) = survey([place])["agents"]
+        (agent,) = survey([place]).agents
 
     assert (agent["alive"], agent["insufficient"]) == (False, [])
 
@@ -354,7 +344,7 @@ def test_a_process_without_its_agent_is_shown_with_the_last_line_of_the_agents_l
 ) -> None:
     place.agent_log.write_bytes(b"earlier\n" + b"x" * 9000 + b"\nno such library\n\n")
     with an_agent(place if served else Here(tmp_path), code):
-        found = survey([place], time.time_ns() + seconds * 10**9)["unserved"]
+        found = survey([place], time.time_ns() + seconds * 10**9).unserved
 
     where = {"directory": str(place.directory), "agent_log": "no such library"}
     assert found == ([] if expected is None else [{**where, "processes": expected}])
@@ -368,7 +358,7 @@ def test_a_process_without_its_agent_is_shown_with_the_last_line_of_the_agents_l
     ],
 )
 def test_where_no_agent_has_started_the_reason_is_shown(last_line: str, why: str) -> None:
-    found = {"unserved": [{"directory": "/a b", "agent_log": last_line, "processes": 2}]}
+    found = Survey(unserved=[{"directory": "/a b", "agent_log": last_line, "processes": 2}])
 
     assert list(lines(found, NOW_NS)) == [
         "agent     2 processes run, but no agent has started (which is right after "
@@ -401,7 +391,7 @@ def test_two_living_processes_of_the_same_rank_are_reported(
         found = survey([place], time.time_ns() + seconds * 10**9)
 
     shown_lines = [line for line in lines(found, time.time_ns()) if line.startswith("  ! ")]
-    first, second = (each["pid"] for each in found["processes"])
+    first, second = (each.pid for each in found.processes)
     assert {first, second} == {one, two}
     assert (
         shown_lines
@@ -421,23 +411,12 @@ def test_the_agents_notes_on_a_run_are_shown_under_it_alone(place: Here, tmp_pat
         found = survey([place])
 
     shown_lines = list(lines(found, NOW_NS))
-    assert found["notes"] == [note]
+    assert found.notes == [note]
     assert shown_lines.count("  ! local rank 1 of node h records nothing") == 1
     heading = next(at for at, line in enumerate(shown_lines) if line.startswith("run mine"))
     assert shown_lines[heading + 3] == "  ! local rank 1 of node h records nothing"
     # Whether it still holds is unknown once the agent has ended.
-    assert survey([place])["notes"] == []
-
-
-@pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_troubles_of_another_type_are_shown_and_stop_nothing(odd: Any) -> None:
-    found = {
-        "unserved": [dict.fromkeys(("directory", "agent_log", "processes"), odd), odd],
-        "doubled": [dict.fromkeys(("run", "rank", "pids"), odd), odd],
-        "processes": [process(run=odd)],
-    }
-
-    assert len(list(lines(found, NOW_NS))) > 3
+    assert survey([place]).notes == []
 
 
 HOLD = """
@@ -495,7 +474,7 @@ def test_where_no_agent_runs_status_tells_how_one_is_started(
 
 
 def test_without_a_named_directory_status_tells_that_it_shows_this_users_runs() -> None:
-    assert list(lines({}, NOW_NS, named=False))[1:] == ["no runs of this user"]
+    assert list(lines(Survey(), NOW_NS, named=False))[1:] == ["no runs of this user"]
 
 
 def status(how: str) -> subprocess.CompletedProcess[str]:
@@ -572,7 +551,6 @@ def gpu(**more: Any) -> dict[str, Any]:
 def devices(*gpus: Any, remarks: Any = (), driver: Any = "NVIDIA driver 550.54.14") -> list[str]:
     """What is shown of them, below the line that names the node."""
     agent = {
-        "alive": True,
         "node": "alpha",
         "gpus": list(gpus),
         "gpu_remarks": list(remarks),

@@ -223,7 +223,7 @@ def test_a_stopped_agent_is_not_said_to_be_well() -> None:
         os.utime(node.place.agent_file, (0, 0))
 
         # Asked at once: the agent is about to write it again.
-        (agent,) = survey([Place(node.place.directory)])["agents"]
+        (agent,) = survey([Place(node.place.directory)]).agents
 
         assert agent["alive"]
         assert "has not moved" in agent["remark"]

@@ -82,7 +82,7 @@ def launches() -> Iterator[Seen]:
 
 
 def both_seen(node: Node, seen: dict[str, dict[str, Any]]) -> bool:
-    for each in survey([node.place])["verdicts"]:
+    for each in survey([node.place]).verdicts:
         way = each["who"].get("group")
         if each["kind"] == "straggler" and way not in seen:
             seen[way] = each

@@ -53,7 +53,7 @@ dist.destroy_process_group()
 
 
 def straggler(node: Node) -> dict[str, Any] | None:
-    found = survey([node.place])["verdicts"]
+    found = survey([node.place]).verdicts
     return next((each for each in found if each["kind"] == "straggler"), None)
 
 
@@ -71,7 +71,7 @@ class Seen:
             self.last = until(lambda: self._grown(node), "the figures to follow")
             (node.root / "enough").touch()
             finished(process)
-            until(lambda: survey([node.place])["past"], "the verdict to be over")
+            until(lambda: survey([node.place]).past, "the verdict to be over")
             self.ended = survey([node.place])
             self.shown = list(lines(self.ended, time.time_ns()))
             self.lost_s = node.value("training_straggler_lost_time_seconds_total", rank="1")

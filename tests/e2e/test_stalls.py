@@ -138,12 +138,12 @@ class Ward:
             os.kill(process["pid"], signal.SIGTERM)
             until(lambda ended=ended: self.death(ended), f"the verdict on {ended} ends")
         (record,) = until(lambda: self._records(run, "closed"), "the log record of its end")
-        (past,) = (e for e in survey([self._node.place])["past"] if e["kind"] == "stall")
+        (past,) = (e for e in survey([self._node.place]).past if e["kind"] == "stall")
         return record.body.string_value, past["sentence"]
 
     def death(self, ended: int) -> dict[str, Any] | None:
         """The verdict on the ends of so many ranks."""
-        for each in survey([self._node.place])["verdicts"]:
+        for each in survey([self._node.place]).verdicts:
             if each["kind"] == "death" and len(each["evidence"]["ended"]) == ended:
                 return dict(each)
         return None
@@ -157,7 +157,7 @@ class Ward:
         return found
 
     def open(self) -> list[dict[str, Any]]:
-        found = survey([self._node.place])["verdicts"]
+        found = survey([self._node.place]).verdicts
         return [each for each in found if each["kind"] == "stall"]
 
     @property

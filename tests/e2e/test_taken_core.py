@@ -79,7 +79,7 @@ def test_a_rank_whose_core_is_taken_is_advised_to_look_there() -> None:
         process = node.torchrun(2, str(script), str(node.root))
 
         def verdict() -> dict[str, Any] | None:
-            found = survey([node.place])["verdicts"]
+            found = survey([node.place]).verdicts
             named = "waited_for_core_s"
             return next((each for each in found if named in each["evidence"]), None)
 

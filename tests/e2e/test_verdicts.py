@@ -238,7 +238,7 @@ class Launch:
 
 
 def _verdicts(node: Node) -> list[dict[str, Any]]:
-    found = survey([node.place])["verdicts"]
+    found = survey([node.place]).verdicts
     return [each for each in found if each["kind"] in OF_RANKS]
 
 
@@ -417,7 +417,7 @@ def test_a_loss_that_is_lost_with_the_last_value_of_a_process_is_told() -> None:
         node.start(sys.executable, "-c", LOSES_IT, "0", "200", "raise")
 
         def told() -> list[dict[str, Any]]:
-            return [each for each in survey([node.place])["verdicts"] if each["step"] == 200]
+            return [each for each in survey([node.place]).verdicts if each["step"] == 200]
 
         (verdict,) = until(told, "the verdict")
 
@@ -437,7 +437,7 @@ def test_a_loss_that_becomes_nan_is_told_with_its_rank_and_step() -> None:
         ]
 
         def told() -> list[dict[str, Any]]:
-            return [each for each in survey([node.place])["verdicts"] if each["step"] == 200]
+            return [each for each in survey([node.place]).verdicts if each["step"] == 200]
 
         (verdict,) = until(told, "the verdict")
         shown = node.run("from otel_ddp.cli import main; main(['status'])")

@@ -207,13 +207,13 @@ def _judge_and_show(
     registry.register(LedgerCollector(ledger))
     generate_latest(registry)
     described = {
-        "processes": journals.describe(),
+        "processes": [each.to_json() for each in journals.describe()],
         "verdicts": judge.verdicts(),
         "past": judge.past(),
         "insufficient": judge.insufficient(),
     }
     json.dumps(described).encode()
-    json.dumps(survey([place])).encode()
+    json.dumps(survey([place]).to_json()).encode()
 
 
 def bytes_of_a_journal(data: bytes) -> None:

@@ -459,7 +459,7 @@ def test_the_status_without_an_agent_knows_a_worker_that_was_ended_between_two_t
 ) -> None:
     quietly(ENDED_IN_A_POOL.replace("{phase}", phase), tmp_path)
 
-    assert [each["state"] for each in survey([place])["processes"]] == [expected]
+    assert [each.state for each in survey([place]).processes] == [expected]
 
 
 TWO_RUNS = """

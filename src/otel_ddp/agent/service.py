@@ -411,7 +411,7 @@ class Agent:
             "remark": "; ".join(filter(None, self._remarks())),
             "unreadable": self.journals.unreadable(),
             "nodes": self.journals.node_names(),
-            "ended": self.journals.describe_ended(),
+            "ended": [each.to_json() for each in self.journals.describe_ended()],
             "verdicts": self.judge.verdicts(),
             "past": self.judge.past(),
             "insufficient": self.judge.insufficient(),

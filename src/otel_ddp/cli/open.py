@@ -35,10 +35,10 @@ def run(options: argparse.Namespace) -> int:
         )
         return 1
     found = [
-        (each["started_ns"], page_address.of_run(base, each["run"]), base)
+        (each.started_ns, page_address.of_run(base, each.run), base)
         for place, base in served
-        for each in survey([place])["processes"]
-        if each["run"] and options.name in ("", each["run"])
+        for each in survey([place]).processes
+        if each.run and options.name in ("", each.run)
     ]
     if options.name and not found:
         print(

@@ -8,17 +8,15 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.agent.reading.world_size import World, training_world
+from otel_ddp.agent.reading.node_status import Survey, of_run, survey
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.gpus import gpu_lines
-from otel_ddp.cli.text import cell, dated, integer, mappings, marked, number, print_answer
+from otel_ddp.cli.text import cell, dated, integer, marked, number, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.quantities import shown_time
 from otel_ddp.identity import boards
-from otel_ddp.words import ENDED_STATES
+from otel_ddp.journal.process_state import ProcessState, world_of
 
 _WIDEST_ROLE = 24
 _MOST_BEST = 6
@@ -45,22 +43,20 @@ def run(options: argparse.Namespace) -> int:
         return 2
     found = survey(places)
     if missing:
-        found["unreadable"].append(missing)
+        found.unreadable.append(missing)
     if options.json:
-        return print_answer(json.dumps(found, indent=2))
+        return print_answer(json.dumps(found.to_json(), indent=2))
     shown = lines(found, time.time_ns(), agent=conf.agent, named=bool(conf.directory))
     return print_answer("\n".join(shown))
 
 
-def lines(
-    found: Mapping[str, Any], now_ns: int, *, agent: str = "auto", named: bool = True
-) -> Iterable[str]:
+def lines(found: Survey, now_ns: int, *, agent: str = "auto", named: bool = True) -> Iterable[str]:
     """What was found, for a terminal.
 
     *agent* is the value of OTEL_DDP_AGENT. *named*: a directory was named; otherwise only the
     user's own are searched.
     """
-    alive = [each for each in mappings(found.get("agents")) if each.get("alive")]
+    alive = [each for each in found.agents if each["alive"]]
     for each in alive:
         pid, version = cell(each.get("pid"), "?"), cell(each.get("version"), "?")
         if each.get("starting") is True:
@@ -75,90 +71,80 @@ def lines(
     if not alive and not without_agent:
         yield f"agent     {NO_AGENT[agent]}"
     yield from (f"agent     {sentence}" for sentence in without_agent)
-    yield from (f"note      {cell(why)}" for why in found.get("unreadable") or ())
-    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    yield from (f"note      {cell(why)}" for why in found.unreadable)
+    runs: dict[tuple[str, str], list[ProcessState]] = {}
     # Runs are shown in the order in which their first process started.
-    for each in sorted(mappings(found.get("processes")), key=_started):
-        runs.setdefault(_run(each), []).append(each)
+    for process in found.processes:
+        runs.setdefault(process.of_run, []).append(process)
     if not runs:
         yield "no runs" if named else "no runs of this user"
     grafana = next(filter(None, (cell(each.get("grafana")) for each in alive)), "")
-    for run, processes in runs.items():
+    for of, processes in runs.items():
         yield ""
-        yield from _table(run, processes, now_ns)
-        if board := boards.address(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
-            yield f"  board {board}"
-        yield from best_lines(processes, now_ns)
-        yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))
-        yield from (f"  ! {sentence}" for sentence in _run_notes(found, run))
-        for verdict in mappings(found.get("verdicts")):
-            labels = verdict.get("who")
-            if isinstance(labels, Mapping) and _run(labels) == run:
-                yield f"  {marked(verdict, now_ns)}"
-        yield from (f"  - {sentence}" for sentence in _past(found, run, now_ns))
-        for each in alive:
-            yield from _not_judged(each, run)
+        yield from _run_lines(found, of, processes, grafana, now_ns)
     for each in alive:
         yield from gpu_lines(each)
 
 
-def _run(labels: Mapping[str, Any]) -> tuple[str, str]:
-    """Group and name of a run: several groups may have a run of one name."""
-    return cell(labels.get("group")), cell(labels.get("run"), "?")
+def _run_lines(
+    found: Survey, run: tuple[str, str], processes: list[ProcessState], grafana: str, now_ns: int
+) -> Iterable[str]:
+    """One run: its ranks, its best values, and what the agent has found of it."""
+    yield from _table(run, processes, now_ns)
+    if board := boards.address(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
+        yield f"  board {board}"
+    yield from best_lines(processes, now_ns)
+    yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))
+    for note in found.notes:
+        if of_run(note) == run:
+            yield f"  ! {cell(note.get('sentence'), '?')}"
+    for verdict in found.verdicts:
+        if of_run(verdict["who"]) == run:
+            yield f"  {marked(verdict, now_ns)}"
+    for verdict in found.past:
+        over = verdict.get("since_ns") and verdict.get("until_ns")
+        if of_run(verdict["who"]) == run and over:
+            # From when to when, and what it has cost.
+            yield f"  - {dated(verdict, now_ns)}"
+    for agent in found.agents:
+        for each in agent["insufficient"]:
+            # Why it cannot tell which rank the others of this run wait for.
+            if of_run(each) == run:
+                yield f"  stragglers: {cell(each.get('why'), '?')}"
 
 
-def _table(run: tuple[str, str], processes: list[Mapping[str, Any]], now_ns: int) -> Iterable[str]:
+def _table(run: tuple[str, str], processes: list[ProcessState], now_ns: int) -> Iterable[str]:
     """One run: a heading, and one row for each process, with its role if the roles differ."""
-    group, name = run
-    world = _world(processes)
-    roles = {cell(each.get("job_type")) for each in processes}
+    group, name = (cell(each) for each in run)
+    roles = {cell(each.job_type) for each in processes}
     parts = (group and f"group {group}", *(roles if len(roles) == 1 else ()))
-    yield ", ".join((f"run {name}", *filter(None, parts), _of_world(processes, world)))
+    yield ", ".join((f"run {name or '?'}", *filter(None, parts), _of_world(processes)))
     widest = min(max(map(len, roles)), _WIDEST_ROLE) if len(roles) > 1 else 0
     yield _columns(_HEADS, "job_type", widest)
-    for each in sorted(processes, key=_by_rank):
-        yield _columns(_row(each, now_ns), cell(each.get("job_type"), "-"), widest)
+    # Processes without a rank last, and the attempts of a rank in their order.
+    for each in sorted(processes, key=lambda one: (one.rank is None, one.rank or 0)):
+        yield _columns(_row(each, now_ns), cell(each.job_type, "-"), widest)
 
 
-def _world(processes: list[Mapping[str, Any]]) -> int | None:
-    """How many ranks train together."""
-    worlds = [
-        (World(size, each.get("trains") is True), each)
-        for each in processes
-        if each.get("proxy") is not True and (size := integer(each.get("world_size"))) is not None
-    ]
-    living = [world for world, each in worlds if each.get("state") not in ENDED_STATES]
-    # Among ended processes, those that trained are the training, or else those that were several;
-    # of these the newest attempt.
-    ended = [
-        (world.trains, world.size > 1, _started(each), world.size)
-        for world, each in worlds
-        if each.get("state") in ENDED_STATES
-    ]
-    trained, _, _, size = max(ended, default=(False, False, 0, 0))
-    return training_world(living, World(size, trained)) or None
-
-
-def _of_world(processes: list[Mapping[str, Any]], world: int | None) -> str:
+def _of_world(processes: list[ProcessState]) -> str:
     """How many of the ranks that train together are on this node."""
+    world = world_of(processes)
     if world is None:
         return "world ?"
     here = {
-        rank
+        each.rank
         for each in processes
-        if each.get("proxy") is not True
-        and each.get("world_size") in (None, world)
-        and (rank := integer(each.get("rank"))) is not None
+        if not each.proxy and each.world_size in (None, world) and each.rank is not None
     }
     return f"{len(here)} of {world} ranks here" if len(here) < world else f"world {world}"
 
 
-def unserved(found: Mapping[str, Any]) -> Iterable[str]:
+def unserved(found: Survey) -> Iterable[str]:
     """A sentence for each place whose processes wait for an agent that has not started."""
-    for each in mappings(found.get("unserved")):
-        count, directory = integer(each.get("processes")) or 0, cell(each.get("directory"), "?")
+    for each in found.unserved:
+        count, directory = each["processes"], cell(each["directory"])
         processes = f"{count} processes run" if count > 1 else "a process runs"
-        if last_line := cell(each.get("agent_log")):
+        if last_line := cell(each["agent_log"]):
             why = f"{directory}/agent.log ends with: {last_line}"
         else:
             why = "the training's first lines of output may say why"
@@ -168,49 +154,24 @@ def unserved(found: Mapping[str, Any]) -> Iterable[str]:
         )
 
 
-def duplicate_ranks(found: Mapping[str, Any], run: tuple[str, str] | None = None) -> Iterable[str]:
+def duplicate_ranks(found: Survey, run: tuple[str, str] | None = None) -> Iterable[str]:
     """A sentence for each rank that several living processes claim."""
-    for each in mappings(found.get("doubled")):
-        name, listed = cell(each.get("run"), "?"), each.get("pids")
-        pids = [cell(pid, "?") for pid in listed] if isinstance(listed, list) else []
-        if run in (None, _run(each)):
+    for each in found.doubled:
+        if run in (None, of_run(each)):
             yield (
-                f"pids {' and '.join(pids)} all report as rank {cell(each.get('rank'), '?')} of "
-                f"run {name}, and the metrics show only one of them: give each launch an "
-                "OTEL_DDP_RUN of its own, or leave it out"
+                f"pids {' and '.join(map(str, each['pids']))} all report as rank {each['rank']} of "
+                f"run {cell(each['run'], '?')}, and the metrics show only one of them: give each "
+                "launch an OTEL_DDP_RUN of its own, or leave it out"
             )
 
 
-def _run_notes(found: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:
-    """The agent's sentences on how this run is set up."""
-    for each in mappings(found.get("notes")):
-        if _run(each) == run:
-            yield cell(each.get("sentence"), "?")
-
-
-def _past(found: Mapping[str, Any], run: tuple[str, str], now_ns: int) -> Iterable[str]:
-    """What was found of this run and is over: from when to when, and what it has cost."""
-    for each in mappings(found.get("past")):
-        labels = each.get("who")
-        over = integer(each.get("since_ns")) and integer(each.get("until_ns"))
-        if isinstance(labels, Mapping) and _run(labels) == run and over:
-            yield dated(each, now_ns)
-
-
-def _not_judged(agent: Mapping[str, Any], run: tuple[str, str]) -> Iterable[str]:
-    """Why the agent cannot tell which rank the others of this run wait for."""
-    for each in mappings(agent.get("insufficient")):
-        if _run(each) == run:
-            yield f"  stragglers: {cell(each.get('why'), '?')}"
-
-
-def best_lines(processes: Iterable[Mapping[str, Any]], now_ns: int) -> Iterable[str]:
+def best_lines(processes: Iterable[ProcessState], now_ns: int) -> Iterable[str]:
     """A line for the best value of each name, those that were not trained on first."""
     # A later attempt goes on with the summary of an earlier one.
     names = {
         (cell(row.get("name"), "?"), cell(row.get("split"))): row
         for each in processes
-        for row in mappings(each.get("summary"))
+        for row in each.summary or ()
         if row.get("direction")
     }
     shown = sorted(names.items(), key=lambda item: item[0][1] == "train")
@@ -242,27 +203,25 @@ def _columns(cells: tuple[str, ...], role: str = "", role_width: int = 0) -> str
     return "  " + " ".join(padded).rstrip() + "".join(f" {cell}" for cell in cells[len(_WIDTHS) :])
 
 
-def _row(each: Mapping[str, Any], now_ns: int) -> tuple[str, ...]:
-    since_ns, lost = integer(each.get("phase_since_ns")), integer(each.get("lost"))
-    state = cell(each.get("state"), "?")
+def _row(each: ProcessState, now_ns: int) -> tuple[str, ...]:
     remarks = []
-    if reason := cell(each.get("reason")):
-        remarks.append(reason)
-    if state == "killed":
+    if each.reason:
+        remarks.append(cell(each.reason))
+    if each.state == "killed":
         remarks.append("ended without a report")
-    if lost:
-        remarks.append(f"{lost} records lost")
-    if not each.get("settled", True) and state not in ENDED_STATES:
+    if each.lost:
+        remarks.append(f"{each.lost} records lost")
+    if not each.settled and not each.ended:
         remarks.append("waits for its process group")
     return (
-        cell(each.get("rank"), "?"),
-        cell(each.get("local_rank"), "?"),
-        cell(each.get("node"), "?"),
-        cell(each.get("pid"), "?"),
-        state,
-        cell(each.get("step"), "-"),
-        cell(each.get("phase"), "-"),
-        "-" if since_ns is None else ago(max(0.0, (now_ns - since_ns) / 1e9)),
+        cell(each.rank, "?"),
+        cell(each.local_rank, "?"),
+        cell(each.node, "?"),
+        cell(each.pid, "?"),
+        cell(each.state, "?"),
+        cell(each.step, "-"),
+        cell(each.phase, "-"),
+        ago(max(0.0, (now_ns - each.phase_since_ns) / 1e9)),
         *remarks,
     )
 
@@ -274,13 +233,3 @@ def ago(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def _started(each: Mapping[str, Any]) -> int:
-    return integer(each.get("started_ns")) or 0
-
-
-def _by_rank(each: Mapping[str, Any]) -> tuple[bool, int, int]:
-    """Ranks by number, processes without a rank last, and the attempts of a rank by start."""
-    rank = integer(each.get("rank"))
-    return rank is None, rank or 0, _started(each)

@@ -20,9 +20,10 @@ from otel_ddp.history.quantities import shown_s, when
 from otel_ddp.journal.direction import direction
 from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Unreadable
 from otel_ddp.run import stderr
-from otel_ddp.words import HARMLESS_VERDICTS
+from otel_ddp.words import HARMLESS_VERDICTS, STATES
 
 # Shorter runs say nothing: tests, and sweeps of thousands.
 SHORTEST_S = 10.0
@@ -76,16 +77,16 @@ def _card(
     last_step = max((value.last_step for value in values), default=-1)
     if not steps and last_step < 0:
         return None
-    identity = reader.identity
-    group, run = str(identity.get("group") or ""), str(identity.get("run") or "?")
-    world, rank = identity.get("world_size"), identity.get("global_rank")
+    process = ProcessState.read(reader, STATES[state])
+    group, run = process.group, process.run or "?"
+    world, rank = process.world_size, process.rank
     hook_s = totals.sum_of(catalog.OTEL_DDP_HOOK_TIME)
     phases_s = totals.phases_s()
     return Card(
         title=f"run {group}/{run}" if group else f"run {run}",
         state=state,
         duration_s=lasted_s,
-        reason=reader.reason(),
+        reason=process.reason,
         where=f"{world} ranks" if world and world > 1 else "",
         steps=steps or last_step + 1,
         step_s=totals.mean_of(catalog.TRAINING_STEP_DURATION),

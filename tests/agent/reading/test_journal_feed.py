@@ -14,7 +14,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Ledger
-from otel_ddp.agent.reading import process_status
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.run_description import RunDescription
@@ -22,6 +21,7 @@ from otel_ddp.agent.reading.step_spans import StepSpans
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.identity.identity import Identity
 from otel_ddp.journal import layout
+from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 from otel_ddp.words import PHASES, RANK_LABELS, STATES
@@ -185,7 +185,7 @@ def test_a_rank_that_is_not_exported_leaves_no_training_series(tmp_path: Path) -
     bench.poll()
 
     assert list(bench.ledger.families()) == []
-    assert bench.journal.describe()["step"] == 4
+    assert bench.journal.describe().step == 4
     bench.close()
 
 
@@ -532,8 +532,8 @@ def test_a_damaged_progress_does_no_harm(bench: Bench) -> None:
     made_ns = bench.journal.reader.created_ns
     assert bench.values(catalog.TRAINING_PROGRESS_TIMESTAMP) == {"": made_ns / 1e9}
     assert bench.values(catalog.TRAINING_STATE) == {"": float(STATES["running"])}
-    described = process_status.describe(bench.journal.reader, bench.journal.state, None, 0)
-    assert (described["phase"], described["phase_since_ns"]) == ("other", made_ns)
+    described = ProcessState.read(bench.journal.reader, bench.journal.state)
+    assert (described.phase, described.phase_since_ns) == ("other", made_ns)
 
 
 def step_spans(*numbers: int) -> list[tuple[str, int]]:

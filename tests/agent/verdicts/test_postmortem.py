@@ -417,6 +417,8 @@ def test_the_last_values_of_a_journal_are_the_last_of_each_name(place: Here, fol
         ("loss", 1.0, 2),
         ("lr", 0.1, 1),
     }
-    report = written(folder, values=found, processes=survey([place])["processes"])
+    report = written(
+        folder, values=found, processes=[each.to_json() for each in survey([place]).processes]
+    )
     assert ["loss", "train", "1", "step", "2", "rank", "0"] in block(report, "Last values")
     assert block(report, "Where every rank was")[1][0] == "0"

@@ -18,20 +18,21 @@ from otel_ddp.agent.node import socket_owners
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.history.page.app import App
+from otel_ddp.journal.process_state import ProcessState
 
 _STRANGER = 65534
-ALIVE = {
-    "group": "sweep",
-    "run": "alive",
-    "node": "node-0",
-    "rank": 0,
-    "state": "running",
-    "step": 3,
-    "phase": "forward",
-    "phase_since_ns": 5,
-    "started_ns": 2**62,
-    "reason": "RuntimeError: secret",
-}
+ALIVE = ProcessState(
+    group="sweep",
+    run="alive",
+    node="node-0",
+    rank=0,
+    state="running",
+    step=3,
+    phase="forward",
+    phase_since_ns=5,
+    started_ns=2**62,
+    reason="RuntimeError: secret",
+)
 
 
 def live() -> Mapping[str, Any]:
@@ -42,7 +43,12 @@ def live() -> Mapping[str, Any]:
         "phase": "forward",
         "sentence": "it stands in secret.py",
     }
-    return {"node": "node-0", "processes": [ALIVE], "verdicts": [verdict], "remark": "secret"}
+    return {
+        "node": "node-0",
+        "processes": [ALIVE],
+        "verdicts": [verdict],
+        "remark": "secret",
+    }
 
 
 @pytest.fixture

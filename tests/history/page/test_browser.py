@@ -24,6 +24,7 @@ from otel_ddp.history.reader import History
 from otel_ddp.history.report import facts
 from otel_ddp.history.report import page as report_page
 from otel_ddp.history.run_file import RunFile, SeriesKey
+from otel_ddp.journal.process_state import ProcessState
 from stack.browser import chromium
 
 PATIENCE_MS = 60_000
@@ -60,19 +61,18 @@ def live() -> Mapping[str, Any]:
         "node": "node-0",
         "version": "0",
         "processes": [
-            {
-                "group": "sweep",
-                "run": "late",
-                "job_type": "train",
-                "node": "node-0",
-                "rank": rank,
-                "local_rank": rank,
-                "state": "running",
-                "step": 299,
-                "pid": 9,
-                "phase": "forward" if rank == 2 else "comm_wait",
-                "phase_since_ns": now_ns - (3 + rank) * S,
-            }
+            ProcessState(
+                group="sweep",
+                run="late",
+                job_type="train",
+                node="node-0",
+                rank=rank,
+                local_rank=rank,
+                step=299,
+                pid=9,
+                phase="forward" if rank == 2 else "comm_wait",
+                phase_since_ns=now_ns - (3 + rank) * S,
+            )
             for rank in range(4)
         ],
         "verdicts": [

@@ -13,6 +13,7 @@ from otel_ddp.agent.history.node_samples import RunKey, Sample, samples
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.journal.process_state import rank_key
 
 _SUMMARY_EVERY_S = 5.0
 # Of a rank, beside its steps and phases, which have series.
@@ -68,9 +69,8 @@ class Collector:
         labels = dict(feed.labels)
         key = labels["group"], labels["run"]
         job_type = labels["job_type"]
-        # An evaluation beside the training has ranks of its own, counted from 0 as well.
-        beside = self._job_types.setdefault(key, job_type) != job_type
-        return key, f"{job_type}/{labels['rank']}" if beside else labels["rank"]
+        of_run = self._job_types.setdefault(key, job_type)
+        return key, rank_key(labels["rank"], job_type, of_run)
 
     def _state(
         self,
@@ -84,7 +84,7 @@ class Collector:
         # The newest process of a rank describes it; one that logs for a rank, only if alone.
         for each in sorted(feeds, key=lambda e: (not e.is_proxy, e.reader.created_ns)):
             totals = _totals(each)
-            ranks[self._key_and_rank(each)[1]] = {**each.describe(), "totals": totals}
+            ranks[self._key_and_rank(each)[1]] = {**each.describe().to_json(), "totals": totals}
             if each.identity.get("global_rank") == 0:
                 about |= self._about(each)
         own = [each for each in verdicts if _is_of(each, key)]

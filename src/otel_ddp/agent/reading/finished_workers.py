@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
+from otel_ddp.journal.process_state import is_proxy, made_steps
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.words import PHASES
 
@@ -38,18 +38,6 @@ def parent(reader: JournalReader) -> int | None:
 def in_pool(reader: JournalReader) -> bool:
     """Whether this is a worker of a pool, which does one task after another."""
     return reader.facts.get("pool") is True
-
-
-def is_proxy(reader: JournalReader) -> bool:
-    """Whether another process logs for this rank: the journal ends with that process."""
-    return reader.facts.get("proxy") is True
-
-
-def made_steps(reader: JournalReader) -> bool:
-    """Whether the hooks in this process have counted a step of training."""
-    return any(
-        each.values[0] for each in reader.totals() if each.metric == catalog.TRAINING_STEPS.name
-    )
 
 
 def has_returned(reader: JournalReader) -> bool:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Labels, Ledger
-from otel_ddp.agent.reading import process_status
 from otel_ddp.agent.reading.checkpoint_events import event_of
-from otel_ddp.agent.reading.finished_workers import ended_by_parent, is_proxy
+from otel_ddp.agent.reading.finished_workers import ended_by_parent
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_description import Devices, RunDescription, no_devices
@@ -22,6 +21,7 @@ from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.errors import containment
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT, SPAN
 from otel_ddp.journal.locks import lock_holder
+from otel_ddp.journal.process_state import ENDED, ProcessState, is_proxy, state_of
 from otel_ddp.journal.reader import Document, JournalReader, ProgressRecord, Record, Scalars, Steps
 from otel_ddp.words import STATES
 
@@ -268,16 +268,12 @@ class JournalFeed:
 
     def _update_state(self, progress: ProgressRecord | None, alive: bool) -> None:
         recorded = None if progress is None else progress.state
-        self.state = process_status.state_of(recorded, alive)
+        self.state = state_of(recorded, alive)
         if self.state == STATES["killed"]:
             if self._has_ended_well is None:
                 self._has_ended_well = self._ended_well(self)
-            if self._has_ended_well is None:
-                # Keep the state until it is known how the process ended.
-                self.state = process_status.state_of(recorded, alive=True)
-            elif self._has_ended_well:
-                self.state = STATES["finished"]
-        if self.state in process_status.ENDED and self.ended_at is None:
+            self.state = state_of(recorded, alive, self._has_ended_well)
+        if self.state in ENDED and self.ended_at is None:
             self.ended_at = time.monotonic()
 
     # -- its state, for the ledger and for people
@@ -308,13 +304,15 @@ class JournalFeed:
         """How many records were left out because they came too fast."""
         return self._values.too_fast
 
-    def describe(self) -> dict[str, Any]:
-        """This process, as `otel-ddp status` shows it."""
-        described = process_status.describe(
-            self.reader, self.state, self._values.last_step, self.seen_alive_ns
+    def describe(self) -> ProcessState:
+        """What is known of this process now."""
+        return ProcessState.read(
+            self.reader,
+            self.state,
+            last_step=self._values.last_step,
+            seen_alive_ns=self.seen_alive_ns,
+            node=dict(self.labels).get("node", ""),
         )
-        described["node"] = dict(self.labels).get("node", described["node"])
-        return described
 
 
 def rank_labels(identity: dict[str, Any], node: str, pid: int) -> Labels:

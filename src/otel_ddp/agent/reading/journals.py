@@ -9,13 +9,14 @@ import os
 import resource
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
-from otel_ddp.agent.reading.process_status import long_texts
+from otel_ddp.agent.reading.node_status import with_texts
 from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.agent.reading.run_description import Devices, no_devices
 from otel_ddp.agent.reading.summary import Summaries
@@ -23,6 +24,7 @@ from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
+from otel_ddp.journal.process_state import ProcessState, table
 from otel_ddp.journal.reader import CannotOpen, Document, JournalReader, Unreadable
 
 log = logging.getLogger("otel_ddp.agent")
@@ -34,6 +36,7 @@ _HIDDEN_S = 60.0
 _MOST_ENDED = 500
 # Only so many of them keep their long texts: the agent's file is rewritten every few seconds.
 _MOST_LONG_TEXTS = 20
+_NO_TEXTS: dict[str, Any] = {"description": None, "config": None, "summary": None}
 # Files for scrapes, the collector and the spool: without them nothing leaves the node.
 _SPARE_FILES = 32
 
@@ -44,7 +47,7 @@ class Ended(NamedTuple):
     labels: Labels
     created_ns: int
     ended_at: float
-    description: dict[str, Any]
+    process: ProcessState
 
 
 class Journals:
@@ -270,10 +273,8 @@ class Journals:
             self._committed.pop(path, None)
             self._submitted.pop(path, None)
             ended_at = journal.ended_at or 0.0
-            description = {**journal.describe(), **long_texts(journal.reader)}
-            self._ended.append(
-                Ended(journal.labels, journal.reader.created_ns, ended_at, description)
-            )
+            process = with_texts(journal.describe(), journal.reader)
+            self._ended.append(Ended(journal.labels, journal.reader.created_ns, ended_at, process))
             journal.reader.close()
 
     def delete(self, done: Collection[Path]) -> None:
@@ -365,15 +366,12 @@ class Journals:
             "the training, or the agent, is started; otherwise they wait until others have ended"
         )
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[ProcessState]:
         """Every process."""
-        return [*self.describe_ended(), *(each.describe() for each in list(self.feeds()))]
+        return table(self.describe_ended(), (each.describe() for each in list(self.feeds())))
 
-    def describe_ended(self) -> list[dict[str, Any]]:
+    def describe_ended(self) -> list[ProcessState]:
         """The processes whose journals are deleted."""
-        all_ended = [each.description for each in self._ended[-_MOST_ENDED:]]
-        older, newer = all_ended[:-_MOST_LONG_TEXTS], all_ended[-_MOST_LONG_TEXTS:]
-        return [
-            *({**each, "description": "", "config": {}, "summary": []} for each in older),
-            *newer,
-        ]
+        ended = [each.process for each in self._ended[-_MOST_ENDED:]]
+        older, newer = ended[:-_MOST_LONG_TEXTS], ended[-_MOST_LONG_TEXTS:]
+        return [*(replace(each, **_NO_TEXTS) for each in older), *newer]

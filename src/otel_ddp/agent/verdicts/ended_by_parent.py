@@ -13,6 +13,7 @@ from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
 from otel_ddp.errors import containment
+from otel_ddp.journal.process_state import is_proxy
 from otel_ddp.words import STATES
 
 # The kernel reports how a worker ended once its parent has asked; and by then the parent of failed
@@ -97,7 +98,7 @@ class Parents:
         """
         reader = journal.reader
         process = journal.pid, reader.start_ticks
-        if finished_workers.is_proxy(reader) or self._causes.goes_on(*process):
+        if is_proxy(reader) or self._causes.goes_on(*process):
             return True
         waited_s = self._clock() - self._seen_ended.setdefault(reader.path, self._clock())
         cause = self._causes.why(*process)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from otel_ddp.agent.reading.journal_feed import JournalFeed
-from otel_ddp.agent.reading.process_status import ENDED
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.diagnosis.death.ended_process import EndedProcess
 from otel_ddp.diagnosis.verdict import Labels
+from otel_ddp.journal.process_state import ENDED
 from otel_ddp.words import state_word
 
 # When an end is looked at again. Other ranks report theirs soon after. The kernel knows the cause
@@ -90,11 +90,11 @@ class Exits:
             labels=labels,
             state=state_word(journal.state),
             step=journal.step(),
-            phase=described["phase"],
-            phase_since_ns=described["phase_since_ns"],
+            phase=described.phase,
+            phase_since_ns=described.phase_since_ns,
             seen_alive_ns=alive_ns,
             ended_ns=ended_ns,
-            reason=described["reason"],
+            reason=described.reason,
             cause=self._causes.why(*_process(journal)),
             world_size=journal.world_size,
         )

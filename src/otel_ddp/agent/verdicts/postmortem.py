@@ -44,7 +44,7 @@ def write(
 
     *earlier* is what an earlier call for the same incident returned: its files are replaced,
     because more is known now. A verdict is a mapping with `kind`, `who` (labels), `sentence`,
-    `phase`, `step`, `since_ns` and `evidence`. A process is what `process_status.describe` returns.
+    `phase`, `step`, `since_ns` and `evidence`. A process is a ProcessState, as JSON.
     """
     report = {
         "version": 1,

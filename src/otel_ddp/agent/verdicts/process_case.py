@@ -75,5 +75,5 @@ def _waits_in(facts: Mapping[str, Any]) -> frozenset[str] | None:
 def snapshot(journal: JournalFeed) -> Snapshot:
     """What a post-mortem shows of this process, as it is now."""
     described = journal.describe()
-    values = postmortem.last_values(journal.reader, described["rank"], described["node"])
-    return described, values
+    values = postmortem.last_values(journal.reader, described.rank, described.node)
+    return described.to_json(), values

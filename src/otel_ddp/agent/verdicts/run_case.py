@@ -10,7 +10,6 @@ from typing import Any
 from otel_ddp import catalog
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.agent.reading.world_size import World, training_world
 from otel_ddp.agent.verdicts.arrivals_question import Arrivals
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.exits import Exits
@@ -29,6 +28,7 @@ from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.errors import containment
+from otel_ddp.journal.process_state import World, training_world
 from otel_ddp.words import PHASES, phase_word
 
 # So many verdicts that are over are kept of a run.

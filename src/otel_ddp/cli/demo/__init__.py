@@ -217,12 +217,12 @@ def _tell_where(played: Played) -> None:
 def _held_bytes(played: Played) -> dict[int, int]:
     """The resident memory of each rank that can be read."""
     found = {}
-    for each in survey([played.place])["processes"]:
+    for each in survey([played.place]).processes:
         try:
-            pages = Path(f"/proc/{each['pid']}/statm").read_text().split()[1]
+            pages = Path(f"/proc/{each.pid}/statm").read_text().split()[1]
         except OSError:
             continue
-        found[int(each["rank"])] = int(pages) * _PAGE_BYTES
+        found[each.rank or 0] = int(pages) * _PAGE_BYTES
     return found
 
 

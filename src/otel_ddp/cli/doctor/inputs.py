@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from otel_ddp import settings
-from otel_ddp.agent.reading.node_status import survey
+from otel_ddp.agent.reading.node_status import Survey, survey
 from otel_ddp.cli.doctor.subprocess_call import run_python
-from otel_ddp.cli.text import mappings
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import candidates, existing, is_in_memory
 
@@ -75,14 +74,14 @@ class DoctorInputs:
         return self._read[1]
 
     @cached_property
-    def survey(self) -> dict[str, Any]:
+    def survey(self) -> Survey:
         """The agents and processes of this node."""
         return survey(existing(self.conf.directory, self.env))
 
     @property
     def agents(self) -> list[Mapping[str, Any]]:
         """The living agents, as they describe themselves."""
-        return [each for each in mappings(self.survey["agents"]) if each.get("alive") is True]
+        return [each for each in self.survey.agents if each["alive"]]
 
     @cached_property
     def place(self) -> Path:

@@ -17,7 +17,6 @@ from otel_ddp.cli.status import duplicate_ranks
 from otel_ddp.cli.text import cell, mappings
 from otel_ddp.history.directory import default_directory
 from otel_ddp.journal.place import Place, is_in_memory
-from otel_ddp.words import ENDED_STATES
 
 _RANKS = 8
 _MIB = 1024 * 1024
@@ -172,12 +171,8 @@ def processes(inputs: DoctorInputs) -> Findings:
         for rank in each["unseen"]
     ]
     if unseen:
-        living = (
-            each
-            for each in mappings(inputs.survey["processes"])
-            if each.get("state") not in ENDED_STATES
-        )
-        hosts = sorted({inputs.host, *(cell(each.get("host")) for each in living)} - {""})
+        living = (each for each in inputs.survey.processes if not each.ended)
+        hosts = sorted({inputs.host, *(cell(each.host) for each in living)} - {""})
         share = "let them share process ids (shareProcessNamespace, hostPID, --pid=host)"
         sentence = (
             f"the agent cannot see the process of rank {', '.join(unseen)}, so there are no "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.recent_steps import RecentSteps
-from otel_ddp.cli.text import cell, integer, mappings
+from otel_ddp.cli.text import cell, integer
 from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.errors import foreign_json
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
@@ -62,7 +62,7 @@ def choose(places: Sequence[Place], ranks: Sequence[int], run: str) -> Chosen:
         suspects = _named(found, ranks)
         why = "named"
     else:
-        suspects = [_suspect(found, mappings(survey(list(places))["verdicts"]))]
+        suspects = [_suspect(found, survey(list(places)).verdicts)]
         why = f"{suspects[0].label} is named by a verdict"
     if len(suspects) == 1:
         first = suspects[0]
@@ -115,9 +115,7 @@ def _named(found: Sequence[Candidate], ranks: Sequence[int]) -> list[Candidate]:
 
 def _suspect(found: Sequence[Candidate], verdicts: Iterable[Mapping[str, Any]]) -> Candidate:
     for verdict in verdicts:
-        who = verdict.get("who")
-        if not isinstance(who, Mapping):
-            continue
+        who = verdict["who"]
         for each in found:
             labels = (cell(who.get("group")), cell(who.get("run")), cell(who.get("rank")))
             if labels == (each.group, each.run, str(each.rank)):

@@ -135,7 +135,7 @@ class Watch:
         if self._closed:
             return View(now_ns, 0, (), (), (), ())
         places, missing = self._find()
-        found = survey(places, now_ns)
+        found = survey(places, now_ns).to_json()
         described = {_key(each): each for each in mappings(found["processes"])}
         self._remember(described)
         self._follow(places)

@@ -307,8 +307,4 @@ def _not_kept(live: Mapping[str, Any] | None) -> list[str]:
 
 
 def _runs_of(live: Mapping[str, Any] | None) -> set[tuple[str, str]]:
-    return {
-        (str(each.get("group") or ""), str(each.get("run") or ""))
-        for each in listed(mapping(live).get("processes"))
-        if isinstance(each, Mapping)
-    }
+    return {each.of_run for each in head.living(live)}

@@ -16,6 +16,7 @@ from otel_ddp.history.page.runs import (
     worst_first,
 )
 from otel_ddp.history.reader import History, is_silent, rank_order
+from otel_ddp.journal.process_state import ProcessState
 
 _MOST_SUMMARY = 200
 # What /metrics tells as well. Reasons of an end hold texts of errors, and sentences may.
@@ -36,13 +37,12 @@ def head(histories: list[History], live: Mapping[str, Any] | None, private: bool
     seen_ns = max(whole(each.get("seen_ns")) for each in abouts)
     state = state_of(histories)
     ranks = {rank: about for each in histories for rank, about in each.ranks.items()}
-    for process in processes(live, private):
-        if (process.get("group") or "", process.get("run")) == (group, run):
-            rank = process.get("rank")
-            if rank is not None and whole(process.get("started_ns")) >= whole(
-                mapping(ranks.get(str(rank))).get("started_ns")
-            ):
-                ranks[str(rank)] = process
+    job_type = str(first.get("job_type") or "")
+    for process in living(live):
+        key = process.rank_key(job_type)
+        before = whole(mapping(ranks.get(key)).get("started_ns"))
+        if process.of_run == (group, run) and process.started_ns >= before:
+            ranks[key] = process.to_json()
     shown = _PRIVATE_RANK if private else _PUBLIC_RANK
     found_verdicts = verdicts((v for each in histories for v in each.verdicts()), private)
     found: dict[str, Any] = {
@@ -102,11 +102,12 @@ def _not_in_labels(config: Mapping[str, Any]) -> str:
 def processes(live: Mapping[str, Any] | None, private: bool) -> list[dict[str, Any]]:
     """Each process that the agent knows at this moment."""
     shown = _PRIVATE_RANK if private else _PUBLIC_RANK
-    return [
-        {key: each[key] for key in shown if key in each}
-        for each in listed(mapping(live).get("processes"))
-        if isinstance(each, Mapping)
-    ]
+    return [{key: getattr(each, key) for key in shown} for each in living(live)]
+
+
+def living(live: Mapping[str, Any] | None) -> list[ProcessState]:
+    """The same, as the agent hands them over."""
+    return list(mapping(live).get("processes", ()))
 
 
 def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
@@ -117,10 +118,6 @@ def verdicts(found: Iterable[Any], private: bool) -> list[dict[str, Any]]:
         for each in found
         if isinstance(each, Mapping)
     ]
-
-
-def _all(abouts: list[dict[str, Any]], key: str) -> list[Any]:
-    return [row for about in abouts for row in listed(about.get(key))]
 
 
 def _first_filled(abouts: list[dict[str, Any]], key: str) -> Mapping[str, Any]:

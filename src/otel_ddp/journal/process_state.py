@@ -1,0 +1,253 @@
+"""What is known of one process: who it is, where it is in its training, how it ended.
+
+Its journal tells it, once. The series, the status, the page and the card of an end read it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, NamedTuple
+
+from otel_ddp import catalog
+from otel_ddp.journal.reader import JournalReader
+from otel_ddp.words import ENDED_STATES, STATES, phase_word, state_word
+
+ENDED = tuple(STATES[word] for word in ENDED_STATES)
+
+
+def state_of(recorded: int | None, alive: bool, ended_well: bool | None = False) -> int:
+    """Whether a process runs, is finished or was killed, by the state that it recorded last.
+
+    *ended_well*: of one that died without recording an end: whether it had done its work. None: not
+    known yet, so it stays in its state.
+    """
+    state = STATES["starting"] if recorded is None else recorded
+    if state not in STATES.values():
+        state = STATES["running"]
+    if state in ENDED or alive or ended_well is None:
+        return state
+    return STATES["finished" if ended_well else "killed"]
+
+
+def is_proxy(reader: JournalReader) -> bool:
+    """Whether another process logs for this rank: the journal ends with that process."""
+    return reader.facts.get("proxy") is True
+
+
+def made_steps(reader: JournalReader) -> bool:
+    """Whether the hooks in this process have counted a step of training."""
+    return any(
+        each.values[0] for each in reader.totals() if each.metric == catalog.TRAINING_STEPS.name
+    )
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One process; what is not known is empty."""
+
+    run: str = ""
+    group: str = ""
+    job_type: str = ""
+    project: str = ""
+    name: str = ""
+    tags: str = ""
+    node: str = ""
+    host: str = ""
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    node_rank: int | None = None
+    trains: bool = False
+    proxy: bool = False
+    """Another process logs for this rank."""
+    launcher: str = ""
+    strategy: str = ""
+    exported: bool = False
+    settled: bool = False
+    """Its rank is final."""
+    pid: int = 0
+    state: str = "running"
+    reason: str = ""
+    step: int | None = None
+    phase: str = "other"
+    phase_since_ns: int = 0
+    seen_alive_ns: int | None = None
+    """Of a dead process: when it was last seen alive; None if no agent ran."""
+    started_ns: int = 0
+    lost: int = 0
+    journal: str = ""
+    description: str | None = None
+    """This and what follows is long, and None but in the status."""
+    config: Mapping[str, Any] | None = None
+    summary: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED_STATES
+
+    @property
+    def of_run(self) -> tuple[str, str]:
+        """Group and name of its run: several groups may have a run of one name."""
+        return self.group, self.run
+
+    def rank_key(self, job_type: str) -> str:
+        """Its rank in the history of a run of this role."""
+        rank = f"p{self.pid}" if self.rank is None else str(self.rank)
+        return rank_key(rank, self.job_type, job_type)
+
+    @property
+    def key(self) -> str:
+        """The same for as long as it is shown."""
+        return self.journal or f"{self.group}/{self.run}/{self.rank}/{self.pid}/{self.started_ns}"
+
+    @classmethod
+    def read(
+        cls,
+        reader: JournalReader,
+        state: int,
+        *,
+        last_step: int | None = None,
+        seen_alive_ns: int = 0,
+        node: str = "",
+    ) -> ProcessState:
+        """By its journal. *state*: as `state_of` decides. *last_step*: of its logged values."""
+        identity, progress = reader.identity, reader.progress()
+        phase, since_ns, steps = "other", reader.created_ns, [last_step]
+        if progress is not None:
+            phase = phase_word(progress.phase_code)
+            # A name belongs to a phase without a code; phases with codes may lie inside it.
+            name = reader.names.get(progress.phase_name)
+            if phase == "other" and name is not None:
+                phase = name.text
+            since_ns = reader.created_ns + progress.phase_after_ns
+            steps.append(progress.step)
+
+        def text(key: str) -> str:
+            return str(identity.get(key) or "")
+
+        return cls(
+            run=text("run"),
+            group=text("group"),
+            job_type=text("job_type"),
+            project=text("project"),
+            name=text("name"),
+            tags=text("tags"),
+            node=node or text("node") or text("host"),
+            host=text("host"),
+            rank=identity.get("global_rank"),
+            local_rank=identity.get("local_rank"),
+            world_size=identity.get("world_size"),
+            node_rank=identity.get("node_rank"),
+            trains=bool(identity.get("restarts")) or made_steps(reader),
+            proxy=is_proxy(reader),
+            launcher=text("launcher"),
+            strategy=text("strategy"),
+            exported=bool(identity.get("exported")),
+            settled=bool(identity.get("settled")),
+            pid=reader.pid,
+            state=state_word(state),
+            reason=reader.reason(),
+            step=max((step for step in steps if step is not None), default=None),
+            phase=phase,
+            phase_since_ns=since_ns,
+            seen_alive_ns=seen_alive_ns or None,
+            started_ns=reader.created_ns,
+            lost=reader.lost,
+            journal=reader.path.name,
+        )
+
+    @classmethod
+    def from_json(cls, found: Any) -> ProcessState | None:
+        """What `to_json` has made, maybe of another version; None for anything else."""
+        if not isinstance(found, Mapping) or _whole(found.get("started_ns")) is None:
+            return None
+        kinds = {each.name: _KINDS[str(each.type)] for each in fields(cls)}
+        return cls(**{name: kind(found.get(name)) for name, kind in kinds.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """For files and answers, without the long texts that are not here."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {key: v for key, v in found.items() if v is not None or key not in _LONG}
+
+
+_LONG = ("description", "config", "summary")
+
+
+def _whole(value: Any) -> int | None:
+    """An integer of 64 bits."""
+    sane = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return value if sane else None
+
+
+# How a value of JSON is read, by the type of its field.
+_KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "str": lambda value: value if isinstance(value, str) else "",
+    "str | None": lambda value: value if isinstance(value, str) else None,
+    "int": lambda value: _whole(value) or 0,
+    "int | None": _whole,
+    "bool": lambda value: value is True,
+    "Mapping[str, Any] | None": lambda value: value if isinstance(value, Mapping) else None,
+    "Sequence[Mapping[str, Any]] | None": lambda value: (
+        [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else None
+    ),
+}
+
+
+# -- the table of ranks
+
+
+def rank_key(rank: str, job_type: str, of_run: str) -> str:
+    """An evaluation beside the training has ranks of its own, counted from 0 as well."""
+    return f"{job_type}/{rank}" if job_type and of_run not in ("", job_type) else rank
+
+
+def table(*sources: Iterable[ProcessState]) -> list[ProcessState]:
+    """All processes in the order of their starts; the first source that knows one describes it."""
+    found: dict[str, ProcessState] = {}
+    for each in chain(*sources):
+        found.setdefault(each.key, each)
+    return sorted(found.values(), key=lambda each: (each.started_ns, each.node, each.rank or 0))
+
+
+class World(NamedTuple):
+    """The world size of a process, and whether that process trains."""
+
+    size: int
+    trains: bool
+    """It has made a step, or a launcher has restarted it; most evaluators and actors have not."""
+
+
+def training_world(living: Iterable[World], last: World) -> int:
+    """How many ranks of a run train together. *last*: the result of the last call.
+
+    A process that remains or starts after the training has ended does not become the training.
+    For that it must train; or there must be several of them, if no process ever trained.
+    """
+    living = list(living)
+    if trains := [each.size for each in living if each.trains]:
+        return max(trains)
+    largest = max((each.size for each in living), default=0)
+    if not last.size or (largest > 1 and not last.trains):
+        return largest
+    return last.size
+
+
+def world_of(processes: Iterable[ProcessState]) -> int | None:
+    """How many ranks of a run train together; None if unknown."""
+    told = [
+        (World(each.world_size, each.trains), each)
+        for each in processes
+        if not each.proxy and each.world_size is not None
+    ]
+    # Among ended processes, those that trained are the training, or else those that were several;
+    # of these the newest attempt.
+    ended = [
+        (world.trains, world.size > 1, each.started_ns, world.size)
+        for world, each in told
+        if each.ended
+    ]
+    trained, _, _, size = max(ended, default=(False, False, 0, 0))
+    living = [world for world, each in told if not each.ended]
+    return training_world(living, World(size, trained)) or None
