@@ -127,7 +127,15 @@ class Readings(StepListener):
         model_hooks.watch_wrapping_ddp(watched)
         if self._stepper.wants_loss:
             self._stepper.wants_loss = False
-            self._loss.read(output, watched.divided_loss, self._stepper.steps)
+            at_hand = self._loss.read(watched, output, self._stepper.steps)
+            self._stepper.check_loss = self._check_loss if at_hand else None
+
+    def _check_loss(self, watched: WatchedModel, output: Any) -> None:
+        try:
+            self._loss.check(watched, output, self._stepper.steps)
+        except containment.ANY_ERROR:
+            # Transforms such as vmap let no number be read.
+            self._stepper.check_loss = None
 
     def forward_interrupted(self) -> None:
         """Leave nothing of ours behind."""
@@ -213,7 +221,6 @@ class Readings(StepListener):
     def _offer(self) -> None:
         found: dict[str, Any] = {}
         norm, self._norm = self._norm, None
-        loss, steps_before_loss = self._loss.pop()
         if norm is not None and norm.sharded:
             found["grad_sq_norm_local"] = norm.value
         # A process that did not know its rank when the model came may know it by now.
@@ -229,8 +236,13 @@ class Readings(StepListener):
         number = self._progress.logged_number
         if found:
             self._progress.recorder.record_reading(found, number)
-        if loss is not None:
-            since = self._stepper.steps - steps_before_loss - 1
+        self._offer_losses()
+
+    @containment.contained()
+    def _offer_losses(self) -> None:
+        number = self._progress.logged_number
+        for steps_before, loss in self._loss.pop():
+            since = self._stepper.steps - steps_before - 1
             self._progress.recorder.record_reading({"loss": loss}, max(0, number - since))
 
     @containment.contained()
@@ -288,6 +300,8 @@ class Readings(StepListener):
     def close(self) -> None:
         """The hooks come off: report if that was not done, and keep nothing."""
         self._flops.close()
+        # A program that ends because its loss is lost has no further step.
+        self._offer_losses()
         if not self._warned and (self._stepper.forwards or self._stepper.steps):
             self.report()
         if _STEPS_TO_MISS_A_LOSS <= self._stepper.steps < _STEPS_TO_LOG:

@@ -129,6 +129,8 @@ class Stepper:
         # Set for a model that was named: a step has ended, and no call of a model was seen.
         self.on_model_not_called: Callable[[], None] = _nothing
         self.wants_loss = False
+        # Set where looking at each loss costs nothing: it lies in the memory of the host.
+        self.check_loss: Callable[[WatchedModel, Any], None] | None = None
         # What was seen at all. Capabilities are read off it.
         self.forwards = self.backwards = self.steps = self.compiled_steps = self.loads = 0
         self.loads_elsewhere = self.closures = self.compiles = False
@@ -292,6 +294,8 @@ class Stepper:
             self.forwards += 1
             if not self.forwards % _OFTEN:
                 progress.flush_if_due()
+            if self.check_loss is not None:
+                self.check_loss(watched, output)
             if self.wants_loss or watched.flops_per_unit is None:
                 self.sampled.notify("forward_ended", watched, module, output)
             return self._backward_hook
