@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
+from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity.identity import VARIABLES
 from otel_ddp.identity.run_names import INHERITED_RUN
 from otel_ddp.journal import layout
-from otel_ddp.journal.private_directories import default_root
 
 MIB = 1024 * 1024
 SOURCES = ("gpu", "host", "process")
@@ -397,7 +397,7 @@ class Settings:
     def spools(self) -> str:
         """The directory in which spools lie."""
         named = self.spool_directory
-        return os.path.abspath(named) if named else str(default_root())
+        return os.path.abspath(named) if named else str(files.default_root())
 
 
 def _own(name: str, *parts: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node import Node, until
-from otel_ddp.history.directory import files
+from otel_ddp.history.directory import histories
 from otel_ddp.history.reader import History, Unreadable
 
 STEPS = 400
@@ -40,7 +40,7 @@ WORLD = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
 def history(node: Node) -> Path | None:
     """Once it can be read: it is made empty."""
-    for path in files(Path(node.env["OTEL_DDP_HISTORY_DIR"])):
+    for path in histories(Path(node.env["OTEL_DDP_HISTORY_DIR"])):
         with contextlib.suppress(Unreadable), History(path):
             return path
     return None

@@ -14,7 +14,7 @@ import pytest
 
 from node import Node, until, without_figures
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.history.directory import files
+from otel_ddp.history.directory import histories
 from otel_ddp.history.reader import History
 from otlp_receiver import Receiver
 
@@ -151,7 +151,7 @@ class Ward:
     def kept(self) -> dict[str, str]:
         """What the history keeps of verdicts that are over, by their kinds."""
         found = {}
-        for path in files(Path(self._node.env["OTEL_DDP_HISTORY_DIR"])):
+        for path in histories(Path(self._node.env["OTEL_DDP_HISTORY_DIR"])):
             with History(path) as history:
                 found |= {each["kind"]: each["sentence"] for each in history.verdicts()}
         return found

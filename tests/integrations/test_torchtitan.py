@@ -13,7 +13,7 @@ from extras import needed
 from integrations import torchtitan_on_cpu
 from integrations.launch import snippet
 from node import Node, until
-from otel_ddp.history.directory import files
+from otel_ddp.history.directory import histories
 from otel_ddp.history.reader import History
 
 TESTS = str(Path(__file__).parents[1])
@@ -43,7 +43,7 @@ def test_steps_phases_and_values_are_those_of_its_trainer(
         )
         said, _ = ran.communicate(timeout=600)
         assert ran.returncode == 0, said
-        [path] = until(lambda: list(files(Path(node.env["OTEL_DDP_HISTORY_DIR"]))), "a history")
+        [path] = until(lambda: list(histories(Path(node.env["OTEL_DDP_HISTORY_DIR"]))), "a history")
         until(lambda: state(path) == "finished", "the end")
 
         with History(path) as found:

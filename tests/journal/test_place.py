@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.errors import ConfigError
+from otel_ddp.files import private_directory
 from otel_ddp.journal import place
 from otel_ddp.journal.place import (
     Place,
@@ -25,7 +26,6 @@ from otel_ddp.journal.place import (
     is_in_memory,
     lock_holder,
 )
-from otel_ddp.journal.private_directories import private_directory
 
 NOBODY = 65534
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -11,7 +10,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_ddp import __version__, catalog, settings
+from otel_ddp import __version__, catalog, files, settings
 from otel_ddp.agent import startup, wakeup
 from otel_ddp.agent.artifacts.artifacts import Artifacts
 from otel_ddp.agent.export.exporter import Exporter
@@ -191,9 +190,7 @@ class Agent:
             self.exporter.export()
             self.exporter.stop()
         if self._owns_lock():
-            for path in (self.place.agent_file, self.place.doorbell):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            files.remove(self.place.agent_file, self.place.doorbell)
 
     # -- the flow
 
@@ -436,10 +433,8 @@ class Agent:
         unchanged = content == written and self.place.agent_file.exists()
         if unchanged and now - written_at < _STATUS_EVERY_S:
             return
-        temporary = self.place.agent_file.with_suffix(".new")
         try:
-            temporary.write_bytes(content)
-            temporary.replace(self.place.agent_file)
+            files.replace(self.place.agent_file, content)
         except OSError:
             return  # a full tmpfs: the status shows less, nothing else
         self._status_written = now, content
@@ -478,8 +473,7 @@ def main(directory: str = "", foreground: bool = False, insecure: bool = False) 
         *(place, conf, lock, foreground), keeps_found=keeps_found, ended_before=ended_before
     )
     # The file of an agent that was killed is not true of this one.
-    with contextlib.suppress(OSError):
-        place.agent_file.unlink()
+    files.remove(place.agent_file)
     agent.run()
     place.delay_start(0.0)
     return 0

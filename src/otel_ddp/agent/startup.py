@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import settings
-from otel_ddp.errors import ConfigError, foreign_json
+from otel_ddp import files, settings
+from otel_ddp.errors import ConfigError
 from otel_ddp.history.quantities import printable
 from otel_ddp.journal import locks
 from otel_ddp.journal.place import LOG_FORM, Place, find
-from otel_ddp.journal.private_directories import private_directory
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -42,7 +41,7 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
     if not foreground:
         # The training process that started this agent has made it; without it there is no work.
         os.stat(conf.directory)
-        return Place(private_directory(Path(conf.directory)))
+        return Place(files.private_directory(Path(conf.directory)))
     places, remark = find(conf.directory, offline=conf.offline)
     if not places:
         raise ConfigError(remark)
@@ -53,7 +52,7 @@ def find_place(conf: settings.Settings, foreground: bool) -> Place:
 
 def lock_place(place: Place) -> int | None:
     """Become the agent of this place; None if it has one. Closing the descriptor unlocks it."""
-    fd = os.open(place.agent_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = files.open_private(place.agent_lock, os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while not _locked(fd):
         if time.monotonic() > deadline:
@@ -74,11 +73,7 @@ def _locked(fd: int) -> bool:
 
 def verdicts_before(place: Place) -> list[dict[str, Any]]:
     """The open verdicts of an agent that was killed: one that leaves in order takes its file."""
-    try:
-        found = foreign_json.parse(place.agent_file.read_text())
-    except (OSError, ValueError):
-        return []
-    verdicts = found.get("verdicts") if isinstance(found, dict) else None
+    verdicts = files.read_mapping(place.agent_file).get("verdicts")
     return [each for each in verdicts or () if isinstance(each, dict)]
 
 

@@ -10,6 +10,8 @@ import stat
 import time
 from pathlib import Path
 
+from otel_ddp import files
+
 log = logging.getLogger("otel_ddp.agent")
 
 TICK_S = 0.25
@@ -25,7 +27,7 @@ def open_doorbell(path: Path) -> int:
         except FileNotFoundError:
             os.mkfifo(path, 0o600)
         # Read and write: a fifo whose last writer has left would be readable for ever.
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return files.open_private(path, os.O_RDWR)
     except OSError as error:
         log.warning("no doorbell (%s): ends of processes are seen a moment later", error)
         return -1

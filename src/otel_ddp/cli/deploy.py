@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_ddp import __version__
+from otel_ddp import __version__, files
 from otel_ddp.cli.text import print_answer
 
 _MOST_NAMED = 10
@@ -103,14 +103,8 @@ def _write(folder: Path, name: Path, content: bytes) -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     # A server that reads it meanwhile gets all of it, and a link is replaced, not its target.
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_bytes(content)
-        # The servers run as other users, who have to read it whatever the umask is here.
-        _allow(new, 0o555 if name.suffix == ".sh" else 0o444)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    # The servers run as other users, who have to read it whatever the umask is here.
+    files.replace(path, content, 0o755 if name.suffix == ".sh" else 0o644)
     for inner in name.parents[:-1]:
         _allow(folder / inner, 0o555)
 

@@ -11,7 +11,7 @@ from otel_ddp.agent.scrape.handler import Handler
 from otel_ddp.agent.scrape.server import bind
 from otel_ddp.agent.verdicts import postmortem
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.directory import default_directory, files
+from otel_ddp.history.directory import default_directory, histories
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.exchange import Answer
 
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 1
-        count = sum(1 for _ in files(folder))
+        count = sum(1 for _ in histories(folder))
         print(f"{count} histories of {folder}: http://localhost:{server.server_port}/", flush=True)
         print("Ctrl-C ends it.", flush=True)
         server.serve_forever()

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import settings
+from otel_ddp import files, settings
 from otel_ddp.cli.history_option import add_history_option, history_directory
 from otel_ddp.cli.text import print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.journal.private_directories import is_kept
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             reports = postmortem.directory(conf.postmortem_directory)
             report = facts.gather(
                 found,
-                postmortems.of_run([*filter(is_kept, [reports])], *named),
+                postmortems.of_run([*filter(files.is_kept, [reports])], *named),
                 profiles.of_run(*named),
             )
             if options.card:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 from otel_ddp.journal.place import Place
 
 _AGENT_ENDS_S = 5.0
@@ -32,11 +32,7 @@ def end_by_signals() -> None:
 
 def agent_description(place: Place) -> dict[str, Any]:
     """How the agent describes itself; empty while there is none."""
-    try:
-        described = foreign_json.parse(place.agent_file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return described if isinstance(described, dict) else {}
+    return files.read_mapping(place.agent_file)
 
 
 def stop_agent(place: Place) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import stat
 from collections.abc import Collection, Iterator
 from hashlib import blake2s
 from pathlib import Path
 
+from otel_ddp import files
 from otel_ddp.history.schema import APPLICATION, SUFFIX
-from otel_ddp.journal.private_directories import check_kept, default_root
 
 log = logging.getLogger("otel_ddp.history")
 
@@ -29,7 +28,7 @@ def default_directory(named: str) -> Path:
     """The directory of histories: on a disk, so that they survive a reboot."""
     if named:
         return Path(named).absolute()
-    return default_root() / "history"
+    return files.default_root() / "history"
 
 
 def file_name(group: str, run: str, node: str) -> str:
@@ -39,7 +38,7 @@ def file_name(group: str, run: str, node: str) -> str:
     return f"{word.lstrip('.') or 'run'}-{digest.hexdigest()}{SUFFIX}"
 
 
-def files(directory: Path) -> Iterator[Path]:
+def histories(directory: Path) -> Iterator[Path]:
     """The histories in a directory; a link is none."""
     with contextlib.suppress(OSError):
         yield from filter(_is_file, directory.glob(f"*{SUFFIX}"))
@@ -55,23 +54,13 @@ def _is_file(path: Path) -> bool:
 def why_not_ours(directory: Path) -> str:
     """What another user may have put where our own histories lie; empty if nothing."""
     try:
-        check_kept(directory)
-        for path in files(directory):
+        files.check_kept(directory)
+        for path in histories(directory):
             with contextlib.suppress(FileNotFoundError):
-                check_own_file(path)
+                files.check_own(path)
     except OSError as error:
         return f"{error.filename} {error.strerror}"
     return ""
-
-
-def check_own_file(path: Path) -> os.stat_result:
-    """Raises OSError unless it is a file of ours; a link is not followed."""
-    found = os.lstat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(22, "is no file (a link is not followed)", str(path))
-    if found.st_uid != os.geteuid():
-        raise PermissionError(1, f"belongs to user {found.st_uid}, not to us", str(path))
-    return found
 
 
 def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> None:
@@ -80,7 +69,7 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
     The user may have named a directory with databases of their own: these neither count nor go.
     """
     found = []
-    for path in files(directory):
+    for path in histories(directory):
         with contextlib.suppress(OSError):
             if _OUR_NAME.fullmatch(path.name) and (path in keep or _is_ours(path)):
                 found.append((path.stat().st_mtime, path, _size(path)))
@@ -94,9 +83,7 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
             path.unlink()
         except OSError:
             continue
-        for each in _beside(path):
-            with contextlib.suppress(OSError):
-                each.unlink()
+        files.remove(*_beside(path))
         log.info(
             "the history %s was deleted: all of them together may take %d bytes "
             "(OTEL_DDP_HISTORY_BYTES)",
@@ -106,7 +93,7 @@ def delete_oldest(directory: Path, most_bytes: int, keep: Collection[Path]) -> N
 
 
 def _is_ours(path: Path) -> bool:
-    check_own_file(path)
+    files.check_own(path)
     with open(path, "rb") as file:
         file.seek(_APPLICATION_AT)
         return file.read(4) == APPLICATION.to_bytes(4, "big")

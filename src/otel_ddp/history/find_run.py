@@ -66,7 +66,7 @@ def _looked_up(folder: Path, ours: bool) -> list[_Known]:
 
 
 def _known(folder: Path) -> Iterator[_Known]:
-    for path in sorted(directory.files(folder)):
+    for path in sorted(directory.histories(folder)):
         if (found := _look(path)) is not None:
             yield found
 
@@ -89,7 +89,7 @@ def _only_run(folder: Path) -> WholeRun:
         return WholeRun([History(each.path) for each in known])
     if titles:
         raise NotFound(f"{folder} has several runs: {_few(titles)}. Name the file of one.")
-    for path in directory.files(folder):
+    for path in directory.histories(folder):
         # Raises Unreadable, which says why.
         History(path).close()
     raise NotFound(f"{folder} has no history of a run.")

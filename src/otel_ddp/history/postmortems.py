@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 
 _NAME = re.compile(r"postmortem-[\w.-]+")
 _LARGEST = 16 * 1024 * 1024
 _MOST_FILES = 200
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Postmortem(NamedTuple):
@@ -49,14 +47,8 @@ def text(folders: Sequence[Path], name: str) -> str | None:
     if _NAME.fullmatch(name):
         for folder in folders:
             with contextlib.suppress(OSError):
-                return _content(folder / f"{name}.txt").decode("utf-8", "replace")
+                return files.read(folder / f"{name}.txt", _LARGEST).decode("utf-8", "replace")
     return None
-
-
-def _content(path: Path) -> bytes:
-    with os.fdopen(os.open(path, _OPEN), "rb") as file:
-        # A fifo has nothing to read.
-        return file.read(_LARGEST) or b""
 
 
 def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -65,10 +57,8 @@ def _reports(folders: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]
         with contextlib.suppress(OSError):
             paths = sorted(folder.glob("postmortem-*.json"), key=_newest_first)[:_MOST_FILES]
         for path in paths:
-            with contextlib.suppress(OSError, ValueError):
-                report = foreign_json.parse(_content(path))
-                if isinstance(report, dict):
-                    yield path, report
+            if report := files.read_mapping(path, _LARGEST):
+                yield path, report
 
 
 def _newest_first(path: Path) -> float:

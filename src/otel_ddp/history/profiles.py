@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.errors import foreign_json
-from otel_ddp.journal.private_directories import default_root, is_kept
+from otel_ddp import files
 
 FILE = "profile.json"
 _TRACE = re.compile(r"rank-[0-9]+\.json\.gz")
@@ -65,7 +64,7 @@ class Operator(NamedTuple):
 
 def directory() -> Path:
     """On a disk, as post-mortems are: a trace is much larger than a journal."""
-    return default_root() / "profiles"
+    return files.default_root() / "profiles"
 
 
 def folder_name(run: str, asked: str) -> str:
@@ -96,17 +95,10 @@ def _mappings(found: Any) -> list[Mapping[str, Any]]:
 
 def _all(root: Path) -> Iterator[Profile]:
     try:
-        names = sorted(os.listdir(root)) if is_kept(root) else []
+        names = sorted(os.listdir(root)) if files.is_kept(root) else []
     except OSError:
         return
     for name in names:
-        path = root / name / FILE
-        try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            with os.fdopen(os.open(path, flags), "rb") as file:
-                # A fifo has nothing to read.
-                content = foreign_json.parse(file.read(_LARGEST_FILE) or b"")
-        except (OSError, ValueError):
-            continue  # a window that is under way, or no folder of ours
-        if isinstance(content, dict):
+        # Empty: a window is under way, or it is no folder of ours.
+        if content := files.read_mapping(root / name / FILE, _LARGEST_FILE):
             yield Profile(root / name, content)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 from otel_ddp.history import directory, schema
 from otel_ddp.history.run_file import SeriesKey
 from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
@@ -362,7 +362,7 @@ def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
 def find(folder: Path) -> tuple[list[History], list[str]]:
     """The histories of a folder, the newest first; and why others cannot be read."""
     found, faults = [], []
-    for path in sorted(directory.files(folder), key=_modified, reverse=True):
+    for path in sorted(directory.histories(folder), key=_modified, reverse=True):
         opened = _opened(path)
         if isinstance(opened, History):
             found.append(opened)
@@ -393,6 +393,6 @@ def _modified(path: Path) -> float:
 
 def _loaded(text: str) -> Any:
     try:
-        return foreign_json.parse(text)
+        return files.parse_json(text)
     except ValueError:
         return None

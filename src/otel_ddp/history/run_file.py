@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 from otel_ddp.history import schema
-from otel_ddp.history.directory import check_own_file
 from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.history.sums import StepSum, ValueSum
 
@@ -23,7 +22,6 @@ _MOST_SERIES = 20_000
 _MOST_EVENTS = 20_000
 # A file system without locks answers as if another process had one.
 _BUSY_S = 1.0
-_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 # What becomes of a bucket that is there already: each column, old and new.
 _ADDED = "{0} = {0} + excluded.{0}"
@@ -82,8 +80,8 @@ class RunFile:
         with contextlib.suppress(FileExistsError):
             # Closed to others from its first moment. Not opened where it is there already: closing
             # it would take the locks that SQLite holds for a thread that reads it.
-            os.close(os.open(path, _NEW_FILE, 0o600))
-        self._status = check_own_file(path)
+            os.close(files.create(path))
+        self._status = files.check_own(path)
         self._db = sqlite3.connect(
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -114,7 +112,7 @@ class RunFile:
         for id, kind, name, rank, labels, width in execute(
             "SELECT id, kind, name, rank, labels, width FROM series"
         ).fetchall():
-            key = SeriesKey(kind, name, rank, tuple(map(tuple, foreign_json.parse(labels))))
+            key = SeriesKey(kind, name, rank, tuple(map(tuple, files.parse_json(labels))))
             # Counted when it is written to.
             self._series[key] = _Series(id, width, _MOST_OF_SERIES)
 
@@ -138,7 +136,7 @@ class RunFile:
     def put_back(self) -> None:
         """Make the file again whose name was removed, unless another one is there by now."""
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.path, _NEW_FILE, 0o600))
+            os.close(files.create(self.path))
             with contextlib.closing(sqlite3.connect(self.path)) as new:
                 self._db.backup(new)
 
@@ -167,7 +165,7 @@ class RunFile:
 
     def _about(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
-        return foreign_json.parse(row[0]) if row else None
+        return files.parse_json(row[0]) if row else None
 
     def width(self, key: SeriesKey) -> int:
         """How wide its buckets are: what is summed up beforehand costs one row each."""

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
+from otel_ddp import files
 from otel_ddp.journal.place import Place
 
 # The agent's file begins with what is short; what follows may be long.
@@ -20,15 +21,7 @@ def base(place: Place) -> str:
     """The address of the living agent's endpoint; empty where none lives, or it has none."""
     if not place.agent_is_alive():
         return ""
-    try:
-        descriptor = os.open(place.agent_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            beginning = os.read(descriptor, _BEGINNING_BYTES).decode(errors="replace")
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return ""
-    found = _SCRAPE.search(beginning)
+    found = _SCRAPE.search(files.read_text(place.agent_file, _BEGINNING_BYTES) or "")
     return found[1].replace("//127.0.0.1:", "//localhost:") if found else ""
 
 

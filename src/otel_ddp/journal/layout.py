@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
+
+from otel_ddp import files
 
 MAGIC = b"OTELDDPJ"
 VERSION = 1
@@ -141,15 +142,9 @@ def read_taken(path: Path) -> tuple[int, int, int] | None:
     """The content of a `.taken` file; None if there is no whole one."""
     try:
         # A training process calls this too: not even a fifo in its place may block it.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        content = files.read(path, TAKEN.size)
     except OSError:
         return None
-    try:
-        content = os.read(fd, TAKEN.size)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
     if len(content) < TAKEN.size:
         return None
     position, expected, lost, crc = TAKEN.unpack(content)

@@ -7,6 +7,8 @@ import os
 import struct
 from pathlib import Path
 
+from otel_ddp import files
+
 # fcntl.fcntl wants a struct flock: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -37,7 +39,7 @@ def lock_holder(path: Path) -> int | None:
     Also 0 if the file cannot be opened for now: that must not make a process count as dead.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = files.open_private(path)
     except OSError as error:
         return 0 if error.errno in _TEMPORARY else None
     try:

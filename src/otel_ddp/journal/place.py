@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
+from otel_ddp import files
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal import layout
 from otel_ddp.journal.locks import lock_holder
-from otel_ddp.journal.private_directories import private_directory
 
 # In each line that an agent logs, after the time.
 LOG_FORM = " otel-ddp agent: "
@@ -67,9 +67,7 @@ class Place:
     def delay_start(self, seconds: float) -> None:
         """Keeps all processes from starting an agent for so long; 0 ends that."""
         with contextlib.suppress(OSError):
-            fd = os.open(
-                self._start_delay, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
+            fd = files.open_private(self._start_delay, os.O_WRONLY | os.O_CREAT)
             try:
                 os.pwrite(fd, f"{time.monotonic() + seconds:<32.3f}".encode(), 0)
             finally:
@@ -111,7 +109,7 @@ class Place:
     def last_line(self) -> str:
         """The last line of the log of this place's agents."""
         try:
-            fd = os.open(self.agent_log, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = files.open_private(self.agent_log)
         except OSError:
             return ""
         try:
@@ -136,7 +134,7 @@ class Place:
         try:
             # For reading as well: else an agent that ends just now causes a SIGPIPE, which kills a
             # process that has switched off Python's guard against it.
-            fd = os.open(self.doorbell, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = files.open_private(self.doorbell, os.O_RDWR)
         except OSError:
             return
         try:
@@ -177,7 +175,7 @@ def find(
         path = Path(named).absolute()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            private_directory(path, named=True)
+            files.private_directory(path, named=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "is not writable", str(path))
         except OSError as error:
@@ -217,7 +215,7 @@ def existing(named: str, env: Mapping[str, str]) -> list[Place]:
 
 def _usable(path: Path, problems: list[str]) -> Place | None:
     try:
-        return Place(private_directory(path))
+        return Place(files.private_directory(path))
     except OSError as error:
         problems.append(f"{path} cannot be used: {error.strerror}")
         return None

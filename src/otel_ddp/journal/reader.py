@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.layout import RECORD, SCALARS_HEAD, checksum, padded
 from otel_ddp.words import PHASE_CODE
@@ -127,7 +127,7 @@ class JournalReader:
         self.path = path
         self._fd = -1
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._fd = files.open_private(path)
             self._open()
         except OSError as error:
             self.close()
@@ -362,11 +362,7 @@ class JournalReader:
         content = layout.TAKEN.pack(position, expected, lost, 0)[:-4]
         content += checksum(content, 0).to_bytes(4, "little")
         try:
-            fd = os.open(
-                self._taken_path,
-                os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
-                0o600,
-            )
+            fd = files.open_private(self._taken_path, os.O_WRONLY | os.O_CREAT)
         except OSError:
             return  # The directory is full or gone: some records may be read again.
         try:
@@ -522,7 +518,7 @@ def clean_text(encoded: bytes) -> str:
 def _document(payload: bytes) -> dict[str, Any] | None:
     text = payload.rstrip(b"\0").decode(errors="replace")
     try:
-        content = foreign_json.parse(text)
+        content = files.parse_json(text)
         # What could be unprintable is written with an escape: JSON allows no control character.
         if "\\u" in text or not text.isascii():
             content = _printable(content)

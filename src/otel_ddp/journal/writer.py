@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.journal import layout, locks
 from otel_ddp.journal.descriptor_ownership import close_ours, file_of, off_standard_streams
 from otel_ddp.journal.layout import (
@@ -87,11 +88,10 @@ class JournalWriter:
         self.created_monotonic_ns = time.monotonic_ns()
         self.path = directory / f"{os.getpid()}-{self.journal_id[:4].hex()}{layout.SUFFIX}"
         hidden = directory / f".{self.path.name}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = -1
         try:
             with off_standard_streams():
-                self._fd = os.open(hidden, flags, 0o600)
+                self._fd = files.create(hidden)
                 self._file = file_of(self._fd)
                 # All blocks are allocated now: a hole in a full tmpfs would be a SIGBUS later.
                 os.posix_fallocate(self._fd, 0, size)
@@ -484,9 +484,7 @@ def _remove_dead_journals(directory: Path, size: int) -> None:
     for _, _, path in sorted(dead):
         if _has_room(directory, size):
             return
-        for each in (path, *(path.with_suffix(suffix) for suffix in layout.COMPANION_SUFFIXES)):
-            with contextlib.suppress(OSError):
-                each.unlink()
+        files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
 
 
 def _is_read(path: Path) -> bool:

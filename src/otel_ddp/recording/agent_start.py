@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from otel_ddp import files
 from otel_ddp.errors import containment
 from otel_ddp.journal import agent_environment, locks
 from otel_ddp.journal.place import Place
@@ -55,7 +56,7 @@ def ensure_agent(place: Place) -> bool:
 
 
 def _start_once(place: Place) -> bool:
-    fd = _open(place.start_lock, os.O_RDWR)
+    fd = files.open_private(place.start_lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
             locks.acquire(fd)
@@ -78,12 +79,6 @@ def _start_once(place: Place) -> bool:
         os.close(fd)
 
 
-def _open(path: Path, flags: int) -> int:
-    # The name may be anything by now: do not follow it, wait for it or let children inherit it.
-    carefully = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    return os.open(path, flags | carefully, 0o600)
-
-
 def _start(place: Place) -> bool:
     if why := _no_python():
         _warn_no_agent(why)
@@ -99,7 +94,7 @@ def _start(place: Place) -> bool:
     # working directory, so that it imports no local json.py and keeps no file system busy.
     script = f"cd / && {command} &"
     # Opened here rather than by the shell, which would complain on the training's terminal.
-    log = _open(place.agent_log, os.O_WRONLY | os.O_APPEND)
+    log = files.open_private(place.agent_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         # Here rather than in the agent: one that breaks at its start may not come to it.
         if os.fstat(log).st_size > _LOG_BYTES:

@@ -5,15 +5,14 @@ The rank reads its own journal, and two small files that the agent has written b
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp import catalog
-from otel_ddp.errors import containment, foreign_json
+from otel_ddp import catalog, files
+from otel_ddp.errors import containment
 from otel_ddp.history import card
 from otel_ddp.history.card import Card, CardValue
 from otel_ddp.history.quantities import shown_s, when
@@ -156,7 +155,7 @@ def _best_values(reader: JournalReader) -> dict[tuple[str, str], tuple[float | N
     """As the agent has written them beside the journal, with their steps."""
     chosen = reader.facts.get("best")
     chosen = chosen if isinstance(chosen, dict) else _NO_DIRECTION
-    rows = _read_json(reader.path.with_suffix(SUMMARY_SUFFIX))
+    rows = files.read_json(reader.path.with_suffix(SUMMARY_SUFFIX), _LARGEST_FILE)
     found: dict[tuple[str, str], tuple[float | None, int | None]] = {}
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, list) and len(row) == 8:
@@ -170,9 +169,7 @@ def _best_values(reader: JournalReader) -> dict[tuple[str, str], tuple[float | N
 
 def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
     """What the agent has found of this run; what goes on comes first."""
-    about = _read_json(agent_file)
-    if not isinstance(about, dict):
-        return
+    about = files.read_mapping(agent_file, _LARGEST_FILE)
     for key in ("verdicts", "past"):
         found = about.get(key)
         for each in found if isinstance(found, list) else ():
@@ -182,18 +179,3 @@ def _verdicts(agent_file: Path, group: str, run: str) -> Iterator[str]:
             mine = (who.get("group") or "", who.get("run")) == (group, run)
             if mine and each.get("kind") not in HARMLESS_VERDICTS:
                 yield when(each, time.time_ns()) + str(each.get("sentence"))
-
-
-def _read_json(path: Path) -> Any:
-    """The content of a small file; None if there is none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        content = os.read(fd, _LARGEST_FILE)
-        return foreign_json.parse(content) if len(content) < _LARGEST_FILE else None
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(fd)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import profiler as torch_profiler
 
-from otel_ddp.errors import containment, foreign_json
+from otel_ddp import files
+from otel_ddp.errors import containment
 from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.open_annotations import OpenAnnotations
@@ -50,7 +51,7 @@ class Asked(NamedTuple):
 def read_question(line: bytes) -> Asked | None:
     """The question in a line of the fifo; None if there is none."""
     try:
-        said = foreign_json.parse(line)
+        said = files.parse_json(line)
         number, steps, until_ns = (int(said[name]) for name in ("number", "steps", "until_ns"))
         trace = Path(str(said["trace"]))
     except (ValueError, TypeError, KeyError):
@@ -310,12 +311,8 @@ class ProfileWindow:
             "trace": str(asked.trace),
             "time_ns": time.time_ns(),
         }
-        half = self._answer.with_suffix(f"{PROFILE_SUFFIX}.half")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            with os.fdopen(os.open(half, flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump(answer, file)
-            os.replace(half, self._answer)
+            files.replace(self._answer, json.dumps(answer))
         except OSError:
             containment.reraise_foreign()  # full or gone: the person who asked waits in vain
 
@@ -354,9 +351,8 @@ def _why_not(asked: Asked) -> str | None:
 
 def _make_file(path: Path) -> None:
     """Only a file of our own making is written over."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        os.close(os.open(path, flags, 0o600))
+        os.close(files.create(path))
     except OSError as error:
         containment.reraise_foreign()
         raise _Refused(f"it cannot write to {path.parent}: {error.strerror}") from None

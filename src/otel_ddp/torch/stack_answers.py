@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.errors import containment
 from otel_ddp.journal.descriptor_ownership import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
@@ -78,8 +80,7 @@ class _StackAnswers:
         except OSError:
             containment.reraise_foreign()
         ended = self._ended.wait(_END_S)
-        for path in (self._ask, self._answer):
-            _remove(path)
+        files.remove(self._ask, self._answer)
         if ended:
             close_ours(self._fd, self._fifo)
 
@@ -89,11 +90,7 @@ class _StackAnswers:
             os.write(self._fd, b"\n")
             return
         # The program has closed all its descriptors. The thread still waits in its read.
-        fd = os.open(self._ask, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.write(fd, b"\n")
-        finally:
-            os.close(fd)
+        files.tell(self._ask, "\n")
 
     def leave_to_exit(self) -> None:
         """The interpreter ends: the thread may wait at that moment, but must not work."""
@@ -152,23 +149,9 @@ class _StackAnswers:
         if b"when" in words:
             answer["arrivals"] = self._arrivals.read()
         answer["time_ns"], answer["monotonic_ns"] = time.time_ns(), time.monotonic_ns()
-        half = self._answer.with_suffix(f"{ANSWER_SUFFIX}.half")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(half, flags, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(answer, file)
-            os.replace(half, self._answer)
-        except OSError:
-            # No room, or no directory any more: there is no answer, and training goes on.
-            half.unlink(missing_ok=True)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        containment.reraise_foreign()
+        # No room, or no directory any more: there is no answer, and training goes on.
+        with contextlib.suppress(OSError):
+            files.replace(self._answer, json.dumps(answer))
 
 
 def _without_profiles(question: bytes) -> None:

@@ -313,7 +313,7 @@ def test_a_link_to_a_history_that_lies_elsewhere_takes_nothing_away(tmp_path: Pa
     directory.delete_oldest(folder, 1, ())
 
     assert path.exists()
-    assert list(directory.files(folder)) == []
+    assert list(directory.histories(folder)) == []
 
 
 def test_a_history_that_cannot_be_deleted_is_not_said_to_be(
@@ -339,7 +339,7 @@ def test_a_history_that_goes_while_a_folder_is_listed_hides_no_other(tmp_path: P
     for name in "abc":
         (tmp_path / file_name("g", name, "n")).touch()
 
-    listed = directory.files(tmp_path)
+    listed = directory.histories(tmp_path)
     found = {next(listed)}
     gone = next(path for path in tmp_path.iterdir() if path not in found)
     gone.unlink()

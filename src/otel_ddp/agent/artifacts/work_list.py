@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from otel_ddp import files
 from otel_ddp.agent.artifacts.artifact import (
     COMPLETE,
     INCOMPLETE,
@@ -24,7 +24,6 @@ from otel_ddp.agent.artifacts.artifact import (
     from_json,
 )
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.errors import foreign_json
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -178,25 +177,13 @@ class WorkList:
         content = json.dumps(
             [e.to_json() for e in (*self._known.values(), *self._waiting.values())]
         )
-        half = self._path.with_name(f"{self._path.name}.half")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         # A full or deleted directory: only the next agent would need the file.
         with contextlib.suppress(OSError):
-            with open(os.open(half, flags, 0o600), "w") as file:
-                file.write(content)
-            half.replace(self._path)
+            files.replace(self._path, content)
 
 
 def read(path: Path) -> list[Artifact]:
     """What an agent has written down; nothing of a damaged file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return []
-    try:
-        with open(fd, "rb") as file:
-            content = foreign_json.parse(file.read(_MOST_BYTES))
-    except (OSError, ValueError):
-        return []
+    content = files.read_json(path, _MOST_BYTES)
     rows = content if isinstance(content, list) else []
     return [found for found in map(from_json, rows) if found is not None]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
 from otel_ddp.agent.history.node_samples import RunKey
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.errors import containment
 from otel_ddp.history import directory
 from otel_ddp.history.run_file import Unusable
-from otel_ddp.journal.private_directories import make_kept
 
 log = logging.getLogger("otel_ddp.agent")
 
@@ -128,7 +128,7 @@ class Histories:
             self._run(batch.run, now).feed(batch)
         for key, state in states.items():
             self._run(key, now).feed_state(state)
-        failed = self._attempt(lambda: make_kept(self.directory))
+        failed = self._attempt(lambda: files.make_kept(self.directory))
         for key, (run, fed_at) in list(self._runs.items()):
             if left_out_since_ns:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import files
 from otel_ddp.agent.history.node_samples import RunKey, Sample
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.run_file import Row, RunFile, SeriesKey
 from otel_ddp.history.sums import StepSum, ValueSum
-from otel_ddp.journal.private_directories import make_kept
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 
@@ -84,7 +84,7 @@ class KeptRun:
 
     def open(self) -> None:
         """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable."""
-        make_kept(self.path.parent)
+        files.make_kept(self.path.parent)
         if self._file is not None:
             if self._file.is_there():
                 return

@@ -7,6 +7,8 @@ import logging
 import os
 from collections.abc import Collection
 
+from otel_ddp import files
+
 log = logging.getLogger("otel_ddp.agent")
 
 # The machine, the container or the device lacks this file; or the process has ended.
@@ -14,8 +16,6 @@ _NOT_THERE = {
     *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO),
     *(errno.EOPNOTSUPP, errno.EINVAL),
 }
-_PIECE = 1 << 16
-_LONGEST_FILE = 8 << 20
 _MOST_PLACES = 200
 
 
@@ -29,7 +29,7 @@ class KernelFiles:
     def text(self, path: str, place: str = "") -> str | None:
         """The whole file. *place*: its name in the log if its path has a process id in it."""
         try:
-            return _content(path)
+            return files.read(path).decode("utf-8", "replace")
         except OSError as error:
             self.failed(place or path, error)
             return None
@@ -87,17 +87,3 @@ def number(word: str) -> int | None:
         return None
     value = int(word)
     return value if value < 1 << 64 else None
-
-
-def _content(path: str) -> str:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        pieces = []
-        left = _LONGEST_FILE
-        # The kernel returns a file of /proc in pieces of a page.
-        while left > 0 and (piece := os.read(handle, _PIECE)):
-            pieces.append(piece)
-            left -= len(piece)
-        return b"".join(pieces).decode("utf-8", "replace")
-    finally:
-        os.close(handle)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import files
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
@@ -280,9 +281,7 @@ class Journals:
     def delete(self, done: Collection[Path]) -> None:
         """Delete their files: shared memory belongs to the living."""
         for path in set(done) - self._kept:
-            path.unlink(missing_ok=True)
-            for suffix in layout.COMPANION_SUFFIXES:
-                path.with_suffix(suffix).unlink(missing_ok=True)
+            files.remove(path, *map(path.with_suffix, layout.COMPANION_SUFFIXES))
 
     def forget_ended(self, linger_s: float) -> None:
         """Drop the series of the processes that ended long ago."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 
 _MOST_RUNS = 200
 
@@ -89,12 +90,9 @@ class NodeNames:
     def _write(self) -> None:
         for run in list(self._runs)[:-_MOST_RUNS]:
             del self._runs[run]
-        temporary = self._file.with_suffix(".new")
-        try:
-            temporary.write_text(json.dumps(self._runs))
-            temporary.replace(self._file)
-        except OSError:
-            return  # a full tmpfs: the names hold until the agent is started again
+        # A full tmpfs: the names hold until the agent is started again.
+        with contextlib.suppress(OSError):
+            files.replace(self._file, json.dumps(self._runs))
 
 
 def _is_before(identity: Mapping[str, Any], rank: Any) -> bool:
@@ -109,14 +107,8 @@ def _run(identity: Mapping[str, Any]) -> str:
 
 def _read(file: Path) -> dict[str, dict[str, str]]:
     """The names in the file; none if it is damaged."""
-    try:
-        content = foreign_json.parse(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
     return {
         run: {key: name for key, name in names.items() if name and isinstance(name, str)}
-        for run, names in content.items()
+        for run, names in files.read_mapping(file).items()
         if isinstance(names, dict)
     }

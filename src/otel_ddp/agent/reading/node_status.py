@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.agent.reading import finished_workers, summary
-from otel_ddp.errors import foreign_json
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, state_of, table
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -144,12 +145,9 @@ def _doubled(living: Iterable[ProcessState]) -> Iterator[dict[str, Any]]:
 
 def _agent(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is shown of the agent itself, and all that its file holds."""
-    try:
-        about = foreign_json.parse(place.agent_file.read_text())
+    about, silent_s = files.read_mapping(place.agent_file), 0.0
+    with contextlib.suppress(OSError):
         silent_s = time.time() - place.agent_file.stat().st_mtime
-    except (OSError, ValueError):
-        about, silent_s = {}, 0.0
-    about = about if isinstance(about, dict) else {}
     # From the kernel, as numbered here; the agent's own number is of its PID namespace.
     pid = place.agent_pid()
     alive = pid is not None

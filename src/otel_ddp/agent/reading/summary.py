@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from otel_ddp import catalog
+from otel_ddp import catalog, files
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.errors import foreign_json
 from otel_ddp.journal import layout
 from otel_ddp.journal.direction import direction
 from otel_ddp.journal.reader import JournalReader, clean_text
@@ -127,11 +125,9 @@ class SummaryOfJournal:
             return
         self._kept = summary.version
         content = [[*key, *low, *high] for key, (low, high) in summary.extremes.items()]
-        half = self._reader.path.with_suffix(f"{layout.SUMMARY_SUFFIX}.half")
         # A full or deleted directory: only the next agent would need the file.
         with contextlib.suppress(OSError):
-            half.write_text(json.dumps(content))
-            half.replace(_path(self._reader))
+            files.replace(_path(self._reader), json.dumps(content))
 
     def update_series(self, now_ns: int) -> None:
         """Write the best values into the ledger."""
@@ -198,16 +194,7 @@ def _path(reader: JournalReader) -> Path:
 
 def _read(reader: JournalReader) -> Iterator[tuple[Key, Extremes]]:
     """What is in the file beside a journal; nothing of a damaged one."""
-    try:
-        fd = os.open(_path(reader), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        content = foreign_json.parse(os.read(fd, _MOST_BYTES))
-    except (OSError, ValueError):
-        return
-    finally:
-        os.close(fd)
+    content = files.read_json(_path(reader), _MOST_BYTES)
     for row in content if isinstance(content, list) else ():
         if _is_row(row):
             name, split, *points = row

@@ -10,18 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import files
 from otel_ddp.agent.node.host.cgroup import Group
-from otel_ddp.agent.verdicts.bounded_reads import LONGEST_FILE, read_text, read_without_waiting
 from otel_ddp.agent.verdicts.kernel_log import KernelLog
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.process_memory import ProcessMemory
-from otel_ddp.errors import containment, foreign_json
+from otel_ddp.errors import containment
 
 # A process may take a while to die: it gives back its memory before its journal's lock.
 _REMEMBERED_S = 30.0
 _SAMPLE_EVERY_S = 1.0
 _MOST_XIDS = 3
 _LONGEST_TEXT = 300
+_LONGEST_FILE = 64 * 1024
 _LONGEST_ENVIRON = 256 * 1024
 
 # Process ids in the first PID namespace are those of the kernel's log.
@@ -215,14 +216,9 @@ class ExitCauses:
 
     def _launcher_error(self, path: str) -> str:
         """The exception that the worker has written for torch's elastic agent, as JSON."""
-        text = read_without_waiting(self._under(path)) if path.startswith("/") else None
-        if text is None:
-            return ""
-        try:
-            content = foreign_json.parse(text)
-        except ValueError:
-            return ""
-        message = content.get("message") if isinstance(content, dict) else None
+        # It may be anything, a fifo too: the agent never waits for it.
+        content = files.read_mapping(self._under(path)) if path.startswith("/") else {}
+        message = content.get("message")
         if isinstance(message, dict):
             message = message.get("message")
         lines = message.strip().splitlines() if isinstance(message, str) else []
@@ -267,8 +263,8 @@ class ExitCauses:
     def _under(self, path: str) -> Path:
         return self._root / path.lstrip("/")
 
-    def _read(self, path: str, most: int = LONGEST_FILE) -> str | None:
-        return read_text(self._under(path), most)
+    def _read(self, path: str, most: int = _LONGEST_FILE) -> str | None:
+        return files.read_text(self._under(path), most)
 
     def _link(self, path: str) -> str:
         try:

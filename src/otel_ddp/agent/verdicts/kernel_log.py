@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from otel_ddp import files
+
 _MOST_LINES = 2000
 _MOST_KILLS = 1000
 _MOST_XIDS = 100
@@ -84,7 +86,7 @@ class KernelLog:
 
 def _open(path: Path) -> int:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        handle = files.open_private(path)
     except OSError:
         return -1
     # Older lines are about processes that this agent has never watched.

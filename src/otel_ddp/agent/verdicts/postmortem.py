@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.agent.verdicts.postmortem_files import save
 from otel_ddp.agent.verdicts.postmortem_text import Plain, as_text
 from otel_ddp.errors import containment
-from otel_ddp.journal.private_directories import default_root
 from otel_ddp.journal.reader import JournalReader
 
 # People read the file and send it by mail: it stays small, whatever the run has logged.
@@ -25,7 +25,7 @@ def directory(named: str) -> Path:
     """The directory of post-mortems: on a disk, so that they survive the journals and a reboot."""
     if named:
         return Path(named).absolute()
-    return default_root() / "postmortems"
+    return files.default_root() / "postmortems"
 
 
 def write(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from otel_ddp.journal.private_directories import make_kept
+from otel_ddp import files
 
 _KEPT = 50
 _LONGEST_NAME = 120
@@ -20,8 +20,6 @@ _STALE_S = 60.0
 _OURS = re.compile(r"(postmortem-.+)\.(?:json|txt)")
 # An unfinished file has another ending: a search for `*.json` must not find it.
 _UNFINISHED = re.compile(rf"\.{_OURS.pattern}\.half")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def save(directory: Path, run: str, content: str, text: str, earlier: Path | None) -> Path:
@@ -34,8 +32,8 @@ def save(directory: Path, run: str, content: str, text: str, earlier: Path | Non
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    make_kept(directory)
-    opened = os.open(directory, _DIRECTORY)
+    files.make_kept(directory)
+    opened = files.open_private(directory, os.O_DIRECTORY)
     try:
         yield opened
     finally:
@@ -84,7 +82,7 @@ def _replace(opened: int, name: str, content: str) -> None:
 
 
 def _create(opened: int, name: str, content: str) -> None:
-    handle = os.open(name, _NEW_FILE, 0o600, dir_fd=opened)
+    handle = files.create(name, opened)
     try:
         with open(handle, "wb") as file:
             file.write(content.encode("utf-8", "backslashreplace"))

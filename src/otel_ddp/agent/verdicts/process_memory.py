@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+from otel_ddp import files
 from otel_ddp.agent.node.host.cgroup import Cgroups, Group
 from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.verdicts.bounded_reads import numbers_by_word, read_text
 
 # A cgroup of version 1 without a limit says so with a number near 2^63.
 _NO_LIMIT = 1 << 60
@@ -23,7 +24,7 @@ class ProcessMemory:
 
     def held(self, pid: int) -> tuple[int, int] | None:
         """Bytes in memory, and those of them that no other process shares."""
-        fields = (read_text(self._proc / str(pid) / "statm") or "").split()[:3]
+        fields = (files.read_text(self._proc / str(pid) / "statm") or "").split()[:3]
         # A dying process has given its memory back already.
         if len(fields) < 3 or not all(map(str.isdigit, fields)) or fields[1] == "0":
             return None
@@ -40,19 +41,25 @@ class ProcessMemory:
     def count_kills(self, group: Group) -> int | None:
         """How many out-of-memory kills the cgroup has counted."""
         name = "memory.oom_control" if group.version == 1 else "memory.events"
-        return numbers_by_word(read_text(Path(group.path, name))).get("oom_kill")
+        return _numbers_by_word(files.read_text(Path(group.path, name))).get("oom_kill")
 
     def limit(self, group: Group | None) -> tuple[int | None, str]:
         """The smallest limit above this process, and what sets it."""
         found: list[tuple[int, str]] = []
-        memory = (read_text(self._proc / "meminfo") or "").replace(":", "")
-        total = numbers_by_word(memory).get("MemTotal")
+        memory = (files.read_text(self._proc / "meminfo") or "").replace(":", "")
+        total = _numbers_by_word(memory).get("MemTotal")
         if total is not None:
             found.append((total * 1024, "node"))
         if group is not None:
             name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
             for path in group.upward():
-                limit = (read_text(Path(path, name)) or "").strip()
+                limit = (files.read_text(Path(path, name)) or "").strip()
                 if limit.isdigit() and int(limit) < _NO_LIMIT:
                     found.append((int(limit), "memory cgroup"))
         return min(found) if found else (None, "")
+
+
+def _numbers_by_word(text: str | None) -> Mapping[str, int]:
+    """The lines that are a word and a number."""
+    rows = (line.split() for line in (text or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}

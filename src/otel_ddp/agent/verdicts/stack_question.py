@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
     Evidence,
@@ -16,7 +17,6 @@ from otel_ddp.diagnosis.stall.evidence import (
     Question,
     Thread,
 )
-from otel_ddp.errors import foreign_json
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.words import phase_word
 
@@ -57,18 +57,11 @@ class StackQuestion:
         # Greater than the number of any earlier agent's question or answer.
         self._number = max(self._number + 1, now_ns)
         try:
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self._ask, flags)
-        except OSError:
-            return False  # there is no fifo, or no thread reads it
-        try:
-            os.write(fd, f"{self._number} {question}\n".encode())
+            files.tell(self._ask, f"{self._number} {question}\n")
         except BlockingIOError:
             pass  # the fifo is full of unread questions
         except OSError:
-            return False
-        finally:
-            os.close(fd)
+            return False  # there is no fifo, or no thread reads it
         if self._asked_ns is None:
             self._asked_ns = now_ns
         return True
@@ -83,9 +76,9 @@ class StackQuestion:
     # -- the answer of the process
 
     def _read_answer(self, now_ns: int) -> None:
-        content = _read(self._answer)
+        content = files.read_mapping(self._answer, _LARGEST_ANSWER)
         # Another program may have asked since. Numbers are times, and a later answer is as good.
-        if content is None or (_whole(content.get("question")) or 0) < self._number:
+        if (_whole(content.get("question")) or 0) < self._number:
             return
         self._asked_ns = None
         self.answer = content
@@ -175,16 +168,6 @@ def _status(path: Path) -> tuple[str, int, int] | None:
 
 
 # An answer is a file: any program with this user's rights may have written anything there.
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            content = foreign_json.parse(file.read(_LARGEST_ANSWER))
-    except (OSError, ValueError, TypeError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _members(content: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -10,12 +10,11 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from otel_ddp import catalog
+from otel_ddp import catalog, files
 from otel_ddp.agent.export.otlp.addresses import is_loopback, take_user, without_credentials
 from otel_ddp.agent.export.otlp.outcome import one_line
 from otel_ddp.cli.demo.injection import PHASES
 from otel_ddp.cli.text import mappings
-from otel_ddp.errors import foreign_json
 
 # A trouble, and the alert that it must raise.
 ALERTS = {
@@ -91,7 +90,7 @@ class Prometheus:
             request.add_header("Authorization", self._authorization)
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                told = foreign_json.parse(answer.read(_MOST_BYTES))
+                told = files.parse_json(answer.read(_MOST_BYTES))
         except HTTPError as error:
             with error:
                 raise NoAnswer(f"{self.name}: {error.code} {one_line(error.reason)}") from None

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from otel_ddp import __version__
+from otel_ddp import __version__, files
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.profile.operators import Row, Totals, compared, culprit, totals_of
 from otel_ddp.cli.profile.window import Chosen, NotFound, Window, choose
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import profiles
-from otel_ddp.journal.private_directories import make_kept
 
 MOST_STEPS = 50
 _MOST_RANKS = 4
@@ -100,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 def _make_folder(out: Path | None, run_name: str, asked_ns: int) -> Path:
     root = profiles.directory()
     if out is None:
-        make_kept(root)
+        files.make_kept(root)
     else:
         root = out.expanduser().absolute()
         root.mkdir(parents=True, exist_ok=True)
@@ -146,11 +145,11 @@ def _report(
 ) -> int:
     written = [each for each in windows if each.state == "written"]
     totals: list[Totals] = []
-    files: list[str] = []
+    packed: list[str] = []
     try:
         for each in written:
             totals.append(totals_of(json.loads(each.trace.read_bytes())))
-            files.append(_compress(each.trace))
+            packed.append(_compress(each.trace))
     except (OSError, ValueError) as error:
         print(f"A trace in {folder} cannot be read or compressed: {error}.", file=sys.stderr)
         return 1
@@ -163,7 +162,7 @@ def _report(
     ranks = [each.rank.rank for each in written]
     sentence = culprit(ranks, totals[0].step_s, rows)
     step_s = dict(zip(ranks, (each.step_s for each in totals), strict=True))
-    trace = dict(zip(ranks, files, strict=True))
+    trace = dict(zip(ranks, packed, strict=True))
     content = {
         "version": __version__,
         "run": chosen.ranks[0].run,
@@ -185,7 +184,7 @@ def _report(
             }
             for each in windows
         ],
-        "files": files,
+        "files": packed,
         "table": [
             {
                 "operator": row.name,
@@ -197,28 +196,21 @@ def _report(
             for row in rows[:_KEPT_ROWS]
         ],
     }
-    _write(folder / profiles.FILE, json.dumps(content, indent=1))
+    # Whole at once: page and report may look at any moment.
+    files.replace(folder / profiles.FILE, json.dumps(content, indent=1))
     shown = [*_table(ranks, totals, rows), *(("", sentence) if sentence else ()), "", str(folder)]
-    shown += [f"  {name}: open it in https://ui.perfetto.dev or chrome://tracing" for name in files]
+    shown += [
+        f"  {name}: open it in https://ui.perfetto.dev or chrome://tracing" for name in packed
+    ]
     print_answer("\n".join(shown))
     return 0 if len(written) == len(windows) else 1
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole at once: page and report may look at any moment."""
-    half = path.with_suffix(".half")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(half, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    half.replace(path)
-
-
 def _compress(trace: Path) -> str:
     name = f"{trace.name}.gz"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with (
         trace.open("rb") as source,
-        os.fdopen(os.open(trace.with_name(name), flags, 0o600), "wb") as file,
+        os.fdopen(files.create(trace.with_name(name)), "wb") as file,
         gzip.GzipFile(trace.name, "wb", 6, file) as packed,
     ):
         shutil.copyfileobj(source, packed, 1 << 20)

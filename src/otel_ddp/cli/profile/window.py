@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from otel_ddp import files
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.agent.reading.recent_steps import RecentSteps
 from otel_ddp.cli.text import cell, integer
 from otel_ddp.diagnosis.medians import lower_median
-from otel_ddp.errors import foreign_json
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
 from otel_ddp.journal.locks import lock_holder
 from otel_ddp.journal.place import Place
@@ -169,27 +169,19 @@ class Window:
             "until_ns": now_ns + int(wait_s * 1e9),
         }
         # In one write, which a fifo takes as a whole.
-        line = f"profile {json.dumps(question)}\n".encode()
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        line = f"profile {json.dumps(question)}\n"
         try:
-            fd = os.open(self.rank.journal.with_suffix(ASK_SUFFIX), flags)
+            files.tell(self.rank.journal.with_suffix(ASK_SUFFIX), line)
         except OSError:
             self._refuse(
                 "it takes no questions: it has not called otel_ddp.instrument, or is about to end"
             )
-            return
-        try:
-            os.write(fd, line)
-        except OSError as error:
-            self._refuse(f"it takes no question: {error.strerror}")
-        finally:
-            os.close(fd)
 
     def poll(self) -> None:
         """Look for an answer."""
         if self.is_over:
             return
-        answer = _read(self.rank.journal.with_suffix(PROFILE_SUFFIX))
+        answer = files.read_mapping(self.rank.journal.with_suffix(PROFILE_SUFFIX), _LARGEST_ANSWER)
         state, number = answer.get("state"), answer.get("number")
         if number == self._number:
             self.state = state if isinstance(state, str) else "failed"
@@ -208,13 +200,3 @@ class Window:
 
     def _refuse(self, why: str) -> None:
         self.state, self.why = "refused", why
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            content = foreign_json.parse(file.read(_LARGEST_ANSWER))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from otel_ddp.errors import foreign_json
+from otel_ddp import files
 from otel_ddp.history.compare import side
 from otel_ddp.history.compare.side import Side
 from otel_ddp.history.find_run import NotFound, find_run
@@ -44,7 +44,7 @@ def _of_report(path: Path) -> Side:
     try:
         if path.stat().st_size > _LARGEST_REPORT:
             raise NotFound(f"{path} is too large for a report.")
-        content: Any = foreign_json.parse(path.read_bytes(), parse_constant=_refuse)
+        content: Any = files.parse_json(path.read_bytes(), parse_constant=_refuse)
     except (OSError, ValueError) as error:
         raise NotFound(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

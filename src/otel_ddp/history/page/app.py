@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from otel_ddp import files
 from otel_ddp.errors import containment
 from otel_ddp.history import postmortems
 from otel_ddp.history.page import events, guard, head, profiles, steps, values
@@ -26,7 +27,6 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import History, Unreadable
-from otel_ddp.journal.private_directories import is_kept
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
@@ -221,7 +221,7 @@ class App:
 
     def _folders(self) -> list[Path]:
         """Where post-mortems may lie."""
-        return [*filter(is_kept, self._postmortem_folders), *self._others_folders]
+        return [*filter(files.is_kept, self._postmortem_folders), *self._others_folders]
 
     def _postmortem(self, name: str) -> Answer:
         if (text := postmortems.text(self._folders(), name)) is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
+from otel_ddp import files
 from otel_ddp.history import profiles
 from otel_ddp.history.page.exchange import PACKED, Answer, Question, Refused
 
@@ -48,9 +48,7 @@ def trace(group: str, run: str, question: Question, root: Path | None) -> Answer
 def _sent(path: Path) -> Answer:
     content = None
     with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            content = file.read(_LARGEST_TRACE + 1)
+        content = files.read(path, _LARGEST_TRACE + 1)
     if content is None:
         raise Refused(404, f"{path} cannot be read")
     if len(content) > _LARGEST_TRACE:

@@ -84,7 +84,7 @@ class Runs:
             raise Unreadable(f"no history is read: {why}")
         with self._lock:
             known = {}
-            for path in directory.files(self.folder):
+            for path in directory.histories(self.folder):
                 signature, before = _signature(path), self._known.get(path)
                 if before is not None and before.signature == signature:
                     known[path] = before

@@ -1,4 +1,4 @@
-"""What lies on a disk belongs to its user alone, wherever another user came first."""
+"""Files whose place another program or another user could have taken."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.journal.private_directories import check_kept, default_root, is_kept, make_kept
+from otel_ddp import files
+from otel_ddp.files import check_kept, default_root, is_kept, make_kept
 
 OTHER = 65534
 NAME = f"otel_ddp-{os.geteuid()}"
@@ -105,3 +106,71 @@ def test_a_link_and_a_directory_that_others_may_write_to_are_not_read(tmp_path: 
     assert not is_kept(link)
     real.chmod(0o777)
     assert not is_kept(real)
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 900 + "]" * 900, nested(65), "", "{"])
+def test_what_is_damaged_or_nested_too_deeply_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|Expecting"):
+        files.parse_json(text)
+
+
+def test_what_we_write_is_read() -> None:
+    assert files.parse_json('{"a": [1, {"b": null}], "c": []}') == {
+        "a": [1, {"b": None}],
+        "c": [],
+    }
+    assert files.parse_json(nested(64))
+    assert files.parse_json(b"3") == 3
+
+
+@pytest.mark.timeout(10)
+def test_what_lies_there_in_place_of_a_file_is_not_read(tmp_path: Path) -> None:
+    real, link, fifo = (tmp_path / name for name in ("real", "link", "fifo"))
+    real.write_text('{"a": 1}')
+    link.symlink_to(real)
+    os.mkfifo(fifo)
+
+    assert files.read_mapping(real) == {"a": 1}
+    assert files.read_text(real, most=4) == '{"a"'
+    assert files.read_json(real, most=4) is None
+    for path in (link, fifo, tmp_path, tmp_path / "missing"):
+        assert files.read_mapping(path) == {}
+        assert not files.read_text(path)
+
+
+def test_a_file_is_replaced_as_a_whole_and_closed_to_others(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "status"
+    elsewhere.write_text("of a user")
+    path.symlink_to(elsewhere)
+    (tmp_path / "status.half").symlink_to(elsewhere)
+
+    files.replace(path, "ours")
+
+    assert (path.read_text(), elsewhere.read_text()) == ("ours", "of a user")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert {each.name for each in tmp_path.iterdir()} == {"elsewhere", "status"}
+
+
+def test_what_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    path.mkdir()
+
+    with pytest.raises(OSError, match="directory"):
+        files.replace(path, "ours")
+    assert [each.name for each in tmp_path.iterdir()] == ["status"]
+
+
+def test_a_question_needs_a_reader(tmp_path: Path) -> None:
+    fifo = tmp_path / "ask"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="No such device"):
+        files.tell(fifo, "where\n")
+
+    reader = files.open_private(fifo)
+    files.tell(fifo, "where\n")
+    assert os.read(reader, 100) == b"where\n"
+    os.close(reader)

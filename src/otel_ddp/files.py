@@ -1,0 +1,233 @@
+"""Opens, reads and replaces files whose place another program or another user could have taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from otel_ddp.errors import containment
+
+# A longer file than any of the kernel's or of ours that is read as a whole.
+_MOST_BYTES = 8 << 20
+_PIECE = 1 << 16
+# Ours has ten levels at most. Code that goes through them calls itself once or twice a level.
+_DEEPEST = 64
+_CAREFULLY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+# -- one file
+
+
+def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
+    """A descriptor. A link is not followed, nor a fifo waited for; what it makes is private."""
+    return os.open(path, flags | _CAREFULLY, 0o600, dir_fd=dir_fd)
+
+
+def create(path: Path | str, dir_fd: int | None = None) -> int:
+    """A descriptor of a new file, which is private from its first moment."""
+    return open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, dir_fd)
+
+
+def read(path: Path | str, most: int = _MOST_BYTES) -> bytes:
+    """At most so many bytes from its beginning. Raises OSError."""
+    handle = open_private(path)
+    try:
+        pieces = []
+        # A file of the kernel comes in pieces of a page.
+        while most > 0 and (piece := os.read(handle, min(most, _PIECE))):
+            pieces.append(piece)
+            most -= len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(handle)
+
+
+def read_text(path: Path | str, most: int = _PIECE) -> str | None:
+    """At most so many bytes as text; None where it cannot be read."""
+    try:
+        return read(path, most).decode("utf-8", "replace")
+    except (OSError, ValueError):  # a null byte in a path is a ValueError
+        containment.reraise_foreign()
+        return None
+
+
+def read_json(path: Path | str, most: int = _MOST_BYTES) -> Any:
+    """What is in it; None where it cannot be read, or is damaged or longer."""
+    try:
+        return parse_json(read(path, most))
+    except (OSError, ValueError):
+        containment.reraise_foreign()
+        return None
+
+
+def read_mapping(path: Path | str, most: int = _MOST_BYTES) -> dict[str, Any]:
+    """As `read_json`; empty where it is no mapping."""
+    content = read_json(path, most)
+    return content if isinstance(content, dict) else {}
+
+
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """What any program may have written. Raises ValueError if it is damaged or nests too deeply."""
+    try:
+        content = json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [content]
+    for _ in range(_DEEPEST + 1):
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return content
+    raise ValueError("it is nested too deeply")
+
+
+def replace(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Writes aside and renames, so that nobody reads half of it. Raises OSError, leaves nothing."""
+    half = path.with_name(f"{path.name}.half")
+    remove(half)
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    try:
+        with os.fdopen(create(half), "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+        os.rename(half, path)
+    except BaseException:
+        remove(half)
+        raise
+
+
+def remove(*paths: Path) -> None:
+    """Deletes what is there and can be deleted."""
+    for path in paths:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        containment.reraise_foreign()
+
+
+def tell(fifo: Path, line: str) -> None:
+    """Writes a line to whoever reads a fifo, in one piece. Raises OSError if nobody does."""
+    handle = open_private(fifo, os.O_WRONLY)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
+
+
+def check_own(path: Path) -> os.stat_result:
+    """Raises OSError unless it is a file of ours; a link is not followed."""
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(22, "is no file (a link is not followed)", str(path))
+    _check_owner(path, found)
+    return found
+
+
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise PermissionError(1, f"belongs to user {found.st_uid}, not to us", str(path))
+
+
+# -- directories of this user alone
+
+
+def private_directory(path: Path, named: bool = False) -> Path:
+    """Makes this directory if need be. Raises OSError unless it is ours and closed to others."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the umask took away
+    if _own_mode(path) & 0o077:
+        if named:
+            # Not ours to change: it may be shared for a reason.
+            raise PermissionError(1, "other users can enter it; it must have mode 0700", str(path))
+        # Ours, but open to others, by a umask. Close it before anything is put there.
+        os.chmod(path, 0o700)
+    return path
+
+
+def _own_mode(path: Path) -> int:
+    """The mode of a directory of ours. Raises OSError for another user's, and for a link."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(20, "is no directory (a link is not followed)", str(path))
+    _check_owner(path, found)
+    return found.st_mode
+
+
+def default_root(env: Mapping[str, str] | None = None, disk: Path = Path("/var/tmp")) -> Path:
+    """The directory on a disk for what no variable names a directory for.
+
+    Every user may write to /var/tmp. Where another user was first, it is the state directory.
+    """
+    env = os.environ if env is None else env
+    name = f"otel_ddp-{os.geteuid()}"
+    candidates = (each / name for each in (disk, *_state_directory(env)))
+    return next(filter(_is_free, candidates), disk / name)
+
+
+def _state_directory(env: Mapping[str, str]) -> Iterator[Path]:
+    state, home = Path(env.get("XDG_STATE_HOME", "")), Path(env.get("HOME", ""))
+    if state.is_absolute():
+        yield state
+    # In a container it may be a directory of all users, such as /tmp.
+    elif home.is_absolute() and os.path.isdir(home) and home.stat().st_uid == os.geteuid():
+        yield home / ".local" / "state"
+
+
+def _is_free(path: Path) -> bool:
+    """Whether it is ours, or nothing is there and we can make it."""
+    try:
+        above = next(each for each in path.parents if each.exists())
+        if os.stat(above).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            return False  # another user could put one of theirs in its place at any time
+        if not os.path.lexists(path):
+            return os.access(above, os.W_OK | os.X_OK, effective_ids=True)
+        _own_mode(path)
+    except OSError:
+        return False
+    return True
+
+
+def _with_root(path: Path) -> tuple[Path, ...]:
+    """A directory on a disk, and the default root if it lies in that."""
+    in_root = path.parent.name == f"otel_ddp-{os.geteuid()}"
+    return (path.parent, path) if in_root else (path,)
+
+
+def make_kept(path: Path) -> None:
+    """Makes a directory on a disk. Raises OSError unless it is ours and closed to others."""
+    directories = _with_root(path)
+    directories[0].parent.mkdir(parents=True, exist_ok=True)
+    for each in directories:
+        private_directory(each, named=len(directories) == 1)
+
+
+def check_kept(path: Path) -> None:
+    """Raises OSError if another user may have put into a directory what is there to be read."""
+    for each in _with_root(path):
+        with contextlib.suppress(FileNotFoundError):
+            if _own_mode(each) & 0o022:
+                raise PermissionError(1, "other users can write to it", str(each))
+
+
+def is_kept(path: Path) -> bool:
+    """Whether `check_kept` has nothing against it."""
+    try:
+        check_kept(path)
+    except OSError:
+        return False
+    return True
