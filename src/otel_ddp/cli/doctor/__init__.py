@@ -9,11 +9,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from otel_ddp.cli.directory_option import add_directory_option
-from otel_ddp.cli.doctor.agent import agent, endpoint
-from otel_ddp.cli.doctor.collector import collector
+from otel_ddp.cli.doctor.agent import agent, collector, endpoint
 from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
-from otel_ddp.cli.doctor.installation import packages, python, torch, variables
-from otel_ddp.cli.doctor.node import directories, gpus, journals, owners, processes
+from otel_ddp.cli.doctor.machine import (
+    directories,
+    gpus,
+    journals,
+    owners,
+    packages,
+    processes,
+    python,
+    torch,
+    variables,
+)
 from otel_ddp.cli.text import cell, print_answer
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -12,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from otel_ddp import settings
 from otel_ddp.agent.reading.node_status import Survey, survey
-from otel_ddp.cli.doctor.subprocess_call import run_python
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import candidates, existing, is_in_memory
 
@@ -95,7 +98,7 @@ class DoctorInputs:
     @cached_property
     def nvml(self) -> dict[str, Any] | str:
         """What NVML reports; if it does not answer, the reason as the end of a sentence."""
-        code = "from otel_ddp.cli.doctor.gpu_list import print_gpus; print_gpus()"
+        code = "from otel_ddp.cli.doctor.machine import print_gpus; print_gpus()"
         return run_python(code, self._nvml_s)
 
 
@@ -123,3 +126,37 @@ def problem(path: Path, named: bool) -> str:
 def nearest_existing(path: Path) -> Path:
     """The path itself, or the nearest directory above it that exists."""
     return next(each for each in (path, *path.parents) if os.path.lexists(each))
+
+
+def run_python(code: str, limit_s: float) -> dict[str, Any] | str:
+    """What this code prints as JSON; if it fails, the reason as the end of a sentence.
+
+    It runs in a process of its own, because it may crash or never return.
+    """
+    start = "import json, sys\nsys.path[:] = json.loads(sys.argv[1])\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start + code, json.dumps(sys.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # A process that hangs in the kernel cannot be killed, and is left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=1.0)
+        return f"has not ended within {limit_s:g} s"
+    if process.returncode < 0:
+        return f"died of signal {-process.returncode}"
+    try:
+        answer = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError):
+        answer = None
+    if process.returncode or not isinstance(answer, dict):
+        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
+        return f"failed ({last})"
+    return answer
