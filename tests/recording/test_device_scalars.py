@@ -15,6 +15,7 @@ import pytest
 import otel_ddp
 from conftest import Here, Journal
 from otel_ddp import catalog, settings
+from otel_ddp.journal import layout
 from otel_ddp.journal.writer import JournalWriter
 from otel_ddp.recording.recorder import Recorder
 
@@ -165,6 +166,18 @@ def test_a_tensor_is_recorded_once_it_arrived_with_the_step_and_time_of_its_logg
     assert after.points == [("lr", 0.1), ("lr", 0.2), ("loss", 0.5)]
     first, _, landed = after.calls
     assert (7, first.time_ns) == (landed.step, landed.time_ns)
+
+
+def test_the_journal_says_while_a_copy_waits_for_a_place_in_the_launch_queue(
+    recorder: Recorder, device: FakeDevice
+) -> None:
+    at, seen = layout.IN_MARK // 8, []
+    device.interrupt = lambda: seen.append(recorder.writer.words[at])
+
+    log(recorder, {"loss": on_device(0.5)})
+
+    assert seen == [1]
+    assert recorder.writer.words[at] == 0
 
 
 def test_tensors_are_recorded_in_the_order_of_their_logging(

@@ -45,7 +45,7 @@ STATE = 544
 STEP_DURATION = 552
 # All of them, from PHASE on.
 PROGRESS = Struct("<QQQQQd")
-# 1 while an event of ours is being recorded on the device: with a full launch queue that waits.
+# 1 while we launch an event or a copy on the device: with a full launch queue that waits.
 IN_MARK = 560
 # A code shares a word with its time, so that a reader always sees both together.
 CODE_SHIFT = 56

@@ -10,6 +10,7 @@ from typing import Any
 
 from otel_ddp import catalog
 from otel_ddp.errors import containment
+from otel_ddp.journal import layout
 from otel_ddp.journal.writer import NO_STEP, JournalWriter, Shape
 from otel_ddp.recording import values
 from otel_ddp.recording.locked_journal import LockedJournal
@@ -24,6 +25,7 @@ from otel_ddp.recording.quick_log import (
 )
 from otel_ddp.settings import Settings
 
+_IN_MARK = layout.IN_MARK // 8
 _NO_EPOCH = float("nan")
 _MOST_SHAPES = 4096
 # The limit of all shapes together: names that change with every call must not fill the memory.
@@ -356,7 +358,14 @@ class Recorder(LockedJournal):
             from otel_ddp.recording.device_scalars import DeviceScalars
 
             self.device_scalars = DeviceScalars(self._copy_arrived)
-        if why := self.device_scalars.start_copy(number, tensor, step, epoch, now):
+        # Where the device's launch queue is full the copy waits for a place.
+        words = self.writer.words
+        words[_IN_MARK] = 1
+        try:
+            why = self.device_scalars.start_copy(number, tensor, step, epoch, now)
+        finally:
+            words[_IN_MARK] = 0
+        if why:
             name = values.shown(self._named[number][0])
             self.refuse("value", f"tensor:{name}", f"{name} was not recorded: {why}")
 
