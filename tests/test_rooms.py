@@ -58,16 +58,15 @@ KNOWS = {
 EVERYBODYS = {"words", "files"}
 # Folders and classes that are still too large, and imports that still go both ways.
 LARGE_FOLDERS = (
-    *(PACKAGE, PACKAGE / "agent" / "reading", PACKAGE / "agent" / "verdicts"),
+    *(PACKAGE, PACKAGE / "agent" / "verdicts"),
     *(PACKAGE / each for each in ("cli", "diagnosis", "history", "recording", "torch")),
 )
 LARGE_CLASSES = (
-    "Stepper Progress RunCase Recorder Agent JournalFeed JournalReader JournalWriter Run Histories "
-    "Stragglers LogHandler DeviceClock StepStream TopApp LockedJournal ProfileWindow Readings "
-    "KeptRun Journals Stalls QuickLog"
+    "Stepper Progress RunCase Recorder Agent JournalReader JournalWriter Run Histories "
+    "Stragglers LogHandler DeviceClock TopApp LockedJournal ProfileWindow Readings "
+    "KeptRun Stalls QuickLog"
 )
 BOTH_WAYS = (
-    "agent.reading.process_series agent.reading.journal_feed",
     "recording.quick_log recording.recorder",
     "torch.steps.sampled torch.steps.watched_model",
     "torch.steps.watched_model torch.steps.stepper",

@@ -251,8 +251,8 @@ def test_of_the_last_twenty_that_ended_the_long_texts_are_kept(
     delete_done(journals)
 
     ended = journals.describe_ended()
-    assert [each["journal"] for each in ended] == [path.name for path in copies]
-    prose = [(each["description"], each["config"]) for each in ended]
+    assert [each.journal for each in ended] == [path.name for path in copies]
+    prose = [(each.description, each.config) for each in ended]
     assert prose == [("", {})] * 2 + [("why", {"lr": 0.1})] * 20
-    assert [each["summary"] for each in ended] == [[]] * 22
-    assert {each["tags"] for each in ended} == {"a"}
+    assert [each.summary for each in ended] == [[]] * 22
+    assert {each.tags for each in ended} == {"a"}

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from otel_ddp import catalog
-from otel_ddp.agent.reading.step_times import StepTimes
+from otel_ddp.agent.reading.process_series import StepTimes
 from otel_ddp.journal.reader import Total
 from otel_ddp.words import NODE_LABELS, RANK_LABELS
 from stack.servers import binaries

@@ -70,7 +70,6 @@ class Agent:
             *(place, self.ledger, conf.node, self.parents.ended_well),
             keeps_found=keeps_found,
             devices=lambda: self.sampling.describe(),
-            has_history=conf.history_bytes > 0,
         )
         self.histories = Histories(conf.history_directory, conf.history_bytes, self.node)
         self._collector = Collector(self.histories, self.ledger, self.node)
@@ -197,8 +196,9 @@ class Agent:
     def _read_and_judge(self) -> None:
         self.journals.find()
         self.journals.poll()
-        self.artifacts.feed(self.journals.flush_artifacts())
-        self._collector.feed(self.journals.feeds())
+        self.artifacts.feed(self.journals.new_artifacts())
+        if self.histories.keeps:
+            self._collector.feed(self.journals.feeds())
         self.parents.watch(self.journals.feeds())
         self.judge.poll(self.journals.feeds())
 

@@ -67,7 +67,7 @@ class Here:
         """All that is told of, and all that waits."""
         self.journals.find()
         self.journals.poll()
-        self.artifacts.feed(self.journals.flush_artifacts())
+        self.artifacts.feed(self.journals.new_artifacts())
         work = self.artifacts._work
         while (artifact := work.next()) is not None:
             self.artifacts._worker.work_on(artifact)

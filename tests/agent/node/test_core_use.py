@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from otel_ddp.agent.node.core_use import CoreUse
-from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.agent.reading.journals import Rank
 
 S = 1_000_000_000
 LABELS = (("run", "r"), ("rank", "1"))

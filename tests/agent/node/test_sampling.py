@@ -21,7 +21,7 @@ from otel_ddp.agent.node.kernel_files import KernelFiles
 from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process_tree import read_process_stat
 from otel_ddp.agent.node.sampling import Sampling
-from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.agent.reading.journals import Rank
 
 BOARD = Device("GPU-1234", "0", "H100")
 OF_BOARD = {"hw.id": "GPU-1234", "hw.type": "gpu", "hw.model": "H100", "gpu": "0"}

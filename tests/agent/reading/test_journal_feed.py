@@ -97,7 +97,7 @@ class Bench:
         """The name and step of each span that waits for export."""
         return [
             (each.content["name"], each.content["step"])
-            for each in self.journal.documents
+            for each in self.journal.documents.waiting
             if each.kind == layout.SPAN
         ]
 
@@ -295,7 +295,6 @@ def test_the_last_value_of_a_name_survives_an_overrun(
 
 
 def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench: Bench) -> None:
-    bench.journal._has_history = True
     shape = Shape([bench.writer.name("loss", "train")])
     bench.poll()
     before_ns = time.time_ns()
@@ -304,7 +303,7 @@ def test_a_time_in_which_records_were_overwritten_is_kept_for_the_history(bench:
 
     bench.poll()
 
-    ((since_ns, until_ns),) = bench.journal.flush_kept().overwritten
+    ((since_ns, until_ns),) = bench.journal.new.overwritten
     assert since_ns <= before_ns < until_ns <= time.time_ns()
 
 
@@ -384,7 +383,7 @@ def test_the_runs_info_changes_when_more_is_known(bench: Bench) -> None:
 
 
 def told_of_config(bench: Bench) -> list[dict[str, Any]]:
-    taken, bench.journal.documents = bench.journal.documents, []
+    taken = bench.journal.documents.take()
     return [each.content for each in taken]
 
 
@@ -546,7 +545,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
     bench.poll()
 
     assert bench.spans() == step_spans(100)
-    documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents)]
+    documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents.waiting)]
     (request,) = Renderer({}).documents(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
     whole, *spans = message.resource_spans[0].scope_spans[0].spans
@@ -591,7 +590,7 @@ def test_a_run_is_a_span_that_is_sent_once_however_its_process_ended(
     for _ in range(2):
         bench.journal.poll(time.time_ns(), alive=False)
 
-    (document,) = [each for each in bench.journal.documents if each.kind == layout.SPAN]
+    (document,) = [each for each in bench.journal.documents.waiting if each.kind == layout.SPAN]
     content = document.content
     assert content["name"] == "run"
     assert own.items() <= content.items()
@@ -616,7 +615,7 @@ def test_a_rank_that_is_not_exported_sends_no_spans_of_steps(tmp_path: Path) -> 
 
     bench.poll()
 
-    assert bench.journal.documents == []
+    assert bench.journal.documents.waiting == []
     bench.close()
 
 
@@ -625,7 +624,7 @@ def test_without_a_collector_no_documents_pile_up(bench: Bench) -> None:
     bench.steps(100)
     bench.writer.append(layout.SPAN, b'{"name": "save"}')
     bench.poll()
-    before = list(bench.journal.documents)
+    before = list(bench.journal.documents.waiting)
 
     # One is found: what comes from now on is kept for it.
     bench.ledger.keep_history = True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from otel_ddp import catalog
-from otel_ddp.agent.reading.step_times import StepTimes
+from otel_ddp.agent.reading.process_series import StepTimes
 from otel_ddp.journal.reader import Total
 
 S = 10**9

@@ -69,7 +69,7 @@ class Rank:
 
     def new_steps(self) -> list[Step]:
         self.journal.poll(self.journal.reader.created_ns, True)
-        return self.journal.flush_steps()
+        return self.journal.new.steps
 
     def asked(self) -> int | None:
         """The last question without an answer."""

@@ -63,7 +63,7 @@ class Bench:
         self.now += later_s
         self.causes.report = report
         for each in self.journals:
-            each.gone_ns = each.gone_ns or (1 if each in gone else 0)
+            each.life.gone_ns = each.life.gone_ns or (1 if each in gone else 0)
             each.poll(1, each not in gone)
         self.parents.watch(self.journals)
         return [each.state for each in gone]

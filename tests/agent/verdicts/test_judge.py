@@ -124,8 +124,8 @@ class Bench:
         self.now_ns += int(later_s * 1e9)
         for rank in self.ranks:
             now_ns = time.time_ns()
-            if not rank.alive and not rank.journal.gone_ns:
-                rank.journal.gone_ns = now_ns
+            if not rank.alive and not rank.journal.life.gone_ns:
+                rank.journal.life.gone_ns = now_ns
             rank.journal.poll(now_ns, rank.alive)
         self.judge.poll([rank.journal for rank in self.ranks])
         with self.ledger.lock:

@@ -39,15 +39,16 @@ class Collector:
         self._summaries: dict[JournalFeed, tuple[float, list[dict[str, Any]]]] = {}
 
     def feed(self, feeds: Iterable[JournalFeed]) -> None:
-        """What was read since the last call."""
+        """What the last poll has read."""
         for each in feeds:
             if not each.labels:
                 continue
-            kept = each.flush_kept()
-            if any(kept):
-                name = each.reader.path.name
+            new = each.new
+            read = (new.scalars, new.steps, new.device_steps, new.events, new.overwritten)
+            if any(read):
                 key, rank = self._key_and_rank(each)
-                self._histories.feed(Batch(key, rank, name, each.reader.names, *kept))
+                name, names = each.reader.path.name, each.reader.names
+                self._histories.feed(Batch(key, rank, name, names, *read))
 
     def feed_states(
         self,

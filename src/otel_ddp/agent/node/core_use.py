@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from otel_ddp.agent.ledger import Labels
-from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.agent.reading.journals import Rank
 
 _EVERY_NS = 2_000_000_000
 # The rate is over so many of the last readings.

@@ -24,7 +24,7 @@ from otel_ddp.agent.node.measurement import Measurement
 from otel_ddp.agent.node.process.process import ProcessReader
 from otel_ddp.agent.node.process.process_tree import read_process_stat
 from otel_ddp.agent.node.source_thread import Sampler
-from otel_ddp.agent.reading.rank import Rank
+from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.errors import containment
 from otel_ddp.words import NODE_LABELS
 

@@ -18,7 +18,6 @@ from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.node_status import with_texts
-from otel_ddp.agent.reading.rank import Rank
 from otel_ddp.agent.reading.run_description import Devices, no_devices
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.errors import containment
@@ -37,9 +36,19 @@ _HIDDEN_S = 60.0
 _MOST_ENDED = 500
 # Only so many of them keep their long texts: the agent's file is rewritten every few seconds.
 _MOST_LONG_TEXTS = 20
-_NO_TEXTS: dict[str, Any] = {"description": None, "config": None, "summary": None}
+_NO_TEXTS: dict[str, Any] = {"description": "", "config": {}, "summary": []}
 # Files for scrapes, the collector and the spool: without them nothing leaves the node.
 _SPARE_FILES = 32
+
+
+class Rank(NamedTuple):
+    """What the sources of the node need to know of a living process."""
+
+    labels: Labels
+    pid: int
+    """As the agent sees it; 0 where it cannot."""
+    start_ticks: int
+    facts: Mapping[str, Any]
 
 
 class Ended(NamedTuple):
@@ -63,7 +72,6 @@ class Journals:
         *,
         keeps_found: bool = False,
         devices: Devices = no_devices,
-        has_history: bool = False,
     ) -> None:
         """*keeps_found*: whether journals stay whose processes had ended before; they may be
         copies. The others: as in JournalFeed."""
@@ -71,7 +79,6 @@ class Journals:
         self._ledger = ledger
         self._ended_well = ended_well
         self._devices = devices
-        self._has_history = has_history
         self._names = NodeNames(place.nodes_file, own_name, living=self._living_identities)
         self._summaries = Summaries()
         self._journals: dict[Path, JournalFeed] = {}
@@ -115,7 +122,7 @@ class Journals:
             else:
                 self._journals[path] = JournalFeed(
                     *(reader, self._ledger, self._names.name, self._ended_well),
-                    *(self._summaries, self._devices, self._has_history),
+                    *(self._summaries, self._devices),
                 )
                 if reader.created_ns < self._keep_before_ns and not reader.writer_is_alive():
                     self._kept.add(path)
@@ -160,40 +167,37 @@ class Journals:
 
     def poll(self) -> None:
         """Read what is new into the ledger."""
-        before = {path for path, journal in self._journals.items() if journal.gone_ns}
+        before = {path for path, journal in self._journals.items() if journal.life.gone_ns}
         for journal in self._journals.values():
             self._poll(journal)
-        if any(journal.gone_ns and path not in before for path, journal in self._journals.items()):
+        gone = {path for path, journal in self._journals.items() if journal.life.gone_ns}
+        if gone - before:
             # A process that was polled before the dead one, and still lives, did not die first.
             for journal in self._journals.values():
-                if not journal.gone_ns and journal.reader.writer_is_alive():
-                    journal.seen_alive_ns = time.time_ns()
+                if not journal.life.gone_ns and journal.reader.writer_is_alive():
+                    journal.life.seen_alive_ns = time.time_ns()
 
     @containment.contained()
     def _poll(self, journal: JournalFeed) -> None:
         # The lock is asked before the journal is read: so all that a dead process wrote is read.
+        # Nor is it seen alive later than it was, so the time is asked before that.
         now_ns = time.time_ns()
         alive = journal.reader.writer_is_alive()
-        if not alive and not journal.gone_ns:
-            # It was alive at the last poll and is dead now: it died in between.
-            journal.gone_ns = time.time_ns()
         with self._ledger.lock:
             journal.poll(now_ns, alive)
 
     def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
         """The spans and events that were read since the last call."""
-        documents = []
-        for journal in self._journals.values():
-            if journal.documents:
-                documents.append((journal.labels, journal.project, journal.documents))
-                journal.documents = []
-        return documents
+        return [
+            (journal.labels, journal.project, taken)
+            for journal in self._journals.values()
+            if (taken := journal.documents.take())
+        ]
 
-    def flush_artifacts(self) -> Iterator[tuple[JournalFeed, Document]]:
-        """The artifacts that were told of since the last call."""
+    def new_artifacts(self) -> Iterator[tuple[JournalFeed, Document]]:
+        """Those that the last poll has read of."""
         for journal in self._journals.values():
-            told, journal.artifacts = journal.artifacts, []
-            for document in told:
+            for document in journal.new.artifacts:
                 yield journal, document
 
     # -- what is exported
@@ -260,7 +264,7 @@ class Journals:
         reader = journal.reader
         return (
             journal.ended_at is not None
-            and not journal.documents
+            and not journal.documents.waiting
             and reader.drained()
             and self._committed.get(path) == reader.bookmark()
             # A process that is being taken over still looks for its mark.

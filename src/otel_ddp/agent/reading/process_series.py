@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from otel_ddp import catalog
-from otel_ddp.agent.ledger import Buckets, Exemplar, Ledger, Series
-from otel_ddp.agent.reading.run_info import info_labels, settings
-from otel_ddp.agent.reading.step_times import StepTimes
+from otel_ddp.agent.ledger import Buckets, Exemplar, Labels, Ledger, Series
+from otel_ddp.agent.reading.logged_values import LoggedValues
+from otel_ddp.agent.reading.run_description import RunDescription, info_labels, settings
 from otel_ddp.agent.reading.steps import Step
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.journal.reader import JournalReader, Total
 from otel_ddp.journal.trace_ids import trace_id
-from otel_ddp.words import STATES
-
-if TYPE_CHECKING:
-    from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.words import STATES, UNUSUAL_PHASES
 
 # The name of an exception class; a user's own reason for an end mostly does not match.
 _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
@@ -25,9 +25,10 @@ _ERROR = re.compile(r"([A-Z]\w{0,99})(?:: |$)")
 class ProcessSeries:
     """One a process. The caller of every method holds the ledger's lock."""
 
-    def __init__(self, journal: JournalFeed, ledger: Ledger) -> None:
-        self._journal = journal
+    def __init__(self, reader: JournalReader, ledger: Ledger) -> None:
+        self._reader = reader
         self._ledger = ledger
+        self._labels: Labels = ()
         self._info_version = (-1, -1)
         self._info: Series | None = None
         self._settings: dict[str, str] = {}
@@ -37,8 +38,9 @@ class ProcessSeries:
         # Of the duration of steps: bucket -> the last step in it that has a span.
         self._exemplars: dict[int, Exemplar] = {}
 
-    def clear(self) -> None:
-        """Begin anew: the ledger has dropped these series."""
+    def relabel(self, labels: Labels) -> None:
+        """Begin anew under these labels: the ledger has dropped the others' series."""
+        self._labels = labels
         self._info = None
         self._info_version = (-1, -1)
         self._settings.clear()
@@ -47,41 +49,44 @@ class ProcessSeries:
         """This step has a span, and so stands for its bucket."""
         took_s = step.took_ns / 1e9
         bucket = bisect_left(catalog.TRAINING_STEP_DURATION.bounds, took_s)
-        trace = trace_id(dict(self._journal.labels).get("run", ""), span["trace"])
+        trace = trace_id(dict(self._labels).get("run", ""), span["trace"])
         self._exemplars[bucket] = Exemplar(took_s, step.ended_ns, trace, bytes.fromhex(span["id"]))
 
-    def update(self, now_ns: int) -> None:
+    def update(
+        self, process: ProcessState, values: LoggedValues, described: RunDescription, now_ns: int
+    ) -> None:
         """Write what is true now into the ledger."""
-        journal = self._journal
-        reader, identity = journal.reader, journal.identity
-        self._put(catalog.TRAINING_STATE, journal.state, now_ns)
-        self._put(catalog.TRAINING_RESTARTS, float(identity.get("restarts") or 0), now_ns)
-        if journal.world_size is not None:
-            self._put(catalog.TRAINING_WORLD_SIZE, journal.world_size, now_ns)
+        reader = self._reader
+        self._put(catalog.TRAINING_STATE, STATES[process.state], now_ns)
+        self._put(catalog.TRAINING_RESTARTS, float(reader.identity.get("restarts") or 0), now_ns)
         # A process that logs for a rank of another process does not show whether that one lives,
         # or what it does.
-        if not journal.is_proxy:
-            self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, journal.seen_alive_ns / 1e9, now_ns)
+        if not process.proxy:
+            alive_s = (process.seen_alive_ns or 0) / 1e9
+            self._put(catalog.TRAINING_HEARTBEAT_TIMESTAMP, alive_s, now_ns)
             self._put_progress(now_ns)
-        if (step := journal.step()) is not None:
-            self._put(catalog.TRAINING_STEP, step, now_ns)
-        if journal.state == STATES["failed"] and (kind := _ERROR.match(reader.reason())):
+        for metric, value in (
+            (catalog.TRAINING_WORLD_SIZE, process.world_size),
+            (catalog.TRAINING_STEP, process.step),
+            (catalog.TRAINING_EPOCH, values.last_epoch),
+        ):
+            if value is not None:
+                self._put(metric, value, now_ns)
+        if process.state == "failed" and (kind := _ERROR.match(process.reason)):
             self._put(catalog.TRAINING_EXCEPTIONS, 1, now_ns, ("error.type", kind[1]))
-        if journal.last_epoch is not None:
-            self._put(catalog.TRAINING_EPOCH, journal.last_epoch, now_ns)
         for why, count in (
             ("overwritten", reader.lost),
             ("unreadable", reader.unreadable),
-            ("too_fast", journal.too_fast),
+            ("too_fast", values.too_fast),
         ):
             self._put(catalog.OTEL_DDP_RECORDS_LOST, count, now_ns, ("why", why))
         self._put_totals(now_ns)
         self._put_capabilities(now_ns)
-        if identity.get("global_rank") == 0 and not journal.is_proxy:
-            self._put_run(now_ns)
+        if process.rank == 0 and not process.proxy:
+            self._put_run(described, now_ns)
 
     def _put_progress(self, now_ns: int) -> None:
-        reader = self._journal.reader
+        reader = self._reader
         progress = reader.progress()
         if progress is not None:
             since_ns = reader.created_ns + progress.phase_after_ns
@@ -89,7 +94,7 @@ class ProcessSeries:
             self._put(catalog.TRAINING_PROGRESS_TIMESTAMP, since_ns / 1e9, now_ns)
 
     def _put_totals(self, now_ns: int) -> None:
-        totals = self._journal.reader.totals()
+        totals = self._reader.totals()
         self._put_step_times(self._step_times.feed(totals, now_ns), now_ns)
         for total in totals:
             metric = catalog.BY_NAME.get(total.metric)
@@ -105,19 +110,19 @@ class ProcessSeries:
 
     def _put_step_times(self, seconds: dict[str, float], now_ns: int) -> None:
         for phase in self._phases - seconds.keys():
-            labels = (*self._journal.labels, ("phase", phase))
+            labels = (*self._labels, ("phase", phase))
             self._ledger.forget(self._ledger.series(catalog.TRAINING_PHASE_STEP_TIME, labels))
         self._phases = set(seconds)
         for phase, per_step_s in seconds.items():
             self._put(catalog.TRAINING_PHASE_STEP_TIME, per_step_s, now_ns, ("phase", phase))
 
     def _put_capabilities(self, now_ns: int) -> None:
-        reasons = self._journal.reader.facts.get("capability")
+        reasons = self._reader.facts.get("capability")
         if not isinstance(reasons, dict):
             return
         now = {(str(what), str(reason)) for what, reason in reasons.items()}
         for what, reason in self._capabilities - now:
-            labels = (*self._journal.labels, ("what", what), ("reason", reason))
+            labels = (*self._labels, ("what", what), ("reason", reason))
             self._ledger.forget(self._ledger.series(catalog.OTEL_DDP_CAPABILITY, labels))
         self._capabilities = now
         for what, reason in now:
@@ -126,9 +131,8 @@ class ProcessSeries:
                 catalog.OTEL_DDP_CAPABILITY, value, now_ns, ("what", what), ("reason", reason)
             )
 
-    def _put_run(self, now_ns: int) -> None:
-        journal = self._journal
-        reader = journal.reader
+    def _put_run(self, described: RunDescription, now_ns: int) -> None:
+        reader = self._reader
         self._put(catalog.TRAINING_RUN_START_TIMESTAMP, reader.created_ns / 1e9, now_ns)
         parameters = reader.facts.get("parameters")
         if isinstance(parameters, dict):
@@ -141,21 +145,18 @@ class ProcessSeries:
             self._info_version = version
             if self._info is not None:
                 self._ledger.forget(self._info)
-            info = info_labels(journal.identity, reader.facts, reader.config)
+            labels = (*self._labels, *info_labels(reader.identity, reader.facts, reader.config))
             self._info = self._ledger.series(
-                *(catalog.TRAINING_RUN_INFO, (*journal.labels, *info)),
-                *(reader.created_ns, journal.project),
+                catalog.TRAINING_RUN_INFO, labels, reader.created_ns, self._project
             )
         self._info.value, self._info.time_ns = 1.0, now_ns
-        self._put_settings(now_ns)
+        self._put_settings(described, now_ns)
 
-    def _put_settings(self, now_ns: int) -> None:
-        journal = self._journal
-        described = journal.description
+    def _put_settings(self, described: RunDescription, now_ns: int) -> None:
         texts, environment = described.texts(), described.environment()
-        now = dict(settings(texts, environment, journal.reader.config))
+        now = dict(settings(texts, environment, self._reader.config))
         for setting, value in self._settings.items() - now.items():
-            labels = (*journal.labels, ("setting", setting), ("value", value))
+            labels = (*self._labels, ("setting", setting), ("value", value))
             self._ledger.forget(self._ledger.series(catalog.TRAINING_RUN_SETTING, labels))
         self._settings = now
         for setting, value in now.items():
@@ -165,12 +166,76 @@ class ProcessSeries:
     def _put(
         self, metric: catalog.Metric, value: float | Buckets, now_ns: int, *more: tuple[str, str]
     ) -> None:
-        journal = self._journal
         self._ledger.put(
             metric,
-            (*journal.labels, *more),
+            (*self._labels, *more),
             value if isinstance(value, Buckets) else float(value),
             now_ns,
-            journal.reader.created_ns,
-            journal.project,
+            self._reader.created_ns,
+            self._project,
         )
+
+    @property
+    def _project(self) -> str:
+        return str(self._reader.identity.get("project") or "")
+
+
+# -- the time per step in each phase, over the last two minutes
+
+_WINDOW_NS = 120 * 10**9
+# So the window is up to this much longer, and holds two dozen readings.
+_KEEP_EVERY_NS = 5 * 10**9
+# Every step has them, so 0 is told too. Of the others only what has taken time.
+
+
+class _Reading(NamedTuple):
+    at_ns: int
+    steps: float
+    seconds: Mapping[tuple[str, str], float]
+    """By clock and phase."""
+
+
+class StepTimes:
+    """One a process: of its totals now and two minutes ago."""
+
+    def __init__(self) -> None:
+        self._readings: deque[_Reading] = deque()
+
+    def feed(self, totals: Iterable[Total], now_ns: int) -> dict[str, float]:
+        """The seconds per step by phase; {} where there was no step.
+
+        By the clock of the device, where that has counted: its host only launches, and may run
+        ahead.
+        """
+        now = _reading(totals, now_ns)
+        readings = self._readings
+        # A clock that was set back must not keep old readings for ever.
+        while readings and not 0 <= now_ns - readings[0].at_ns <= _WINDOW_NS + _KEEP_EVERY_NS:
+            readings.popleft()
+        before = readings[0] if readings else now
+        if not readings or now_ns - readings[-1].at_ns >= _KEEP_EVERY_NS:
+            readings.append(now)
+        steps = now.steps - before.steps
+        if steps <= 0:
+            return {}
+        grown = {
+            key: seconds - before.seconds.get(key, 0.0) for key, seconds in now.seconds.items()
+        }
+        on_device = any(seconds > 0 for (clock, _), seconds in grown.items() if clock == "device")
+        counts = "device" if on_device else "host"
+        return {
+            phase: seconds / steps
+            for (clock, phase), seconds in grown.items()
+            if clock == counts and (seconds > 0 or phase not in UNUSUAL_PHASES)
+        }
+
+
+def _reading(totals: Iterable[Total], now_ns: int) -> _Reading:
+    steps, seconds = 0.0, dict[tuple[str, str], float]()
+    for total in totals:
+        if total.metric == catalog.TRAINING_STEPS.name:
+            steps += total.values[0]
+        elif total.metric == catalog.TRAINING_PHASE_TIME.name:
+            key = (str(total.attributes.get("clock")), str(total.attributes.get("phase")))
+            seconds[key] = seconds.get(key, 0.0) + total.values[0]
+    return _Reading(now_ns, steps, seconds)

@@ -200,15 +200,8 @@ class StepStream:
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
-        self._number: int | None = None
-        self._gc_ns = 0
-        self._skipped = False
-        self._retries = 0
-        self._work = 0
-        self._logged: int | None = None
-        self._paced: list[int] = []
-        self._lag_ns: int | None = None
-        self._profiled = False
+        # The numbers that the journal tells of it, by their codes.
+        self._told: dict[int, list[int]] = {}
 
     def feed(self, record: Steps) -> list[Step]:
         """The steps that end in this record."""
@@ -284,26 +277,10 @@ class StepStream:
                     steps.append(self._finished(self._began_ns))
                 # If times went back a little, the next step begins at the end of this one.
                 self._start(max(created_ns + value, self._until_ns))
-            elif code == layout.STEP_NUMBER:
-                self._number = value
-            elif code == layout.STEP_GC:
-                self._gc_ns += value
-            elif code == layout.STEP_WORK:
-                self._work += value
-            elif code == layout.STEP_LOGGED:
-                self._logged = value
-            elif code == layout.STEP_SKIPPED:
-                self._skipped = True
-            elif code == layout.STEP_PACED:
-                self._paced.append(value)
-            elif code == layout.STEP_LAG:
-                self._lag_ns = value
-            elif code == layout.STEP_PROFILED:
-                self._profiled = True
-            elif code == layout.STEP_RETRIES:
-                self._retries += value
             elif code == layout.STEPS_BEGAN:
                 self._start(created_ns + value)
+            else:
+                self._told.setdefault(code, []).append(value)
         self._at_start = words[-1] in (layout.STEPS_BEGAN, layout.STEP_ENDED)
 
     def _spend(self, now_ns: int) -> None:
@@ -329,18 +306,23 @@ class StepStream:
 
     def _finished(self, began_ns: int) -> Step:
         spans_ns = tuple(map(sub, self._ends, (began_ns, *self._ends)))
+        told = self._told
+
+        def last(code: int) -> int | None:
+            return told[code][-1] if code in told else None
+
         return Step(
-            self._number,
-            began_ns,
-            self._until_ns,
-            Parts(began_ns, bytes(self._codes), spans_ns),
-            tuple(self._rest.items()),
-            self._gc_ns / 1e9,
-            self._skipped,
-            self._retries,
-            self._work,
-            self._logged,
-            tuple(self._paced),
-            self._lag_ns,
-            self._profiled,
+            number=last(layout.STEP_NUMBER),
+            began_ns=began_ns,
+            ended_ns=self._until_ns,
+            parts=Parts(began_ns, bytes(self._codes), spans_ns),
+            rest=tuple(self._rest.items()),
+            gc_s=sum(told.get(layout.STEP_GC, ())) / 1e9,
+            skipped=layout.STEP_SKIPPED in told,
+            retries=sum(told.get(layout.STEP_RETRIES, ())),
+            work=sum(told.get(layout.STEP_WORK, ())),
+            logged=last(layout.STEP_LOGGED),
+            paced=tuple(told.get(layout.STEP_PACED, ())),
+            lag_ns=last(layout.STEP_LAG),
+            profiled=layout.STEP_PROFILED in told,
         )

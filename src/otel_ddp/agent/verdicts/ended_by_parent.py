@@ -66,7 +66,7 @@ class Parents:
                 # In another PID namespace the number belongs to some other process.
                 wanted |= {parent} if journal.pid == reader.pid else set()
                 # At once: it may end before its rank is known.
-                if not journal.gone_ns:
+                if not journal.life.gone_ns:
                     self._living.append(parent)
                     self._causes.watch(journal.pid, reader.start_ticks)
             elif reader.path not in self._ended:

@@ -82,7 +82,7 @@ class Exits:
     def _ended_process(self, journal: JournalFeed, labels: Labels) -> EndedProcess:
         progress = journal.reader.progress()
         described = journal.describe()
-        alive_ns, ended_ns = journal.seen_alive_ns, journal.gone_ns
+        alive_ns, ended_ns = journal.life.seen_alive_ns, journal.life.gone_ns
         if progress is not None and progress.state in ENDED:
             # It reported its end: the moment of that report counts.
             alive_ns = ended_ns = progress.state_since_ns

@@ -107,7 +107,7 @@ class Judge:
         labels = process.labels
         case = self._case(labels)
         case.drop_ended_before(journal.reader.created_ns)
-        steps, device_steps = journal.flush_steps(), journal.flush_device_steps()
+        steps, device_steps = journal.new.steps, journal.new.device_steps
         if process.is_at_work:
             case.update_world(labels, journal, trains=bool(steps) or journal.restarted)
         if not case.is_beside(journal.world_size):
