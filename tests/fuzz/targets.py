@@ -33,10 +33,10 @@ from otel_ddp.history import card, profiles
 from otel_ddp.history.compare import render, sources
 from otel_ddp.history.compare.comparison import compare
 from otel_ddp.history.find_run import NotFound, find_run
+from otel_ddp.history.page import saved
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import Unreadable as UnreadableHistory
 from otel_ddp.history.report import facts, run_card
-from otel_ddp.history.report import page as report_page
 from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
@@ -333,7 +333,7 @@ def _show(folder: Path) -> None:
         json.loads(answer.body) if "json" in answer.headers["Content-Type"] else None
     with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:
         report = facts.gather(found, profiles=profiles.of_run("sweep", "r", folder))
-        "".join(report_page.page(report))
+        saved.page(found.histories, run_card.cost_words(report["cost"]))
         list(card.lines(run_card.of_report(report)))
     with contextlib.suppress(UnreadableHistory, NotFound):
         both = compare([sources.load("a", folder)], [sources.load("r", folder)])

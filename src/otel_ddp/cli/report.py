@@ -44,8 +44,9 @@ def run(options: argparse.Namespace) -> int:
     from otel_ddp.agent.verdicts import postmortem
     from otel_ddp.history import card, postmortems, profiles
     from otel_ddp.history.find_run import NotFound, find_run, newest_run
+    from otel_ddp.history.page import saved
     from otel_ddp.history.reader import Unreadable
-    from otel_ddp.history.report import facts, page, run_card
+    from otel_ddp.history.report import facts, run_card
 
     try:
         conf, folder = settings.read(), history_directory(options)
@@ -60,17 +61,17 @@ def run(options: argparse.Namespace) -> int:
         with found:
             named = found.group, found.name
             reports = postmortem.directory(conf.postmortem_directory)
-            report = facts.gather(
-                found,
+            beside = (
                 postmortems.of_run([*filter(files.is_kept, [reports])], *named),
                 profiles.of_run(*named),
             )
+            report = facts.gather(found, *beside)
             if options.card:
                 return print_answer("\n".join(card.lines(run_card.of_report(report))))
             out = options.out or Path(_folder_name(report["run"]["run"]))
             html = out / "report.html"
             shown = "\n".join(card.lines(run_card.of_report(report, [str(html.absolute())])))
-            content = "\n".join(page.page(report)) + "\n"
+            content = saved.page(found.histories, run_card.cost_words(report["cost"]), *beside)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         # NaN is no JSON: values that are not finite are null.
         (out / "report.json").write_text(json.dumps(_finite(report)) + "\n")
-        html.write_text(content, encoding="utf-8", errors="replace")
+        html.write_text(content, encoding="utf-8")
     except OSError as error:
         print(f"otel-ddp report: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1

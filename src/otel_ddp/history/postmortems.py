@@ -23,9 +23,14 @@ class Postmortem(NamedTuple):
     written_ns: int
     sentence: str
 
-    @property
-    def name(self) -> str:
-        return self.path.stem
+    def described(self) -> dict[str, Any]:
+        """As the page shows it."""
+        return {
+            "name": self.path.stem,
+            "path": str(self.path),
+            "written_ns": self.written_ns,
+            "sentence": self.sentence,
+        }
 
 
 def of_run(folders: Sequence[Path], group: str, run: str) -> list[Postmortem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,19 +47,21 @@ class Profile(NamedTuple):
         ranks = [each for each in _mappings(self.content.get("ranks")) if each.get("file")]
         return [each["rank"] for each in ranks if isinstance(each.get("rank"), int)]
 
-    def operators(self, most: int) -> list[Operator]:
-        """Where the ranks differ most; where there is one rank, what takes longest."""
+    def described(self, most: int) -> dict[str, Any]:
+        """With at most so many rows of the table that `otel-ddp profile` prints.
+
+        They are those in which the ranks differ most; where there is one rank, what takes longest.
+        """
         rows = [_operator(each) for each in _mappings(self.content.get("table"))]
-        known = [each for each in rows if each and len(each.times_s) == len(self.ranks)]
-        return known[:most]
-
-
-class Operator(NamedTuple):
-    """A row of the table that `otel-ddp profile` prints."""
-
-    name: str
-    times_s: Sequence[float]
-    """Its own time in a step, of each rank."""
+        return {
+            "asked_ns": self.asked_ns,
+            "why": self.why,
+            "ranks": self.ranks,
+            "traces": [str(path) for path in self.traces],
+            "operators": [row for row in rows if row and len(row["times_s"]) == len(self.ranks)][
+                :most
+            ],
+        }
 
 
 def directory() -> Path:
@@ -80,12 +82,12 @@ def of_run(group: str, run: str, root: Path | None = None) -> list[Profile]:
     return sorted(found, key=lambda each: each.asked_ns, reverse=True)
 
 
-def _operator(row: Mapping[str, Any]) -> Operator | None:
+def _operator(row: Mapping[str, Any]) -> dict[str, Any] | None:
     times_s = row.get("times_s")
     if not isinstance(times_s, list) or not all(isinstance(s, (int, float)) for s in times_s):
         return None
     name = f"{row.get('operator') or ''}{' (device)' if row.get('on_device') else ''}"
-    return Operator(name[:_LONGEST_OPERATOR], times_s)
+    return {"operator": name[:_LONGEST_OPERATOR], "times_s": times_s}
 
 
 def _mappings(found: Any) -> list[Mapping[str, Any]]:

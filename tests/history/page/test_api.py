@@ -20,8 +20,9 @@ import pytest
 
 from histories import S, value_sums, write_history, write_profile
 from history.page.serving import Served
-from otel_ddp.history.page import profiles
+from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
+from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
 from otel_ddp.history.run_file import RunFile, SeriesKey
 from otel_ddp.words import PHASES
@@ -52,7 +53,7 @@ class Client:
         finally:
             connection.close()
 
-    def api(self, path: str, **query: Any) -> Reply:
+    def api(self, path: str, /, **query: Any) -> Reply:
         return self.ask(f"/api/{path}?{urlencode(query, doseq=True)}")
 
 
@@ -321,44 +322,38 @@ def test_profiles_of_a_run_are_its_own_and_their_traces_are_sent(tmp_path: Path)
     trace = bytes(range(256)) * 100
     (folder / "rank-3.json.gz").write_bytes(trace)
     (folder / "rank-0.json.gz").symlink_to(folder / "secret")
-    run = {"run": "lr-0.3", "folder": str(folder)}
+    traces = [str(folder / f"rank-{rank}.json.gz") for rank in (3, 0)]
 
     app = App(tmp_path / "runs", profile_folder=tmp_path / "profiles")
     with served(app) as client:
         [found] = client.api("profiles", run="lr-0.3").json["profiles"]
         sent = client.ask(
-            f"/api/trace?{urlencode({**run, 'name': 'rank-3.json.gz'})}", Accept_Encoding="gzip"
+            f"/api/trace?{urlencode({'run': 'lr-0.3', 'path': traces[0]})}", Accept_Encoding="gzip"
         )
         others = [
-            client.api("trace", **{**run, **changed}).status
-            for changed in (
-                {"name": "rank-0.json.gz"},
-                {"name": "secret"},
-                {"name": "../profiles/secret"},
-                {"name": "rank-3.json.gz", "folder": "/"},
-                {"name": "rank-3.json.gz", "run": "other"},
-            )
+            client.api("trace", run="lr-0.3", path=path).status
+            for path in (traces[1], str(folder / "secret"), "rank-3.json.gz", "")
         ]
 
     assert (found["why"], found["ranks"]) == ("rank 3 is named by a verdict", [3, 0])
-    assert found["traces"] == ["rank-3.json.gz", "rank-0.json.gz"]
-    assert found["operators"] == [{"name": "aten::mm (device)", "times_s": [0.004, 0.001]}]
+    assert found["traces"] == traces
+    assert found["operators"] == [{"operator": "aten::mm (device)", "times_s": [0.004, 0.001]}]
     assert (sent.status, sent.body) == (200, trace)
     assert sent.headers["content-disposition"] == 'attachment; filename="rank-3.json.gz"'
     assert "content-encoding" not in sent.headers
-    assert others == [404] * 5
+    assert others == [404] * 4
 
 
 def test_a_trace_that_is_too_large_to_send_is_named_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "_LARGEST_TRACE", 100)
+    monkeypatch.setattr(answers, "_LARGEST_TRACE", 100)
     write_history(tmp_path / "runs")
     folder = write_profile(tmp_path / "profiles", "sweep", "lr-0.3")
     (folder / "rank-3.json.gz").write_bytes(bytes(101))
 
     with served(App(tmp_path / "runs", profile_folder=tmp_path / "profiles")) as client:
-        reply = client.api("trace", run="lr-0.3", folder=str(folder), name="rank-3.json.gz")
+        reply = client.api("trace", run="lr-0.3", path=str(folder / "rank-3.json.gz"))
 
     assert reply.status == 413
     assert str(folder / "rank-3.json.gz") in reply.json["error"]
@@ -418,29 +413,32 @@ def test_an_agent_that_keeps_nothing_says_so_above_the_list(
     assert kept["problem"] in fault
 
 
-def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(tmp_path: Path) -> None:
+def test_while_the_disk_hangs_the_page_says_so_and_touches_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_history(tmp_path)
     kept = {"directory": "/kept", "problem": "the disk does not answer", "since_ns": S}
-    hangs = threading.Event()
+    hangs, back = threading.Event(), threading.Event()
 
-    def live() -> dict[str, Any]:
+    def read(runs: Runs) -> None:
         # The first request waits for a disk, which is found to hang meanwhile.
-        if not hangs.is_set():
-            hangs.set()
-            back.wait()
-        return {"history": kept}
+        assert not hangs.is_set()
+        hangs.set()
+        back.wait()
 
-    back = threading.Event()
-    with served(App(tmp_path, live=live, disk_hangs=hangs.is_set)) as client:
+    monkeypatch.setattr(Runs, "_read", read)
+    app = App(tmp_path, live=lambda: {"history": kept}, disk_hangs=hangs.is_set)
+    with served(app) as client:
         runs = client.api("runs").json
         run = client.api("run", run="lr-0.3")
         report = client.api("postmortem", name="postmortem-a")
+        now = client.api("now")
         back.set()
 
     assert runs["runs"] == []
     assert "the disk does not answer" in runs["faults"][0]
     assert run.json["error"] == "The disk of the histories does not answer."
-    assert (run.status, report.status) == (503, 503)
+    assert (run.status, report.status, now.status) == (503, 503, 200)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")

@@ -9,7 +9,7 @@ from otel_ddp.agent.node import socket_owners
 from otel_ddp.agent.scrape.server import CLIENT_TIMEOUT_S, BoundedServer
 from otel_ddp.history.page import guard
 from otel_ddp.history.page.app import App
-from otel_ddp.history.page.exchange import Answer, Refused, as_text
+from otel_ddp.history.page.exchange import Answer, Question, Refused, as_text
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,7 +34,11 @@ class Handler(BaseHTTPRequestHandler):
             return known[0]
 
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return app.answer(self.command, self.path, headers, is_private)
+        return app.answer(
+            Question.of_address(
+                self.path, method=self.command, headers=headers, is_private=is_private
+            )
+        )
 
     def _is_own_connection(self) -> bool:
         """Whether our own user or root has opened this connection on this node."""

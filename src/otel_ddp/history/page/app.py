@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from otel_ddp import files
 from otel_ddp.errors import containment
-from otel_ddp.history import postmortems
-from otel_ddp.history.page import events, guard, head, profiles, steps, values
+from otel_ddp.history import postmortems, profiles
+from otel_ddp.history.page import answers, guard, head
 from otel_ddp.history.page.exchange import (
     PACKED,
     Answer,
@@ -26,10 +27,12 @@ from otel_ddp.history.page.exchange import (
 )
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
-from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.reader import Unreadable
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
+# Asked of the agent alone; all else lies on the disk of the histories.
+_WITHOUT_DISK = ("now", "stacks")
 _PACKED_FROM = 4096
 _LOOK_EVERY_S = 0.25
 HIDDEN = (
@@ -52,7 +55,7 @@ class App:
         folder: Path,
         *,
         ours: bool = False,
-        disk_hangs: Callable[[], bool] = lambda: False,
+        disk_hangs: Callable[[], bool] | None = None,
         live: Live | None = None,
         ask_stacks: AskStacks | None = None,
         postmortem_folders: Sequence[Path] = (),
@@ -68,82 +71,60 @@ class App:
         self._disk_hangs = disk_hangs
         self._live = live
         self._ask_stacks = ask_stacks
-        self._postmortem_folders = (*postmortem_folders, *([folder] if ours else []))
-        self._others_folders = [] if ours else [folder]
-        self._profile_folder = profile_folder
+        self._own_folders = [*postmortem_folders, *([folder] if ours else [])]
+        self._named_folders = [] if ours else [folder]
+        self._profiles = profile_folder or profiles.directory()
         self._files = StaticFiles()
 
-    def answer(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        is_private: Callable[[], bool],
-    ) -> Answer:
-        """*target* is the path with its query, as the guard lets it through.
+    def answer(self, question: Question) -> Answer:
+        """The answer, whatever is asked; raises nothing."""
+        path = question.path
+        if self._disk_hangs is None or path.removeprefix("/api/") in (path, *_WITHOUT_DISK):
+            return self._timed_answer(question)
+        done: futures.Future[Answer] = futures.Future()
 
-        *headers* has small letters.
-        """
+        def work() -> None:
+            try:
+                done.set_result(self._timed_answer(question))
+            except BaseException as error:  # noqa: BLE001  # raised where it is awaited
+                done.set_exception(error)
 
-        def answer() -> Answer:
-            return self._timed_answer(method, target, headers, is_private)
-
-        found: list[Answer] = []
-        thread = threading.Thread(target=lambda: found.append(answer()), daemon=True)
         if not self._disk_hangs():
             try:
-                thread.start()
+                threading.Thread(target=work, daemon=True).start()
             except RuntimeError:
-                return answer()  # too few threads for a moment
-            while thread.is_alive() and not self._disk_hangs():
-                thread.join(_LOOK_EVERY_S)
-        # A thread that waits for the disk is left behind: now that the disk is known to hang, the
-        # same question is answered without it.
-        return found[0] if found else answer()
+                work()  # too few threads for a moment
+        # A thread that waits for the disk is left behind.
+        while not self._disk_hangs() or done.done():
+            with contextlib.suppress(futures.TimeoutError):
+                return done.result(_LOOK_EVERY_S)
+        if path == "/api/runs":
+            return as_json(200, self._list(question, [], []))
+        return as_json(503, {"error": "The disk of the histories does not answer."})
 
-    def _timed_answer(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        is_private: Callable[[], bool],
-    ) -> Answer:
+    def _timed_answer(self, question: Question) -> Answer:
         began_s = time.thread_time()
-        given = self._answer(method, target, headers, is_private)
+        given = self._answer(question)
         extra = {}
         body = given.body
         packs = not given.headers.keys() & {"Content-Encoding", "ETag"}
         packs = packs and given.headers.get("Content-Type") != PACKED
-        if packs and len(body) > _PACKED_FROM and "gzip" in headers.get("accept-encoding", ""):
+        accepted = question.headers.get("accept-encoding", "")
+        if packs and len(body) > _PACKED_FROM and "gzip" in accepted:
             body = gzip.compress(body, 1, mtime=0)
             extra["Content-Encoding"] = "gzip"
         # The page asks less often where its answers are dear.
         extra["Server-Timing"] = f"cpu;dur={(time.thread_time() - began_s) * 1000:.1f}"
         return Answer(given.status, {**extra, **given.headers}, body)
 
-    def _answer(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        is_private: Callable[[], bool],
-    ) -> Answer:
+    def _answer(self, question: Question) -> Answer:
+        path = question.path
+        if not path.startswith("/api/"):
+            return self._file(path, question.headers)
         try:
-            parts = urlsplit(target)
-            query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
-        except ValueError:
-            return as_text(400, "the address cannot be read\n")
-        path = parts.path
-        is_api = path.startswith("/api/")
-        try:
-            if is_api:
-                question = Question(method, path[5:], query, headers, is_private)
-                return self._api(question)
-            return self._file(path, headers)
+            return self._api(path.removeprefix("/api/"), question)
         except Refused as why:
-            if is_api:
-                return as_json(why.status, {"error": str(why)})
-            return as_text(why.status, f"{why}\n")
+            return as_json(why.status, {"error": str(why)})
         except Unreadable as why:
             return as_json(500, {"error": str(why)})
 
@@ -158,80 +139,58 @@ class App:
 
     # -- the API
 
-    def _api(self, question: Question) -> Answer:
-        path, as_table = question.path.removesuffix(".csv"), question.path.endswith(".csv")
+    def _api(self, path: str, question: Question) -> Answer:
         if path == "stacks":
             return self._stacks(question)
         if question.method not in ("GET", "HEAD"):
             raise Refused(405, "only GET is answered here")
         if path == "runs":
-            return as_json(200, self._list(question))
+            return as_json(200, self._list(question, *self._runs.rows()))
         if path == "now":
             return as_json(200, self._now(question))
-        if self._disk_hangs():
-            raise Refused(503, "The disk of the histories does not answer.")
-        if path == "postmortem":
+        name, as_table = path.removesuffix(".csv"), path.endswith(".csv")
+        if name in answers.PRIVATE:
             self._check_private(question)
+        if name == "postmortem":
             return self._postmortem(question.text("name"))
+        return self._of_run(name, as_table, question)
+
+    def _of_run(self, path: str, as_table: bool, question: Question) -> Answer:
         group = question.text("group") if "group" in question.query else None
         group = self._shown_group(question, group)
+        beside = answers.Beside(self._folders(), self._profiles)
         with self._runs.opened(group, question.text("run")) as histories:
             if path == "trace":
-                self._check_private(question)
-                return profiles.trace(*_named(histories), question, self._profile_folder)
-            found = self._of_run(path, histories, question)
-        if as_table:
-            if path == "steps":
-                return as_csv([{"rank": "mean", "columns": found["columns"]}, *found["ranks"]])
-            if path in ("values", "node"):
-                return as_csv(found["series"])
-            raise Refused(404, f"{path} is no table")
-        return as_json(200, found)
-
-    def _of_run(self, path: str, histories: list[History], question: Question) -> dict[str, Any]:
-        if path == "run":
-            return head.head(histories, self._ask_live(), question.is_private())
-        if path == "names":
-            node = values.names(histories, "node") + values.names(histories, "counter")
-            return {
-                "values": values.names(histories, "value"),
-                "node": [{"name": name, **values.described(name)} for name in node],
-            }
-        if path == "values":
-            return values.columns_of(histories, question, "value")
-        if path == "node":
-            return values.columns_of(histories, question, "node", "counter")
+                return answers.trace(histories, question, beside)
+            if path == "run":
+                found = head.head(histories, self._ask_live(), question.is_private())
+            elif path in answers.ANSWERS:
+                found = answers.ANSWERS[path](histories, question)
+            elif path in answers.BESIDE:
+                found = answers.BESIDE[path](histories, beside)
+            else:
+                raise Refused(404, f"there is no {path[:100]!r}")
+        if not as_table:
+            return as_json(200, found)
         if path == "steps":
-            return steps.grid(histories, question)
-        if path == "events":
-            self._check_private(question)
-            return events.table(histories, question)
-        if path == "postmortems":
-            self._check_private(question)
-            return {
-                "postmortems": [
-                    {"name": each.name, "written_ns": each.written_ns, "sentence": each.sentence}
-                    for each in postmortems.of_run(self._folders(), *_named(histories))
-                ]
-            }
-        if path == "profiles":
-            self._check_private(question)
-            return profiles.table(*_named(histories), self._profile_folder)
-        raise Refused(404, f"there is no {path[:100]!r}")
+            return as_csv([{"rank": "mean", "columns": found["columns"]}, *found["ranks"]])
+        if path in ("values", "node"):
+            return as_csv(found["series"])
+        raise Refused(404, f"{path} is no table")
 
     def _folders(self) -> list[Path]:
         """Where post-mortems may lie."""
-        return [*filter(files.is_kept, self._postmortem_folders), *self._others_folders]
+        return [*filter(files.is_kept, self._own_folders), *self._named_folders]
 
     def _postmortem(self, name: str) -> Answer:
         if (text := postmortems.text(self._folders(), name)) is None:
             raise Refused(404, f"there is no post-mortem {name[:200]!r}")
         return as_text(200, text)
 
-    def _list(self, question: Question) -> dict[str, Any]:
+    def _list(
+        self, question: Question, rows: list[dict[str, Any]], faults: list[str]
+    ) -> dict[str, Any]:
         live, private = self._ask_live(), question.is_private()
-        # A thread that touches a disk that hangs does not come back.
-        rows, faults = ([], []) if self._disk_hangs() else self._runs.rows()
         rows = [{**row, "verdicts": head.verdicts(row["verdicts"], private)} for row in rows]
         if not private:
             shown = _runs_of(live)
@@ -287,12 +246,6 @@ class App:
     @containment.contained()
     def _ask_live(self) -> Mapping[str, Any] | None:
         return None if self._live is None else self._live()
-
-
-def _named(histories: Sequence[History]) -> tuple[str, str]:
-    """Its group and its name, whatever the request has left out."""
-    about = histories[0].about
-    return str(about.get("group") or ""), str(about.get("run") or "")
 
 
 def _not_kept(live: Mapping[str, Any] | None) -> list[str]:

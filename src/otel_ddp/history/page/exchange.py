@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -27,12 +28,22 @@ class Refused(Exception):
 class Question(NamedTuple):
     """A request. Names of headers are in small letters."""
 
-    method: str
     path: str
-    query: Mapping[str, Sequence[str]]
-    headers: Mapping[str, str]
-    is_private: Callable[[], bool]
+    query: Mapping[str, Sequence[str]] = {}
+    method: str = "GET"
+    headers: Mapping[str, str] = {}
+    is_private: Callable[[], bool] = lambda: True
     """Whether whoever asks may read what /metrics does not tell; looked up where it is needed."""
+
+    @classmethod
+    def of_address(cls, target: str, **more: Any) -> Question:
+        """*target*: the path with its query, as the guard lets it through."""
+        try:
+            parts = urlsplit(target)
+            query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
+        except ValueError:
+            raise Refused(400, "the address cannot be read") from None
+        return cls(parts.path, query, **more)
 
     def text(self, name: str, default: str = "") -> str:
         return self.query.get(name, (default,))[-1]

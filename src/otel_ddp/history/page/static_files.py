@@ -1,8 +1,11 @@
-"""The files of the page: our own, and the library of plots, compressed once."""
+"""The files of the page, our own and the library of plots: served, or saved into one file."""
 
 from __future__ import annotations
 
+import base64
 import gzip
+import re
+import secrets
 import threading
 from collections.abc import Mapping
 from hashlib import blake2s
@@ -23,6 +26,10 @@ PLOTLY = "plotly.min.js"
 # What stands in the index for the address of the library.
 _PLOTLY_HERE = b"PLOTLY_ADDRESS"
 _FOR_A_YEAR = "public, max-age=31536000, immutable"
+# The elements of the index that name a file.
+_NAMES_A_FILE = re.compile(r'<link rel="[a-z]+" href="/static/.*>\n|<script .*</script>\n')
+# As modules name each other.
+_IMPORT = re.compile(r'"\./([\w]+\.js)"')
 
 
 class _File(NamedTuple):
@@ -41,7 +48,8 @@ class StaticFiles:
 
     def answer(self, name: str, headers: Mapping[str, str], *, for_a_year: bool = False) -> Answer:
         """A file of the folder, by its bare name."""
-        found = self._read(name)
+        with self._lock:
+            found = self._read(name)
         if found is None:
             return as_text(404, "the page has no such file\n")
         given: dict[str, Any] = {
@@ -58,10 +66,6 @@ class StaticFiles:
         return Answer(200, given, gzip.decompress(found.packed))
 
     def _read(self, name: str) -> _File | None:
-        with self._lock:
-            return self._read_once(name)
-
-    def _read_once(self, name: str) -> _File | None:
         if name not in self._files:
             kind = _KINDS.get(Path(name).suffix)
             packed = None if kind is None or Path(name).name != name else self._pack(name)
@@ -79,7 +83,44 @@ class StaticFiles:
         except OSError:
             return None
         if name == INDEX:
-            found = self._read_once(PLOTLY)
+            found = self._read(PLOTLY)
             address = f"/lib/{found.tag}/{PLOTLY}" if found else ""
             content = content.replace(_PLOTLY_HERE, address.encode())
         return gzip.compress(content, 6, mtime=0)
+
+
+def saved(answers: bytes, folder: Path = _FOLDER) -> str:
+    """The page in one file, with these answers inside: packed JSON, as api.js reads it.
+
+    Nothing of a run stands in it as text. A script without the number of this file does not run,
+    and nothing can be loaded.
+    """
+    number = secrets.token_urlsafe(16)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{number}'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    modules = ",".join(
+        f'"page/{path.name}":"data:text/javascript;base64,{_text(_module(path))}"'
+        for path in sorted(folder.glob("*.js"))
+    )
+    plotly = folder / f"{PLOTLY}.gz"
+    parts = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        f"<style>{(folder / 'style.css').read_text()}</style>",
+        f'<script type="application/gzip" id="answers">{_text(answers)}</script>',
+        '<script type="application/gzip" id="plotly">'
+        f"{_text(plotly.read_bytes()) if plotly.exists() else ''}</script>",
+        f'<script nonce="{number}" type="importmap">{{"imports":{{{modules}}}}}</script>',
+        f'<script nonce="{number}" type="module">import "page/main.js";</script>',
+    )
+    index = _NAMES_A_FILE.sub("", (folder / INDEX).read_text())
+    return index.replace("</head>", "\n".join((*parts, "</head>")), 1)
+
+
+def _module(path: Path) -> bytes:
+    return _IMPORT.sub(r'"page/\1"', path.read_text()).encode()
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()

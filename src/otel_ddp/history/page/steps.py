@@ -9,7 +9,7 @@ from typing import Any
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series, rank_order
 from otel_ddp.history.schema import STEP_COLUMNS
-from otel_ddp.words import PHASES
+from otel_ddp.words import PHASE, PHASES
 
 # Numbers of one matrix, rank by step.
 _MOST_CELLS = 60_000
@@ -17,6 +17,16 @@ _MOST_COLUMNS = 4096
 _FURTHEST = 2**62
 _AT = {column: number for number, column in enumerate(STEP_COLUMNS)}
 _WAIT = "comm_wait"
+
+# As they are painted and called.
+_SHOWN = [
+    {
+        "name": each.word,
+        "colour": each.colour,
+        "shown": each.shown if each.kind == "wait" else each.word,
+    }
+    for each in PHASE.values()
+]
 
 _Cells = Mapping[int, tuple[Any, ...]]
 
@@ -31,7 +41,7 @@ def grid(histories: list[History], question: Question) -> dict[str, Any]:
     chosen = [one for one in found if question.text("rank") in ("", one[1].key.rank)]
     ranges = [span for each, series in chosen if (span := each.step_range(series)) is not None]
     if not ranges:
-        return {"ranks": [], "columns": {}, "wide": 1, "phases": list(PHASES)}
+        return {"ranks": [], "columns": {}, "wide": 1, "phases": _SHOWN}
     lowest, highest = min(one for one, _ in ranges), max(last for _, last in ranges)
     first = max(question.whole("first", lowest, -_FURTHEST, _FURTHEST), lowest)
     until = min(question.whole("until", highest, -_FURTHEST, _FURTHEST), highest)
@@ -44,7 +54,7 @@ def grid(histories: list[History], question: Question) -> dict[str, Any]:
     numbers = range(first // wide, until // wide + 1) if until >= first else range(0)
     return {
         "wide": wide,
-        "phases": list(PHASES),
+        "phases": _SHOWN,
         "columns": _mean(cells, numbers, wide),
         "ranks": [
             {

@@ -19,7 +19,7 @@ from otel_ddp.words import PHASES, UNUSUAL_PHASES
 
 # Of a curve, and of the heatmap's columns and rows.
 _MOST_POINTS, _MOST_COLUMNS, _MOST_ROWS = 1024, 120, 48
-_MOST_POSTMORTEMS, _MOST_PROFILES, _MOST_OPERATORS = 5, 5, 20
+_MOST_FILES, _MOST_OPERATORS = 5, 20
 # Verdicts that name a rank that others wait for.
 LATE = ("straggler", "imbalance", "recurring")
 _GPU = {
@@ -54,11 +54,8 @@ def gather(
         "gpus": list(_gpus(run)),
         "cost": _cost(about.get("cost") or {}, cells, len(ranks)),
         "gaps": about.get("gaps") or [],
-        "postmortems": [
-            {"path": str(each.path), "sentence": each.sentence}
-            for each in postmortems[:_MOST_POSTMORTEMS]
-        ],
-        "profiles": [_profile(each) for each in profiles[:_MOST_PROFILES]],
+        "postmortems": [each.described() for each in postmortems[:_MOST_FILES]],
+        "profiles": [each.described(_MOST_OPERATORS) for each in profiles[:_MOST_FILES]],
         "curves": [_curve(*key, buckets) for key, buckets in run.values().items()],
         "work": _heatmap(ranks),
         "compared": side.to_json(side.of_run(run)),
@@ -183,19 +180,6 @@ def _add_gpu(row: dict[str, Any], series: Series, buckets: Sequence[Bucket]) -> 
         mean = sum(each.total for each in buckets) / count
         row[f"{key}_mean"] = max(mean, row.get(f"{key}_mean", mean))
         row[f"{key}_max"] = max(*highs, row.get(f"{key}_max", highs[0]))
-
-
-def _profile(profile: Profile) -> dict[str, Any]:
-    return {
-        "asked_ns": profile.asked_ns,
-        "why": profile.why,
-        "ranks": profile.ranks,
-        "traces": [str(path) for path in profile.traces],
-        "operators": [
-            {"operator": each.name, "times_s": list(each.times_s)}
-            for each in profile.operators(_MOST_OPERATORS)
-        ],
-    }
 
 
 def _cost(cost: Mapping[str, Any], cells: Sequence[Cell], ranks: int) -> dict[str, Any]:

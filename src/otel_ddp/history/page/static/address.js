@@ -1,7 +1,10 @@
 // What is chosen stands in the address, so that it can be sent to somebody.
 
+import { answers, isSaved } from "./saved.js";
+
 /** The view, and the run where it is that of one. */
 export function place() {
+  if (isSaved) return { view: "run", run: answers.run.run, group: answers.run.group };
   const path = location.pathname;
   if (path.startsWith("/run/")) {
     return { view: "run", run: decodeURIComponent(path.slice(5)), group: chosen("group", null) };
@@ -20,6 +23,8 @@ export function allChosen(name) {
 
 /** Note a choice; the one that holds without saying so is left out. */
 export function choose(name, value, otherwise = "") {
+  // Not every browser lets a script change the address of a file.
+  if (isSaved) return;
   const query = new URLSearchParams(location.search);
   if (value === otherwise || value === null) query.delete(name);
   else query.set(name, value);

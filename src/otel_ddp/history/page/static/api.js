@@ -1,5 +1,7 @@
 // Asks the agent, and asks again each second or so while the page is seen.
 
+import { answered, isSaved } from "./saved.js";
+
 // The agent rests for so many times what its processor has spent on the answers, within bounds.
 const REST = 20;
 const LONGEST_REST_MS = 30000;
@@ -21,6 +23,7 @@ export function address(path, parameters) {
 
 /** The answer; a Refusal where there is one that says why not. */
 export async function ask(path, parameters = {}, options = {}) {
+  if (isSaved) return answered(path, parameters);
   let answer, text;
   try {
     const signal = AbortSignal.timeout(ANSWER_MS);
@@ -60,8 +63,12 @@ export function csvAddress(path, parameters) {
   return address(`${path}.csv`, { ...parameters, columns: 4096 });
 }
 
-/** Ask again and again while the page is seen. Returns what ends it. */
+/** Ask again and again while the page is seen; of a saved one, once. Returns what ends it. */
 export function keep(work, everyMs) {
+  if (isSaved) {
+    work().catch(tell);
+    return () => {};
+  }
   let [timer, ended, running] = [0, false, false];
   async function round() {
     clearTimeout(timer);

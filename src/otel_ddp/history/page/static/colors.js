@@ -1,11 +1,7 @@
-// Colours: of phases, ranks and runs, told apart by most eyes, on white and on black.
+// Colours: of ranks and runs, told apart by most eyes, on white and on black.
 
 const SERIES = ["#2a78d6", "#d95f02", "#1b9e77", "#c2569b", "#8c6bb1", "#a6761d", "#3a9fb5", "#7a8a2e"];
 
-export const PHASES = {
-  data: "#e0a100", forward: "#2a78d6", backward: "#7a5fc7", comm_wait: "#d3504a",
-  optimizer: "#1b9e77", checkpoint: "#a6761d", eval: "#3a9fb5", compile: "#c2569b", other: "#8a929b",
-};
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 
 export function seriesColor(number) {

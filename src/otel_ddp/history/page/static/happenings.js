@@ -4,6 +4,7 @@ import { address, ask } from "./api.js";
 import { choose, chosen } from "./address.js";
 import { el, fill, labelled, number, table } from "./dom.js";
 import { seconds, time } from "./format.js";
+import { isSaved } from "./saved.js";
 
 export class Verdicts {
   constructor() {
@@ -20,10 +21,11 @@ export class Verdicts {
     const rows = [...head.verdicts].reverse().map((each) => el(
       "tr", { class: each.until_ns || each.harmless ? null : "late" },
       el("td", {}, time(each.since_ns)), el("td", {}, each.until_ns ? time(each.until_ns) : "goes on"),
-      el("td", {}, each.kind), el("td", {}, (each.who && each.who.rank) || ""), el("td", {}, each.phase || ""),
-      el("td", { class: "long" }, each.sentence || ""),
+      el("td", {}, each.since_step ?? ""), el("td", {}, each.kind), el("td", {}, (each.who && each.who.rank) || ""),
+      el("td", {}, each.phase || ""), el("td", { class: "long" }, each.sentence || ""),
+      number(each.evidence?.lost_s === undefined ? "" : seconds(each.evidence.lost_s)),
     ));
-    fill(this.list, table("Verdicts, the latest first", ["since", "until", "what", "rank", "phase", "sentence"], rows));
+    fill(this.list, table("Verdicts, the latest first", ["since", "until", "step", "what", "rank", "phase", "sentence", "cost to the others"], rows));
   }
 }
 
@@ -68,13 +70,14 @@ export class Profiles {
     fill(this.list, profiles.length ? profiles.map((each) => this.one(each)) : el("p", { class: "quiet" }, "None: ", el("code", {}, "otel-ddp profile"), " records steps of a slow rank and of a healthy one."));
   }
 
-  one({ folder, asked_ns, why, ranks, traces, operators }) {
-    const links = traces.map((name) => el("li", {}, el("a", { href: address("trace", { ...this.run.key(), folder, name }), download: name }, name)));
-    const rows = operators.map(({ name, times_s }) => [el("td", { class: "long" }, name), ...times_s.map((each) => number(seconds(each)))]);
+  one({ asked_ns, why, ranks, traces, operators }) {
+    const link = (path) => el("a", { href: address("trace", { ...this.run.key(), path }), download: path.split("/").pop() }, path);
+    const links = traces.map((path) => el("li", {}, isSaved ? el("code", {}, path) : link(path)));
+    const rows = operators.map(({ operator, times_s }) => [el("td", { class: "long" }, operator), ...times_s.map((each) => number(seconds(each)))]);
     return el(
       "div", {}, el("h3", {}, `${time(asked_ns)}: ${why}`),
       table("Own time of a step, by operator", ["operator", ...ranks.map((rank) => `rank ${rank}`)], rows),
-      el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing, in ", el("code", {}, folder), ":"), el("ul", {}, links),
+      el("p", {}, "Traces, for ui.perfetto.dev or chrome://tracing:"), el("ul", {}, links),
     );
   }
 }

@@ -2,6 +2,8 @@
 
 import { place } from "./address.js";
 import { fetchAhead } from "./plotly.js";
+import { answers, isSaved } from "./saved.js";
+import { el } from "./dom.js";
 
 const VIEWS = {
   runs: () => import("./runs.js"),
@@ -16,8 +18,15 @@ async function open() {
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === named) link.setAttribute("aria-current", "page");
   }
+  if (isSaved) {
+    const more = answers.names.left_out;
+    const note = `Saved ${new Date(answers.run.now_ns / 1e6).toLocaleString("en-GB")}.`;
+    document.querySelector("nav").replaceWith(el("span", {}, more ? `${note} ${more} more names are in report.json.` : note));
+    document.querySelector("header a").removeAttribute("href");
+    document.querySelector("footer").remove();
+  }
   // Larger than all else together: it comes beside the rest.
-  if (named === "run" || named === "compare") fetchAhead();
+  if (!isSaved && (named === "run" || named === "compare")) fetchAhead();
   const view = await VIEWS[named]();
   view.show(document.getElementById("main"), where);
 }

@@ -63,7 +63,7 @@ export class NodePictures {
     }).element);
   }
 
-  /** The devices as they were sampled last. */
+  /** What each device did: at last, on average, and at most. */
   async refreshDevices() {
     const wanted = [...GPU, "hw.gpu.memory.limit"].filter((name) => this.metrics && this.metrics.has(name));
     if (!wanted.some((name) => GPU.includes(name))) {
@@ -74,16 +74,22 @@ export class NodePictures {
     const rows = new Map();
     for (const each of series) {
       const key = JSON.stringify([each.rank, each.node, each["hw.id"] || ""]);
-      if (!rows.has(key)) rows.set(key, { series: each, last: {} });
-      const { last } = rows.get(key);
-      const values = each.columns.last || [];
-      if (!(each.name in last) || each["hw.gpu.task"] === "general") last[each.name] = values[values.length - 1];
+      if (!rows.has(key)) rows.set(key, { series: each, told: {} });
+      const { told } = rows.get(key);
+      if (!(each.name in told) || each["hw.gpu.task"] === "general") told[each.name] = summary(each.columns, this.metrics.get(each.name).unit);
     }
-    const shown = (last, name) => number(measured(last[name], this.metrics.get(name)?.unit || ""));
-    fill(this.devices, table("Each device as sampled last", ["rank", "node", "device", ...HEADS], [...rows.values()].map(({ series: each, last }) => [
-      each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => shown(last, name)),
+    fill(this.devices, table("Each device", ["rank", "node", "device", ...HEADS], [...rows.values()].map(({ series: each, told }) => [
+      each.rank || "none", each.node, `${each["hw.model"] || ""} ${each["hw.id"] || ""}`.trim(), ...GPU.map((name) => number(told[name] || "–")),
     ])));
   }
+}
+
+function summary(columns, unit) {
+  const samples = columns.values?.reduce((sum, count) => sum + count, 0);
+  if (!samples) return "–";
+  const mean = columns.mean.reduce((sum, value, at) => sum + (value || 0) * columns.values[at], 0) / samples;
+  const last = columns.last[columns.last.length - 1];
+  return `${measured(last, unit)}, mean ${measured(mean, unit)}, highest ${measured(Math.max(...columns.high), unit)}`;
 }
 
 function owner(series) {

@@ -5,11 +5,13 @@ import { themed } from "./colors.js";
 import { rangeOfLines } from "./constant.js";
 import { el, fill } from "./dom.js";
 import { inTurn, isThere, library } from "./plotly.js";
+import { isSaved } from "./saved.js";
 import { sketch } from "./sketch.js";
 
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.picture.changeSeen(entry.isIntersecting);
-}, { rootMargin: "200px" });
+  // All of a saved page may be printed.
+}, { rootMargin: isSaved ? "1000000px" : "200px" });
 
 const KEYS = { "+": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
 
@@ -28,7 +30,7 @@ export class Picture {
     this.told = [];
     this.plot = el("div", { class: tall ? "plot tall" : "plot", role: "img", tabindex: "0", keydown: (event) => this.key(event) });
     this.notes = el("figcaption", { tabindex: "0" });
-    this.csv = el("a", { download: "", href: "#" }, "CSV");
+    this.csv = el("a", { download: "", href: "#", hidden: isSaved }, "CSV");
     this.csv.setAttribute("aria-label", `CSV of ${title}`);
     const png = el("button", { type: "button", "aria-label": `PNG of ${title}`, click: () => this.savePng() }, "PNG");
     this.whole_button = el("button", { type: "button", hidden: true, "aria-label": `Whole range of ${title}`, click: () => this.axis.zoomTo(this.kind(), null) }, "Whole range");

@@ -1,5 +1,7 @@
 // Loads the library of plots once a picture needs it; one picture at a time is drawn with it.
 
+import { isSaved, unpacked } from "./saved.js";
+
 let loading = null;
 
 export function library() {
@@ -32,11 +34,17 @@ export function fetchAhead() {
 }
 
 function address() {
-  return document.querySelector("meta[name=plotly]").content;
+  return isSaved ? "" : document.querySelector("meta[name=plotly]").content;
 }
 
 async function load() {
-  if (!address()) throw new Error("This installation lacks the library of plots: install it again.");
+  const text = isSaved ? await unpacked("plotly") : "";
+  if (!address() && !text) throw new Error("This installation lacks the library of plots: install it again.");
+  if (text) {
+    const { nonce } = document.querySelector("script[nonce]");
+    document.head.append(Object.assign(document.createElement("script"), { nonce, textContent: text }));
+    return window.Plotly;
+  }
   await new Promise((done, failed) => {
     const script = document.createElement("script");
     script.src = address();

@@ -1,13 +1,12 @@
 // Where the time goes: phases stacked, the length of steps, own work and waiting of each rank.
 
-import { PHASES, seriesColor } from "./colors.js";
+import { seriesColor } from "./colors.js";
 import { positions } from "./curves.js";
 import { el } from "./dom.js";
 import { seconds } from "./format.js";
 import { marks } from "./marks.js";
 import { Picture } from "./picture.js";
 
-const WORDS = { comm_wait: "waiting for others" };
 const MOST_LINES = 64;
 // One pause for a checkpoint would leave one colour for all else.
 const RARE = 0.02;
@@ -40,16 +39,16 @@ function phases(answer, kind, run, look) {
   const total = weights.reduce((sum, count) => sum + count, 0);
   const mean = (name) => columns[name].reduce((sum, value, at) => sum + (value || 0) * weights[at], 0) / total;
   const shown = answer.phases
-    .map((name) => ({ name, mean_s: mean(name) }))
+    .map((each) => ({ ...each, mean_s: mean(each.name) }))
     .filter((each) => each.mean_s > 0)
     .sort((one, other) => other.mean_s - one.mean_s);
   const whole = mean("step_s");
-  const traces = shown.map(({ name }) => ({
-    x, y: columns[name], name: WORDS[name] || name, type: "scatter", mode: "lines", stackgroup: "all",
-    line: { width: 0.5, color: PHASES[name] }, fillcolor: PHASES[name],
+  const traces = shown.map(({ name, shown: called, colour }) => ({
+    x, y: columns[name], name: called, type: "scatter", mode: "lines", stackgroup: "all",
+    line: { width: 0.5, color: colour }, fillcolor: colour,
     hovertemplate: "%{fullData.name}: %{y:.4s}s<extra></extra>",
   }));
-  const share = ({ name, mean_s }) => `${WORDS[name] || name}: ${seconds(mean_s)} a step, ${Math.round((100 * mean_s) / whole)} %`;
+  const share = ({ shown: called, mean_s }) => `${called}: ${seconds(mean_s)} a step, ${Math.round((100 * mean_s) / whole)} %`;
   const who = look.rank ? `rank ${look.rank}` : answer.ranks.length > 1 ? `mean of ${answer.ranks.length} ranks` : "one rank";
   return {
     traces, layout: { yaxis: time(), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, ...marks(run.verdicts(), kind) },

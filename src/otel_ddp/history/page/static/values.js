@@ -6,6 +6,7 @@ import { curves } from "./curves.js";
 import { choice, el, labelled } from "./dom.js";
 import { marks } from "./marks.js";
 import { Picture } from "./picture.js";
+import { isSaved } from "./saved.js";
 
 const AT_ONCE = 24;
 const MOST_IN_LEGEND = 8;
@@ -173,7 +174,7 @@ export function lookControls(axis, look, ranks, changed) {
   });
   return el(
     "div", { class: "controls", role: "group", "aria-label": "How pictures look" },
-    labelled("x", kinds), labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log), legend(ranks),
+    labelled("x", kinds), isSaved ? null : labelled("Rank", rank), labelled("Smoothing", smoothing), labelled("Log axis", log), legend(ranks),
   );
 }
 
@@ -182,6 +183,6 @@ export function look() {
   return {
     smoothing: smoothing >= 0 && smoothing < 1 ? smoothing : 0,
     log: chosen("log") === "1",
-    rank: chosen("rank"),
+    rank: isSaved ? "" : chosen("rank"),
   };
 }
