@@ -55,8 +55,8 @@ def totals(place: Place, tell: bool = True) -> dict[str, float]:
     """Every total of the one journal: name, or name/phase, told up to now."""
     (path,) = place.journals()
     opened = otel_ddp.current()
-    if tell and opened is not None and opened._progress is not None:
-        opened._progress.flush()
+    if tell and opened is not None and opened._records is not None:
+        opened._records.progress.flush()
     return {
         "/".join((total.metric, *total.attributes.values())): total.values[0]
         for total in Journal(path).all_totals

@@ -62,7 +62,7 @@ LARGE_FOLDERS = (
     *(PACKAGE / each for each in ("cli", "diagnosis", "history", "recording", "torch")),
 )
 LARGE_CLASSES = (
-    "Stepper Progress RunCase Recorder Agent JournalReader JournalWriter Run Histories "
+    "Stepper Progress RunCase Recorder Agent JournalReader JournalWriter Histories "
     "Stragglers LogHandler DeviceClock TopApp LockedJournal ProfileWindow Readings "
     "KeptRun Stalls QuickLog"
 )

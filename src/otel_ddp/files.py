@@ -17,7 +17,6 @@ _MOST_BYTES = 8 << 20
 _PIECE = 1 << 16
 # Ours has ten levels at most. Code that goes through them calls itself once or twice a level.
 _DEEPEST = 64
-_CAREFULLY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 # -- one file
@@ -25,7 +24,9 @@ _CAREFULLY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, dir_fd: int | None = None) -> int:
     """A descriptor. A link is not followed, nor a fifo waited for; what it makes is private."""
-    return os.open(path, flags | _CAREFULLY, 0o600, dir_fd=dir_fd)
+    # Here: Windows lacks these, where nothing is opened, and imports this module.
+    carefully = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags | carefully, 0o600, dir_fd=dir_fd)
 
 
 def create(path: Path | str, dir_fd: int | None = None) -> int:

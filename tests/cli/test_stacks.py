@@ -26,7 +26,7 @@ for rank in (1, 0):
         break
 run = otel_ddp.init(run="one", global_rank=rank, world_size=2, local_rank=rank)
 if rank == 1 or os.environ["BOTH"]:
-    stack_answers.start(run._recorder.writer.path, int, lambda: None)
+    stack_answers.start(run._records.recorder.writer.path, int, lambda: None)
 
 
 def holds_the_lock():

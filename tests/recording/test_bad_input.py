@@ -594,7 +594,7 @@ def test_a_signal_handler_that_logs_tears_nothing_and_blocks_nothing(
 def test_a_call_of_a_handler_that_interrupts_a_write_is_counted(name: str, place: Here) -> None:
     run = otel_ddp.init()
     run.log({"loss": 1.0})
-    recorder = run._recorder
+    recorder = run._records.recorder
     assert recorder is not None
 
     before = signal.signal(signal.SIGUSR1, lambda *_: run.log({name: 3.0}))
@@ -615,7 +615,7 @@ def test_a_call_of_a_thread_after_the_end_records_nothing(
     run = otel_ddp.init()
     run.log({"loss": 1.0})
     # As a thread holds it that was held up on its way.
-    recorder = run._recorder
+    recorder = run._records.recorder
     assert recorder is not None
     run.finish()
 

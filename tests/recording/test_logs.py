@@ -394,7 +394,8 @@ def test_what_comes_too_fast_is_left_out_counted_and_said_and_errors_come_throug
         for number in range(5000):
             logger.info("line %d", number)
         logger.error("an error")
-        ring_bytes = run._recorder.writer.ring_bytes if run._recorder else 0
+        assert run._records is not None
+        ring_bytes = run._records.recorder.writer.ring_bytes
 
     journal = place.only()
     kept = bodies(journal)

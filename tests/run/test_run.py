@@ -160,8 +160,8 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
     try:
         if handled:
             # The first call that could tell comes from a signal handler, in the middle of a record.
-            assert run._recorder is not None
-            run._recorder._locked(lambda: run.log({"loss": 1.0}), None)
+            assert run._records is not None
+            run._records.recorder._locked(lambda: run.log({"loss": 1.0}), None)
             assert before == place.only().identity
         run.log({"loss": 1.0})
     finally:
@@ -180,8 +180,8 @@ def test_an_identity_without_room_gives_a_warning_with_advice(
 ) -> None:
     os.environ["OTEL_DDP_JOURNAL_BYTES"] = "128k"
     run = otel_ddp.init(world_size=2)
-    assert run._recorder is not None
-    while run._recorder.writer.document(layout.IDENTITY, run.identity.to_dict()):
+    assert run._records is not None
+    while run._records.recorder.writer.document(layout.IDENTITY, run.identity.to_dict()):
         pass
     dist = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -184,7 +184,7 @@ def save(run: otel_ddp.Run, model: DistributedDataParallel, step: int, saved: Pa
 
 def tell_of_data(run: otel_ddp.Run) -> None:
     """What the hooks read of a loader of torch's."""
-    recorder = run._recorder
+    recorder = run._records.recorder
     assert recorder is not None
     recorder.stamp(catalog.TRAINING_SET_SIZE, 8.0 * EPOCH * BATCH, split="train")
     recorder.stamp(catalog.TRAINING_SET_BATCHES, float(EPOCH), split="train")
@@ -194,7 +194,7 @@ def tell_of_data(run: otel_ddp.Run) -> None:
 
 def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
     """What the hooks read where the model lies on a GPU."""
-    recorder = run._recorder
+    recorder = run._records.recorder
     assert recorder is not None
     recorder.facts({"boards": [{"index": 0, "uuid": uuid}], "visible": {}})
     used = (40 + step % 10) * GIB

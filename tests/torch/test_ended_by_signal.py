@@ -85,9 +85,8 @@ class Job:
         self.round()
 
     def preempted(self) -> None:
-        progress = self.run._progress
-        if progress is not None:
-            self.steps = progress.step_count
+        if (records := self.run._records) is not None:
+            self.steps = records.progress.step_count
         self.run.finish("failed", reason="preempted")
         if self.leaves:
             raise SystemExit(0)
@@ -101,8 +100,8 @@ class Job:
         self.run.log({f"new{self._rounds}": float("nan")}, step=self._rounds)
         with self.run.phase("checkpoint"):
             self.run.event("saved")
-        if self.run._progress is not None:
-            self.run._progress.flush()
+        if self.run._records is not None:
+            self.run._records.progress.flush()
 
 
 @pytest.fixture(autouse=True)
@@ -282,9 +281,8 @@ def test_a_program_that_is_left_while_its_run_is_being_opened_has_recorded_its_e
 
 def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
     run = otel_ddp.init()
-    recorder, progress = run._recorder, run._progress
-    assert recorder is not None
-    assert progress is not None
+    assert run._records is not None
+    recorder, progress = run._records.recorder, run._records.progress
     progress.begin("eval")
     held, came = threading.Event(), threading.Event()
 

@@ -254,7 +254,7 @@ def test_loops_without_steps_are_recorded_all_the_while(
 ) -> None:
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
-    assert run._progress is not None
+    assert run._records is not None
     batch = INPUT[:1]
     if what == "loader":
         for _ in otel_ddp.data(batch for _ in range(30_000)):
@@ -263,7 +263,7 @@ def test_loops_without_steps_are_recorded_all_the_while(
         for _ in range(15_000):
             model(batch)
 
-    assert len(run._progress._pending) < 25_000
+    assert len(run._records.progress._pending) < 25_000
     assert totals(place, tell=False)
 
 
@@ -272,7 +272,7 @@ def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, plac
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     optimizer = SGD(model.parameters(), lr=0.1)
-    progress = run._progress
+    progress = run._records.progress
     assert progress is not None
     with run.phase("epoch"):
         for name in ("data", "forward", "optimizer"):

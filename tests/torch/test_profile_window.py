@@ -76,8 +76,8 @@ class Training:
 
     def steps(self) -> list[Step]:
         """All steps that the journal has."""
-        assert self.run._progress is not None
-        self.run._progress.flush()
+        assert self.run._records is not None
+        self.run._records.progress.flush()
         reader = JournalReader(self.journal)
         stream = StepStream(reader.created_ns)
         records = [each for each in reader.read() if isinstance(each, Steps)]

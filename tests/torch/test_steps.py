@@ -539,8 +539,8 @@ def test_each_step_tells_what_it_worked_on(run: otel_ddp.Run, place: Place) -> N
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
     train(model, SGD(model.parameters(), lr=0.1), 3)
-    assert run._progress is not None
-    run._progress.flush()
+    assert run._records is not None
+    run._records.progress.flush()
 
     with closing(JournalReader(place.journals()[0])) as reader:
         stream = StepStream(reader.created_ns)
@@ -637,8 +637,8 @@ def test_an_evaluation_without_steps_is_recorded_in_time(
     for _ in range(200):
         model(INPUT)
 
-    assert run._progress is not None
-    assert len(run._progress._pending) <= 52
+    assert run._records is not None
+    assert len(run._records.progress._pending) <= 52
     assert totals(place, tell=False)["training.phase.time/eval/host"] > 0
 
 

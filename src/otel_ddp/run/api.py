@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 from otel_ddp.identity.strategy import UNSAID, Strategy
 from otel_ddp.run import current_run
 from otel_ddp.run.opening import own_task
-from otel_ddp.run.run import Run
+from otel_ddp.run.run import Origin, Run
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def _open(arguments: dict[str, Any]) -> Run:
             opened.close("finished", "")
         inherited = cast("Run | None", current_run.inherited())
         if inherited is None or task is not None or arguments["run"] not in (None, inherited.run):
-            opened = Run(arguments, task=task)
+            opened = Run(Origin(arguments, task=task))
         else:
             opened = inherited.with_arguments(arguments)
         current_run.start(opened)

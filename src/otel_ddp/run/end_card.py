@@ -21,7 +21,7 @@ from otel_ddp.journal.layout import SUMMARY_SUFFIX
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.journal.reader import JournalReader, Unreadable
-from otel_ddp.run import stderr
+from otel_ddp.run.where_to_look import say
 from otel_ddp.words import HARMLESS_VERDICTS, STATES
 
 # Shorter runs say nothing: tests, and sweeps of thousands.
@@ -60,9 +60,9 @@ def show(
         is_long = lasted_s >= SHORTEST_S
         found = _card(reader, place, state, lasted_s, look) if always or is_long else None
         if found is not None:
-            stderr.say("\n".join(card.lines(found)) + "\n")
+            say("\n".join(card.lines(found)) + "\n")
         elif is_long and "torch" in sys.modules and reader.identity.get("job_type") == "train":
-            stderr.say(_NO_STEP % reader.identity.get("run"))
+            say(_NO_STEP % reader.identity.get("run"))
     finally:
         reader.close()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from otel_ddp import catalog, settings
 from otel_ddp.errors import ConfigError, containment
@@ -17,52 +19,93 @@ from otel_ddp.identity import boards, identity, page_address, pool_tasks
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
-from otel_ddp.recording import agent_start, values
+from otel_ddp.journal.direction import direction as direction_of
+from otel_ddp.recording import agent_start, log_records, values
+from otel_ddp.recording.artifacts import record_artifact
+from otel_ddp.recording.early_stop import EarlyStop
+from otel_ddp.recording.log_handler import LogHandler
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import run_facts
-from otel_ddp.run import announcements, current_run, end_card, log_lines, opening, rank_handles
+from otel_ddp.recording.spans import record_event, run_facts
+from otel_ddp.run import announcements, current_run, end_card, log_lines, opening, statements
 from otel_ddp.run.ending import Act, Ending
-from otel_ddp.run.rank_handles import RankHandles
-from otel_ddp.run.statements import Statements
+from otel_ddp.run.statements import EarlyStops, EnteredSpan
 from otel_ddp.run.where_to_look import ASK_AGAIN_NS, WhereToLook
+
+T = TypeVar("T")
 
 # The arguments of `init` that a later call may add to, and those that say nothing of the identity.
 _ADDED_LATER = ("config", "parallel", "best")
 _NOT_OF_IDENTITY = ("strategy", "config", "best")
 
 
-class Run(Statements):
-    """The part of one process in one launch. `otel_ddp.init` and `instrument` return it."""
+# Each rank that a process logs for takes two descriptors and this much shared memory: few values
+# come by a queue.
+MOST_RANKS = 100
+_JOURNAL_OF_RANK = settings.MIB // 2
+
+
+class Origin(NamedTuple):
+    """How a run came to be."""
+
+    arguments: dict[str, Any]
+    """Those of `init`, or of `for_rank`."""
+    joins: bool = False
+    """Whether another process has opened it."""
+    task: pool_tasks.Task | None = None
+    """The task of a pool that it is."""
+    forked: bool = False
+
+
+class Records:
+    """What a run records with, from its opening to its end."""
 
     def __init__(
-        self,
-        arguments: Mapping[str, Any],
-        *,
-        joins: bool = False,
-        task: pool_tasks.Task | None = None,
+        self, conf: settings.Settings, recorder: Recorder, where: place.Place, exported: bool | None
     ) -> None:
-        """*joins*: another process has opened this run. *task*: its pool's task."""
-        super().__init__()
-        self._arguments = dict(arguments)
-        self._joins = joins
-        self._forked = False
-        self._task = task
+        self.conf = conf
+        self.recorder = recorder
+        self.progress = Progress(recorder)
+        self.place = where
+        self.exported = exported
+        """None: the rank is not known yet."""
+        self.log_lines: LogHandler | None = None
+        self.where_to_look = WhereToLook()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a step, after which nothing raises any more."""
+        return self.progress.steps_began or self.recorder.step >= 0
+
+    def unhook_logs(self) -> None:
+        """Record no log lines from here on."""
+        hooked, self.log_lines = self.log_lines, None
+        if hooked is not None:
+            hooked.end()
+
+
+class Run:
+    """The part of one process in one launch. `otel_ddp.init` and `instrument` return it."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
         self._identity: Identity | None = None
-        self._recorder: Recorder | None = None
-        self._progress: Progress | None = None
-        self._place: place.Place | None = None
-        self._ending = Ending()
-        self._where_to_look = WhereToLook()
-        self._settled = False
+        self._choice = Choice("all")
         # A run that came into a child by pickle or by fork opens itself at its first use. So does a
         # handle by which a process logs for another rank.
         self._opened = False
+        self._settled = False
+        self._records: Records | None = None
+        self._ending = Ending()
         # Whether it was opened for a program that had not asked for it, and may do so yet.
         self.was_unasked = False
-        # For a handle: the run of the process that uses it. For a run: the handles of its ranks.
+        # For a handle: the run of the process that uses it. For a run: the handles of its ranks, by
+        # global rank and job type.
         self._logs_for: Run | None = None
-        self._ranks = RankHandles[Run]()
+        self._ranks: dict[tuple[int | None, str], Run] = {}
+        # As the user says: name -> where its best value lies.
+        self._best: dict[str, str] = {}
+        self._early_stops = EarlyStops()
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Run:
         """This run, not opened yet, with the arguments of `init` on top of its own.
@@ -70,18 +113,21 @@ class Run(Statements):
         In a forked child the arguments of `init` alone count. A spawned child that has only its
         variables begins in the same way.
         """
-        own, self._joins = ({}, False) if self._forked else (self._arguments, self._joins)
-        self._arguments = own | {k: v for k, v in arguments.items() if v is not None}
+        origin = self._origin
+        own = {} if origin.forked else origin.arguments
+        asked = own | {k: v for k, v in arguments.items() if v is not None}
+        self._origin = origin._replace(arguments=asked, joins=origin.joins and not origin.forked)
         self._identity = None
         return self
 
     def is_over(self, task: pool_tasks.Task | None, arguments: Mapping[str, Any]) -> bool:
         """Whether this is the run of a pool's task, and its worker does another task by now."""
-        if task is None or self._task is None:
+        before = self._origin.task
+        if task is None or before is None:
             return False
         # Comparing values of the user may raise.
-        same = containment.attempt(lambda: bool(arguments == self._arguments), False)
-        return task.follows(self._task, same)
+        same = containment.attempt(lambda: bool(arguments == self._origin.arguments), False)
+        return task.follows(before, same)
 
     def brought_by_fork(self) -> bool:
         """Drops the parent's state in a forked child; true if the child can join this run.
@@ -90,22 +136,22 @@ class Run(Statements):
         are new: a thread of the parent may have held one, and that thread is not here.
         """
         # The child may use any of these handles.
-        for each in self._ranks.all():
+        for each in self._ranks.values():
             each.brought_by_fork()
-        joinable = not self._opened or self._recorder is not None
+        records, self._records = self._records, None
+        joinable = not self._opened or records is not None
         if joinable and (self._opened or self._logs_for is not None):
-            self._arguments, self._joins, self._forked = self._for_a_child(), True, True
+            self._origin = Origin(self._for_a_child(), joins=True, forked=True)
         if joinable:
-            self._identity = self._task = self._logs_for = None
-        self._ranks = RankHandles()
+            self._identity = self._logs_for = None
+            self._origin = self._origin._replace(task=None)
+        self._ranks = {}
         self._log_by_run()
-        if self._recorder is not None:
-            self._recorder.disown(partial(Run.log, self))
-        self._recorder = self._progress = self._place = None
-        if self._log_lines is not None:
-            # Not its end: that would wait for the parent's lock.
-            self._log_lines.detach()
-            self._log_lines = None
+        if records is not None:
+            records.recorder.disown(partial(Run.log, self))
+            if records.log_lines is not None:
+                # Not its end: that would wait for the parent's lock.
+                records.log_lines.detach()
         self._ending = Ending()
         self._opened, self._settled = not joinable, not joinable
         return joinable
@@ -130,25 +176,25 @@ class Run(Statements):
         if arguments["config"] is not None:
             self.config(arguments["config"])
         added = opening.directions(arguments["best"])
-        if added and (recorder := self._ready()) is not None:
+        if added and (records := self._ready()) is not None:
             self._best |= added
-            recorder.facts({"best": self._best.copy()})
+            records.recorder.facts({"best": self._best.copy()})
 
     def _take_names(self, arguments: Mapping[str, Any]) -> None:
         """What the program says of a run that was opened before it did so holds from here on."""
         named = {k: v for k, v in arguments.items() if v is not None and k not in _ADDED_LATER}
-        recorder = self._ready()
-        if not named or recorder is None:
+        records = self._ready()
+        if not named or records is None:
             return
-        asked, before = self._arguments | named, self.identity
+        asked, before = self._origin.arguments | named, self.identity
         # Mistakes raise here, before anything is changed.
         choice = Choice(named["strategy"]) if "strategy" in named else self._choice
         process = self._resolve({k: v for k, v in asked.items() if k not in _NOT_OF_IDENTITY})
         if "run" not in named:
             process = process.within_run_of(before)
         self.was_unasked = False
-        self._arguments, self._choice = asked, choice
-        self._change_identity(recorder, self._ask_group(process))
+        self._origin, self._choice = self._origin._replace(arguments=asked), choice
+        self._change_identity(records, self._ask_group(process))
 
     def open(self) -> None:
         """Reads the environment as it is now and starts the journal. Strict: this may raise."""
@@ -156,10 +202,10 @@ class Run(Statements):
         if self._logs_for is not None and self._logs_for._ready() is None:
             self._settled = True
             return
-        asked = dict(self._arguments)
+        asked = dict(self._origin.arguments)
         strategy, config = asked.pop("strategy", None), asked.pop("config", None)
         self._best = opening.directions(asked.pop("best", None))
-        conf = self._settings = settings.read()
+        conf = settings.read()
         self._choice = Choice(conf.strategy if strategy is None else strategy)
         if self._logs_for is not None:
             self._choice = self._logs_for._choice
@@ -173,30 +219,43 @@ class Run(Statements):
                 announcements.nothing_is_recorded(lacking)
             return
         process = self._identity = self._ask_group(process)
-        self._exported = self._exports(process)
         self._settled = process.settled
         announcements.doubts(conf, process)
-        size = conf.journal_bytes
-        if self._logs_for is not None:
-            size = min(size, rank_handles.JOURNAL_BYTES)
+        records = self._open_journal(conf, process)
+        if records is None:
+            return
+        if self._speaks_for_all():
+            announcements.where_it_is_kept(conf, records.recorder.writer.ring_bytes)
+        if self._settled:
+            self._announce(records)
+        self._check_agent(records.recorder.writer.created_ns)
+        records.place.wake_agent()
+        if config is not None:
+            self.config(config)
+        if conf.logs and self._logs_for is None:
+            self._hook_logs(log_lines.asked(conf.logs))
+
+    def _open_journal(self, conf: settings.Settings, process: Identity) -> Records | None:
+        is_handle = self._logs_for is not None
+        size = min(conf.journal_bytes, _JOURNAL_OF_RANK) if is_handle else conf.journal_bytes
+        exported = self._exports(process)
         # Before there is a journal: one that is left without a state shows no end.
         of_run = run_facts(os.environ)
-        writer = opening.open_journal(conf, size, self._identity_record())
+        writer = opening.open_journal(conf, size, self._identity_record(exported))
         if writer is None:
-            return
-        self._place = place.Place(writer.path.parent)
-        recorder = self._recorder = Recorder(writer, conf)
-        self._progress = Progress(recorder)
+            return None
+        recorder = Recorder(writer, conf)
+        records = self._records = Records(conf, recorder, place.Place(writer.path.parent), exported)
         recorder.run_span = of_run
-        recorder.on_first_value = self._progress.mark_running
+        recorder.on_first_value = records.progress.mark_running
         recorder.check_agent = self._check_agent
-        if self._logs_for is None:
+        if not is_handle:
             containment.count_failure = self._count_failures
             self._count_failures(0.0)
         recorder.facts(
             {
                 **opening.program_facts(),
-                **({} if self._logs_for is None else {"proxy": True}),
+                **({"proxy": True} if is_handle else {}),
                 "terms": agent_environment.digest(os.environ, offline=conf.offline),
                 "sample_steps": conf.sample_steps,
                 "span": recorder.run_span,
@@ -204,33 +263,27 @@ class Run(Statements):
                 **({"baseline": conf.baseline} if conf.baseline else {}),
             }
         )
-        if self._speaks_for_all():
-            announcements.where_it_is_kept(conf, writer.ring_bytes)
-        if self._settled:
-            self._announce()
-        self._check_agent(writer.created_ns)
-        self._place.wake_agent()
-        if config is not None:
-            self.config(config)
-        if conf.logs and self._logs_for is None:
-            self._hook_logs(log_lines.asked(conf.logs))
+        return records
 
     def _exports(self, process: Identity) -> bool | None:
         # Values for other ranks are exported where the process's own values are.
-        return self._choice.exports(process) if self._logs_for is None else self._logs_for._exported
+        if self._logs_for is None:
+            return self._choice.exports(process)
+        records = self._logs_for._records
+        return records.exported if records else None
 
-    def _identity_record(self) -> dict[str, Any]:
+    def _identity_record(self, exported: bool | None) -> dict[str, Any]:
         return {
             **self.identity.to_dict(),
             "strategy": self._choice.text,
-            "exported": bool(self._exported),
+            "exported": bool(exported),
             "settled": self.identity.settled,
         }
 
-    def _announce(self) -> None:
+    def _announce(self, records: Records) -> None:
         """Let children join this run, and say what its rank means for the strategy."""
         identity.hand_down(self.identity.run, self.identity.group)
-        if self._exported is None:
+        if records.exported is None:
             announcements.exports_are_unknown(self._choice)
         announcements.main_is_elsewhere(self._choice, self.identity)
 
@@ -240,15 +293,15 @@ class Run(Statements):
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 
-    def _says_where_to_look(self) -> bool:
-        wanted = self._settings.say != "nothing" and self._settings.agent != "off"
+    def _says_where_to_look(self, conf: settings.Settings) -> bool:
+        wanted = conf.say != "nothing" and conf.agent != "off"
         return wanted and self._settled and self._speaks_for_all()
 
     def _ask_group(self, process: Identity) -> Identity:
         if self._logs_for is not None:
             # This handle follows the run of its process, which asks by itself.
             self._logs_for._ready()
-            found = identity.of_rank(self._logs_for.identity, **self._arguments)
+            found = identity.of_rank(self._logs_for.identity, **self._origin.arguments)
             return process if found == process else found
         if not opening.group_is_up():
             return process
@@ -264,18 +317,18 @@ class Run(Statements):
     @containment.contained(default=True)
     def _settle_by_hooks(self) -> bool:
         """Asks the process group while training goes on; true once nothing is left to ask."""
-        recorder = self._recorder
-        if recorder is None:
+        records = self._records
+        if records is None:
             return True
         if not self._settled or self.identity.may_have_others:
-            self._settle(recorder)
-        _record_backend(recorder)
-        if self._log_lines is not None:
-            self._log_lines.attach(started=True)
+            self._settle(records)
+        _record_backend(records.recorder)
+        if records.log_lines is not None:
+            records.log_lines.attach(started=True)
         return self._settled and (not self.identity.may_have_others or opening.group_is_up())
 
     @containment.contained()
-    def _settle(self, recorder: Recorder) -> None:
+    def _settle(self, records: Records) -> None:
         """Asks the process group for this rank and run, if it is up by now."""
         if not self.identity.settled or self.identity.may_have_others:
             process = self._ask_group(self.identity)
@@ -283,15 +336,15 @@ class Run(Statements):
                 return
         else:
             process = self.identity
-        self._change_identity(recorder, process)
+        self._change_identity(records, process)
 
-    def _change_identity(self, recorder: Recorder, process: Identity) -> None:
+    def _change_identity(self, records: Records, process: Identity) -> None:
         if process != self._identity:
             self._identity = process
             self._settled = False
             self._log_by_run()
-        self._exported = self._exports(process)
-        written = recorder.identity(self._identity_record())
+        records.exported = self._exports(process)
+        written = records.recorder.identity(self._identity_record(records.exported))
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
             return
@@ -299,20 +352,19 @@ class Run(Statements):
             announcements.identity_found_no_room()
         self._settled = self.identity.settled
         if self._settled:
-            self._announce()
-            if self._place is not None:
-                self._place.wake_agent()
+            self._announce(records)
+            records.place.wake_agent()
 
-    def _ready(self) -> Recorder | None:
-        """The recorder; None if this process records nothing."""
+    def _ready(self) -> Records | None:
+        """What records; None if this process records nothing."""
         if not self._opened:
             if opening.in_data_worker():
                 return None
             self._join()
-        recorder = self._recorder
-        if recorder is not None and not self._settled:
-            self._settle(recorder)
-        return recorder
+        records = self._records
+        if records is not None and not self._settled:
+            self._settle(records)
+        return records
 
     @containment.contained()
     def _join(self) -> None:
@@ -334,8 +386,10 @@ class Run(Statements):
     def identity(self) -> Identity:
         """The identity of this process: its run, group, node and ranks."""
         if self._identity is None:
-            arguments = {k: v for k, v in self._arguments.items() if k not in _NOT_OF_IDENTITY}
-            self._identity = self._resolve(arguments)
+            own = self._origin.arguments
+            self._identity = self._resolve(
+                {k: v for k, v in own.items() if k not in _NOT_OF_IDENTITY}
+            )
         return self._identity
 
     def agreed_identity(self) -> Identity:
@@ -345,12 +399,13 @@ class Run(Statements):
     def _resolve(self, arguments: Mapping[str, Any]) -> Identity:
         if self._logs_for is not None:
             return identity.of_rank(self._logs_for.identity, **arguments)
+        origin = self._origin
         return identity.resolve(
             **arguments,
-            joins=self._joins,
-            in_task=self._task is not None,
+            joins=origin.joins,
+            in_task=origin.task is not None,
             # A child of os.fork has its parent's variables too, and none of a launcher's own.
-            in_spawned_child=True if self._forked and self._joins else None,
+            in_spawned_child=True if origin.forked and origin.joins else None,
         )
 
     @property
@@ -374,53 +429,266 @@ class Run(Statements):
         grafana = settings.read().grafana_url
         return boards.address(grafana, "Run", {"group": self.group, "run": self.run})
 
+    # -- what a script says
+
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Record numbers: `run.log({"loss": loss, "lr": lr}, step=step)`."""
+        records = self._ready()
+        if records is None:
+            return
+        if self._settled:
+            # Further calls need nothing of this run, so they go straight to the recorder.
+            vars(self)["log"] = records.recorder.log
+        elif records.exported is None:
+            # Values are logged and the rank is still unknown: it may stay so.
+            announcements.exports_are_unknown(self._choice)
+        records.recorder.log(metrics, step=step, epoch=epoch, split=split)
+
+    def _log_by_run(self) -> None:
+        """Makes calls of `log` come to this run again, instead of straight to its recorder."""
+        vars(self).pop("log", None)
+
+    @containment.contained()
+    def log_tensor(
+        self,
+        name: str,
+        tensor: Any,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Record how the values of a tensor are spread: `run.log_tensor("fc.weight", weight)`.
+
+        It records `fc.weight/min`, `/max`, `/mean`, `/std`, `/p05`, `/p25`, `/p50`, `/p75` and
+        `/p95`. They are computed on the tensor's device, without waiting for it, and take a pass
+        or two over the tensor: every hundred steps is mostly enough. Quantiles of more than 65,536
+        values are those of every n-th.
+        """
+        if (records := self._ready()) is not None:
+            statements.tensor(records.recorder, name, tensor, step=step, epoch=epoch, split=split)
+
+    def config(self, mapping: T) -> T:
+        """Record the configuration of this run, flat or nested; returned unchanged."""
+        self._config(mapping)
+        return mapping
+
+    @containment.contained()
+    def _config(self, mapping: Any) -> None:
+        if (records := self._ready()) is not None:
+            statements.config(records.recorder, mapping, records.conf.hidden_names)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, *, expect_s: float | None = None) -> Iterator[None]:
+        """Say what this process does: `with run.phase("checkpoint"): save()`.
+
+        *expect_s* is how long it may take. Standing still in it is no stall for one and a half
+        times as long.
+        """
+        entered = self._enter(name, phase=True, expect_s=expect_s)
+        try:
+            yield
+        except BaseException as raised:
+            self._leave(entered, {}, raised)
+            raise
+        self._leave(entered, {}, None)
+
+    @contextlib.contextmanager
+    def span(self, name: str, /, **attributes: Any) -> Iterator[None]:
+        """Record how long something takes: `with run.span("load", shard=3): ...`."""
+        entered = self._enter(name)
+        try:
+            yield
+        except BaseException as raised:
+            self._leave(entered, attributes, raised)
+            raise
+        self._leave(entered, attributes, None)
+
+    @containment.contained()
+    def _enter(self, name: Any, phase: bool = False, expect_s: Any = None) -> EnteredSpan | None:
+        records = self._ready()
+        if records is None:
+            return None
+        # A span that is not exported is no parent.
+        run = self.identity.run if self._settled and records.exported else ""
+        return EnteredSpan.enter(
+            records.recorder, records.progress, name, run, phase=phase, expect_s=expect_s
+        )
+
+    @containment.contained()
+    def _leave(
+        self,
+        entered: EnteredSpan | None,
+        attributes: Mapping[str, Any],
+        raised: BaseException | None,
+    ) -> None:
+        if entered is not None:
+            records = self._records
+            # A forked child leaves the spans that its parent entered: the parent records them.
+            is_here = records is not None and records.progress is entered.progress
+            entered.leave(records.recorder if records and is_here else None, attributes, raised)
+
+    @containment.contained()
+    def event(self, name: str, /, **attributes: Any) -> None:
+        """Record that something happened: `run.event("lr drop", factor=0.1)`."""
+        records = self._ready()
+        if records is None:
+            return
+        try:
+            record_event(records.recorder, name, attributes)
+        except values.Refused as why:
+            records.recorder.refuse("name", "event", f"an event was not recorded: {why}")
+
+    def logs(
+        self,
+        level: str | int = "info",
+        *,
+        others: str | int = "warning",
+        logger: str | logging.Logger | Collection[str | logging.Logger] | None = None,
+    ) -> None:
+        """Record what this program logs by Python's `logging`: `run.logs("info")`.
+
+        *level* is that of rank 0, *others* that of every other rank. *logger* is a logger, its
+        name, or several; `"root"` hears all of them. By default they are those of the program, not
+        those of libraries. A logger still decides by its own level which lines there are.
+        """
+        try:
+            choice = log_lines.chosen(level, others, logger)
+        except ConfigError as why:
+            if self._records is None or not self._records.has_begun:
+                raise
+            containment.warn_once("logs", "Log lines are recorded as before: %s", why)
+            return
+        if self._logs_for is None and self._ready() is not None:
+            self._hook_logs(choice)
+
+    @containment.contained()
+    def _hook_logs(self, choice: log_lines.Choice) -> None:
+        if (records := self._records) is not None:
+            records.unhook_logs()
+            records.log_lines = log_lines.start(
+                choice,
+                records.recorder,
+                records.progress,
+                lambda: self.identity.global_rank == 0,
+            )
+
+    @containment.contained()
+    def ended_by(self, error: BaseException) -> None:
+        """Records the exception that ends this run, with its stack trace."""
+        records = self._records
+        # A program that calls sys.exit has said why before.
+        if records is not None and not isinstance(error, SystemExit):
+            moment = log_lines.moment(records.recorder, records.progress)
+            records.recorder.append(layout.EVENT, log_records.from_exception(error) | moment)
+
+    @containment.contained()
+    def artifact(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        type: str = "file",
+        direction: Literal["output", "input"] = "output",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record a file or directory that came out of this run, or went into it.
+
+        `run.artifact("out/model.pt", name="model", type="model")`. Call it once the file is
+        written. It does not touch the file: the node's agent works out size and digest, and stores
+        a copy where `OTEL_DDP_ARTIFACTS` says so. An address such as `s3://bucket/data` is
+        recorded as it is. *name* is by default the last part of the path.
+        """
+        records = self._ready()
+        if records is None:
+            return
+        try:
+            record_artifact(records.recorder, path, name, type, direction, metadata)
+        except values.Refused as why:
+            records.recorder.refuse("value", "artifact", f"an artifact was not recorded: {why}")
+
+    def early_stop(
+        self,
+        metric: str,
+        value: Any,
+        *,
+        patience: int,
+        min_delta: float = 0.0,
+        direction: Literal["min", "max"] | None = None,
+    ) -> bool:
+        """Say after each evaluation whether to stop: `patience` of them brought nothing better.
+
+        `if run.early_stop("val/loss", loss, patience=3): break`. The answer depends on what you
+        pass alone, so it is the same where nothing is recorded. *direction* is by default that of
+        `best=`, or what the name says, else `min`. Better is what differs by more than
+        *min_delta*. A tensor on a device is waited for. Every rank has an answer of its own: where
+        their values may differ, send that of rank 0 to all.
+        """
+        return containment.attempt(
+            lambda: self._early_stop(metric, value, patience, min_delta, direction), False
+        )
+
+    def _early_stop(
+        self, metric: str, value: Any, patience: int, min_delta: float, given: str | None
+    ) -> bool:
+        way = given or direction_of(metric, self._best)
+        stops, by = self._early_stops.stops(metric, value, patience, min_delta, way)
+        if by is not None:
+            self._record_early_stop(metric, by)
+        return stops
+
+    @containment.contained()
+    def _record_early_stop(self, metric: str, by: EarlyStop) -> None:
+        if (records := self._ready()) is not None:
+            statements.early_stop(records.recorder, metric, by)
+
     # -- what is measured
 
     @containment.contained()
     def describe(self, model: Any) -> None:
         """Record which model this run trains."""
-        recorder = self._ready()
-        if recorder is None:
+        records = self._ready()
+        if records is None:
             return
         from otel_ddp.torch import wrappers
 
-        recorder.facts(wrappers.describe(model))
+        records.recorder.facts(wrappers.describe(model))
 
     @containment.contained()
     def watch(self, model: Any = None, **options: Any) -> None:
         """Measure the steps that train this model, or models that are found if none is given."""
-        recorder, progress = self._ready(), self._progress
-        if recorder is None or progress is None:
+        records = self._ready()
+        if records is None:
             return
         from otel_ddp.torch import measure
 
         if not measure.can_measure(model):
             return
-        _record_backend(recorder)
+        _record_backend(records.recorder)
         process = self.identity
         options.update(
-            every=self._settings.sample_steps,
+            every=records.conf.sample_steps,
             leads=not process.global_rank,
             speaks=not process.local_rank,
             settle=self._settle_by_hooks,
         )
-        measure.start(model, progress, self.describe, **options)
+        measure.start(model, records.progress, self.describe, **options)
         # A signal handler may have ended the run in the meantime.
-        if self._progress is not progress:
-            self._unwatch(progress)
+        if self._records is not records:
+            _unwatch(records.progress)
 
     @containment.contained()
     def unwatch(self) -> None:
         """Take every hook off again."""
-        if self._progress is not None:
-            self._unwatch(self._progress)
-
-    @containment.contained()
-    def _unwatch(self, progress: Progress) -> None:
-        if "otel_ddp.torch.measure" in sys.modules:
-            from otel_ddp.torch import measure
-
-            measure.stop(progress)
+        if self._records is not None:
+            _unwatch(self._records.progress)
 
     # -- other ranks
 
@@ -432,11 +700,7 @@ class Run(Statements):
         `run.for_rank(3, job_type="worker").log({"loss": loss})` has the labels of that rank. Each
         rank has one handle, which ends with this run. A child that gets a handle is that rank.
         """
-        found = self._for_rank(global_rank, job_type, local_rank)
-        if found is None:
-            found = Run({})
-            found.go_silent()
-        return found
+        return self._for_rank(global_rank, job_type, local_rank) or silent()
 
     @containment.contained()
     def _for_rank(self, global_rank: Any, job_type: Any, local_rank: Any) -> Run | None:
@@ -453,18 +717,29 @@ class Run(Statements):
         key = other.global_rank, other.job_type
         if key == (process.global_rank, process.job_type):
             return self
-
-        def make() -> Run:
-            made = Run({"global_rank": global_rank, "job_type": job_type, "local_rank": local_rank})
-            made._logs_for = self
-            return made
-
-        return self._ranks.handle(key, make)
+        known = self._ranks.get(key)
+        if known is not None and not known.is_closed:
+            return known
+        if known is None and len(self._ranks) >= MOST_RANKS:
+            containment.warn_once(
+                "most ranks",
+                "for_rank gives handles for %d ranks at most: what is logged for others is not "
+                "recorded. Let them log by themselves, or log their mean.",
+                MOST_RANKS,
+            )
+            return None
+        asked = {"global_rank": global_rank, "job_type": job_type, "local_rank": local_rank}
+        made = Run(Origin(asked))
+        made._logs_for = self
+        if known is not None:
+            self._ranks[key] = made
+        # Two threads may ask for the same rank at once.
+        return self._ranks.setdefault(key, made)
 
     @property
     def is_closed(self) -> bool:
         """Whether this run has ended, or never records anything."""
-        return self._opened and self._recorder is None
+        return self._opened and self._records is None
 
     # -- the end
 
@@ -478,31 +753,24 @@ class Run(Statements):
     def close(self, state: str, reason: str) -> None:
         """Does what `finish` does; also called when the process ends without it."""
         self._opened = True
-        recorder, progress, where = self._recorder, self._progress, self._place
-        if recorder is None or progress is None or where is None:
+        records = self._records
+        if records is None:
             current_run.release(self)
             return
         # A signal handler may end the run in the middle of what its own thread records.
-        if progress.defer(partial(self.close, state, reason), state):
+        if records.progress.defer(partial(self.close, state, reason), state):
             current_run.release(self)
             return
         self._ending.run(
-            lambda: self._recorder is None,
-            lambda: self._acts_at_end(state, reason, recorder, progress, where),
+            lambda: self._records is None, lambda: self._acts_at_end(state, reason, records)
         )
 
-    def _acts_at_end(
-        self,
-        state: str,
-        reason: str,
-        recorder: Recorder,
-        progress: Progress,
-        where: place.Place,
-    ) -> list[Act]:
-        acts: list[Act] = [partial(each.close, state, "") for each in self._ranks.all()]
+    def _acts_at_end(self, state: str, reason: str, records: Records) -> list[Act]:
+        recorder, progress = records.recorder, records.progress
+        acts: list[Act] = [partial(each.close, state, "") for each in self._ranks.values()]
         if not self._settled:
-            acts.append(partial(self._settle, recorder))
-        acts += [self._unhook_logs, partial(self._unwatch, progress), recorder.drain_copies]
+            acts.append(partial(self._settle, records))
+        acts += [records.unhook_logs, partial(_unwatch, progress), recorder.drain_copies]
         if reason:
             acts.append(partial(recorder.reason, reason))
         content = {"state": state, "time": time.time_ns()}
@@ -510,37 +778,38 @@ class Run(Statements):
         acts += [partial(progress.end_run, state), partial(recorder.append, layout.END, content)]
         # The agent reads what this process logged for other ranks later: the process goes on.
         if self._logs_for is None:
-            acts.append(partial(self._wait_for_agent, recorder, where))
-        if self._settings.say != "nothing" and self._speaks_for_all():
+            acts.append(partial(self._wait_for_agent, records))
+        if records.conf.say != "nothing" and self._speaks_for_all():
             # While our lock is held, the agent does not delete what the card is made of.
-            acts.append(partial(self._show_card, recorder, where, state))
+            acts.append(partial(self._show_card, records, state))
         release = partial(current_run.release, self)
-        return [*acts, recorder.close, where.wake_agent, release, self.go_silent]
+        return [*acts, recorder.close, records.place.wake_agent, release, self.go_silent]
 
-    def _show_card(self, recorder: Recorder, where: place.Place, state: str) -> None:
-        conf = self._settings
+    def _show_card(self, records: Records, state: str) -> None:
+        conf = records.conf
         kept = conf.agent != "off" and conf.history_bytes
         name = f"{self.group}/{self.run}" if self.group else self.run
         look = [f"otel-ddp report {shlex.quote(name)}"] if kept else []
-        if base := page_address.base(where):
+        if base := page_address.base(records.place):
             look.insert(0, page_address.of_run(base, self.run))
-        end_card.show(recorder.writer.path, where, state, always=conf.say == "all", look=look)
+        journal = records.recorder.writer.path
+        end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
 
-    def _wait_for_agent(self, recorder: Recorder, where: place.Place) -> None:
-        if announcements.journal_was_removed(recorder.writer):
+    def _wait_for_agent(self, records: Records) -> None:
+        if announcements.journal_was_removed(records.recorder.writer):
             return
-        if self._settings.starts_agent:
-            agent_start.ensure_agent(where)
-        if self._settings.agent != "off":
-            agent_start.wait_for_agent(where, recorder.writer)
-        if self._says_where_to_look():
-            self._where_to_look.say(where, self.run)
+        if records.conf.starts_agent:
+            agent_start.ensure_agent(records.place)
+        if records.conf.agent != "off":
+            agent_start.wait_for_agent(records.place, records.recorder.writer)
+        if self._says_where_to_look(records.conf):
+            records.where_to_look.say(records.place, self.run)
 
     def go_silent(self) -> None:
         """Record nothing from here on."""
         self._opened = True
         self._log_by_run()
-        self._recorder = self._progress = None
+        self._records = None
         self._settled = True
 
     def __enter__(self) -> Run:
@@ -567,10 +836,11 @@ class Run(Statements):
 
     def _for_a_child(self) -> dict[str, Any]:
         """The arguments by which a child joins this run, without the parent's ranks and config."""
+        own = self._origin.arguments
         if self._logs_for is not None:
-            return {**self._logs_for._for_a_child(), **self._arguments}
-        own = ("config", "global_rank", "local_rank", "world_size", "parallel")
-        arguments = {key: value for key, value in self._arguments.items() if key not in own}
+            return {**self._logs_for._for_a_child(), **own}
+        stays = ("config", "global_rank", "local_rank", "world_size", "parallel")
+        arguments = {key: value for key, value in own.items() if key not in stays}
         return {**arguments, "run": self.run, "group": self.group}
 
     def __repr__(self) -> str:
@@ -585,38 +855,55 @@ class Run(Statements):
 
         We have no thread.
         """
-        recorder = self._recorder
-        if recorder is None or self._place is None:
+        records = self._records
+        if records is None:
             return
+        recorder, conf = records.recorder, records.conf
         recorder.check_due_ns = now + agent_start.CHECK_EVERY_NS
         recorder.poll_copies()
-        if self._log_lines is not None:
-            self._log_lines.attach(started=recorder.step >= 0)
+        if records.log_lines is not None:
+            records.log_lines.attach(started=recorder.step >= 0)
         if self.identity.may_have_others:
-            self._settle(recorder)
+            self._settle(records)
         if announcements.journal_was_removed(recorder.writer):
             return
-        if self._settings.starts_agent:
-            agent_start.ensure_agent(self._place)
-        if not self._where_to_look.said and self._says_where_to_look():
-            self._where_to_look.say(self._place, self.run)
-            if self._where_to_look.may_know_soon:
+        if conf.starts_agent:
+            agent_start.ensure_agent(records.place)
+        look = records.where_to_look
+        if not look.said and self._says_where_to_look(conf):
+            look.say(records.place, self.run)
+            if look.may_know_soon:
                 recorder.check_due_ns = min(recorder.check_due_ns, now + ASK_AGAIN_NS)
         if (
             self._speaks_for_all()
             and recorder.writer.overwrites_unread()
-            and not self._place.agent_is_alive()
+            and not records.place.agent_is_alive()
         ):
-            announcements.journal_is_full(self._settings.agent)
+            announcements.journal_is_full(conf.agent)
 
     def _count_failures(self, more: float = 1.0) -> None:
-        if self._recorder is not None:
-            self._recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
+        if self._records is not None:
+            self._records.recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
+
+
+def silent() -> Run:
+    """A run that records nothing."""
+    found = Run(Origin({}))
+    found.go_silent()
+    return found
 
 
 def _attach(arguments: dict[str, Any]) -> Run:
     """Makes the run of an unpickled one."""
-    return cast("Run", current_run.attach(partial(Run, arguments, joins=True)))
+    return cast("Run", current_run.attach(lambda: Run(Origin(arguments, joins=True))))
+
+
+@containment.contained()
+def _unwatch(progress: Progress) -> None:
+    if "otel_ddp.torch.measure" in sys.modules:
+        from otel_ddp.torch import measure
+
+        measure.stop(progress)
 
 
 def _record_backend(recorder: Recorder) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_ddp.errors import ConfigError, containment
 from otel_ddp.run import api, current_run
-from otel_ddp.run.run import Run
+from otel_ddp.run.run import Origin, Run
 
 # The arguments of `instrument` that decide on the name and the group of a run.
 _NAMING = ("group", "run", "parallel")
@@ -19,7 +19,7 @@ class Trials:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """*arguments*: those of `instrument`, for the run that searches, if none is open."""
         named = {name: arguments[name] for name in _NAMING if name in arguments}
-        searches = (api.current() or Run(named)).agreed_identity()
+        searches = (api.current() or Run(Origin(named))).agreed_identity()
         self.searching = {"group": searches.group, "run": searches.run}
         """The names of the run that searches."""
         self.trains = False

@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_ddp.errors import ConfigError, containment
 from otel_ddp.run import api, current_run
-from otel_ddp.run.run import Run
+from otel_ddp.run.run import Run, silent
 
 
 def instrument(model: Any = None, **arguments: Any) -> Run:
@@ -15,19 +15,13 @@ def instrument(model: Any = None, **arguments: Any) -> Run:
     A program that has finished its run gets no second one.
     """
     if api.current() is None and current_run.had_one():
-        return _silent()
+        return silent()
     return instrument_again(model, **arguments)
 
 
 def instrument_again(model: Any = None, **arguments: Any) -> Run:
     """As `instrument`, also after a run that a framework has ended for the next one."""
-    return _instrument(model, arguments) or _silent()
-
-
-def _silent() -> Run:
-    found = Run({})
-    found.go_silent()
-    return found
+    return _instrument(model, arguments) or silent()
 
 
 @containment.contained()

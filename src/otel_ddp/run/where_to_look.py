@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
+import select
 import sys
+from typing import Any
 
 from otel_ddp.errors import containment
+from otel_ddp.history.quantities import printable
 from otel_ddp.identity import page_address
 from otel_ddp.journal.place import Place
-from otel_ddp.run import stderr
 
 # An agent that was started a moment ago has no address yet.
 ASK_AGAIN_NS = 500_000_000
 _ASKED_OFTEN = 20
+# What a pipe takes at once: more could wait for its reader.
+_MOST_BYTES = 4096
 
 
 class WhereToLook:
@@ -42,7 +47,7 @@ class WhereToLook:
         tunnel = page_address.tunnel(base, os.environ)
         line = f"otel_ddp: run {run} · {address}"
         text = f"{line}\n          from your machine: {tunnel}\n" if tunnel else f"{line}\n"
-        stderr.say(text)
+        say(text)
 
 
 def _shown_in_notebook(run: str, address: str) -> bool:
@@ -54,3 +59,27 @@ def _shown_in_notebook(run: str, address: str) -> bool:
     link = f'<a href="{html.escape(address)}" target="_blank">{html.escape(run)}</a>'
     ipython.display.display(ipython.display.HTML(f"otel_ddp: run {link}"))
     return True
+
+
+def say(text: str) -> None:
+    """Write it to stderr, or nothing where a full pipe would hold the process."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    # A name may hold control codes, or letters that turn the line around: a terminal obeys them.
+    clean = "\n".join(map(printable, text.split("\n")))
+    encoded = clean.encode(encoding, "replace")[:_MOST_BYTES]
+    # It may be closed, or a pipe that nobody reads any more.
+    with contextlib.suppress(OSError, ValueError):
+        if _takes_at_once(stream):
+            stream.write(encoded.decode(encoding, "ignore"))
+            stream.flush()
+
+
+def _takes_at_once(stream: Any) -> bool:
+    try:
+        fd = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return True  # a notebook's, or one in memory
+    return bool(select.select([], [fd], [], 0)[1])
