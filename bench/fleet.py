@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from otel_ddp import catalog, settings  # noqa: E402
 from otel_ddp.agent.export.otlp import resource  # noqa: E402
+from otel_ddp.agent.export.otlp.outcome import Request  # noqa: E402
 from otel_ddp.agent.export.otlp.transport import Transport  # noqa: E402
-from otel_ddp.agent.export.queues import Request  # noqa: E402
 from otel_ddp.agent.export.render import Renderer  # noqa: E402
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series  # noqa: E402
 from otel_ddp.agent.scrape.families import parse  # noqa: E402

@@ -209,12 +209,15 @@ def _with_root(path: Path) -> tuple[Path, ...]:
     return (path.parent, path) if in_root else (path,)
 
 
-def make_kept(path: Path) -> None:
-    """Makes a directory on a disk. Raises OSError unless it is ours and closed to others."""
+def make_kept(path: Path, ours: bool = False) -> None:
+    """Makes a directory on a disk. Raises OSError unless it is ours and closed to others.
+
+    *ours*: the user has named none but those above it.
+    """
     directories = _with_root(path)
     directories[0].parent.mkdir(parents=True, exist_ok=True)
     for each in directories:
-        private_directory(each, named=len(directories) == 1)
+        private_directory(each, named=len(directories) == 1 and not ours)
 
 
 def check_kept(path: Path) -> None:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from histories import write_history, write_profile
 from otel_ddp import catalog
 from otel_ddp.agent.export.render import Renderer
-from otel_ddp.agent.export.spool_files import Entry
+from otel_ddp.agent.export.spool import Entry
 from otel_ddp.agent.history.collect import Collector
 from otel_ddp.agent.history.histories import Histories
 from otel_ddp.agent.ledger import Ledger

@@ -39,9 +39,7 @@ def keep(directory: Path, node: str, began_ns: int) -> list[tuple[float, float]]
         now_ns = began_ns + minute * 60 * S
         exported(node, VALUES, ledger, now_ns)
         for made in renderer.metrics(ledger, now_ns + 59 * S):
-            assert spool.append(
-                made.signal, made.body, made.points, made.irreplaceable, oldest_s=made.oldest_s
-            )
+            assert spool.append(made)
     return [
         ((began_ns // 10**6 + (minute * 60 + number * 3) * 1000) / 1000, float(number))
         for minute in range(MINUTES)

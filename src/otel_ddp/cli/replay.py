@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from otel_ddp import settings
-from otel_ddp.agent.export.delivery_report import human_size
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, exported_signals
 from otel_ddp.agent.export.replay import (
     AnotherReplay,
     FoundSpool,
-    Replay,
+    KeptRequests,
     SentLogUnwritable,
-    Tally,
     find_spools,
+    send,
 )
-from otel_ddp.cli.progress_bar import ProgressBar
+from otel_ddp.agent.export.report import DeliveryStatus, human_size
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.layout import SUFFIX
 
+if TYPE_CHECKING:
+    from otel_ddp.agent.export.delivery import Delivery
+    from otel_ddp.agent.export.otlp.transport import Transport
+
 # From this age on a Prometheus with the usual settings refuses values.
 _OLD_S = 3600.0
+_SHOWN_EVERY_S = (0.2, 10.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,18 +81,17 @@ def run(options: argparse.Namespace) -> int:
         )
         print(sentence, file=sys.stderr)
         return 2
-    transport = Transport(conf_there)
-    try:
-        with Replay(transport, spools, signals, again=options.on_conflict == "send") as replay:
-            return _replay(replay, spools, transport.destination, options.on_conflict)
-    except AnotherReplay:
-        print("Another replay of these data to this destination is running.", file=sys.stderr)
-        return 1
-    except SentLogUnwritable as why:
-        print(f"{why}. That file remembers what was sent: replay a copy.", file=sys.stderr)
-        return 1
-    finally:
-        transport.close()
+    again = options.on_conflict == "send"
+    with contextlib.closing(Transport(conf_there)) as transport:
+        try:
+            kept = KeptRequests(spools, transport.address, signals, again=again)
+            with contextlib.closing(kept):
+                return _replay(kept, spools, transport, options.on_conflict)
+        except AnotherReplay:
+            print("Another replay of these data to this destination is running.", file=sys.stderr)
+        except SentLogUnwritable as why:
+            print(f"{why}. That file remembers what was sent: replay a copy.", file=sys.stderr)
+    return 1
 
 
 def _spools(directories: Sequence[Path]) -> Iterator[FoundSpool]:
@@ -114,42 +119,62 @@ def _nothing(directory: Path) -> str:
 
 
 def _replay(
-    replay: Replay, spools: Sequence[FoundSpool], destination: str, on_conflict: str
+    kept: KeptRequests, spools: Sequence[FoundSpool], transport: Transport, on_conflict: str
 ) -> int:
-    there = cell(destination)
+    there = cell(transport.destination)
     for spool in spools:
         _describe(spool)
-    if replay.sent_before and on_conflict == "error":
+    if kept.sent_before and on_conflict == "error":
         sentence = (
-            f"{replay.sent_before} of these requests were sent to {there} before, so nothing is "
+            f"{kept.sent_before} of these requests were sent to {there} before, so nothing is "
             "sent now (--on-conflict error)."
         )
         print(sentence, file=sys.stderr)
         return 1
-    if replay.sent_before:
+    if kept.sent_before:
         what = "are sent again" if on_conflict == "send" else "are left out"
-        print(f"{replay.sent_before} requests were sent to {there} before and {what}")
+        print(f"{kept.sent_before} requests were sent to {there} before and {what}")
     missing = sum(spool.missing for spool in spools)
-    if not replay.pending:
+    if not kept.entries:
         print_answer("nothing is left to send")
         return 1 if missing else 0
-    _warn_of_age(replay, time.time())
-    bar = ProgressBar(sys.stdout, len(replay.pending), replay.size_bytes)
+    _warn_of_age(kept.oldest_s, time.time())
+    from otel_ddp.agent.export.delivery import Delivery
+
+    # In the order of time, and whatever is in doubt is refused: a person waits.
+    delivery = Delivery(transport, kept, jitter=lambda: 0.5, patience_s=0.0)
     try:
-        for tally in replay.send():
-            bar.show(tally)
+        _send(kept, delivery)
     except (KeyboardInterrupt, SentLogUnwritable):
-        bar.end()
-        print(f"stopped: {_sent(replay.tally, there)}; the next replay continues there")
+        print(f"stopped: {_sent(delivery.status(), there)}; the next replay continues there")
         raise
-    bar.end()
-    print(_sent(replay.tally, there))
-    troubles = list(_troubles(replay.tally))
+    print(_sent(delivery.status(), there))
+    troubles = list(_troubles(kept, delivery.status()))
     if missing:
         troubles.append(f"{missing} requests were missing, as said above, and are lost")
     for sentence in troubles:
         print(f"! {sentence}")
     return 1 if troubles else 0
+
+
+def _send(kept: KeptRequests, delivery: Delivery) -> None:
+    """Show how far it is: on one line of a terminal, elsewhere now and then."""
+    terminal = sys.stdout.isatty()
+    began = shown_at = time.monotonic()
+    whole, requests = max(kept.size_bytes, 1), kept.entries
+    try:
+        for _ in send(kept, delivery):
+            now = time.monotonic()
+            if now - shown_at < _SHOWN_EVERY_S[not terminal]:
+                continue
+            shown_at, share = now, 1.0 - kept.size_bytes / whole
+            left_s = (now - began) * (1.0 - share) / max(share, 1e-9)
+            done = f"{requests - kept.entries} of {requests} requests"
+            text = f"{share:.0%}  {done}, {left_s:.0f} s left"
+            print(f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
+    finally:
+        if terminal:
+            print("\r\033[K", end="", flush=True)
 
 
 def _describe(spool: FoundSpool) -> None:
@@ -164,9 +189,9 @@ def _describe(spool: FoundSpool) -> None:
         print("! an agent still adds to it: replay it again when the training has ended")
 
 
-def _warn_of_age(replay: Replay, now_s: float) -> None:
-    age_s = now_s - replay.oldest_s
-    if not replay.oldest_s or age_s < _OLD_S:
+def _warn_of_age(oldest_s: int, now_s: float) -> None:
+    age_s = now_s - oldest_s
+    if not oldest_s or age_s < _OLD_S:
         return
     print(
         f"! The oldest value is {_age(age_s)} old. Prometheus refuses a value that is older than "
@@ -176,25 +201,21 @@ def _warn_of_age(replay: Replay, now_s: float) -> None:
     )
 
 
-def _sent(tally: Tally, there: str) -> str:
-    return f"sent {tally.requests} requests with {tally.points} points to {there}"
+def _sent(status: DeliveryStatus, there: str) -> str:
+    return f"sent {status.delivered} requests with {status.delivered_points} points to {there}"
 
 
-def _troubles(tally: Tally) -> Iterator[str]:
+def _troubles(kept: KeptRequests, status: DeliveryStatus) -> Iterator[str]:
     """A sentence for each kind of data that did not arrive."""
-    for why, points in tally.refused_points.items():
+    for why, points in status.refused_points.items():
         yield f"{points} points were refused: {cell(why)}"
-    if tally.rejected_points:
-        yield f"{tally.rejected_points} points were accepted and dropped by the collector"
-    for signal, why in tally.given_up.items():
-        yield (
-            f"{tally.left[signal]} requests of {signal} are left: {cell(why)}; the next replay "
-            "continues there"
-        )
-    if tally.damaged:
-        yield f"{tally.damaged} requests are damaged and cannot be sent"
-    for why, count in tally.unreadable.items():
-        yield f"{count} requests cannot be read: {why}"
+    if status.rejected_points:
+        yield f"{status.rejected_points} points were accepted and dropped by the collector"
+    for signal, count in kept.left.items():
+        why = cell(status.troubles[signal])
+        yield f"{count} requests of {signal} are left: {why}; the next replay continues there"
+    if damaged := status.dropped_points.get("corrupt"):
+        yield f"{damaged} points are in damaged requests and cannot be sent"
 
 
 def _age(seconds: float) -> str:

@@ -24,11 +24,9 @@ from otel_ddp.agent.export.otlp.encode import (
     number_point,
     resource_bytes,
 )
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
+from otel_ddp.agent.export.otlp.outcome import Outcome, Request, Signal
 from otel_ddp.agent.export.otlp.transport import Transport
-from otel_ddp.agent.export.queues import Request
-from otel_ddp.agent.export.spool import Spool
-from otel_ddp.agent.export.spool_files import BLOCK_BYTES
+from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
 from otlp_receiver import Receiver
 from shortages import no_threads
 
@@ -159,7 +157,7 @@ def test_a_new_delivery_sends_what_an_old_spool_holds_first(
     transport: FakeTransport, spool: Spool, clock: FakeClock
 ) -> None:
     for body in (b"1", b"2", b"3"):
-        spool.append("metrics", body, 1)
+        spool.append(Request("metrics", body, 1))
     delivery = Delivery(transport, Spool(spool.directory, PLENTY), clock)
 
     delivery.submit(requests("4"))
@@ -401,7 +399,7 @@ def test_a_request_over_which_the_receiver_fails_holds_the_others_up_for_minutes
 def test_a_refused_request_from_disk_leaves_the_disk(
     delivery: Delivery, transport: FakeTransport, spool: Spool
 ) -> None:
-    spool.append("metrics", b"bad", 7)
+    spool.append(Request("metrics", b"bad", 7))
     transport.always(BAD)
 
     send_all_due(delivery)
@@ -413,8 +411,8 @@ def test_a_refused_request_from_disk_leaves_the_disk(
 def test_a_torn_file_is_counted_and_the_next_goes_out(
     delivery: Delivery, transport: FakeTransport, spool: Spool
 ) -> None:
-    torn = spool.append("metrics", b"torn", 7)
-    spool.append("metrics", b"whole", 1)
+    torn = spool.append(Request("metrics", b"torn", 7))
+    spool.append(Request("metrics", b"whole", 1))
     assert torn is not None
     torn.path.write_bytes(b"")
 
@@ -438,7 +436,7 @@ def no_descriptors() -> Iterator[None]:
 def test_a_file_that_cannot_be_read_now_is_sent_later(
     delivery: Delivery, transport: FakeTransport, spool: Spool, clock: FakeClock
 ) -> None:
-    spool.append("metrics", b"whole", 7)
+    spool.append(Request("metrics", b"whole", 7))
 
     with no_descriptors():
         delivery.send_next()
@@ -827,7 +825,7 @@ def test_moving_to_disk_does_not_wait_for_a_hanging_collector_and_loses_nothing(
     assert settled == ["abc"]
     after_a_kill = Spool(spool.directory, PLENTY)
     assert after_a_kill.entries == 3
-    oldest = after_a_kill.oldest()
+    oldest = after_a_kill.oldest("metrics")
     assert oldest is not None
     assert oldest.read() == b"a"
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_ddp import catalog
-from otel_ddp.agent.export.queues import Request
+from otel_ddp.agent.export.otlp.outcome import Request
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
 from otel_ddp.errors import containment

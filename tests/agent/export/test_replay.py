@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from otel_ddp.agent.export.delivery import Delivery
 from otel_ddp.agent.export.otlp.encode import LogRecord, logs_request
-from otel_ddp.agent.export.otlp.outcome import Outcome, Signal
+from otel_ddp.agent.export.otlp.outcome import Outcome, Request, Signal
 from otel_ddp.agent.export.replay import (
     AnotherReplay,
-    Replay,
+    KeptRequests,
     SentLog,
     SentLogUnwritable,
-    Tally,
     find_spools,
     merge_by_time,
+    send,
 )
-from otel_ddp.agent.export.spool import Spool
-from otel_ddp.agent.export.spool_files import BLOCK_BYTES
+from otel_ddp.agent.export.report import DeliveryStatus
+from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
 from otel_ddp.cli import main
-from otel_ddp.cli.progress_bar import ProgressBar
 from otlp_receiver import Receiver
 
 PLENTY = 1024 * BLOCK_BYTES
@@ -44,6 +45,8 @@ sys.stdin.read()
 
 class FakeTransport:
     """Answers as configured, and then accepts everything."""
+
+    destination = "home"
 
     def __init__(self, *answers: Outcome) -> None:
         self.answers = list(answers)
@@ -63,7 +66,7 @@ def spool(directory: Path, *requests: tuple[Signal, str, int]) -> Path:
     """One as an agent leaves it; each request by signal, content and the time of its oldest."""
     opened = Spool(directory, PLENTY)
     for signal, name, oldest_s in requests:
-        assert opened.append(signal, name.encode(), 1, oldest_s=oldest_s)
+        assert opened.append(Request(signal, name.encode(), 1, oldest_s=oldest_s))
     return directory
 
 
@@ -71,12 +74,23 @@ def three(directory: Path) -> Path:
     return spool(directory, ("metrics", "a", 1), ("traces", "b", 2), ("metrics", "c", 3))
 
 
-def sent(transport: FakeTransport, directory: Path, pauses: list[float] | None = None) -> Tally:
-    pauses = [] if pauses is None else pauses
-    with Replay(transport, find_spools(directory), sleep=pauses.append) as replay:
-        for _ in replay.send():
+class Sent(NamedTuple):
+    """One replay, over."""
+
+    status: DeliveryStatus
+    left: Mapping[Signal, int]
+    pauses: Sequence[float]
+
+
+def sent(transport: FakeTransport, directory: Path) -> Sent:
+    pauses: list[float] = []
+    with closing(KeptRequests(find_spools(directory), transport.address)) as kept:
+        delivery = Delivery(
+            *(transport, kept, lambda: sum(pauses)), jitter=lambda: 0.5, patience_s=0.0
+        )
+        for _ in send(kept, delivery, pauses.append):
             pass
-        return replay.tally
+        return Sent(delivery.status(), kept.left, pauses)
 
 
 def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
@@ -87,63 +101,54 @@ def test_spools_of_several_nodes_are_sent_by_time_and_each_in_its_own_order(
     spool(tmp_path / "offline-b", ("metrics", "b1", 20), ("metrics", "b2", 40))
     spool(tmp_path / "spool-c", ("metrics", "of an agent that sends", 1))
 
-    bodies = [entry.read() for _, entry in merge_by_time(find_spools(tmp_path))]
+    bodies = [entry.read() for entry in merge_by_time(find_spools(tmp_path))]
 
     assert bodies == [b"a1", b"b1", b"a2", b"a3", b"b2"]
 
 
 def test_a_collector_that_goes_away_is_tried_for_a_while_and_then_no_more(tmp_path: Path) -> None:
-    directory, pauses = three(tmp_path), list[float]()
-    transport = FakeTransport(TAKEN, *[AWAY] * 7)
+    directory = three(tmp_path)
+    transport = FakeTransport(TAKEN, TAKEN, *[AWAY] * 7)
 
-    tally = sent(transport, directory, pauses)
+    status, left, pauses = sent(transport, directory)
 
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 30.0]
-    assert (tally.requests, tally.left) == (2, {"traces": 1})
-    assert not tally.complete
-    assert sent(transport, directory).complete
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert (status.delivered, left) == (2, {"traces": 1})
+    assert sent(transport, directory).left == {}
     assert transport.bodies == [b"a", b"c", b"b"]
 
 
-def test_the_pause_that_a_busy_collector_asks_for_is_kept(tmp_path: Path) -> None:
-    pauses = list[float]()
-    busy = Outcome("retry", "503", retry_after_s=7.0)
-
-    assert sent(FakeTransport(TAKEN, busy, busy, TAKEN), three(tmp_path), pauses).complete
-
-    assert pauses == [7.0, 7.0]
-
-
 def test_a_collector_that_never_answered_is_not_tried_again(tmp_path: Path) -> None:
-    pauses = list[float]()
+    status, left, pauses = sent(FakeTransport(*[AWAY] * 2), three(tmp_path))
 
-    tally = sent(FakeTransport(*[AWAY] * 2), three(tmp_path), pauses)
-
-    assert (pauses, tally.requests) == ([], 0)
-    assert tally.left == {"metrics": 2, "traces": 1}
+    assert (pauses, status.delivered) == ([], 0)
+    assert left == {"metrics": 2, "traces": 1}
 
 
 def test_a_request_over_which_the_receiver_fails_does_not_keep_the_others_back(
     tmp_path: Path,
 ) -> None:
-    pauses = list[float]()
     transport = FakeTransport(TAKEN, Outcome("retry", "500 from http://c", doubtful=True))
+    directory = three(tmp_path)
 
-    tally = sent(transport, three(tmp_path), pauses)
+    status, left, pauses = sent(transport, directory)
 
-    assert (pauses, tally.left, tally.refused_points) == ([], {}, {"500 from http://c": 1})
-    assert transport.bodies == [b"a", b"c"]
+    assert (pauses, left, status.refused_points) == ([], {}, {"500 from http://c": 1})
+    assert transport.bodies == [b"a", b"b"]
+    # What was refused is tried again.
+    sent(transport, directory)
+    assert transport.bodies == [b"a", b"b", b"c"]
 
 
 def test_a_request_that_is_too_large_for_the_destination_is_sent_in_parts(tmp_path: Path) -> None:
     records = [LogRecord(at, f"event {at}", "x" * 1000) for at in range(1, 9)]
     body = logs_request({}, records)
     opened = Spool(tmp_path, PLENTY)
-    assert opened.append("logs", body, len(records))
+    assert opened.append(Request("logs", body, len(records)))
     too_large = Outcome("refused", "413 from http://c", too_large=True)
     transport = FakeTransport(too_large, TAKEN, too_large)
 
-    tally = sent(transport, tmp_path)
+    status = sent(transport, tmp_path).status
 
     found = [
         record.time_unix_nano
@@ -154,8 +159,8 @@ def test_a_request_that_is_too_large_for_the_destination_is_sent_in_parts(tmp_pa
         .log_records
     ]
     assert found == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert (tally.requests, tally.points, tally.complete) == (1, 8, True)
-    assert sent(FakeTransport(), tmp_path).requests == 0
+    assert (status.delivered_points, status.refused) == (8, 0)
+    assert sent(FakeTransport(), tmp_path).status.delivered == 0
 
 
 def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
@@ -163,9 +168,9 @@ def test_a_damaged_request_is_counted_and_the_others_are_sent(tmp_path: Path) ->
     next(directory.glob("*2-traces*")).write_bytes(b"torn")
     transport = FakeTransport()
 
-    tally = sent(transport, directory)
+    status = sent(transport, directory).status
 
-    assert (tally.damaged, tally.complete) == (1, False)
+    assert status.dropped_points == {"corrupt": 1}
     assert transport.bodies == [b"a", b"c"]
 
 
@@ -181,7 +186,7 @@ def test_a_line_that_a_kill_tore_does_not_count_as_sent(tmp_path: Path) -> None:
     again = list(transport.bodies)
     sent(transport, directory)
 
-    assert transport.bodies == again == [b"a", b"b", b"c", b"c"]
+    assert transport.bodies == again == [b"a", b"c", b"b", b"c"]
 
 
 def test_requests_of_a_spool_that_was_emptied_and_filled_again_are_new_ones(
@@ -195,7 +200,7 @@ def test_requests_of_a_spool_that_was_emptied_and_filled_again_are_new_ones(
     spool(directory, ("metrics", "d", 4))
     sent(transport, directory)
 
-    assert transport.bodies == [b"a", b"b", b"c", b"d"]
+    assert transport.bodies == [b"a", b"c", b"b", b"d"]
 
 
 def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
@@ -210,7 +215,7 @@ def test_two_replays_of_one_spool_do_not_send_at_once(tmp_path: Path) -> None:
             sent(FakeTransport(), directory)
 
         process.stdin.close()
-    assert sent(FakeTransport(), directory).complete
+    assert sent(FakeTransport(), directory).status.delivered == 3
 
 
 def test_nothing_is_sent_where_it_cannot_be_remembered(tmp_path: Path) -> None:
@@ -281,30 +286,3 @@ def test_without_a_collector_the_error_tells_how_to_name_one(
     assert main(["replay", str(tmp_path)]) == 2
 
     assert "set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("stream", "expected"),
-    [
-        (Terminal(), f"\r[{'#' * 15}{'.' * 15}]  50%  3 of 6 requests, 20 s left"),
-        (io.StringIO(), "50%  3 of 6 requests, 20 s left\n"),
-    ],
-)
-def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
-    stream: io.StringIO, expected: str
-) -> None:
-    now = iter([0.0, 0.05, 20.0])
-    progress = ProgressBar(stream, 6, 600, clock=lambda: next(now))
-
-    progress.show(Tally(requests=1, done_bytes=100))
-    progress.show(Tally(requests=3, done_bytes=300))
-
-    assert stream.getvalue() == expected
-    progress.end()
-    # Nothing of the bar is left behind.
-    assert stream.getvalue().rpartition("\r")[2] in ("", expected)

@@ -30,9 +30,8 @@ from otel_ddp.agent.export.otlp.encode import (
     resource_bytes,
     spans_request,
 )
-from otel_ddp.agent.export.otlp.listener import is_trusted
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback, why_none
+from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback, is_trusted, why_none
 from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"

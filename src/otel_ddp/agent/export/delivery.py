@@ -18,19 +18,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from otel_ddp.agent.export.delivery_report import DeliveryReport, DeliveryStatus, human_size
-from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.otlp.split import Piece, describe, halves
+from otel_ddp.agent.export.otlp.messages import Piece, halves
+from otel_ddp.agent.export.otlp.outcome import (
+    RETRY_AFTER_LIMIT_S,
+    SIGNALS,
+    Outcome,
+    Request,
+    Signal,
+)
 from otel_ddp.agent.export.queues import (
     Batch,
     Head,
     QueuedRequest,
     Queues,
-    Request,
     SignalQueue,
 )
-from otel_ddp.agent.export.spool import Spool
-from otel_ddp.agent.export.spool_files import Entry
+from otel_ddp.agent.export.report import DeliveryReport, DeliveryStatus, human_size
+from otel_ddp.agent.export.spool import Entry, Store
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.errors import containment
 
@@ -60,13 +64,14 @@ class Delivery:
     def __init__(
         self,
         transport: Sender | None,
-        spool: Spool,
+        spool: Store,
         clock: Callable[[], float] = time.monotonic,
         *,
         wall: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         backoff_s: tuple[float, float] = (1.0, 30.0),
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        patience_s: float = PATIENCE_S,
         lost_before: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """*lost_before*: points that were lost before they were submitted, by reason."""
@@ -75,6 +80,7 @@ class Delivery:
         self._clock = clock
         self._jitter = jitter
         self._backoff_s = backoff_s
+        self._patience_s = patience_s
         self._lost_before = lost_before
 
         # One lock for all that follows. It is held over small writes to disk, never over the
@@ -178,6 +184,11 @@ class Delivery:
             for queue in self._queues
         )
 
+    def failures(self, signal: Signal) -> int:
+        """How many attempts of this signal have failed since the last success."""
+        with self._changed:
+            return next(each.failures for each in self._queues if each.signal == signal)
+
     def status(self) -> DeliveryStatus:
         """How the delivery goes at this moment."""
         with self._changed:
@@ -255,7 +266,7 @@ class Delivery:
         elif head.doubted_since is None:
             head.doubted_since = now
         if head.doubted_since is not None:
-            waits = now - head.doubted_since < PATIENCE_S
+            waits = now - head.doubted_since < self._patience_s
             outcome = replace(outcome, kind="retry" if waits else "refused")
         return outcome, parts
 
@@ -322,13 +333,13 @@ class Delivery:
         head.left.popleft()
         if outcome.kind == "delivered":
             head.delivered = queue.smaller_delivered = True
-        content = describe(queue.signal, piece.body) if outcome.kind == "refused" else ""
-        self._report.add_outcome(queue.signal, piece.points, outcome, content)
+        head.refused = head.refused or outcome.kind == "refused"
+        self._report.add_outcome(queue.signal, piece.points, outcome)
         # The collector answers, so the next request need not wait.
         queue.failures, queue.not_before = 0, 0.0
         if not head.left:
             queue.head = None
-            self._queues.remove_sent(queue, head.queued)
+            self._queues.remove_sent(queue, head.queued, "refused" if head.refused else "delivered")
 
     def _postpone(self, queue: SignalQueue, points: int, outcome: Outcome) -> None:
         queue.failures += 1
@@ -360,10 +371,8 @@ class Delivery:
             return self._queues.pop_settled()
 
     def _say_losses(self) -> None:
-        spool = self._spool
-        has_room = spool.size_bytes < 0.9 * spool.limit_bytes
-        lost = {**spool.dropped_points, **self._lost_before()}
-        self._report.poll_losses(lost, has_room)
+        lost = {**self._spool.dropped_points, **self._lost_before()}
+        self._report.poll_losses(lost, self._spool.has_room)
 
     def _describe_backlog(self) -> str:
         parts = []

@@ -12,9 +12,9 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from otel_ddp.agent.export.delivery_report import DeliveryStatus, human_size
 from otel_ddp.agent.export.otlp.outcome import exported_signals
-from otel_ddp.agent.export.spool_files import OFFLINE_PREFIX
+from otel_ddp.agent.export.report import DeliveryStatus, human_size
+from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
 from otel_ddp.errors import containment

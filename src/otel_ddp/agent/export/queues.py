@@ -8,24 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from otel_ddp.agent.export.otlp.outcome import SIGNALS, Signal
-from otel_ddp.agent.export.otlp.split import Piece
-from otel_ddp.agent.export.spool import Spool
-from otel_ddp.agent.export.spool_files import Entry
-
-
-@dataclass(frozen=True)
-class Request:
-    """One OTLP request, ready to be sent."""
-
-    signal: Signal
-    body: bytes
-    points: int
-    irreplaceable: bool = True
-    """Whether it holds what is sent only once: logged values, spans, events. A request with
-    current values alone is replaced by the next export, so it is dropped first."""
-    oldest_s: int = 0
-    """When the oldest point in it was measured, in seconds; 0: not known."""
+from otel_ddp.agent.export.otlp.messages import Piece
+from otel_ddp.agent.export.otlp.outcome import SIGNALS, Request, Signal
+from otel_ddp.agent.export.spool import Entry, Store, Why
 
 
 @dataclass(eq=False)
@@ -57,6 +42,8 @@ class Head:
     left: deque[Piece]
     delivered: bool = False
     """Whether a part of it was delivered."""
+    refused: bool = False
+    """Whether a part of it was refused."""
     doubted_since: float | None = None
     """Since when it is answered in a way that may be about it, or about the way to the receiver."""
 
@@ -87,7 +74,7 @@ class Queues:
     """
 
     def __init__(
-        self, spool: Spool, memory_limit_bytes: int, add_lost: Callable[[str, int], None]
+        self, spool: Store, memory_limit_bytes: int, add_lost: Callable[[str, int], None]
     ) -> None:
         self._spool = spool
         self._memory_limit_bytes = memory_limit_bytes
@@ -116,10 +103,10 @@ class Queues:
         queues = (self._by_signal[signal] for signal in signals)
         return (each for each in queues if each.requests or self._spool.oldest(each.signal))
 
-    def remove_sent(self, queue: SignalQueue, queued: QueuedRequest) -> None:
-        """Forget a request that was delivered or refused."""
+    def remove_sent(self, queue: SignalQueue, queued: QueuedRequest, why: Why) -> None:
+        """Forget a request that is done with."""
         if queued.entry is not None:
-            self._spool.remove(queued.entry)
+            self._spool.remove(queued.entry, why)
         if queue.requests and queue.requests[0] is queued:
             self._pop_first(queue)
 
@@ -184,12 +171,7 @@ class Queues:
         while queue.requests:
             queued = queue.requests[0]
             if queued.entry is None:
-                request = queued.request
-                queued.entry = self._spool.append(
-                    *(request.signal, request.body, request.points),
-                    irreplaceable=request.irreplaceable,
-                    oldest_s=request.oldest_s,
-                )
+                queued.entry = self._spool.append(queued.request)
                 if queued.entry is None:
                     return False
                 if queued is queue.in_flight:

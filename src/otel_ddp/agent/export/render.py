@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from otel_ddp import __version__
 from otel_ddp.agent.export.deltas import Deltas
 from otel_ddp.agent.export.otlp import encode, resource
-from otel_ddp.agent.export.otlp.outcome import Signal
-from otel_ddp.agent.export.queues import Request
+from otel_ddp.agent.export.otlp.outcome import Request, Signal
 from otel_ddp.agent.export.request_builder import MOST_BYTES, SCOPE, RequestBuilder
 from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
 from otel_ddp.catalog import Kind

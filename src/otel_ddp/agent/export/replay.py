@@ -1,4 +1,4 @@
-"""Sends the requests in spools, once to each destination, and removes none of them."""
+"""Delivers what spools hold, once to each destination, and removes none of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import contextlib
 import heapq
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2s
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from otel_ddp.agent.export.otlp.outcome import RETRY_AFTER_LIMIT_S, SIGNALS, Outcome, Signal
-from otel_ddp.agent.export.spool_files import LOCK, OFFLINE_PREFIX, Entry, list_entries
+from otel_ddp import files
+from otel_ddp.agent.export.otlp.outcome import SIGNALS, Request, Signal
+from otel_ddp.agent.export.spool import LOCK, OFFLINE_PREFIX, Entry, Why, list_entries
 from otel_ddp.journal import locks
-from otel_ddp.journal.locks import lock_holder
 
-# Between the attempts at one request, once the collector has accepted one: a minute in all.
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-_SENT_FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+if TYPE_CHECKING:
+    from otel_ddp.agent.export.delivery import Delivery
+
+# After so many failures without a success, a minute or two, the rest of a signal is left.
+_MOST_FAILURES = 7
 
 
 class AnotherReplay(Exception):
@@ -31,14 +32,6 @@ class AnotherReplay(Exception):
 
 class SentLogUnwritable(Exception):
     """The file that remembers sent requests cannot be written; its text says where and why."""
-
-
-class Sender(Protocol):
-    """The part of Transport that a replay uses."""
-
-    def address(self, signal: Signal) -> str: ...
-
-    def send(self, signal: Signal, body: bytes) -> Outcome: ...
 
 
 class SentLog:
@@ -52,7 +45,7 @@ class SentLog:
         digest = blake2s(address.encode("utf-8", "replace"), digest_size=4).hexdigest()
         self.path = spool / f"sent-{digest}"
         with self._raising_unwritable():
-            self._file = os.open(self.path, _SENT_FILE, 0o600)
+            self._file = files.open_private(self.path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(self._file)
             with self._raising_unwritable():
@@ -119,11 +112,11 @@ class FoundSpool:
     @property
     def in_use(self) -> bool:
         """Whether a living agent still adds requests."""
-        return lock_holder(self.path / LOCK) is not None
+        return locks.lock_holder(self.path / LOCK) is not None
 
 
 def find_spools(directory: Path) -> list[FoundSpool]:
-    """The directory as a spool, or the offline spools in it; raises OSError."""
+    """The directory as a spool, or the offline spools in it. Raises OSError."""
     own = FoundSpool(directory, list_entries(directory))
     if own.entries:
         return [own]
@@ -132,7 +125,7 @@ def find_spools(directory: Path) -> list[FoundSpool]:
     return [spool for spool in spools if spool.entries]
 
 
-def merge_by_time(spools: Sequence[FoundSpool]) -> Iterator[tuple[Path, Entry]]:
+def merge_by_time(spools: Sequence[FoundSpool]) -> Iterator[Entry]:
     """The requests of all spools by time; those of one spool in their own order.
 
     Merged, because a backend refuses values that are much older than its newest one. If one node
@@ -141,146 +134,102 @@ def merge_by_time(spools: Sequence[FoundSpool]) -> Iterator[tuple[Path, Entry]]:
     dated_spools = []
     for spool in spools:
         times = accumulate((entry.oldest_s for entry in spool.entries), max)
-        dated = zip(times, spool.entries, strict=True)
-        dated_spools.append([(at, spool.path, entry) for at, entry in dated])
-    for _, path, entry in heapq.merge(*dated_spools, key=lambda each: each[0]):
-        yield path, entry
+        dated_spools.append(zip(times, spool.entries, strict=True))
+    for _, entry in heapq.merge(*dated_spools, key=lambda each: each[0]):
+        yield entry
 
 
-@dataclass
-class Tally:
-    """The outcomes so far."""
+class KeptRequests:
+    """What is left to send, as the delivery takes it from a spool."""
 
-    requests: int = 0
-    """Requests that the collector accepted."""
-    points: int = 0
-    """Points in those."""
-    done_bytes: int = 0
-    """The size on disk of all requests that were tried or left."""
-    rejected_points: int = 0
-    """Points that the collector dropped out of requests that it accepted."""
-    refused_points: Counter[str] = field(default_factory=Counter)
-    """Points in refused requests, by reason."""
-    damaged: int = 0
-    unreadable: dict[str, int] = field(default_factory=dict)
-    left: Counter[Signal] = field(default_factory=Counter)
-    """Requests that were not sent, because the collector accepts none of their signal now."""
-    given_up: dict[Signal, str] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything has arrived."""
-        troubles = (self.rejected_points, self.refused_points, self.damaged, self.unreadable)
-        return not any(troubles) and not self.left
-
-
-class Replay:
-    """One run of `otel-ddp replay`: finds what is left to send, and sends it."""
+    problem = None
+    has_room = True
 
     def __init__(
         self,
-        transport: Sender,
         spools: Sequence[FoundSpool],
+        address: Callable[[Signal], str],
         signals: Sequence[Signal] = SIGNALS,
         *,
         again: bool = False,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._transport = transport
-        self._sleep = sleep
-        self._logs = contextlib.ExitStack()
-        self.tally = Tally()
-        with contextlib.ExitStack() as opening:
-            self._sent_logs = {
-                (spool.path, address): opening.enter_context(
-                    contextlib.closing(SentLog(spool.path, address))
-                )
-                for spool in spools
-                for address in {transport.address(signal) for signal in signals}
-            }
-            self._logs = opening.pop_all()
-        found = [each for each in merge_by_time(spools) if each[1].signal in signals]
-        before = [each for each in found if each[1] in self._sent_log(*each)]
+        """*address*: where a signal is sent to. *again*: also what was sent there before."""
+        self._address = address
+        self._logs: dict[tuple[Path, str], SentLog] = {}
+        try:
+            for spool in spools:
+                for there in {address(signal) for signal in signals}:
+                    self._logs[spool.path, there] = SentLog(spool.path, there)
+        except BaseException:
+            self.close()
+            raise
+        found = [each for each in merge_by_time(spools) if each.signal in signals]
+        before = [each for each in found if each in self._log(each)]
         self.sent_before = len(before)
-        skipped = set() if again else {entry.path for _, entry in before}
-        self.pending = [each for each in found if each[1].path not in skipped]
+        skipped = set() if again else {each.path for each in before}
+        self._left: dict[Signal, deque[Entry]] = {signal: deque() for signal in SIGNALS}
+        for each in found:
+            if each.path not in skipped:
+                self._left[each.signal].append(each)
+        self.dropped_points: Counter[str] = Counter()
 
-    def __enter__(self) -> Replay:
-        return self
+    def close(self) -> None:
+        """Let another replay of the same spools begin."""
+        for log in self._logs.values():
+            log.close()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._logs.close()
+    def _log(self, entry: Entry) -> SentLog:
+        return self._logs[entry.path.parent, self._address(entry.signal)]
 
-    def _sent_log(self, path: Path, entry: Entry) -> SentLog:
-        return self._sent_logs[path, self._transport.address(entry.signal)]
+    @property
+    def left(self) -> dict[Signal, int]:
+        """How many requests of each signal."""
+        return {signal: len(entries) for signal, entries in self._left.items() if entries}
+
+    @property
+    def entries(self) -> int:
+        return sum(self.left.values())
 
     @property
     def size_bytes(self) -> int:
-        """The size on disk of all that is to be sent."""
-        return sum(entry.size_bytes for _, entry in self.pending)
+        return sum(entry.size_bytes for of in self._left.values() for entry in of)
 
     @property
     def oldest_s(self) -> int:
         """When the oldest value that is to be sent was measured; 0: there is none."""
-        metrics = (entry.oldest_s for _, entry in self.pending if entry.signal == "metrics")
-        return min(filter(None, metrics), default=0)
+        return min(filter(None, (each.oldest_s for each in self._left["metrics"])), default=0)
 
-    def send(self) -> Iterator[Tally]:
-        """Send one request after the other; yields the outcomes so far after each."""
-        for path, entry in self.pending:
-            if entry.signal in self.tally.given_up:
-                self.tally.left[entry.signal] += 1
-            else:
-                self._send_one(path, entry)
-            self.tally.done_bytes += entry.size_bytes
-            yield self.tally
+    def oldest(self, signal: Signal) -> Entry | None:
+        return self._left[signal][0] if self._left[signal] else None
 
-    def _send_one(self, path: Path, entry: Entry) -> None:
-        tally = self.tally
-        try:
-            body = entry.read()
-        except OSError as error:
-            why = error.strerror or str(error)
-            tally.unreadable[why] = tally.unreadable.get(why, 0) + 1
-            return
-        if body is None:
-            tally.damaged += 1
-            return
-        # It takes long to import, and many commands import this module.
-        from otel_ddp.agent.export.otlp.split import Piece, halves
+    def append(self, request: Request) -> None:
+        """There is nothing to add."""
 
-        left, refused = [Piece(body, entry.points)], False
-        while left:
-            piece = left.pop(0)
-            outcome = self._send_with_retries(entry.signal, piece.body)
-            if outcome.too_large and (parts := halves(entry.signal, piece.body)):
-                left[:0] = parts
-            elif outcome.kind == "retry" and not outcome.doubtful:
-                tally.given_up[entry.signal] = outcome.why
-                tally.left[entry.signal] += 1
-                return
-            elif outcome.kind == "delivered":
-                tally.points += piece.points
-                tally.rejected_points += outcome.rejected
-            else:
-                # Not remembered: the collector may accept it after a change of its configuration.
-                refused = True
-                tally.refused_points[outcome.why] += piece.points
-        if not refused:
-            self._sent_log(path, entry).add(entry)
-            tally.requests += 1
+    def protect(self, entry: Entry) -> None:
+        """Nothing here is dropped to make room."""
 
-    def _send_with_retries(self, signal: Signal, body: bytes) -> Outcome:
-        outcome = self._transport.send(signal, body)
-        for pause_s in PAUSES_S:
-            # Before the first success, a wrong address is more likely than a busy collector.
-            if outcome.kind != "retry" or outcome.doubtful or not self.tally.requests:
-                break
-            self._sleep(max(pause_s, min(outcome.retry_after_s or 0.0, RETRY_AFTER_LIMIT_S)))
-            outcome = self._transport.send(signal, body)
-        return outcome
+    def unprotect(self, entry: Entry) -> None:
+        """Nothing here is dropped to make room."""
+
+    def remove(self, entry: Entry, why: Why) -> None:
+        """Done with; the next replay tries again what is refused."""
+        self._left[entry.signal].remove(entry)
+        if why == "corrupt":
+            self.dropped_points[why] += entry.points
+        elif why == "delivered":
+            self._log(entry).add(entry)
+
+
+def send(
+    kept: KeptRequests, delivery: Delivery, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
+    """Send all that is taken; comes back after each attempt."""
+    for signal in SIGNALS:
+        while (wait_s := delivery.send_next((signal,))) is not None:
+            yield
+            if wait_s:
+                # Before the first success, a wrong address is more likely than a busy collector.
+                failures, status = delivery.failures(signal), delivery.status()
+                if failures >= _MOST_FAILURES or not status.delivered:
+                    break
+                sleep(wait_s)

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from otel_ddp import __version__
 from otel_ddp.agent.export.otlp import encode
-from otel_ddp.agent.export.queues import Request
+from otel_ddp.agent.export.otlp.outcome import Request
 from otel_ddp.catalog import Metric
 
 SCOPE = "otel_ddp"

@@ -1,4 +1,4 @@
-"""The outcome of one attempt to send a request, in words for people and in kinds for the code."""
+"""A request that is sent, and the outcome of an attempt, in words for people and in kinds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ RETRY_AFTER_LIMIT_S = 60.0
 def exported_signals(env: Mapping[str, str]) -> tuple[Signal, ...]:
     """The signals that are exported: a standard variable switches each of them off."""
     return tuple(each for each in SIGNALS if value(f"OTEL_{each.upper()}_EXPORTER", env) != "none")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One OTLP request, ready to be sent."""
+
+    signal: Signal
+    body: bytes
+    points: int
+    irreplaceable: bool = True
+    """Whether it holds what is sent only once: logged values, spans, events. A request with
+    current values alone is replaced by the next export, so it is dropped first."""
+    oldest_s: int = 0
+    """When the oldest point in it was measured, in seconds; 0: not known."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,14 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from requests.structures import CaseInsensitiveDict
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.otlp.addresses import is_loopback, take_user, without_credentials
+from otel_ddp.agent.export.otlp.messages import accepted_with
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
-from otel_ddp.agent.export.otlp.services import accepted_with
-from otel_ddp.agent.export.otlp.variables import TlsFiles
+from otel_ddp.agent.export.otlp.variables import (
+    TlsFiles,
+    is_loopback,
+    take_user,
+    without_credentials,
+)
 
 # A reply of a collector is a few bytes; a longer one comes from another program.
 _REPLY_LIMIT_BYTES = 64 * 1024

@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2s
+from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from otel_ddp.agent.export.otlp import listener
-from otel_ddp.agent.export.otlp.addresses import without_credentials
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
     HTTP,
@@ -20,7 +20,9 @@ from otel_ddp.agent.export.otlp.variables import (
     Route,
     SignalVariables,
     route,
+    without_credentials,
 )
+from otel_ddp.agent.node import socket_owners
 from otel_ddp.settings import SIGNALS, Settings, value
 
 log = logging.getLogger("otel_ddp.agent")
@@ -28,6 +30,8 @@ log = logging.getLogger("otel_ddp.agent")
 # What is raised when a variable, a file or a package is wrong.
 _UNUSABLE = (ValueError, OSError, RuntimeError, ImportError, LookupError, TypeError)
 
+_PROC = Path("/proc/net")
+_LOOPBACK = IPv4Address("127.0.0.1")
 _ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{part}ENDPOINT" for part in SIGNALS)
 
 
@@ -85,7 +89,7 @@ class Transport:
         try:
             there = self._route(signal)
             # Asked each time: the program may have ended, and another one may have its port.
-            if not there.named and not listener.is_trusted(urlsplit(there.endpoint).port or 0):
+            if not there.named and not is_trusted(urlsplit(there.endpoint).port or 0):
                 return Outcome("retry", f"no collector of ours or of root at {there.endpoint}")
             sender = self._senders.get(signal)
             if sender is None:
@@ -138,7 +142,7 @@ def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> S
 
 def why_none(port: int = STANDARD_PORTS[HTTP]) -> str:
     """Why there is no collector where none is configured."""
-    if listener.is_foreign(port):
+    if is_foreign(port):
         return (
             f"no collector is configured, and what listens on 127.0.0.1:{port} belongs to another "
             f"user (OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port} would use it)"
@@ -160,7 +164,7 @@ def find_on_loopback(
     if value("OTEL_EXPORTER_OTLP_PROTOCOL", env) == "grpc":
         # A server of HTTP on this port would not understand gRPC.
         return None
-    if not listener.is_trusted(port):
+    if not is_trusted(port):
         return None
     # Never through a proxy and without our headers: any program may listen on the port.
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
@@ -186,3 +190,24 @@ def _silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # Read when grpc is imported: its core prints a line of its own for each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def is_trusted(port: int, proc: Path = _PROC) -> bool:
+    """Whether root or our own user listens there, and nobody else; False where it cannot be told.
+
+    Every user may listen on a port above 1023, and would get what is sent there.
+    """
+    owners = set(_owners(port, proc))
+    return bool(owners) and owners <= socket_owners.trusted()
+
+
+def is_foreign(port: int, proc: Path = _PROC) -> bool:
+    """Whether another user listens there."""
+    return not set(_owners(port, proc)) <= socket_owners.trusted()
+
+
+def _owners(port: int, proc: Path) -> Iterator[int]:
+    # Only those that get connections to 127.0.0.1.
+    for each in socket_owners.rows(proc, only_listeners=True):
+        if each.port == port and (each.address.is_unspecified or each.address == _LOOPBACK):
+            yield each.uid

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from otel_ddp.agent.export.loss_log import LOG_EVERY_S, LossLog
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 
 log = logging.getLogger("otel_ddp.agent")
+
+LOG_EVERY_S = 300.0
 
 _CAUSES = {
     "spool_full": (
@@ -30,10 +31,13 @@ class DeliveryStatus:
 
     delivered: int
     """Requests that the collector accepted."""
+    delivered_points: int
     failed: int
     """Attempts that are repeated later."""
     refused: int
     """Requests that the collector refused."""
+    refused_points: Mapping[str, int]
+    """Points in those, by reason."""
     rejected_points: int
     """Points that the collector dropped out of requests that it accepted."""
     dropped_points: Mapping[str, int]
@@ -42,6 +46,8 @@ class DeliveryStatus:
     memory_bytes: int
     spool_bytes: int
     state: str
+    troubles: Mapping[Signal, str]
+    """Why the last attempt of a signal failed."""
 
 
 @dataclass
@@ -77,15 +83,16 @@ class DeliveryReport:
         self._logged_at: float | None = None
         self._logged_outage = False
         self._logged_rejected_at: float | None = None
-        self._losses = LossLog(clock, _CAUSES)
+        self._losses = _LossLog(clock, _CAUSES)
 
-    def add_outcome(self, signal: Signal, points: int, outcome: Outcome, content: str = "") -> None:
-        """Count one attempt, and log it if it is news; *content*: what is in the request."""
+    def add_outcome(self, signal: Signal, points: int, outcome: Outcome) -> None:
+        """Count one attempt, and log it if it is news."""
         state = self._signals[signal]
         state.used = True
         self._counts[outcome.kind] += 1
         if outcome.kind == "delivered":
             state.trouble = ""
+            self._counts["points"] += points
             self._counts["rejected"] += outcome.rejected
             self._log_rejected(signal, outcome)
             self._log_recovery()
@@ -95,7 +102,7 @@ class DeliveryReport:
         state.trouble = outcome.why
         if outcome.kind == "refused":
             self.add_lost("refused", points)
-            self._losses.add(signal, outcome.why, points, content)
+            self._losses.add(signal, outcome.why, points)
         else:
             self._log_outage(signal, outcome)
 
@@ -118,13 +125,16 @@ class DeliveryReport:
         """All counts; *lost*: the points that were lost elsewhere."""
         return DeliveryStatus(
             delivered=self._counts["delivered"],
+            delivered_points=self._counts["points"],
             failed=self._counts["retry"],
             refused=self._counts["refused"],
+            refused_points=self._losses.of_signals(),
             rejected_points=self._counts["rejected"],
             dropped_points=dict(Counter(lost) + self._lost),
             memory_bytes=memory_bytes,
             spool_bytes=spool_bytes,
             state=self._describe(),
+            troubles={signal: each.trouble for signal, each in self._signals.items()},
         )
 
     def _describe(self) -> str:
@@ -183,3 +193,61 @@ def human_size(size_bytes: int) -> str:
     if size_bytes < 1024 * 1024:
         return f"{size_bytes / 1024:.0f} KiB"
     return f"{size_bytes / (1024 * 1024):.1f} MiB"
+
+
+@dataclass
+class _Loss:
+    """One cause by which points are lost."""
+
+    said_at: float | None = None
+    unsaid: int = 0
+    total: int = 0
+
+
+class _LossLog:
+    """Not locked: the delivery calls it under its own lock."""
+
+    def __init__(self, clock: Callable[[], float], causes: Mapping[str, str]) -> None:
+        """*causes*: the counters to watch, each with the words for its cause."""
+        self._clock = clock
+        self._causes = causes
+        self._losses: dict[tuple[str, str], _Loss] = {}
+        self._counted: dict[str, int] = {}
+
+    def add(self, signal: str, cause: str, points: int) -> None:
+        """Points are lost now; the first ones of a cause are said at once."""
+        # What stands behind the colon differs from one answer to the next.
+        key = (signal, cause.partition(": ")[0])
+        loss = self._losses.setdefault(key, _Loss())
+        loss.unsaid += points
+        loss.total += points
+        if self._is_due(loss):
+            self._say(loss, signal, cause)
+
+    def poll(self, counters: Mapping[str, int]) -> None:
+        """Say what the counters have grown by, and what was not said yet of other losses."""
+        for name, cause in self._causes.items():
+            more = counters.get(name, 0) - self._counted.get(name, 0)
+            if more:
+                self._counted[name] = counters[name]
+                self.add("", cause, more)
+        for (signal, cause), loss in self._losses.items():
+            if loss.unsaid and self._is_due(loss):
+                self._say(loss, signal, cause)
+
+    def of_signals(self) -> dict[str, int]:
+        """The points that a receiver refused, by what it said."""
+        return {cause: loss.total for (signal, cause), loss in self._losses.items() if signal}
+
+    def ended(self, name: str) -> int:
+        """The cause of a counter is over: how many points it has cost since it began."""
+        return self._losses.pop(("", self._causes[name].partition(": ")[0]), _Loss()).total
+
+    def _is_due(self, loss: _Loss) -> bool:
+        return loss.said_at is None or self._clock() - loss.said_at >= LOG_EVERY_S
+
+    def _say(self, loss: _Loss, signal: str, cause: str) -> None:
+        more = "" if loss.said_at is None else "more "
+        count = f"1 {more}point is" if loss.unsaid == 1 else f"{loss.unsaid} {more}points are"
+        log.warning("OTLP%s: %s dropped: %s.", f" {signal}" if signal else "", count, cause)
+        loss.said_at, loss.unsaid = self._clock(), 0

@@ -1,4 +1,4 @@
-"""Splits an OTLP request in two, and names the content of one."""
+"""OTLP's messages: the three services, what a reply says, and how a request is halved."""
 
 from __future__ import annotations
 
@@ -6,11 +6,52 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from otel_ddp.agent.export.otlp.outcome import Signal, one_line
-from otel_ddp.agent.export.otlp.services import SERVICES
+from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, accepted
 
-_NAMED_AT_MOST = 3
+
+class Service(NamedTuple):
+    """One of them."""
+
+    method: str
+    request: Any
+    response: Any
+
+
+_COLLECTOR = "/opentelemetry.proto.collector"
+SERVICES: dict[Signal, Service] = {
+    "metrics": Service(
+        f"{_COLLECTOR}.metrics.v1.MetricsService/Export",
+        metrics_service_pb2.ExportMetricsServiceRequest,
+        metrics_service_pb2.ExportMetricsServiceResponse,
+    ),
+    "traces": Service(
+        f"{_COLLECTOR}.trace.v1.TraceService/Export",
+        trace_service_pb2.ExportTraceServiceRequest,
+        trace_service_pb2.ExportTraceServiceResponse,
+    ),
+    "logs": Service(
+        f"{_COLLECTOR}.logs.v1.LogsService/Export",
+        logs_service_pb2.ExportLogsServiceRequest,
+        logs_service_pb2.ExportLogsServiceResponse,
+    ),
+}
+
+
+def accepted_with(signal: Signal, reply: bytes, where: str) -> Outcome:
+    """The outcome of a request that was accepted: the reply says whether all of it was."""
+    try:
+        partial = SERVICES[signal].response.FromString(reply).partial_success
+    except DecodeError:
+        # Some backends answer with text; that they accepted it is what counts.
+        return accepted(where, 0, "")
+    rejected = sum(
+        number for field, number in partial.ListFields() if field.name.startswith("rejected_")
+    )
+    return accepted(where, rejected, partial.error_message)
 
 
 class Piece(NamedTuple):
@@ -33,21 +74,6 @@ def halves(signal: Signal, body: bytes) -> list[Piece]:
     return [Piece(_only(signal, body, part), len(part)) for part in parts]
 
 
-def describe(signal: Signal, body: bytes) -> str:
-    """The names in a request and whose they are, for people; empty if it cannot be read."""
-    try:
-        message = SERVICES[signal].request.FromString(body)
-    except DecodeError:
-        return ""
-    names: dict[str, None] = {}
-    for name, point in _named(signal, message):
-        rank = _rank(point)
-        names[f"{name} of rank {rank}" if rank else name] = None
-    shown = ", ".join(list(names)[:_NAMED_AT_MOST])
-    more = len(names) - _NAMED_AT_MOST
-    return one_line(f"{shown} and {more} more" if more > 0 else shown)
-
-
 def _contents(signal: Signal, message: Any) -> Iterator[Any]:
     """The lists of points, spans or records of a request."""
     if signal == "metrics":
@@ -64,28 +90,6 @@ def _contents(signal: Signal, message: Any) -> Iterator[Any]:
         for of_resource in message.resource_logs:
             for of_scope in of_resource.scope_logs:
                 yield of_scope.log_records
-
-
-def _named(signal: Signal, message: Any) -> Iterator[tuple[str, Any]]:
-    if signal == "metrics":
-        for of_resource in message.resource_metrics:
-            for of_scope in of_resource.scope_metrics:
-                for metric in of_scope.metrics:
-                    if shape := metric.WhichOneof("data"):
-                        for point in getattr(metric, shape).data_points:
-                            yield metric.name, point
-        return
-    for content in _contents(signal, message):
-        for each in content:
-            yield each.name if signal == "traces" else each.event_name, each
-
-
-def _rank(point: Any) -> str:
-    for attribute in point.attributes:
-        if attribute.key == "rank":
-            value = attribute.value
-            return str(getattr(value, value.WhichOneof("value") or "string_value"))
-    return ""
 
 
 def _only(signal: Signal, body: bytes, kept: range) -> bytes:
