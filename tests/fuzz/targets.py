@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from histories import write_history, write_profile
 from otel_ddp import catalog
+from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.export.spool import Entry
 from otel_ddp.agent.history.collect import Collector
@@ -200,9 +201,8 @@ def _judge_and_show(
             past = [*judge.past_bounds(), *judge.past()]
             collector.feed_states(journals.feeds(), [*past, *judge.verdicts()])
     documents = [*judge.flush_documents(), *journals.flush_documents()]
-    renderer = Renderer({"host.name": "h"})
-    renderer.metrics(ledger, now_ns)
-    renderer.documents(documents)
+    Renderer({"host.name": "h"}).metrics(ledger, now_ns)
+    Documents({"host.name": "h"}).render(documents)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LedgerCollector(ledger))
     generate_latest(registry)

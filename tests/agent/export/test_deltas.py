@@ -11,8 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from otel_ddp import catalog
-from otel_ddp.agent.export.deltas import Deltas, Preference
-from otel_ddp.agent.export.render import Renderer
+from otel_ddp.agent.export.render import Deltas, Preference, Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
 
 LABELS = (("run", "r"), ("rank", "0"))

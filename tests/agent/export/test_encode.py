@@ -7,14 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
-from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -33,20 +29,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from otel_ddp.agent.export.otlp.encode import (
     HISTOGRAM_ATTRIBUTES,
     SCHEMA_URL,
-    SEVERITIES,
-    LogRecord,
-    Span,
-    SpanEvent,
     attribute_bytes,
     histogram_point,
-    logs_request,
     metric,
     metrics_request,
     no_histogram,
     no_number,
     number_point,
     resource_bytes,
-    spans_request,
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -263,72 +253,3 @@ def test_points_longer_than_a_kilobyte_are_framed_correctly() -> None:
     data = metrics_pb2.Gauge.FromString(number_point(long, 1, 1.0) + number_point(long, 2, 2.0))
 
     assert [point.time_unix_nano for point in data.data_points] == [1, 2]
-
-
-@given(ATTRIBUTES, st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
-def test_spans_read_back_as_they_were_written(
-    attributes: dict[str, Any], event_attributes: dict[str, Any]
-) -> None:
-    span = Span(
-        name="checkpoint.save",
-        trace_id=b"t" * 16,
-        span_id=b"s" * 8,
-        parent_span_id=b"p" * 8,
-        start_ns=10,
-        end_ns=30,
-        attributes=attributes,
-        error="disk\udfff full",
-        events=[SpanEvent("retry", 20, event_attributes)],
-    )
-    calm = Span("step", b"t" * 16, b"u" * 8, b"", 1, 2)
-
-    request = ExportTraceServiceRequest.FromString(
-        spans_request({"service.name": "training"}, [span, calm], scope_version="1.2")
-    )
-
-    (of_resource,) = request.resource_spans
-    (of_scope,) = of_resource.scope_spans
-    first, second = of_scope.spans
-    assert plain(of_resource.resource.attributes) == {"service.name": "training"}
-    assert (of_scope.scope.name, of_scope.scope.version) == ("otel_ddp", "1.2")
-    assert (first.name, first.trace_id, first.span_id, first.parent_span_id) == (
-        "checkpoint.save",
-        b"t" * 16,
-        b"s" * 8,
-        b"p" * 8,
-    )
-    assert (first.start_time_unix_nano, first.end_time_unix_nano) == (10, 30)
-    assert attributes == plain(first.attributes)
-    assert first.status.code == trace_pb2.Status.STATUS_CODE_ERROR
-    assert first.status.message == "disk? full"
-    assert [(e.name, e.time_unix_nano) for e in first.events] == [("retry", 20)]
-    assert second.status.code == trace_pb2.Status.STATUS_CODE_UNSET
-    assert second.kind == trace_pb2.Span.SPAN_KIND_INTERNAL
-
-
-def test_severities_have_the_numbers_of_the_specification() -> None:
-    numbers = {word: int(number) for word, number in SEVERITIES.items()}
-
-    assert numbers == {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
-
-
-def test_log_records_read_back_as_they_were_written() -> None:
-    record = LogRecord(
-        time_ns=7,
-        event_name="otel_ddp.rank.died",
-        body="rank 3 was killed\ud800",
-        attributes={"rank": 3, "alive": False},
-        severity="ERROR",
-        trace_id=b"t" * 16,
-        span_id=b"s" * 8,
-    )
-
-    request = ExportLogsServiceRequest.FromString(logs_request({"service.name": "x"}, [record]))
-
-    (message,) = request.resource_logs[0].scope_logs[0].log_records
-    assert (message.time_unix_nano, message.event_name) == (7, "otel_ddp.rank.died")
-    assert message.body.string_value == "rank 3 was killed?"
-    assert plain(message.attributes) == {"rank": 3, "alive": False}
-    assert message.severity_number == logs_pb2.SEVERITY_NUMBER_ERROR
-    assert message.severity_text == "ERROR"
-    assert (message.trace_id, message.span_id) == (b"t" * 16, b"s" * 8)

@@ -11,8 +11,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1 import trace_pb2
 
-from otel_ddp import catalog
+from otel_ddp import __version__, catalog
+from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.outcome import Request
 from otel_ddp.agent.export.render import Renderer
 from otel_ddp.agent.ledger import Buckets, Ledger
@@ -33,7 +35,7 @@ def span(**fields: Any) -> Document:
 
 def sent_of(documents: list[Document]) -> list[str]:
     """The names of the spans that leave."""
-    (request,) = Renderer({}).documents([(LABELS, "", documents)])
+    (request,) = Documents({}).render([(LABELS, "", documents)])
     spans = (
         ExportTraceServiceRequest.FromString(request.body).resource_spans[0].scope_spans[0].spans
     )
@@ -159,7 +161,7 @@ def test_a_request_of_long_events_is_bounded_in_bytes() -> None:
         Document(EVENT, {"name": "e", "time": at, "body": "x" * 100_000}, 0) for at in range(25)
     ]
 
-    requests = Renderer({}).documents([(LABELS, "", events)])
+    requests = Documents({}).render([(LABELS, "", events)])
 
     times = [
         record.time_unix_nano
@@ -184,7 +186,7 @@ def test_a_request_has_the_time_of_its_oldest_point() -> None:
     spans = [span(start=start * s, end=9 * s) for start in (6, 5)]
 
     logged, standing = Renderer({}).metrics(ledger, 4 * s)
-    traces, logs = Renderer({}).documents([(LABELS, "", [*spans, event])])
+    traces, logs = Documents({}).render([(LABELS, "", [*spans, event])])
 
     assert [each.oldest_s for each in (logged, standing, traces, logs)] == [3, 4, 5, 7]
 
@@ -246,22 +248,92 @@ def test_only_the_event_without_a_time_is_left_out(time: Any) -> None:
         Document(EVENT, {"name": name, "time": at}, 0) for name, at in (("bad", time), ("good", 1))
     ]
 
-    (request,) = Renderer({}).documents([(LABELS, "", documents)])
+    (request,) = Documents({}).render([(LABELS, "", documents)])
 
     message = ExportLogsServiceRequest.FromString(request.body)
     records = message.resource_logs[0].scope_logs[0].log_records
     assert [each.event_name for each in records] == ["good"]
 
 
-def test_a_verdict_is_a_warning_with_a_sentence_and_an_event_of_its_span() -> None:
-    record = Document(EVENT, {**VERDICT, "body": "rank 0 is late", "severity": "WARN"}, 0)
+def plain(attributes: Any) -> dict[str, Any]:
+    """As Python has them."""
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
-    traces, logs = Renderer({}).documents([(LABELS, "", [span(events=[VERDICT]), record])])
 
-    message = ExportTraceServiceRequest.FromString(traces.body)
-    (sent,) = message.resource_spans[0].scope_spans[0].spans
-    (event,) = sent.events
-    assert (event.name, event.time_unix_nano) == ("straggler", 5)
-    message_of_logs = ExportLogsServiceRequest.FromString(logs.body)
-    (sent_record,) = message_of_logs.resource_logs[0].scope_logs[0].log_records
-    assert (sent_record.body.string_value, sent_record.severity_text) == ("rank 0 is late", "WARN")
+def test_a_span_has_all_that_is_known_of_it() -> None:
+    failed = span(
+        name="save",
+        trace="t",
+        parent="00" * 7 + "02",
+        start=10,
+        end=30,
+        step=7,
+        attributes={"epoch": 3, "rank": "a user's", "none": None},
+        error="OSError: disk\udfff full",
+        exception=["OSError", "builtins.OSError"],
+        events=[VERDICT],
+        link=["u", "00" * 7 + "03"],
+    )
+
+    (request,) = Documents({"service.name": "x"}).render([(LABELS, "", [failed, span()])])
+
+    (of_resource,) = ExportTraceServiceRequest.FromString(request.body).resource_spans
+    assert plain(of_resource.resource.attributes) == {"service.name": "x"}
+    (of_scope,) = of_resource.scope_spans
+    assert (of_scope.scope.name, of_scope.scope.version) == ("otel_ddp", __version__)
+    first, calm = of_scope.spans
+    assert first.name == "save"
+    assert [each[-1] for each in (first.span_id, first.parent_span_id)] == [1, 2]
+    assert (len(first.trace_id), first.trace_id == calm.trace_id) == (16, False)
+    assert (first.start_time_unix_nano, first.end_time_unix_nano) == (10, 30)
+    assert plain(first.attributes) == {
+        **dict(LABELS),
+        "epoch": 3,
+        "step": 7,
+        "error.type": "OSError",
+    }
+    assert first.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+    assert first.status.message == "OSError: disk? full"
+    assert [(each.name, each.time_unix_nano) for each in first.events] == [
+        ("exception", 30),
+        ("straggler", 5),
+    ]
+    assert plain(first.events[0].attributes) == {
+        "exception.type": "builtins.OSError",
+        "exception.message": "disk? full",
+    }
+    assert [each.span_id[-1] for each in first.links] == [3]
+    assert calm.status.code == trace_pb2.Status.STATUS_CODE_UNSET
+    assert calm.kind == trace_pb2.Span.SPAN_KIND_INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("severity", "own", "number"),
+    [
+        *(("TRACE", None, 1), ("DEBUG", None, 5), ("INFO", None, 9), ("WARN", None, 13)),
+        *(("ERROR", None, 17), ("FATAL", None, 21), ("NOTICE", 11, 11), ("NOTICE", 99, 9)),
+    ],
+)
+def test_a_line_of_a_logger_is_a_record_in_its_scope(
+    severity: str, own: int | None, number: int
+) -> None:
+    line = {"name": "log", "time": 7, "body": "rank 0\ud800", "scope": "app", "trace": "t"}
+    line |= {"severity": severity, "severity_number": own, "span": "00" * 7 + "01"}
+    ours = {"name": "run.started", "time": 8}
+
+    (request,) = Documents({}).render(
+        [(LABELS, "", [Document(EVENT, each, 0) for each in (line, ours)])]
+    )
+
+    (of_resource,) = ExportLogsServiceRequest.FromString(request.body).resource_logs
+    theirs, own_scope = of_resource.scope_logs
+    assert [(each.scope.name, each.scope.version) for each in (theirs, own_scope)] == [
+        ("app", ""),
+        ("otel_ddp", __version__),
+    ]
+    (record,) = theirs.log_records
+    assert (record.time_unix_nano, record.event_name) == (7, "log")
+    assert record.body.string_value == "rank 0?"
+    assert (record.severity_text, record.severity_number) == (severity, number)
+    assert (record.span_id[-1], len(record.trace_id)) == (1, 16)
+    assert own_scope.log_records[0].body.string_value == "run.started"

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from otel_ddp.agent.export.delivery import Delivery
-from otel_ddp.agent.export.otlp.encode import LogRecord, logs_request
+from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.outcome import Outcome, Request, Signal
 from otel_ddp.agent.export.replay import (
     AnotherReplay,
@@ -29,6 +29,8 @@ from otel_ddp.agent.export.replay import (
 from otel_ddp.agent.export.report import DeliveryStatus
 from otel_ddp.agent.export.spool import BLOCK_BYTES, Spool
 from otel_ddp.cli import main
+from otel_ddp.journal.layout import EVENT
+from otel_ddp.journal.reader import Document
 from otlp_receiver import Receiver
 
 PLENTY = 1024 * BLOCK_BYTES
@@ -141,10 +143,10 @@ def test_a_request_over_which_the_receiver_fails_does_not_keep_the_others_back(
 
 
 def test_a_request_that_is_too_large_for_the_destination_is_sent_in_parts(tmp_path: Path) -> None:
-    records = [LogRecord(at, f"event {at}", "x" * 1000) for at in range(1, 9)]
-    body = logs_request({}, records)
+    events = [Document(EVENT, {"name": "e", "time": at}, 0) for at in range(1, 9)]
+    (request,) = Documents({}).render([((), "", events)])
     opened = Spool(tmp_path, PLENTY)
-    assert opened.append(Request("logs", body, len(records)))
+    assert opened.append(request)
     too_large = Outcome("refused", "413 from http://c", too_large=True)
     transport = FakeTransport(too_large, TAKEN, too_large)
 

@@ -19,24 +19,27 @@ from pathlib import Path
 import pytest
 
 from otel_ddp import settings
+from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.export.otlp.encode import (
-    LogRecord,
-    Span,
     attribute_bytes,
-    logs_request,
     metric,
     metrics_request,
     number_point,
     resource_bytes,
-    spans_request,
 )
 from otel_ddp.agent.export.otlp.outcome import SIGNALS, Outcome, Signal
 from otel_ddp.agent.export.otlp.transport import Transport, find_on_loopback, is_trusted, why_none
+from otel_ddp.journal.layout import EVENT, SPAN
+from otel_ddp.journal.reader import Document
 from otlp_receiver import Receiver
 
 HTTP, GRPC = "http/protobuf", "grpc"
 PROTOCOLS = pytest.mark.parametrize("protocol", [HTTP, GRPC])
 
+DOCUMENTS = [
+    Document(SPAN, {"name": "step", "id": "01" * 8, "start": 1, "end": 2}, 0),
+    Document(EVENT, {"name": "run.started", "time": 1, "body": "hello"}, 0),
+]
 BODY: dict[Signal, bytes] = {
     "metrics": metrics_request(
         resource_bytes({"service.name": "training"}),
@@ -52,8 +55,7 @@ BODY: dict[Signal, bytes] = {
             )
         ],
     ),
-    "traces": spans_request({}, [Span("step", b"t" * 16, b"s" * 8, b"", 1, 2)]),
-    "logs": logs_request({}, [LogRecord(1, "run.started", "hello")]),
+    **{each.signal: each.body for each in Documents({}).render([((), "", DOCUMENTS)])},
 }
 
 Connect = Callable[..., Transport]

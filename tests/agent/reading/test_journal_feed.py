@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_ddp import catalog
-from otel_ddp.agent.export.render import Renderer
+from otel_ddp.agent.export.otlp.documents import Documents
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journal_feed import JournalFeed
 from otel_ddp.agent.reading.node_names import NodeNames
@@ -546,7 +546,7 @@ def test_steps_leave_as_spans_with_the_six_labels(bench: Bench) -> None:
 
     assert bench.spans() == step_spans(100)
     documents = [(bench.journal.labels, bench.journal.project, bench.journal.documents.waiting)]
-    (request,) = Renderer({}).documents(documents)
+    (request,) = Documents({}).render(documents)
     message = ExportTraceServiceRequest.FromString(request.body)
     whole, *spans = message.resource_spans[0].scope_spans[0].spans
     for span in (whole, *spans):

@@ -12,7 +12,7 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from otel_ddp.agent.export.otlp.outcome import exported_signals
+from otel_ddp.agent.export.otlp.outcome import Request, exported_signals
 from otel_ddp.agent.export.report import DeliveryStatus, human_size
 from otel_ddp.agent.export.spool import OFFLINE_PREFIX
 from otel_ddp.agent.kept_thread import KeptThread
@@ -24,8 +24,7 @@ from otel_ddp.settings import Settings, value
 
 if TYPE_CHECKING:
     from otel_ddp.agent.export.delivery import Delivery, Sender
-    from otel_ddp.agent.export.deltas import Preference
-    from otel_ddp.agent.export.render import Renderer
+    from otel_ddp.agent.export.render import Preference
     from otel_ddp.agent.export.spool import Spool
 
 log = logging.getLogger("otel_ddp.agent")
@@ -79,7 +78,7 @@ class Exporter:
         self._why_none = "no collector is configured"
         self.failed_to_start = False
         """There is a collector to export to, and an error kept us from it; it is tried again."""
-        self._renderer: Renderer | None = None
+        self._render: Callable[[], list[Request]] = list
 
     @property
     def connected(self) -> bool:
@@ -109,30 +108,34 @@ class Exporter:
 
     def _start(self, sender: Sender | None) -> None:
         from otel_ddp.agent.export.delivery import Delivery
-        from otel_ddp.agent.export.deltas import Deltas
         from otel_ddp.agent.export.otlp import resource
-        from otel_ddp.agent.export.render import Renderer
+        from otel_ddp.agent.export.otlp.documents import Documents
+        from otel_ddp.agent.export.render import Deltas, Renderer
         from otel_ddp.agent.export.spool import Spool
 
         temporality = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
         preference: Preference = value(temporality, self._env) or "cumulative"
-        renderer = Renderer(
-            resource.describe(self._node, self._host), Deltas(preference, self._began_ns)
-        )
+        attributes = resource.describe(self._node, self._host)
+        renderer = Renderer(attributes, Deltas(preference, self._began_ns))
+        documents = Documents(attributes)
         directory = spool_directory(self._conf, self._place, self._node)
         spool = Spool(directory, self._conf.spool_bytes)
         ledger = self._ledger
         delivery = Delivery(
             sender, spool, lost_before=lambda: {"history_full": ledger.points_dropped}
         )
-        self._renderer, self._spool, self._delivery = renderer, spool, delivery
+        self._render = lambda: [
+            *renderer.metrics(ledger, time.time_ns()),
+            *documents.render(self._documents()),
+        ]
+        self._spool, self._delivery = spool, delivery
         delivery.start()
         self._ledger.keep_history = True
 
     @containment.contained()
     def export(self, on_settled: Callable[[], None] | None = None) -> None:
         """Submit everything new; the journals' marks are committed once that is settled."""
-        if self._delivery is None or self._renderer is None:
+        if self._delivery is None:
             return
         marks = self._source.marks()
 
@@ -141,10 +144,8 @@ class Exporter:
             if on_settled is not None:
                 on_settled()
 
-        requests = self._renderer.metrics(self._ledger, time.time_ns())
-        requests += self._renderer.documents(self._documents())
-        to_export = [request for request in requests if request.signal in self._signals]
-        self._delivery.submit(to_export, commit)
+        requests = [each for each in self._render() if each.signal in self._signals]
+        self._delivery.submit(requests, commit)
 
     def export_at_once(self) -> None:
         """A process has ended and may wait: deliver its last values now, or put them on disk."""

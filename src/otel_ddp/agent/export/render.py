@@ -1,41 +1,47 @@
-"""Renders the ledger, spans and events as OTLP requests of bounded size."""
+"""Renders the ledger as OTLP requests of bounded size, and totals as deltas where asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Literal
+from weakref import WeakKeyDictionary
 
 from otel_ddp import __version__
-from otel_ddp.agent.export.deltas import Deltas
 from otel_ddp.agent.export.otlp import encode, resource
-from otel_ddp.agent.export.otlp.outcome import Request, Signal
-from otel_ddp.agent.export.request_builder import MOST_BYTES, SCOPE, RequestBuilder
-from otel_ddp.agent.ledger import Buckets, Labels, Ledger, Series, is_logged
-from otel_ddp.catalog import Kind
+from otel_ddp.agent.export.otlp.encode import SCOPE
+from otel_ddp.agent.export.otlp.outcome import MOST_BYTES, Request
+from otel_ddp.agent.ledger import Buckets, Ledger, Series, is_logged
+from otel_ddp.catalog import Kind, Metric
 from otel_ddp.errors import containment
-from otel_ddp.journal import trace_ids
-from otel_ddp.journal.layout import SPAN
-from otel_ddp.journal.reader import Document
 
-T = TypeVar("T")
-
-_MOST_SPANS = 500
-_MOST_STEP_TRACES = 4096
+_MOST_POINTS = 2000
 _S = 10**9
 _HOUR_NS = 3600 * _S
+_LATEST = 2**63
+
+Preference = Literal["cumulative", "delta", "lowmemory"]
+
+# Ours all come from totals, which the specification calls asynchronous: their counters stay
+# cumulative with "lowmemory". Up-down counters stay so always.
+_KINDS: Mapping[Preference, frozenset[Kind]] = {
+    "cumulative": frozenset(),
+    "delta": frozenset({Kind.COUNTER, Kind.HISTOGRAM}),
+    "lowmemory": frozenset({Kind.HISTOGRAM}),
+}
+# A series that began longer ago was exported by an earlier agent, for all this one knows: what was
+# added before the first export is not told twice.
+_NEW_NS = 60 * 10**9
 
 
 class Renderer:
     """Renders for one resource; each project gets a resource of its own."""
 
-    def __init__(self, attributes: dict[str, str], deltas: Deltas | None = None) -> None:
+    def __init__(self, attributes: Mapping[str, str], deltas: Deltas | None = None) -> None:
         self._attributes = attributes
         self._deltas = deltas or Deltas("cumulative", 0)
         self._resources: dict[str, bytes] = {}
-        # By run and name: the traces of steps whose first span was made, the latest ones.
-        self._step_traces: dict[tuple[str, str], None] = {}
 
     def _resource(self, project: str) -> bytes:
         if project not in self._resources:
@@ -54,13 +60,13 @@ class Renderer:
         # while current values are sent again.
         # Each hour goes apart: for one value that is too old, a backend refuses the whole request.
         # A journal that was read hours late holds such values.
-        builders: dict[tuple[int, bool, str], RequestBuilder] = {}
+        builders: dict[tuple[int, bool, str], _RequestBuilder] = {}
 
         def add(series: Series, hour: int, may_be_lost: bool, points: list[bytes], ns: int) -> None:
             # Of one hour, logged values go first.
             key = (hour, may_be_lost, series.project)
             if key not in builders:
-                builders[key] = RequestBuilder(self._resource(series.project), not may_be_lost)
+                builders[key] = _RequestBuilder(self._resource(series.project), not may_be_lost)
             delta = self._deltas.applies_to(series.metric.kind)
             builders[key].add(series.metric, points, ns, delta)
 
@@ -76,47 +82,6 @@ class Renderer:
                 if points := self._end(series, now_ns):
                     add(series, now_ns // _HOUR_NS, True, points, now_ns)
         return [request for key in sorted(builders) for request in builders[key].build()]
-
-    def documents(
-        self, documents_of: Iterable[tuple[Labels, str, Sequence[Document]]]
-    ) -> list[Request]:
-        """Spans as traces, events as log records."""
-        spans: dict[str, list[encode.Span]] = {}
-        records: dict[str, list[encode.LogRecord]] = {}
-        for labels, project, documents in documents_of:
-            for document in documents:
-                if document.kind == SPAN:
-                    spans.setdefault(project, []).extend(self._spans(labels, document.content))
-                elif (record := _event(labels, document.content)) is not None:
-                    records.setdefault(project, []).append(record)
-        return [
-            *self._requests("traces", encode.spans_request, spans, lambda span: span.start_ns),
-            *self._requests("logs", encode.logs_request, records, lambda record: record.time_ns),
-        ]
-
-    def _spans(self, labels: Labels, content: dict[str, Any]) -> Iterator[encode.Span]:
-        """The span, behind the first one of its trace where no rank has been in that before."""
-        if (span := _span(labels, content)) is None:
-            return
-        run, trace = dict(labels).get("run", ""), str(content.get("trace") or "")
-        if not span.parent_span_id and trace_ids.is_of_step(trace):
-            # Ranks of other nodes may be in this trace. Their agents make this very span too.
-            first = trace_ids.first_span_id(run, trace)
-            if (run, trace) not in self._step_traces:
-                self._step_traces[run, trace] = None
-                if len(self._step_traces) > _MOST_STEP_TRACES:
-                    del self._step_traces[next(iter(self._step_traces))]
-                attributes = _attributes(labels, {"step": content.get("step")})
-                yield replace(
-                    span,
-                    name="global step",
-                    span_id=first,
-                    attributes=attributes,
-                    error=None,
-                    events=(),
-                )
-            span = replace(span, parent_span_id=first)
-        yield span
 
     @containment.contained(default=MappingProxyType({}))
     def _points(
@@ -162,26 +127,6 @@ class Renderer:
             return [encode.no_histogram(series.encoded, now_ns, metric.bounds)]
         return [encode.no_number(series.encoded, now_ns)]
 
-    def _requests(
-        self,
-        signal: Signal,
-        encoded: Callable[[dict[str, str], Sequence[T], str, str], bytes],
-        by_project: Mapping[str, Sequence[T]],
-        time_ns: Callable[[T], int],
-    ) -> Iterator[Request]:
-        for project, found in by_project.items():
-            attributes = resource.with_project(self._attributes, project)
-            parts = [found[at : at + _MOST_SPANS] for at in range(0, len(found), _MOST_SPANS)]
-            while parts:
-                part = parts.pop(0)
-                body = encoded(attributes, part, SCOPE, __version__)
-                if len(body) > MOST_BYTES and len(part) > 1:
-                    middle = len(part) // 2
-                    parts[:0] = part[:middle], part[middle:]
-                    continue
-                oldest_s = min(map(time_ns, part)) // _S
-                yield Request(signal, body, len(part), oldest_s=oldest_s)
-
 
 def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int) -> bytes:
     attributes = series.encoded or encode.attribute_bytes(
@@ -200,89 +145,100 @@ def _histogram_point(series: Series, value: Buckets, now_ns: int, start_ns: int)
     # fmt: on
 
 
-def _span(labels: Labels, content: dict[str, Any]) -> encode.Span | None:
-    run = dict(labels).get("run", "")
-    try:
-        link = content.get("link")
-        return encode.Span(
-            name=str(content["name"]),
-            trace_id=trace_ids.trace_id(run, str(content.get("trace") or "")),
-            span_id=bytes.fromhex(content["id"]),
-            parent_span_id=bytes.fromhex(content.get("parent") or ""),
-            start_ns=_time_ns(content["start"]),
-            end_ns=_time_ns(content["end"]),
-            attributes=_attributes(labels, content),
-            error=str(content["error"]) if content.get("error") else None,
-            events=[
-                *_exception(content),
-                *(
-                    encode.SpanEvent(
-                        str(each["name"]), _time_ns(each["time"]), _mapping(each["attributes"])
-                    )
-                    for each in content.get("events") or ()
-                ),
-            ],
-            links=[(trace_ids.trace_id(run, str(link[0])), bytes.fromhex(link[1]))] if link else (),
+class _RequestBuilder:
+    """One for each resource and hour, and for what may be lost or not."""
+
+    def __init__(self, resource_of: bytes, irreplaceable: bool) -> None:
+        self._resource = resource_of
+        self._irreplaceable = irreplaceable
+        self._metrics: dict[str, tuple[Metric, bool, list[bytes]]] = {}
+        self._count = 0
+        self._size_bytes = 0
+        self._oldest_ns = _LATEST
+        self._requests: list[Request] = []
+
+    def add(self, metric: Metric, points: list[bytes], oldest_ns: int, delta: bool) -> None:
+        while points:
+            fitting = self._fitting(points)
+            if not fitting:
+                self._end_request()
+                continue
+            self._oldest_ns = min(self._oldest_ns, oldest_ns)
+            self._metrics.setdefault(metric.name, (metric, delta, []))[2].extend(fitting)
+            self._count += len(fitting)
+            self._size_bytes += sum(map(len, fitting))
+            points = points[len(fitting) :]
+
+    def _fitting(self, points: list[bytes]) -> list[bytes]:
+        """The first of these points for which there is room; one at least in an empty request."""
+        some = points[: _MOST_POINTS - self._count]
+        room_bytes = MOST_BYTES - self._size_bytes
+        if sum(map(len, some)) <= room_bytes:
+            return some
+        sizes = accumulate(map(len, some))
+        fitting = [point for point, size in zip(some, sizes, strict=True) if size <= room_bytes]
+        return fitting or (some[:1] if not self._count else [])
+
+    def _end_request(self) -> None:
+        if not self._count:
+            return
+        metrics = [
+            encode.metric(
+                *(metric.name, metric.description, metric.unit, metric.kind.value, points),
+                delta=delta,
+            )
+            for metric, delta, points in self._metrics.values()
+        ]
+        body = encode.metrics_request(self._resource, SCOPE, __version__, metrics)
+        oldest_s = self._oldest_ns // _S
+        self._requests.append(Request("metrics", body, self._count, self._irreplaceable, oldest_s))
+        self._metrics, self._oldest_ns = {}, _LATEST
+        self._count = self._size_bytes = 0
+
+    def build(self) -> list[Request]:
+        """All requests, the last one ended."""
+        self._end_request()
+        return self._requests
+
+
+class Deltas:
+    """Remembers, for each series, what was exported last."""
+
+    def __init__(self, preference: Preference, began_ns: int) -> None:
+        """*began_ns*: when this agent began."""
+        self._kinds = _KINDS[preference]
+        self._began_ns = began_ns
+        self._last: WeakKeyDictionary[Series, tuple[float | Buckets, int, int]] = (
+            WeakKeyDictionary()
         )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None  # a record of another version
+
+    def applies_to(self, kind: Kind) -> bool:
+        """Whether points of this kind are deltas."""
+        return kind in self._kinds
+
+    def take(self, series: Series, now_ns: int) -> tuple[float | Buckets, int] | None:
+        """What was added, and since when; None where that is not known."""
+        value, start_ns = series.value, series.start_ns
+        if value is None:
+            return None
+        last = self._last.get(series)
+        self._last[series] = (value, start_ns, now_ns)
+        if last is None:
+            return (value, start_ns) if start_ns > self._began_ns - _NEW_NS else None
+        before, began_ns, exported_ns = last
+        if start_ns != began_ns:
+            # Another process has these labels now, and counts from its own beginning.
+            return value, max(start_ns, exported_ns)
+        return _added(value, before), exported_ns
 
 
-def _exception(content: dict[str, Any]) -> Iterator[encode.SpanEvent]:
-    """The exception that ended a span, as an event of it."""
-    if (names := content.get("exception")) is None:
-        return
-    _, full_name = names
-    said = str(content.get("error") or "").partition(": ")[2]
-    attributes = {"exception.type": str(full_name)} | ({"exception.message": said} if said else {})
-    yield encode.SpanEvent("exception", _time_ns(content["end"]), attributes)
-
-
-def _event(labels: Labels, content: dict[str, Any]) -> encode.LogRecord | None:
-    try:
-        trace, run = str(content.get("trace") or ""), dict(labels).get("run", "")
-        return encode.LogRecord(
-            time_ns=_time_ns(content["time"]),
-            event_name=str(content["name"]),
-            body=str(content.get("body") or content["name"]),
-            severity=str(content.get("severity") or "INFO"),
-            severity_number=_severity_number(content.get("severity_number")),
-            scope=str(content.get("scope") or ""),
-            attributes=_attributes(labels, content),
-            trace_id=trace_ids.trace_id(run, trace) if trace else b"",
-            span_id=bytes.fromhex(content.get("span") or ""),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-
-
-def _severity_number(value: Any) -> int:
-    return value if isinstance(value, int) and 1 <= value <= 24 else 0
-
-
-def _time_ns(value: Any) -> int:
-    # The OTLP classes raise for any other number, and the whole request would be lost.
-    time_ns = int(value)
-    if not 0 <= time_ns < 2**63:
-        raise ValueError(f"{time_ns} is no time")
-    return time_ns
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} are no attributes")
-    return value
-
-
-def _attributes(labels: Labels, content: dict[str, Any]) -> dict[str, Any]:
-    attributes = content.get("attributes")
-    found: dict[str, Any] = {}
-    if isinstance(attributes, dict):
-        found.update((key, value) for key, value in attributes.items() if value is not None)
-    if content.get("step") is not None:
-        found["step"] = int(content["step"])
-    if content.get("exception"):
-        found["error.type"] = str(content["exception"][0])
-    # Last: an attribute of the user's never replaces a label.
-    found.update(labels)
-    return found
+def _added(value: float | Buckets, before: float | Buckets) -> float | Buckets:
+    """The difference; the value itself where the total has begun anew."""
+    if isinstance(value, Buckets) and isinstance(before, Buckets):
+        counts = tuple(now - then for now, then in zip(value.counts, before.counts, strict=True))
+        if min(counts, default=0) < 0:
+            return value
+        return value._replace(counts=counts, total=value.total - before.total)
+    if isinstance(value, Buckets) or isinstance(before, Buckets) or value < before:
+        return value
+    return value - before

@@ -1,24 +1,18 @@
-"""Encodes OTLP requests; metrics from attributes that were encoded once.
+"""Encodes OTLP's metrics, from attributes that were encoded once.
 
 The official encoder builds a protobuf object for every attribute of every point, which takes about
 20 us a point. The attributes of a series never change, so they are encoded once. A point is these
 bytes with two or three numbers in front. The tags below are those of
 opentelemetry/proto/metrics/v1/metrics.proto; a test compares each of them with the official
-classes. Spans and log records are few, so the official classes encode them.
+classes. Spans and log records are few: the official classes encode them (`documents.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct, pack
 from typing import Literal
-
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.logs.v1 import logs_pb2
-from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_ddp.agent.ledger import Exemplar
 
@@ -28,14 +22,15 @@ MetricKind = Literal["counter", "gauge", "updown", "histogram"]
 
 # The release of the semantic conventions that our names are those of.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+SCOPE = "otel_ddp"
 
 # The number of the field `attributes`, which differs from message to message.
 NUMBER_ATTRIBUTES = 7
 HISTOGRAM_ATTRIBUTES = 9
-_RESOURCE_ATTRIBUTES = 1
-_EVENT_ATTRIBUTES = 3
-_LOG_ATTRIBUTES = 6
-_SPAN_ATTRIBUTES = 9
+RESOURCE_ATTRIBUTES = 1
+EVENT_ATTRIBUTES = 3
+LOG_ATTRIBUTES = 6
+SPAN_ATTRIBUTES = 9
 
 _DOUBLE = Struct("<d").pack
 # Tag and number, twice or three times: start (field 2), time (3) and as_double (4).
@@ -78,7 +73,8 @@ def _element(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _length(len(content)) + content
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
+    """A text as bytes, whatever it holds."""
     # A lone surrogate has no UTF-8: one of them would make the whole request unreadable.
     return text.encode("utf-8", "replace")
 
@@ -91,7 +87,7 @@ def _any_value(value: AttributeValue) -> bytes:
     if isinstance(value, float):
         return b"\x21" + _DOUBLE(value)
     # An integer that OTLP cannot hold, such as 2**70, is sent as text.
-    return _element(1, _utf8(value if isinstance(value, str) else str(value)))
+    return _element(1, utf8(value if isinstance(value, str) else str(value)))
 
 
 def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> bytes:
@@ -105,7 +101,7 @@ def attribute_bytes(attributes: Attributes, field: int = NUMBER_ATTRIBUTES) -> b
 
 
 def _attribute(field: int, name: str, value: AttributeValue) -> bytes:
-    return _element(field, _element(1, _utf8(name)) + _element(2, _any_value(value)))
+    return _element(field, _element(1, utf8(name)) + _element(2, _any_value(value)))
 
 
 # Cached, because every span and every log record of a rank has the same labels.
@@ -183,146 +179,20 @@ def metric(
         data = _element(7, content + temporality + _MONOTONIC)
     else:
         data = _element(7, content + _CUMULATIVE)
-    head = _element(1, _utf8(name)) + _element(2, _utf8(description)) + _element(3, _utf8(unit))
+    head = _element(1, utf8(name)) + _element(2, utf8(description)) + _element(3, utf8(unit))
     return _element(2, head + data)
 
 
 def resource_bytes(attributes: Attributes) -> bytes:
     """The resource, encoded for `metrics_request`."""
-    return _element(1, attribute_bytes(attributes, _RESOURCE_ATTRIBUTES))
+    return _element(1, attribute_bytes(attributes, RESOURCE_ATTRIBUTES))
 
 
 def metrics_request(
     resource: bytes, scope_name: str, scope_version: str, metrics: Iterable[bytes]
 ) -> bytes:
     """A whole ExportMetricsServiceRequest."""
-    scope = _element(1, _utf8(scope_name)) + _element(2, _utf8(scope_version))
+    scope = _element(1, utf8(scope_name)) + _element(2, utf8(scope_version))
     schema = _element(3, SCHEMA_URL.encode())
     scope_metrics = _element(2, _element(1, scope) + b"".join(metrics) + schema)
     return _element(1, resource + scope_metrics + schema)
-
-
-@dataclass(frozen=True)
-class SpanEvent:
-    """Something that happened at one moment of a span."""
-
-    name: str
-    time_ns: int
-    attributes: Attributes = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Span:
-    """One finished span; `error` tells what failed, None if nothing did."""
-
-    name: str
-    trace_id: bytes
-    span_id: bytes
-    parent_span_id: bytes
-    start_ns: int
-    end_ns: int
-    attributes: Attributes = field(default_factory=dict)
-    error: str | None = None
-    events: Sequence[SpanEvent] = ()
-    links: Sequence[tuple[bytes, bytes]] = ()
-    """The trace and the id of each span that this one belongs to without being below it."""
-
-
-@dataclass(frozen=True)
-class LogRecord:
-    """One event, or one line of a logger, which is its *scope*."""
-
-    time_ns: int
-    event_name: str
-    body: str
-    attributes: Attributes = field(default_factory=dict)
-    severity: str = "INFO"
-    """A word of SEVERITIES, or another level's name, as the program has it."""
-    severity_number: int = 0
-    """0: that of the word."""
-    trace_id: bytes = b""
-    span_id: bytes = b""
-    scope: str = ""
-
-
-def _clean(text: str) -> str:
-    return _utf8(text).decode()
-
-
-def spans_request(
-    resource: Attributes,
-    spans: Sequence[Span],
-    scope_name: str = "otel_ddp",
-    scope_version: str = "",
-) -> bytes:
-    """A whole ExportTraceServiceRequest."""
-    request = ExportTraceServiceRequest()
-    of_resource = request.resource_spans.add(schema_url=SCHEMA_URL)
-    of_resource.resource.MergeFromString(attribute_bytes(resource, _RESOURCE_ATTRIBUTES))
-    of_scope = of_resource.scope_spans.add(schema_url=SCHEMA_URL)
-    of_scope.scope.name = _clean(scope_name)
-    of_scope.scope.version = _clean(scope_version)
-    for span in spans:
-        message = of_scope.spans.add(
-            name=_clean(span.name),
-            trace_id=span.trace_id,
-            span_id=span.span_id,
-            parent_span_id=span.parent_span_id,
-            start_time_unix_nano=span.start_ns,
-            end_time_unix_nano=span.end_ns,
-            kind=trace_pb2.Span.SPAN_KIND_INTERNAL,
-            # The parent is known to be in the same process.
-            flags=trace_pb2.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
-        )
-        message.MergeFromString(attribute_bytes(span.attributes, _SPAN_ATTRIBUTES))
-        if span.error is not None:
-            message.status.code = trace_pb2.Status.STATUS_CODE_ERROR
-            message.status.message = _clean(span.error)
-        for trace_id, span_id in span.links:
-            message.links.add(trace_id=trace_id, span_id=span_id)
-        for event in span.events:
-            message.events.add(
-                name=_clean(event.name), time_unix_nano=event.time_ns
-            ).MergeFromString(attribute_bytes(event.attributes, _EVENT_ATTRIBUTES))
-    return bytes(request.SerializeToString())
-
-
-SEVERITIES: Mapping[str, logs_pb2.SeverityNumber.ValueType] = {
-    "TRACE": logs_pb2.SEVERITY_NUMBER_TRACE,
-    "DEBUG": logs_pb2.SEVERITY_NUMBER_DEBUG,
-    "INFO": logs_pb2.SEVERITY_NUMBER_INFO,
-    "WARN": logs_pb2.SEVERITY_NUMBER_WARN,
-    "ERROR": logs_pb2.SEVERITY_NUMBER_ERROR,
-    "FATAL": logs_pb2.SEVERITY_NUMBER_FATAL,
-}
-
-
-def logs_request(
-    resource: Attributes,
-    records: Sequence[LogRecord],
-    scope_name: str = "otel_ddp",
-    scope_version: str = "",
-) -> bytes:
-    """A whole ExportLogsServiceRequest."""
-    request = ExportLogsServiceRequest()
-    of_resource = request.resource_logs.add(schema_url=SCHEMA_URL)
-    of_resource.resource.MergeFromString(attribute_bytes(resource, _RESOURCE_ATTRIBUTES))
-    of_scopes: dict[str, logs_pb2.ScopeLogs] = {}
-    for record in records:
-        if record.scope not in of_scopes:
-            added = of_scopes[record.scope] = of_resource.scope_logs.add(schema_url=SCHEMA_URL)
-            added.scope.name = _clean(record.scope or scope_name)
-            # The version is ours, not that of the user's logger.
-            added.scope.version = "" if record.scope else _clean(scope_version)
-        message = of_scopes[record.scope].log_records.add(
-            time_unix_nano=record.time_ns,
-            observed_time_unix_nano=record.time_ns,
-            severity_number=record.severity_number or SEVERITIES.get(record.severity, 9),
-            severity_text=_clean(record.severity),
-            event_name=_clean(record.event_name),
-            trace_id=record.trace_id,
-            span_id=record.span_id,
-        )
-        message.body.string_value = _clean(record.body)
-        message.MergeFromString(attribute_bytes(record.attributes, _LOG_ATTRIBUTES))
-    return bytes(request.SerializeToString())

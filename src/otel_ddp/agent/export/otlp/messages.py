@@ -19,6 +19,10 @@ class Service(NamedTuple):
     method: str
     request: Any
     response: Any
+    resources: str
+    """The fields of a request: of each resource, of each scope in it, and what is in that."""
+    scopes: str
+    contents: str
 
 
 _COLLECTOR = "/opentelemetry.proto.collector"
@@ -27,16 +31,19 @@ SERVICES: dict[Signal, Service] = {
         f"{_COLLECTOR}.metrics.v1.MetricsService/Export",
         metrics_service_pb2.ExportMetricsServiceRequest,
         metrics_service_pb2.ExportMetricsServiceResponse,
+        *("resource_metrics", "scope_metrics", "metrics"),
     ),
     "traces": Service(
         f"{_COLLECTOR}.trace.v1.TraceService/Export",
         trace_service_pb2.ExportTraceServiceRequest,
         trace_service_pb2.ExportTraceServiceResponse,
+        *("resource_spans", "scope_spans", "spans"),
     ),
     "logs": Service(
         f"{_COLLECTOR}.logs.v1.LogsService/Export",
         logs_service_pb2.ExportLogsServiceRequest,
         logs_service_pb2.ExportLogsServiceResponse,
+        *("resource_logs", "scope_logs", "log_records"),
     ),
 }
 
@@ -76,20 +83,20 @@ def halves(signal: Signal, body: bytes) -> list[Piece]:
 
 def _contents(signal: Signal, message: Any) -> Iterator[Any]:
     """The lists of points, spans or records of a request."""
-    if signal == "metrics":
-        for of_resource in message.resource_metrics:
-            for of_scope in of_resource.scope_metrics:
-                for metric in of_scope.metrics:
-                    if shape := metric.WhichOneof("data"):
-                        yield getattr(metric, shape).data_points
-    elif signal == "traces":
-        for of_resource in message.resource_spans:
-            for of_scope in of_resource.scope_spans:
-                yield of_scope.spans
-    else:
-        for of_resource in message.resource_logs:
-            for of_scope in of_resource.scope_logs:
-                yield of_scope.log_records
+    service = SERVICES[signal]
+    for of_resource in getattr(message, service.resources):
+        for of_scope in getattr(of_resource, service.scopes):
+            content = getattr(of_scope, service.contents)
+            if signal == "metrics":
+                yield from filter(None, map(_points, content))
+            else:
+                yield content
+
+
+def _points(metric: Any) -> Any:
+    """The list of a metric's points."""
+    shape = metric.WhichOneof("data")
+    return getattr(metric, shape).data_points if shape else None
 
 
 def _only(signal: Signal, body: bytes, kept: range) -> bytes:
@@ -110,6 +117,5 @@ def _only(signal: Signal, body: bytes, kept: range) -> bytes:
 
 def _drop_empty(metrics: Any) -> None:
     for at in reversed(range(len(metrics))):
-        shape = metrics[at].WhichOneof("data")
-        if shape is None or not getattr(metrics[at], shape).data_points:
+        if not _points(metrics[at]):
             del metrics[at]

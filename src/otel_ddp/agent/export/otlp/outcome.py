@@ -11,6 +11,8 @@ from otel_ddp.settings import value
 Signal = Literal["metrics", "traces", "logs"]
 SIGNALS: tuple[Signal, ...] = ("metrics", "traces", "logs")
 
+# Gateways mostly refuse more than 1 MiB (nginx) or 4 MiB (gRPC) at once.
+MOST_BYTES = 900 * 1024
 # A collector that asks for a longer pause is tried again after this one.
 RETRY_AFTER_LIMIT_S = 60.0
 
