@@ -57,7 +57,7 @@ while not stop:
 run.finish()
 dist.destroy_process_group()
 """
-WRITTEN = Path(__file__).with_name("written_ranks.py")
+WRITTEN = Path(__file__).parents[1] / "written_ranks.py"
 LATE = {"who": {"group": "g", "run": "a run", "rank": "1"}, "sentence": "rank 1 is late"}
 
 

@@ -31,7 +31,7 @@ from otel_ddp.history.quantities import shown_time
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader
 
-PROGRAM = Path(__file__).with_name("written_ranks.py")
+PROGRAM = Path(__file__).parents[1] / "written_ranks.py"
 SINCE_NS = 1_700_000_000 * 10**9
 SENTENCE = "rank 3 is late: forward takes 25 ms longer"
 LATE = f"since {shown_time(SINCE_NS, 2 * SINCE_NS)}: {SENTENCE}"

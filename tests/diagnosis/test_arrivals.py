@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep, compare
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
@@ -19,11 +20,6 @@ from otel_ddp.words import PHASES
 MS = 1_000_000
 RING = 2000
 TRANSFER_NS = 100_000
-
-
-def labels_of(rank: int) -> Labels:
-    labels = {"group": "g", "run": "r", "job_type": "train", "node": "n", "rank": str(rank)}
-    return tuple(labels.items())
 
 
 class Late(NamedTuple):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from make import labels_of, step_facts
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.memory_creep import MemoryCreep
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.verdict import Change, Labels
-from otel_ddp.words import UNUSUAL_PHASES, WORK_PHASES
+from otel_ddp.diagnosis.verdict import Change
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -19,17 +19,6 @@ NOW = 1_700_000_000 * S
 MB = 1 << 20
 GB = 1 << 30
 COMPUTE = {"data": 5, "forward": 25, "backward": 50, "optimizer": 10, "other": 5, "comm_wait": 5}
-
-
-def labels_of(rank: int) -> Labels:
-    return (
-        ("group", "g"),
-        ("run", "r"),
-        ("job_type", "train"),
-        ("node", "n1"),
-        ("rank", str(rank)),
-        ("local_rank", str(rank)),
-    )
 
 
 class Run:
@@ -54,20 +43,12 @@ class Run:
                 self.number += 1
                 self.now_ns += MS * sum(ranks[0].values())
                 for rank, ms in enumerate(ranks):
-                    reported.setdefault(rank, []).append(self.facts(rank, ms))
+                    number = self.number + (self.counts_from[rank] if self.counts_from else 0)
+                    reported.setdefault(rank, []).append(step_facts(number, self.now_ns, ms))
             for rank, facts in reported.items():
                 self.bounds.feed(labels_of(rank), facts)
             changes += self.bounds.poll()
         return changes
-
-    def facts(self, rank: int, ms: Mapping[str, int]) -> StepFacts:
-        number = self.number + (self.counts_from[rank] if self.counts_from else 0)
-        phases_ns = tuple(MS * ms.get(word, 0) for word in WORK_PHASES)
-        unusual_ns = {word: MS * ms[word] for word in UNUSUAL_PHASES if word in ms}
-        return StepFacts(
-            *(number, self.now_ns, MS * sum(ms.values()), MS * ms.get("comm_wait", 0)),
-            *(phases_ns, unusual_ns, False, 0),
-        )
 
 
 def phases(changes: list[Change]) -> list[tuple[str, bool]]:

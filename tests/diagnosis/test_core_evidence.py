@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.core_evidence import core_hint
 from otel_ddp.diagnosis.verdict import Labels
 
 EVIDENCE = {"step_s": 0.1, "excess_s": 0.03}
-
-
-def labels_of(rank: int, run: str = "r") -> Labels:
-    return (("group", "g"), ("run", run), ("node", "n"), ("rank", str(rank)))
 
 
 OTHERS = {labels_of(0): 0.02, labels_of(2): 0.04}

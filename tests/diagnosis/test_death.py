@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.death.detector import Deaths
 from otel_ddp.diagnosis.death.ended_process import EndedProcess
 from otel_ddp.diagnosis.verdict import Labels, Verdict
@@ -13,17 +14,6 @@ from otel_ddp.diagnosis.verdict import Labels, Verdict
 S = 1_000_000_000
 T = 1_700_000_000 * S
 PEER = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
-
-
-def labels_of(rank: int | str) -> Labels:
-    return (
-        ("group", "g"),
-        ("run", "r"),
-        ("job_type", "train"),
-        ("node", "node-1"),
-        ("rank", str(rank)),
-        ("local_rank", str(rank)),
-    )
 
 
 def killed(
@@ -95,8 +85,7 @@ def test_a_process_that_died_without_a_word_is_named_with_phase_and_time() -> No
     )
     assert found.since_ns == T
     assert found.sentence == (
-        "rank 3 (node-1) was killed in backward at step 1234, 1 s into it: "
-        "the cause is not known here."
+        "rank 3 (n1) was killed in backward at step 1234, 1 s into it: the cause is not known here."
     )
 
 
@@ -166,7 +155,7 @@ def test_a_phase_younger_than_the_last_poll_has_no_exact_length() -> None:
 def test_a_process_that_has_no_rank_and_no_step_is_named_by_its_number() -> None:
     found = of([killed("p4711")._replace(step=None)])
 
-    assert found.sentence.startswith("process 4711 (node-1) was killed in backward before its")
+    assert found.sentence.startswith("process 4711 (n1) was killed in backward before its")
 
 
 # -- no deaths
@@ -308,7 +297,7 @@ def test_an_exception_that_brought_the_others_down_is_the_cause() -> None:
     assert found.phase == "forward"
     assert found.evidence["cause"] == "exception"
     assert found.sentence == (
-        "rank 2 (node-1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
+        "rank 2 (n1) failed in forward at step 1234, 1 s into it: MemoryError: no room. "
         "Ranks 0 and 1 ended after it within 0.5 s, as a launcher ends the rest of a run."
     )
 
@@ -326,7 +315,7 @@ def test_a_connection_that_broke_long_before_points_to_another_node() -> None:
     assert rank(found) is None
     assert found.evidence["cause"] == "lost_peer"
     assert found.sentence == (
-        "rank 0 (node-1) failed in forward at step 1234, 1 s into it, because it lost a "
+        "rank 0 (n1) failed in forward at step 1234, 1 s into it, because it lost a "
         f"connection: {PEER}. The other end may be on another node: look there. "
         "Rank 1 ended after it within 5 s, as a launcher ends the rest of a run."
     )
@@ -357,7 +346,7 @@ def test_a_rank_that_raised_is_the_cause_whichever_reported_first(lost_at_s: flo
     assert found.evidence["cause"] == "exception"
     assert found.evidence["order_known_by"] == ("time" if lost_at_s > 0 else "evidence")
     assert found.sentence == (
-        f"rank 1 (node-1) failed in forward at step 1234, 1 s into it: {BAD}. "
+        f"rank 1 (n1) failed in forward at step 1234, 1 s into it: {BAD}. "
         "Rank 0 lost its connection and failed."
     )
 
@@ -600,7 +589,7 @@ def test_a_rank_that_left_with_an_exit_code_before_another_failed_is_the_cause()
     assert rank(change.verdict) == "1"
     assert change.verdict.evidence["cause"] == "exit"
     assert change.verdict.sentence == (
-        "rank 1 (node-1) ended in forward at step 1234, 1 s into it: exit code 1. "
+        "rank 1 (n1) ended in forward at step 1234, 1 s into it: exit code 1. "
         "Rank 0 lost its connection and failed."
     )
 
@@ -777,7 +766,7 @@ def test_a_new_attempt_closes_the_incident_of_the_one_before() -> None:
     (change,) = deaths.feed_restarted(labels_of(0))
 
     assert not change.opened
-    assert "rank 0 (node-1) is at work again" in change.verdict.sentence
+    assert "rank 0 (n1) is at work again" in change.verdict.sentence
     assert deaths.feed_restarted(labels_of(3)) == []
 
 

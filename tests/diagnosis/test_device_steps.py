@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from make import labels_of
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.bounds import Bounds
 from otel_ddp.diagnosis.device_steps import DeviceSteps
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
-from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.diagnosis.verdict import Verdict
 from otel_ddp.journal.layout import PACED_SHIFT
 from otel_ddp.words import PHASES
 
@@ -22,13 +23,6 @@ NOW = 1_700_000_000_000 * MS
 ON_DEVICE = {"data": 0.1, "forward": 25.0, "backward": 50.0, "optimizer": 10.0}
 ON_HOST = {"data": 1.0, "forward": 8.0, "backward": 12.0, "comm_wait": 0.1, "optimizer": 2.0}
 STEP_MS = 100.0
-
-
-def labels_of(rank: int) -> Labels:
-    return (
-        *(("group", "g"), ("run", "r"), ("job_type", "train"), ("node", "n1")),
-        *(("rank", str(rank)), ("local_rank", str(rank))),
-    )
 
 
 def step_of(

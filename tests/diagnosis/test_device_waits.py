@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from make import labels_of
 from otel_ddp.diagnosis.arrivals import Arrival, Comparison, Sample, TimedStep
 from otel_ddp.diagnosis.device_waits import NOT_TIMED, compare_on_device
 from otel_ddp.diagnosis.step_facts import StepFacts
-from otel_ddp.diagnosis.verdict import Labels
 from otel_ddp.words import PHASES, WORK_PHASES
 
 MS = 1_000_000
 LAYERS = 4
 HOST = {"forward": 4, "backward": 6, "optimizer": 1}
 FORWARD, BACKWARD = WORK_PHASES.index("forward"), WORK_PHASES.index("backward")
-
-
-def labels_of(rank: int) -> Labels:
-    return (("run", "r"), ("rank", str(rank)))
 
 
 class Training:

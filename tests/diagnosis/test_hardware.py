@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.gpu_evidence import with_gpu
-from otel_ddp.diagnosis.verdict import Labels, Verdict
+from otel_ddp.diagnosis.verdict import Verdict
 
 RUN = {"group": "g", "run": "r", "job_type": "train", "node": "n"}
 SENTENCE = "rank 1 keeps the others waiting."
-
-
-def labels_of(rank: int, run: str = "r") -> Labels:
-    return tuple({**RUN, "run": run, "rank": str(rank), "local_rank": str(rank)}.items())
 
 
 def gpu(rank: int | None, clock: float = 1980e6, *throttled: str, run: str = "r") -> dict[str, Any]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from make import labels_of
 from otel_ddp.agent.verdicts.nonfinite_values import NonfiniteValues
 from otel_ddp.diagnosis.nonfinite import Nonfinite, NonfiniteValue
-from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.reader import JournalReader
 from otel_ddp.journal.writer import JournalWriter, Shape
 
@@ -141,17 +142,6 @@ def test_where_the_journal_was_written_over_it_began_with_what_is_left(log: Log)
 
 
 # --- The verdict ----------------------------------------------------------------------------------
-
-
-def labels_of(rank: int) -> Labels:
-    return (
-        ("group", "g"),
-        ("run", "r"),
-        ("job_type", "train"),
-        ("node", "n1"),
-        ("rank", str(rank)),
-        ("local_rank", str(rank)),
-    )
 
 
 def odd(

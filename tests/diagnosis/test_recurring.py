@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from otel_ddp.diagnosis.step_facts import StepFacts
+from make import labels_of, step_facts
 from otel_ddp.diagnosis.straggler.detector import Stragglers
-from otel_ddp.diagnosis.verdict import Change, Labels
-from otel_ddp.words import WORK_PHASES
+from otel_ddp.diagnosis.verdict import Change
 
 MS = 1_000_000
 STEP_MS = 80.0
@@ -19,11 +18,6 @@ PLAIN = {"data": 5.0, "forward": 20.0, "backward": 40.0, "optimizer": 10.0, "oth
 # What a rank needs more than usual in a step, in milliseconds by phase; or None, where the step is
 # unusual.
 Trouble = Callable[[int, int], dict[str, float] | None]
-
-
-def labels_of(rank: int) -> Labels:
-    names = {"group": "g", "run": "r", "job_type": "train", "node": "n1"}
-    return tuple({**names, "rank": str(rank), "local_rank": str(rank)}.items())
 
 
 class Job:
@@ -49,14 +43,11 @@ class Job:
                 }
                 needs.append(need)
                 unusual.append(more is None)
-            took_ns = round(max(sum(need.values()) for need in needs) * MS)
-            self.now_ns += took_ns
+            took_ms = max(sum(need.values()) for need in needs)
+            self.now_ns += round(took_ms * MS)
             for rank, need in enumerate(needs):
-                phases_ns = tuple(round(need[word] * MS) for word in WORK_PHASES)
-                wait_ns = took_ns - sum(phases_ns)
-                facts = StepFacts(
-                    *(self.number, self.now_ns, took_ns, wait_ns, phases_ns),
-                    *({}, unusual[rank], 0),
+                facts = step_facts(
+                    *(self.number, self.now_ns, need, took_ms), unusual=unusual[rank]
                 )
                 self.detector.feed(labels_of(rank), [facts])
             changes += self.detector.poll()

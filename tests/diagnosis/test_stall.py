@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from make import labels_of
 from otel_ddp.diagnosis.stall.detector import Stalls
 from otel_ddp.diagnosis.stall.evidence import (
     Collective,
@@ -22,11 +23,6 @@ from otel_ddp.words import STALL_REASONS
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND
 TICK_S = 0.25
-
-
-def labels_of(rank: int) -> Labels:
-    labels = {"group": "", "run": "r", "job_type": "train", "node": "n", "rank": str(rank)}
-    return tuple({**labels, "local_rank": str(rank)}.items())
 
 
 class Job:

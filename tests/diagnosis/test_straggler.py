@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from make import labels_of, step_facts
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.diagnosis.alignment import Alignment
 from otel_ddp.diagnosis.step_facts import StepFacts, batches_of, facts_of
 from otel_ddp.diagnosis.straggler.detector import Stragglers
 from otel_ddp.diagnosis.straggler.report import Report
-from otel_ddp.diagnosis.verdict import Change, Labels
+from otel_ddp.diagnosis.verdict import Change
 from otel_ddp.journal.layout import OF_BUFFERS
 from otel_ddp.words import PHASES, WORK_PHASES
 
@@ -23,17 +24,6 @@ S = 1000 * MS
 NOW = 1_700_000_000 * S
 PLAIN = {"data": 0.005, "forward": 0.025, "backward": 0.050, "optimizer": 0.010, "other": 0.005}
 STEP_S = 0.1
-
-
-def labels_of(rank: int) -> Labels:
-    return (
-        ("group", "g"),
-        ("run", "r"),
-        ("job_type", "train"),
-        ("node", "n1"),
-        ("rank", str(rank)),
-        ("local_rank", str(rank)),
-    )
 
 
 class Node:
@@ -49,21 +39,12 @@ class Node:
 
     def facts(self, rank: int, more: Mapping[str, float], took_s: float, **given: Any) -> StepFacts:
         # A little noise: ranks that are equal to the last bit have no order to speak of.
-        phases_ns = tuple(
-            round((PLAIN[word] + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02) * S)
-            for word in WORK_PHASES
-        )
-        took_ns = round(took_s * S)
-        return StepFacts(
-            self.number + self.counts_from.get(rank, 0),
-            self.now_ns,
-            took_ns,
-            took_ns - sum(phases_ns),
-            phases_ns,
-            {},
-            given.get("unusual", False),
-            given.get("work", 1000),
-        )
+        phases_ms = {
+            word: (usual_s + more.get(word, 0.0)) * self._chance.uniform(0.98, 1.02) * 1000
+            for word, usual_s in PLAIN.items()
+        }
+        number = self.number + self.counts_from.get(rank, 0)
+        return step_facts(number, self.now_ns, phases_ms, took_s * 1000, **{"work": 1000, **given})
 
     def steps(
         self,
@@ -292,11 +273,8 @@ def test_less_than_half_a_millisecond_is_nothing_however_short_the_step() -> Non
     node = Node(2)
     for number in range(1, 401):
         for rank in (0, 1):
-            forward_ns = 2_000_000 + 400_000 * rank + 1_000 * (number % 7)
-            facts = StepFacts(
-                *(number, NOW + number * 3 * MS, 3 * MS, 3 * MS - forward_ns),
-                *((0, forward_ns, 0, 0, 0), {}, False, 0),
-            )
+            phases_ms = {"forward": 2 + 0.4 * rank + 0.001 * (number % 7)}
+            facts = step_facts(number, NOW + number * 3 * MS, phases_ms, took_ms=3)
             node.detector.feed(labels_of(rank), [facts])
 
     assert node.detector.poll() == []
@@ -340,11 +318,7 @@ def test_late_in_three_of_five_steps_and_early_in_two_is_chance() -> None:
 def fed(node: Node, number: int, *backward_ms: int, took_ms: int = 100) -> None:
     """One step, exactly as long as given, to the nanosecond."""
     for rank, ms in enumerate(backward_ms):
-        phases_ns = (0, 0, ms * MS, 0, 0)
-        facts = StepFacts(
-            *(number, NOW + number * took_ms * MS, took_ms * MS, (took_ms - ms) * MS),
-            *(phases_ns, {}, False, 0),
-        )
+        facts = step_facts(number, NOW + number * took_ms * MS, {"backward": ms}, took_ms)
         node.detector.feed(labels_of(rank), [facts])
 
 
@@ -368,8 +342,7 @@ def test_a_rank_that_is_ahead_and_waits_for_its_device_at_once_makes_no_straggle
         node.now_ns += 10 * MS
         last = node.number % every == 0
         for rank, took_ms in ((0, 10 * every - (every - 1) if last else 1), (1, 10)):
-            phases_ns = (0, 0, 0, 0, took_ms * MS)
-            facts = StepFacts(node.number, node.now_ns, took_ms * MS, 0, phases_ns, {}, False, 0)
+            facts = step_facts(node.number, node.now_ns, {"other": took_ms})
             node.detector.feed(labels_of(rank), [facts])
     assert node.detector.poll() == []
 
