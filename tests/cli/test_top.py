@@ -8,10 +8,10 @@ import json
 import os
 import pty
 import select
-import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,14 +22,19 @@ import pytest
 from textual.pilot import Pilot
 
 from node import Node, finished, until
+from otel_ddp.agent.ledger import Ledger
+from otel_ddp.agent.reading.journals import Journals
+from otel_ddp.agent.scrape import web_config
+from otel_ddp.agent.scrape.endpoint import Endpoint
 from otel_ddp.cli import main, top
 from otel_ddp.cli.top import frame
+from otel_ddp.cli.top.agents import Agents
 from otel_ddp.cli.top.app import Lines, TopApp
 from otel_ddp.cli.top.order import Choice
 from otel_ddp.cli.top.watch import RunView, View, Watch
+from otel_ddp.history.page.app import App
 from otel_ddp.history.quantities import shown_time
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import JournalReader
 
 PROGRAM = Path(__file__).parents[1] / "written_ranks.py"
 SINCE_NS = 1_700_000_000 * 10**9
@@ -53,12 +58,30 @@ AGENT = {
 
 
 class Ranks:
-    """Ranks that another process has written, and goes on with as it is told."""
+    """Ranks that another process has written, and goes on with as it is told; and their agent.
+
+    The agent's loop is left out: it reads the journals whenever it is asked.
+    """
 
     def __init__(self, node: Node, place: Path, **said: Any) -> None:
         self.place = Place(place)
+        place.mkdir(mode=0o700)
+        self._says = said.pop("agent", {})
+        self._journals = Journals(self.place, Ledger(), "")
+        app = App(place, live=self._live, recent=self._journals.recent)
+        rules = web_config.read(Path(said["rules"])) if "rules" in said else None
+        self._endpoint = Endpoint(Ledger(), "127.0.0.1", 0, app, rules=rules)
+        self._endpoint.start()
+        said["agent"] = {"scrape": self._endpoint.url}
         self._process = node.start(sys.executable, str(PROGRAM), str(place), json.dumps(said))
         self._answer("ready")
+        self._journals.find()
+
+    def _live(self) -> dict[str, Any]:
+        self._journals.find()
+        self._journals.poll()
+        unreadable = self._journals.unreadable()
+        return {**self._says, "unreadable": unreadable, "processes": self._journals.describe()}
 
     def _answer(self, word: str) -> None:
         assert self._process.stdout is not None
@@ -70,19 +93,26 @@ class Ranks:
         self._process.stdin.flush()
         self._answer("done")
 
+    def forget(self) -> None:
+        """Their journals are deleted, and the agent has forgotten them."""
+        paths = [each.reader.path for each in self._journals.feeds()]
+        self._journals.close(paths)
+        self._journals.delete(paths)
+        self._journals.forget_ended(0.0)
+
+    def stop(self) -> None:
+        self._endpoint.stop()
+        self._journals.close([each.reader.path for each in self._journals.feeds()])
+
     def leave(self) -> None:
         finished(self._process)
 
     def watch(self) -> Watch:
-        return Watch(lambda: ([self.place], ""))
+        return Watch(lambda: (Agents(""), [self.place], ""))
 
     def lines(self, width: int = 80, **chosen: str) -> list[str]:
         """What one look shows at this width."""
-        watch = self.watch()
-        try:
-            view = watch.look()
-        finally:
-            watch.close()
+        view = self.watch().look()
         shown = [frame.head(width), *frame.body(view, Choice(**chosen), width)]
         return [line.text.rstrip() for line in shown]
 
@@ -94,11 +124,28 @@ def node() -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def eight(node: Node) -> Ranks:
+def eight(node: Node) -> Iterator[Ranks]:
     """Eight ranks after 100 steps, rank 3 late; nothing changes in them."""
     ranks = Ranks(node, node.root / "eight", ranks=8, late=3, agent=AGENT, names=["loss", "lr"])
     ranks.tell("step 100")
-    return ranks
+    yield ranks
+    ranks.stop()
+
+
+Make = Callable[..., Ranks]
+
+
+@pytest.fixture
+def make(node: Node) -> Iterator[Make]:
+    made: list[Ranks] = []
+
+    def new(**said: Any) -> Ranks:
+        made.append(Ranks(node, Path(tempfile.mkdtemp(dir=node.root)) / "place", **said))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.stop()
 
 
 def number_of(line: str) -> str:
@@ -109,8 +156,8 @@ def number_of(line: str) -> str:
 
 
 def test_only_trouble_is_marked_and_red() -> None:
-    run = RunView("g", "one", (), (f"! {LATE}", "i since 16:45:10: compute-bound"), ())
-    view = View(0, 1, (), (run,), (), ())
+    run = RunView("g", "one", (), (f"! {LATE}", "i since 16:45:10: compute-bound"))
+    view = View(0, 1, (run,))
 
     lines = frame.body(view, Choice(group="node"), 80)
 
@@ -175,10 +222,9 @@ def test_ranks_are_sorted_grouped_and_filtered(eight: Ranks) -> None:
 
 
 def test_names_with_markup_control_characters_and_wide_letters_are_shown_as_text(
-    node: Node,
+    make: Make,
 ) -> None:
-    ranks = Ranks(
-        *(node, node.root / "odd"),
+    ranks = make(
         ranks=2,
         names=["[red]loss[/red]", "a\x1b[31mb"],
         identity={"run": "[b]\x1b]0;x\x07", "group": "訓練" * 30, "node": "訓練訓練訓練訓練"},
@@ -197,25 +243,15 @@ def test_names_with_markup_control_characters_and_wide_letters_are_shown_as_text
     ranks.leave()
 
 
-def test_journals_that_are_damaged_or_of_another_version_are_notes(
-    node: Node, tmp_path: Path
-) -> None:
-    ranks = Ranks(node, node.root / "damaged", ranks=3)
+def test_journals_that_are_damaged_are_notes(make: Make) -> None:
+    ranks = make(ranks=3)
     ranks.tell("step 5")
-    paths = ranks.place.journals()
-    for name, at, byte in (("1-aaaaaaaa", 8, 9), ("2-bbbbbbbb", 40, 255)):
-        content = bytearray(paths[0].read_bytes())
-        content[at] = byte
-        (ranks.place.directory / f"{name}.journal").write_bytes(content)
     (ranks.place.directory / "3-cccccccc.journal").write_bytes(b"no journal")
 
     rows = ranks.lines(200)
 
-    notes = [row for row in rows if row.startswith("note: ")]
-    assert len(notes) == 3
-    assert "is a journal of version 9" in notes[0]
-    assert notes[1].endswith("is damaged")
-    assert notes[2].endswith("is not a journal")
+    (note,) = [row for row in rows if row.startswith("note: ")]
+    assert note.endswith("is not a journal")
     assert "run one, group g, 3 alive" in rows
     ranks.leave()
 
@@ -223,10 +259,8 @@ def test_journals_that_are_damaged_or_of_another_version_are_notes(
 # -- looking again and again
 
 
-def test_a_rank_that_ends_stays_shown_also_when_its_journal_and_its_place_are_gone(
-    node: Node,
-) -> None:
-    ranks = Ranks(node, node.root / "ends", ranks=2)
+def test_a_rank_that_ends_stays_shown_also_when_its_journal_is_gone(make: Make) -> None:
+    ranks = make(ranks=2)
     ranks.tell("step 20")
     watch = ranks.watch()
 
@@ -237,54 +271,72 @@ def test_a_rank_that_ends_stays_shown_also_when_its_journal_and_its_place_are_go
     assert [row[:2] for row in rows()] == [["0", "comm_wait"], ["1", "comm_wait"]]
     ranks.tell("end 1")
     assert [row[:2] for row in rows()] == [["0", "comm_wait"], ["1", "finished"]]
-    ranks.leave()
-    assert rows()[0][1] == "killed"
-    shutil.rmtree(ranks.place.directory)
+    ranks.forget()
     after = rows()
-    assert [row[1] for row in after] == ["killed", "finished"]
+    assert [row[1] for row in after] == ["ended", "finished"]
     assert [row[4:6] for row in after] == [["20", "ms"], ["20", "ms"]]
-    watch.close()
+    assert watch.look().runs[0].values[0].value == 0.5
+    ranks.leave()
 
 
-def test_new_steps_are_followed(node: Node) -> None:
-    ranks = Ranks(node, node.root / "follows", ranks=1)
+def test_what_was_seen_stays_while_no_agent_answers(make: Make) -> None:
+    ranks = make(ranks=1)
     ranks.tell("step 3")
     watch = ranks.watch()
-    (first,) = watch.look().runs[0].ranks
+    watch.look()
+
+    # It held the lock of the agent.
+    ranks.leave()
+    view = watch.look()
+
+    assert view.notes == ("no agent runs: `otel-ddp status` reads the journals without one",)
+    assert [rank.process.state for rank in view.ranks] == ["running"]
+    assert frame.title(view, 80, "").text.rstrip().endswith("no agent")
+
+
+def test_new_steps_are_followed(make: Make) -> None:
+    ranks = make(ranks=1)
+    ranks.tell("step 3")
+    watch = ranks.watch()
+    (first,) = watch.look().ranks
     ranks.tell("step 4")
-    (second,) = watch.look().runs[0].ranks
+    (second,) = watch.look().ranks
 
     assert [step.number for step in first.steps] == [1, 2, 3]
     assert [step.number for step in second.steps] == [1, 2, 3, 4, 5, 6, 7]
     assert {(step.took_ns, step.work_ns) for step in second.steps} == {(50_000_000, 20_000_000)}
-    watch.close()
+    assert second.phases_ns == {"comm_wait": 30_000_000, "forward": 20_000_000}
     ranks.leave()
 
 
-def test_steps_that_an_agent_has_read_by_now_are_shown_too(node: Node) -> None:
-    ranks = Ranks(node, node.root / "read", ranks=1)
-    ranks.tell("step 30")
-    (path,) = ranks.place.journals()
-    reader = JournalReader(path)
-    reader.read()
-    reader.commit(*reader.bookmark())
-    reader.close()
+def test_an_agent_that_wants_a_token_gets_that_of_the_web_configuration(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("abc")
+    (tmp_path / "web.yml").write_text("bearer_token_file: token")
+    ranks = make(ranks=1, rules=str(tmp_path / "web.yml"))
 
-    watch = ranks.watch()
-    (rank,) = watch.look().runs[0].ranks
-    watch.close()
+    refused = Agents("").ask(ranks.place, "now")
+    admitted = Agents(str(tmp_path / "web.yml")).ask(ranks.place, "now")
 
-    assert [step.number for step in rank.steps] == list(range(1, 31))
+    assert "wants a token: set OTEL_DDP_WEB_CONFIG" in str(refused)
+    assert isinstance(admitted, dict)
+    assert len(admitted["processes"]) == 1
     ranks.leave()
 
 
-def test_a_look_that_comes_after_the_end_opens_nothing(eight: Ranks) -> None:
-    watch = eight.watch()
-    assert watch.look().runs
-    watch.close()
+def test_a_real_agent_answers(node: Node) -> None:
+    code = "import otel_ddp; run = otel_ddp.init(run='r'); run.log({'loss': 1.0}); input()"
+    training = node.python(code, OTEL_DDP_AGENT="auto")
+    node.agent()
 
-    # The fixture of every test finds what it leaves open.
-    assert watch.look().runs == ()
+    def shown() -> str:
+        return node.run("from otel_ddp.cli import main; main(['top', '--once'])")
+
+    found = until(lambda: "loss 1" in (text := shown()) and text, "the value")
+
+    assert "1 of 1 ranks" in found.splitlines()[0]
+    training.communicate("\n")
 
 
 # -- one picture
@@ -365,10 +417,12 @@ def test_keys_sort_group_filter_and_show_a_rank_and_help(eight: Ranks) -> None:
         await pilot.press("slash", *"rank=3", "enter")
         assert ranks_shown(app) == "3"
         await pilot.press("d")
-        await pilot.pause()
+        await looked(app, pilot)
+        await looked(app, pilot)
         shown = screen(app, "reading")
         assert shown[0] == "rank 3"
         assert f"! {LATE}" in shown
+        assert app._view.chosen[0].name == "loss"
         assert any(each.split() == ["median", "45", "ms"] for each in shown)
         # Keys of the screen below do nothing here.
         await pilot.press("s", "escape", "escape", "h")
@@ -394,8 +448,8 @@ def test_a_key_of_another_program_that_kills_does_nothing_here(eight: Ranks) -> 
     drive(eight, act)
 
 
-def test_a_pause_keeps_the_picture_until_it_is_over(node: Node) -> None:
-    ranks = Ranks(node, node.root / "pause", ranks=1)
+def test_a_pause_keeps_the_picture_until_it_is_over(make: Make) -> None:
+    ranks = make(ranks=1)
     ranks.tell("step 3")
 
     async def act(app: TopApp, pilot: Pilot[None]) -> None:
@@ -417,9 +471,9 @@ def test_a_pause_keeps_the_picture_until_it_is_over(node: Node) -> None:
 
 
 def test_two_hundred_ranks_scroll_and_a_small_terminal_still_shows_the_one_that_is_chosen(
-    node: Node,
+    make: Make,
 ) -> None:
-    ranks = Ranks(node, node.root / "many", ranks=200, bytes=128 * 1024)
+    ranks = make(ranks=200, bytes=128 * 1024)
     ranks.tell("step 2")
 
     async def act(app: TopApp, pilot: Pilot[None]) -> None:
@@ -444,9 +498,9 @@ def test_two_hundred_ranks_scroll_and_a_small_terminal_still_shows_the_one_that_
     ranks.leave()
 
 
-def test_a_place_that_vanishes_is_said_and_found_again(node: Node) -> None:
-    place = node.root / "vanishes"
-    ranks = Ranks(node, place, ranks=1)
+def test_a_place_that_vanishes_is_said_and_found_again(make: Make) -> None:
+    ranks = make(ranks=1)
+    place = ranks.place.directory
     ranks.tell("step 3")
 
     async def driven() -> None:

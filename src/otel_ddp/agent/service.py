@@ -352,6 +352,7 @@ class Agent:
             disk_hangs=self.histories.hang,
             live=self.status,
             ask_stacks=self._ask_stacks,
+            recent=self.journals.recent,
             postmortem_folders=[postmortem.directory(self.conf.postmortem_directory)],
         )
 

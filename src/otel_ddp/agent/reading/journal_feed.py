@@ -13,7 +13,7 @@ from otel_ddp.agent.reading.finished_workers import ended_by_parent
 from otel_ddp.agent.reading.logged_values import LoggedValues
 from otel_ddp.agent.reading.process_series import ProcessSeries
 from otel_ddp.agent.reading.run_description import Devices, RunDescription, no_devices
-from otel_ddp.agent.reading.steps import Step, StepStream
+from otel_ddp.agent.reading.steps import RecentSteps, Step, StepStream
 from otel_ddp.agent.reading.summary import Summaries
 from otel_ddp.errors import containment
 from otel_ddp.journal.layout import ARTIFACT, END, EVENT
@@ -112,6 +112,7 @@ class JournalFeed:
         self._known_identities = -1
         self._values = LoggedValues(reader, ledger, summaries or Summaries())
         self._series = ProcessSeries(reader, ledger)
+        self.recent = RecentSteps()
         self._steps = StepStream(reader.created_ns)
         self._device_steps = StepStream(reader.created_ns)
         self._overruns = _Overruns(reader)
@@ -237,6 +238,7 @@ class JournalFeed:
             return
         steps = self._steps.feed(record)
         self.new.steps.extend(steps)
+        self.recent.feed(steps)
         if self._is_sent:
             for step, span in self.documents.add_steps(steps, self.labels, record.position):
                 self._series.exemplify(step, span)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import JournalFeed, journal_alone_shows
 from otel_ddp.agent.reading.node_names import NodeNames
 from otel_ddp.agent.reading.node_status import with_texts
@@ -372,6 +373,22 @@ class Journals:
     def describe(self) -> list[ProcessState]:
         """Every process."""
         return table(self.describe_ended(), (each.describe() for each in list(self.feeds())))
+
+    @containment.contained(default={})
+    def recent(self, name: str, most: int, with_values: bool) -> dict[str, Any]:
+        """The last steps, and values, of the process with this journal, if that is open.
+
+        The endpoint's threads call this.
+        """
+        for journal in list(self.feeds()):
+            if journal.reader.path.name == name:
+                values = summary.last_values(journal.reader) if with_values else {}
+                rows = [
+                    {"name": of, "split": split, **last._asdict()}
+                    for (of, split), last in values.items()
+                ]
+                return {**journal.recent.to_json(most), "values": rows}
+        return {}
 
     def describe_ended(self) -> list[ProcessState]:
         """The processes whose journals are deleted."""

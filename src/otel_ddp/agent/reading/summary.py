@@ -159,8 +159,8 @@ class SummaryOfJournal:
         return self._ledger.series(metric, labels, self._reader.created_ns, project)
 
 
-def described(reader: JournalReader) -> list[dict[str, Any]]:
-    """The summary of a process for people, with its last values; empty where none was kept."""
+def last_values(reader: JournalReader) -> dict[Key, Point]:
+    """The last value of each name and split."""
     last: dict[Key, Point] = {}
     for record in reader.latest():
         for number, value in record.values:
@@ -168,6 +168,12 @@ def described(reader: JournalReader) -> list[dict[str, Any]]:
                 known = last.get(name)
                 if known is None or record.time_ns >= known.time_ns:
                     last[name] = Point(value, record.step, record.time_ns)
+    return last
+
+
+def described(reader: JournalReader) -> list[dict[str, Any]]:
+    """The summary of a process for people, with its last values; empty where none was kept."""
+    last = last_values(reader)
     chosen = _directions(reader)
     return [
         {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from otel_ddp import files
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.agent.reading.recent_steps import RecentSteps
+from otel_ddp.agent.reading.steps import recent_steps
 from otel_ddp.cli.text import cell, integer
 from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.journal.layout import ASK_SUFFIX, PROFILE_SUFFIX
@@ -82,8 +82,7 @@ def _candidates(place: Place) -> Iterable[Candidate]:
         try:
             rank = reader.identity.get("global_rank")
             if isinstance(rank, int) and reader.writer_is_alive():
-                recent = RecentSteps(reader)
-                recent.poll()
+                recent = recent_steps(reader)
                 if not recent.steps and not path.with_suffix(ASK_SUFFIX).exists():
                     continue  # an evaluator, or a process that only logs
                 yield Candidate(

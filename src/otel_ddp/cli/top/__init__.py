@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.cli.text import print_answer
 from otel_ddp.cli.top import frame
+from otel_ddp.cli.top.agents import Agents
 from otel_ddp.cli.top.order import GROUPS, SORTS, Choice
-from otel_ddp.cli.top.watch import FindPlaces, Watch
+from otel_ddp.cli.top.watch import Find, Watch
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 
@@ -68,10 +69,10 @@ def run(options: argparse.Namespace) -> int:
     return app.return_code or 0
 
 
-def _finder(directory: str) -> FindPlaces:
-    def find() -> tuple[list[Place], str]:
-        _, places, missing = find_places(directory)
-        return places, missing
+def _finder(directory: str) -> Find:
+    def find() -> tuple[Agents, list[Place], str]:
+        conf, places, missing = find_places(directory)
+        return Agents(conf.web_config), places, missing
 
     return find
 
@@ -87,12 +88,8 @@ def _why_not_live() -> str:
     return ""
 
 
-def _print_once(find: FindPlaces, choice: Choice) -> int:
-    watch = Watch(find)
-    try:
-        view = watch.look()
-    finally:
-        watch.close()
+def _print_once(find: Find, choice: Choice) -> int:
+    view = Watch(find).look()
     width = max(20, shutil.get_terminal_size((_WIDTH, _HEIGHT)).columns)
     plain = is_plain()
     at = time.strftime("%H:%M:%S", time.localtime(view.now_ns / 1e9))

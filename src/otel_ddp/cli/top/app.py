@@ -9,7 +9,8 @@ from typing import ClassVar
 from rich.segment import Segment
 from rich.style import Style
 from textual import work
-from textual.app import App, ComposeResult
+from textual.app import App as TextualApp
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import Region, Size
@@ -20,10 +21,9 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from otel_ddp.cli.top import frame
-from otel_ddp.cli.top.details import details
 from otel_ddp.cli.top.frame import Line, Part
 from otel_ddp.cli.top.order import GROUPS, SORTS, Choice
-from otel_ddp.cli.top.watch import RankView, View, Watch
+from otel_ddp.cli.top.watch import View, Watch
 from otel_ddp.errors import ConfigError
 
 # The terminal's own colours, which fit its background, light or dark. No colour stands alone: a
@@ -156,7 +156,7 @@ class Looked(Message):
         self.trouble = trouble
 
 
-class TopApp(App[None]):
+class TopApp(TextualApp[None]):
     """One look a second, in a thread, so that keys are heard meanwhile."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -195,7 +195,8 @@ class TopApp(App[None]):
         self.choice = choice
         self._interval_s = interval_s
         self._plain = plain
-        self._view = View(time.time_ns(), 0, (), (), (), ())
+        self._view = View(time.time_ns())
+        self._chosen = ""
         self._trouble = ""
         self._looking = False
         self.paused = False
@@ -216,9 +217,6 @@ class TopApp(App[None]):
         self._body.focus()
         self.set_interval(self._interval_s, self._look_unless_paused)
         self.look()
-
-    def on_unmount(self) -> None:
-        self._watch_node.close()
 
     def on_resize(self) -> None:
         self._draw()
@@ -243,7 +241,7 @@ class TopApp(App[None]):
     def _look(self) -> None:
         # A place that vanishes is said, and looked for again.
         try:
-            looked = Looked(self._watch_node.look(), "")
+            looked = Looked(self._watch_node.look(self._chosen), "")
         except (ConfigError, OSError) as error:
             looked = Looked(self._view._replace(now_ns=time.time_ns()), str(error))
         self.post_message(looked)
@@ -329,18 +327,13 @@ class TopApp(App[None]):
 
     def action_details(self) -> None:
         if chosen := self._body.chosen:
+            # The next look brings its values.
+            self._chosen, self._view = chosen, self._view._replace(chosen=())
             self.push_screen(_Reading(lambda width: self._details(chosen, width)))
+            self.look()
 
     def _details(self, key: str, width: int) -> list[Line]:
-        for run in self._view.runs:
-            for rank in run.ranks:
-                if rank.key == key:
-                    return self._lines_of(rank, width)
-        return [Line((Part("this rank is not shown any more", "dim"),))]
-
-    def _lines_of(self, rank: RankView, width: int) -> list[Line]:
-        values = self._watch_node.values_of(rank)
-        return details(self._view, rank, values, width, plain=self._plain)
+        return frame.details(self._view, key, width, plain=self._plain)
 
 
 def _next(words: tuple[str, ...], word: str) -> str:

@@ -1,4 +1,4 @@
-"""Lays out what a look has found in lines of a given width; they are the same on every terminal."""
+"""Lays out what a look has found in lines of a given width, which are the same on any terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from otel_ddp.cli.gpus import gpu_row, gpu_user
 from otel_ddp.cli.status import ago
-from otel_ddp.cli.text import cell, integer
+from otel_ddp.cli.text import cell
 from otel_ddp.cli.top.order import Choice, Section, sections
-from otel_ddp.cli.top.sparkline import sparkline
 from otel_ddp.cli.top.watch import RankView, Value, View
 
 _MOST_VALUES = 8
@@ -60,11 +59,12 @@ _COLUMNS = (
 
 def title(view: View, width: int, at: str) -> Line:
     """Where this is, how much there is, and when."""
-    ranks = [rank for run in view.runs for rank in run.ranks]
+    ranks = view.ranks
     alive = sum(not each.over for each in ranks)
     agent = "no agent" if not view.agents else f"{view.agents} agents" if view.agents > 1 else ""
-    nodes = view.nodes[0] if len(view.nodes) == 1 else f"{len(view.nodes)} nodes"
-    parts = ("otel-ddp top", nodes if view.nodes else "", f"{alive} of {len(ranks)} ranks", agent)
+    names = sorted({each.text("node", "?") for each in ranks})
+    nodes = f"{len(names)} nodes" if len(names) > 1 else "".join(names)
+    parts = ("otel-ddp top", nodes, f"{alive} of {len(ranks)} ranks", agent)
     text = "  ".join(filter(None, parts))
     room = width - cells(text) - len(at)
     return _cut([Part(f"{text}{' ' * room}{at}" if room > 1 else text, "title")], width)
@@ -138,7 +138,7 @@ def _rank_line(
     last: int,
     plain: bool,
 ) -> Line:
-    since_ns = integer(rank.described.get("phase_since_ns"))
+    for_s = max(0, now_ns - rank.process.phase_since_ns) / 1e9
     phase = rank.text("state" if rank.over else "phase", "-")
     took_ns = rank.steps[-1].took_ns if rank.steps else None
     texts = {
@@ -147,7 +147,7 @@ def _rank_line(
         "NODE": rank.text("node", "?"),
         "PID": rank.text("pid", "?"),
         "PHASE": phase,
-        "FOR": "-" if since_ns is None or rank.over else ago(max(0, now_ns - since_ns) / 1e9),
+        "FOR": "-" if rank.over else ago(for_s),
         "STEP": rank.text("step", "-"),
         "STEP TIME": duration(took_ns),
         "WORK": duration(rank.work_ns),
@@ -274,3 +274,75 @@ def _start(text: str, width: int) -> str:
         taken += _cells_of(text[at])
         at += 1
     return text[:at]
+
+
+def sparkline(numbers: Sequence[float | None], most: float, *, plain: bool = False) -> str:
+    """A bar for each number, as a share of *most*; a blank for None."""
+    bars = "_.-=+*%#" if plain else "▁▂▃▄▅▆▇█"
+    top = len(bars) - 1
+    return "".join(
+        " " if each is None or most <= 0 else bars[min(top, max(0, round(each / most * top)))]
+        for each in numbers
+    )
+
+
+# -- one rank
+
+_FIELDS = (
+    *("group", "run", "job_type", "node", "host", "local_rank", "world_size", "pid", "launcher"),
+    *("state", "reason", "step", "phase", "journal"),
+)
+
+
+def details(view: View, key: str, width: int, *, plain: bool = False) -> list[Line]:
+    """All that is known of a rank. Lines may be longer than the width: the screen cuts them."""
+    found = next(((run, r) for run in view.runs for r in run.ranks if r.key == key), None)
+    if found is None:
+        return [_line("this rank is not shown any more", "dim")]
+    run, rank = found
+    lines = [_line(f"rank {rank.text('rank', '?')}", "title"), _line("")]
+    lines += [_line(sentence, verdict_style(sentence)) for sentence in run.verdicts]
+    lines += [_line(f"{name:<12} {text}") for name in _FIELDS if (text := rank.text(name))]
+    if not rank.over:
+        for_s = max(0, view.now_ns - rank.process.phase_since_ns) / 1e9
+        lines.append(_line(f"{'for':<12} {ago(for_s)}"))
+    if rank.steps:
+        lines += _steps(rank, width, plain)
+    if rank.gpus:
+        lines += [_line(""), _line("GPUs", "title")]
+        lines += [_line("  ".join(gpu_row(each, False)), "gpu") for each in rank.gpus]
+    if view.chosen:
+        lines += [_line(""), _line("last values", "title")]
+        widest = min(40, max(len(each.name) for each in view.chosen))
+        for each in view.chosen:
+            at = "" if each.step is None else f"  step {each.step}"
+            split = f"  {each.split}" if each.split else ""
+            lines.append(_line(f"{each.name:<{widest}}  {each.value:<12.6g}{split}{at}", "value"))
+    return lines
+
+
+def _steps(rank: RankView, width: int, plain: bool) -> Iterator[Line]:
+    works = [step.work_ns for step in rank.steps]
+    last, shown = rank.steps[-1], max(10, min(width - 2, len(works)))
+    yield _line("")
+    title = f"own time of the last {min(shown, len(works))} steps, without waits"
+    yield _line(title, "title")
+    yield _line(sparkline(works[-shown:], max(works), plain=plain), "bars")
+    for name, text in (
+        ("shortest", duration(min(works))),
+        ("median", duration(rank.work_ns)),
+        ("longest", duration(max(works))),
+        ("step time", f"{duration(last.took_ns)}, the last one"),
+    ):
+        yield _line(f"{name:<12} {text}")
+    if rank.phases_ns:
+        yield _line("")
+        yield _line(f"step {last.number}, by phase", "title")
+    for word, span_ns in rank.phases_ns.items():
+        share = span_ns / last.took_ns
+        bar = ("#" if plain else "█") * round(share * 30)
+        yield _line(f"{word:<12} {duration(span_ns):>8} {share:>4.0%} {bar}")
+
+
+def _line(text: str, style: str = "") -> Line:
+    return Line((Part(text, style),))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from otel_ddp.cli.text import integer
 from otel_ddp.cli.top.watch import RankView, RunView, View
 
 SORTS = ("rank", "work", "phase for", "step", "state")
@@ -36,7 +35,7 @@ def sections(view: View, choice: Choice) -> list[Section]:
     kept = [(run, rank) for run in view.runs for rank in run.ranks if _matches(run, rank, choice)]
     if choice.group == "run":
         return [
-            Section(_title(run), run, _sorted(ranks, choice, view.now_ns), _most_ns(run.ranks))
+            Section(_title(run), run, _sorted(ranks, choice), _most_ns(run.ranks))
             for run in view.runs
             if (ranks := [rank for each, rank in kept if each is run])
         ]
@@ -47,7 +46,7 @@ def sections(view: View, choice: Choice) -> list[Section]:
     for name in names:
         ranks = [rank for _, rank in kept if not name or rank.text("node", "?") == name]
         title = f"node {name}" if name else ""
-        found.append(Section(title, None, _sorted(ranks, choice, view.now_ns), _most_ns(ranks)))
+        found.append(Section(title, None, _sorted(ranks, choice), _most_ns(ranks)))
     return found
 
 
@@ -57,21 +56,19 @@ def _title(run: RunView) -> str:
 
 def _matches(run: RunView, rank: RankView, choice: Choice) -> bool:
     words = choice.filter.lower().split()
-    texts = [run.name, run.group, *(f"rank {rank.rank}", f"rank={rank.rank}")]
+    texts = [run.name, run.group, f"rank {rank.rank}", f"rank={rank.rank}"]
     texts += [rank.text(name) for name in ("node", "job_type", "state", "phase", "host")]
     return all(any(word in text.lower() for text in texts) for word in words)
 
 
-def _sorted(ranks: Sequence[RankView], choice: Choice, now_ns: int) -> tuple[RankView, ...]:
+def _sorted(ranks: Sequence[RankView], choice: Choice) -> tuple[RankView, ...]:
     by_rank = sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0, each.key))
     if choice.sort == "work":
         by_rank.sort(key=lambda each: -(each.work_ns or 0.0))
     elif choice.sort == "phase for":
-        by_rank.sort(
-            key=lambda each: (each.over, integer(each.described.get("phase_since_ns")) or now_ns)
-        )
+        by_rank.sort(key=lambda each: (each.over, each.process.phase_since_ns))
     elif choice.sort == "step":
-        by_rank.sort(key=lambda each: integer(each.described.get("step")) or 0)
+        by_rank.sort(key=lambda each: each.process.step or 0)
     elif choice.sort == "state":
         by_rank.sort(key=lambda each: (not each.named, each.text("state")))
     return tuple(by_rank)

@@ -1,28 +1,27 @@
-"""Looks at a node again and again for `otel-ddp top`: the status, and each rank's own work."""
+"""Looks at a node again and again for `otel-ddp top`: it asks its agents, and reads no journal."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.agent.reading.recent_steps import RecentSteps, StepWork
-from otel_ddp.agent.reading.steps import Step
+from otel_ddp.agent.reading.steps import StepWork
 from otel_ddp.cli.gpus import gpu_labels
-from otel_ddp.cli.text import cell, integer, mappings, marked
+from otel_ddp.cli.text import cell, integer, mappings, marked, number
+from otel_ddp.cli.top.agents import Agents
 from otel_ddp.journal.place import Place
-from otel_ddp.journal.reader import JournalReader, Scalars, Unreadable
-from otel_ddp.words import ENDED_STATES, HARMLESS_VERDICTS
+from otel_ddp.journal.process_state import ProcessState
+from otel_ddp.words import HARMLESS_VERDICTS
 
-# Of processes that have ended and that no file names any more.
+# Of processes that have ended and that no agent tells of any more.
 _MOST_REMEMBERED = 500
-# The state of a process that no file names any more, and whose end none has told.
+# The state of a process that no agent tells of any more, and whose end none has told.
 _ENDED = "ended"
-_RunKey = tuple[str, str]
-# The places, and a sentence where one is missing.
-FindPlaces = Callable[[], tuple[list[Place], str]]
+STEPS = 120
+# Those that know who asks; and the places, with a sentence where one is missing.
+Find = Callable[[], tuple[Agents, list[Place], str]]
 
 
 class Value(NamedTuple):
@@ -37,29 +36,31 @@ class Value(NamedTuple):
 class RankView(NamedTuple):
     """One process, as it is shown."""
 
-    key: str
-    """The same at each look."""
-    described: Mapping[str, Any]
-    """As in `otel-ddp status --json`."""
-    steps: tuple[StepWork, ...]
-    work_ns: float | None
+    process: ProcessState
+    steps: tuple[StepWork, ...] = ()
+    work_ns: float | None = None
     """Its own time in a step: the median of the last ones."""
-    last_step: Step | None
-    gpus: tuple[Mapping[str, Any], ...]
-    named: bool
+    phases_ns: Mapping[str, int] = {}
+    """Its last step, the longest phase first."""
+    gpus: tuple[Mapping[str, Any], ...] = ()
+    named: bool = False
     """An open verdict is about it."""
 
     @property
+    def key(self) -> str:
+        return self.process.key
+
+    @property
     def rank(self) -> int | None:
-        return integer(self.described.get("rank"))
+        return self.process.rank
 
     @property
     def over(self) -> bool:
-        return _is_over(self.described)
+        return self.process.ended or self.process.state == _ENDED
 
     def text(self, name: str, otherwise: str = "") -> str:
-        """One of the words of its description, printable."""
-        return cell(self.described.get(name), otherwise)
+        """One of the words of its state, printable."""
+        return cell(getattr(self.process, name), otherwise)
 
 
 class RunView(NamedTuple):
@@ -68,207 +69,159 @@ class RunView(NamedTuple):
     group: str
     name: str
     ranks: tuple[RankView, ...]
-    verdicts: tuple[str, ...]
-    values: tuple[Value, ...]
+    verdicts: tuple[str, ...] = ()
+    values: tuple[Value, ...] = ()
+    """Those of its first rank."""
 
 
 class View(NamedTuple):
     """All that one look has found."""
 
     now_ns: int
-    agents: int
-    nodes: tuple[str, ...]
-    runs: tuple[RunView, ...]
-    free_gpus: tuple[Mapping[str, Any], ...]
-    notes: tuple[str, ...]
+    agents: int = 0
+    runs: tuple[RunView, ...] = ()
+    free_gpus: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    chosen: tuple[Value, ...] = ()
+    """The values of the rank that was chosen for details."""
 
-
-class _Journal:
-    """One journal that stays open, for its steps and values, until its file is deleted."""
-
-    def __init__(self, reader: JournalReader) -> None:
-        self._reader = reader
-        self._last_values: tuple[Value, ...] = ()
-        self.recent = RecentSteps(reader)
-
-    def values(self) -> tuple[Value, ...]:
-        return self._last_values or self._read_values()
-
-    def close(self) -> None:
-        """What was read by now stays known."""
-        self.recent.poll()
-        self._last_values = self._read_values() or self._last_values
-        self._reader.close()
-
-    def _read_values(self) -> tuple[Value, ...]:
-        newest: dict[int, tuple[float, Scalars]] = {}
-        for record in self._reader.latest():
-            newest.update({number: (value, record) for number, value in record.values})
-        names = self._reader.names
-        return tuple(
-            Value(cell(names[number].text), cell(names[number].split), value, record.step)
-            for number, (value, record) in newest.items()
-            if number in names
-        )
+    @property
+    def ranks(self) -> list[RankView]:
+        return [rank for run in self.runs for rank in run.ranks]
 
 
 class Watch:
-    """Keeps journals open between two looks. It only reads, and waits for no process."""
+    """Remembers, between two looks, what no agent tells any more."""
 
-    def __init__(self, find: FindPlaces) -> None:
+    def __init__(self, find: Find) -> None:
         self._find = find
-        self._journals: dict[str, _Journal] = {}
-        self._gone: dict[str, Mapping[str, Any]] = {}
-        # The processes of the last look.
-        self._known: dict[str, Mapping[str, Any]] = {}
-        # The live picture looks in a thread, and asks for the values of a rank in another.
-        self._lock = threading.Lock()
-        self._closed = False
+        self._known: dict[str, RankView] = {}
+        self._places: dict[str, Place] = {}
+        self._values: dict[str, tuple[Value, ...]] = {}
 
-    def look(self, now_ns: int | None = None) -> View:
-        """What is there now. Only a place that was named and is not readable raises."""
-        with self._lock:
-            return self._look(now_ns)
+    def look(self, chosen: str = "") -> View:
+        """What is there now. Only a place that was named and is not readable raises.
 
-    def _look(self, now_ns: int | None) -> View:
-        now_ns = time.time_ns() if now_ns is None else now_ns
-        if self._closed:
-            return View(now_ns, 0, (), (), (), ())
-        places, missing = self._find()
-        found = survey(places, now_ns).to_json()
-        described = {_key(each): each for each in mappings(found["processes"])}
-        self._remember(described)
-        self._follow(places)
-        agents = [each for each in mappings(found["agents"]) if each.get("alive")]
-        gpus = [gpu for agent in agents for gpu in mappings(agent.get("gpus"))]
-        verdicts = mappings(found["verdicts"])
-        runs: dict[_RunKey, list[RankView]] = {}
-        for key, each in {**self._gone, **described}.items():
-            view = self._rank(key, each, gpus, verdicts)
-            runs.setdefault(_run(each), []).append(view)
-        used = {id(gpu) for ranks in runs.values() for rank in ranks for gpu in rank.gpus}
-        notes = [missing, *found["unreadable"], *(cell(each.get("remark")) for each in agents)]
+        *chosen*: the key of the rank whose values are wanted.
+        """
+        agents, places, missing = self._find()
+        found: list[tuple[Place, Mapping[str, Any]]] = []
+        notes = [missing]
+        for place in places:
+            answer = agents.ask(place, "now", steps=str(STEPS))
+            if isinstance(answer, str):
+                notes.append(answer)
+                continue
+            found.append((place, answer))
+            told = answer.get("unreadable")
+            notes += [cell(answer.get("hidden")), cell(answer.get("remark"))]
+            notes += [cell(each) for each in told] if isinstance(told, list) else []
+        verdicts = [v for _, answer in found for v in mappings(answer.get("verdicts"))]
+        gpus = [gpu for _, answer in found for gpu in mappings(answer.get("gpus"))]
+        if found:
+            self._update(found, gpus, verdicts)
+        now_ns = time.time_ns()
+        used = {id(gpu) for view in self._known.values() for gpu in view.gpus}
         return View(
             now_ns,
-            len(agents),
-            tuple(sorted({cell(each.get("node"), "?") for each in described.values()})),
-            tuple(
-                RunView(*run, tuple(ranks), _sentences(verdicts, run, now_ns), self._values(ranks))
-                # Living runs first; within these the order in which they started.
-                for run, ranks in sorted(runs.items(), key=lambda item: _order(item[1]))
-            ),
+            len(found),
+            tuple(self._runs(agents, verdicts, now_ns)),
             tuple(gpu for gpu in gpus if id(gpu) not in used),
             tuple(filter(None, notes)),
+            self._values_of(agents, self._known.get(chosen)),
         )
 
-    def values_of(self, rank: RankView) -> tuple[Value, ...]:
-        """The last values that this rank has logged."""
-        with self._lock:
-            return self._values_of(rank)
+    def _runs(
+        self, agents: Agents, verdicts: Collection[Mapping[str, Any]], now_ns: int
+    ) -> Iterator[RunView]:
+        """Living runs first; within these in the order in which they started."""
+        runs: dict[tuple[str, str], list[RankView]] = {}
+        for view in self._known.values():
+            runs.setdefault(view.process.of_run, []).append(view)
+        for run, ranks in sorted(runs.items(), key=lambda item: _order(item[1])):
+            group, name = map(cell, run)
+            sentences = tuple(marked(v, now_ns) for v in verdicts if _run(v.get("who")) == run)
+            values = self._values_of(agents, _first(ranks))
+            yield RunView(group, name or "?", tuple(ranks), sentences, values)
 
-    def _values_of(self, rank: RankView) -> tuple[Value, ...]:
-        journal = self._journals.get(rank.text("journal"))
-        return () if journal is None else journal.values()
-
-    def close(self) -> None:
-        """Close all journals, and open none any more: a look may be under way."""
-        with self._lock:
-            self._closed = True
-            for each in self._journals.values():
-                each.close()
-            self._journals.clear()
-
-    def _remember(self, described: Mapping[str, Mapping[str, Any]]) -> None:
-        """A process that no file names any more stays shown, as ended."""
-        for key, each in self._known.items():
-            if key not in described:
-                self._gone[key] = each if _is_over(each) else {**each, "state": _ENDED}
-        for key in described.keys() & self._gone.keys():
-            del self._gone[key]
-        while len(self._gone) > _MOST_REMEMBERED:
-            del self._gone[next(iter(self._gone))]
-        self._known = dict(described)
-
-    def _follow(self, places: Iterable[Place]) -> None:
-        paths = {path.name: path for place in places for path in place.journals()}
-        shown = {
-            cell(each.get("journal")) for each in (*self._known.values(), *self._gone.values())
-        }
-        for name in self._journals.keys() - paths.keys():
-            self._journals[name].close()
-            if name not in shown:
-                del self._journals[name]
-        for name, path in paths.items():
-            if name not in self._journals:
-                try:
-                    self._journals[name] = _Journal(JournalReader(path))
-                except Unreadable:
-                    continue  # the survey says why
-            self._journals[name].recent.poll()
-
-    def _rank(
+    def _update(
         self,
-        key: str,
-        described: Mapping[str, Any],
-        gpus: Iterable[Mapping[str, Any]],
-        verdicts: Iterable[Mapping[str, Any]],
-    ) -> RankView:
-        journal = self._journals.get(cell(described.get("journal")))
-        recent = None if journal is None else journal.recent
-        return RankView(
-            key,
-            described,
-            () if recent is None else tuple(recent.steps),
-            None if recent is None else recent.work_ns(),
-            None if recent is None else recent.last,
-            tuple(gpu for gpu in gpus if _is_of(gpu_labels(gpu), described)),
-            any(
-                _is_of(each.get("who"), described)
-                for each in verdicts
-                if each.get("kind") not in HARMLESS_VERDICTS
-            ),
-        )
+        found: Iterable[tuple[Place, Mapping[str, Any]]],
+        gpus: Collection[Mapping[str, Any]],
+        verdicts: Collection[Mapping[str, Any]],
+    ) -> None:
+        """A process that no agent tells any more stays shown, as ended."""
+        told: dict[str, RankView] = {}
+        for place, answer in found:
+            for each in mappings(answer.get("processes")):
+                if (process := ProcessState.from_json(each)) is not None:
+                    before = self._known.get(process.key)
+                    told[process.key] = _view(process, each, before, gpus, verdicts)
+                    self._places[process.key] = place
+        gone = {
+            key: each if each.over else each._replace(process=replace(each.process, state=_ENDED))
+            for key, each in self._known.items()
+            if key not in told
+        }
+        for key in list(gone)[:-_MOST_REMEMBERED]:
+            del gone[key]
+        self._known = {**gone, **told}
 
-    def _values(self, ranks: Iterable[RankView]) -> tuple[Value, ...]:
-        """Those of the first rank that logs any."""
-        for each in sorted(ranks, key=lambda one: (one.over, one.rank is None, one.rank or 0)):
-            if found := self._values_of(each):
-                return found
-        return ()
+    def _values_of(self, agents: Agents, view: RankView | None) -> tuple[Value, ...]:
+        """What it has logged last; what is known of it once its journal is gone."""
+        if view is None or view.key not in self._places:
+            return ()
+        answer = agents.ask(self._places[view.key], "process", journal=view.process.journal)
+        told = [] if isinstance(answer, str) else mappings(answer.get("values"))
+        if values := tuple(map(_value, told)):
+            self._values[view.key] = values
+        return self._values.get(view.key, ())
 
 
-def _is_over(described: Mapping[str, Any]) -> bool:
-    return described.get("state") in (*ENDED_STATES, _ENDED)
+def _view(
+    process: ProcessState,
+    told: Mapping[str, Any],
+    before: RankView | None,
+    gpus: Iterable[Mapping[str, Any]],
+    verdicts: Iterable[Mapping[str, Any]],
+) -> RankView:
+    seen = before or RankView(process)
+    if steps := told.get("steps"):
+        phases = told["phases_ns"]
+        seen = RankView(process, tuple(StepWork(*each) for each in steps), told["work_ns"], phases)
+    return seen._replace(
+        process=process,
+        gpus=tuple(gpu for gpu in gpus if _is_of(gpu_labels(gpu), process)),
+        named=any(
+            _is_of(each.get("who"), process)
+            for each in verdicts
+            if each.get("kind") not in HARMLESS_VERDICTS
+        ),
+    )
+
+
+def _value(told: Mapping[str, Any]) -> Value:
+    value = number(told.get("value"))
+    shown = float("nan") if value is None else value
+    return Value(cell(told.get("name")), cell(told.get("split")), shown, integer(told.get("step")))
+
+
+def _first(ranks: Iterable[RankView]) -> RankView:
+    """Rank 0, which logs; the living before others."""
+    return min(ranks, key=lambda each: (each.over, each.rank is None, each.rank or 0))
 
 
 def _order(ranks: Collection[RankView]) -> tuple[bool, int]:
-    started_ns = [integer(each.described.get("started_ns")) or 0 for each in ranks]
-    return all(each.over for each in ranks), min(started_ns)
+    return all(each.over for each in ranks), min(each.process.started_ns for each in ranks)
 
 
-def _key(described: Mapping[str, Any]) -> str:
-    return cell(described.get("journal")) or repr(
-        [described.get(name) for name in ("run", "group", "rank", "pid", "started_ns")]
-    )
+def _run(labels: Any) -> tuple[str, str]:
+    found = labels if isinstance(labels, Mapping) else {}
+    return str(found.get("group") or ""), str(found.get("run") or "")
 
 
-def _run(labels: Mapping[str, Any]) -> _RunKey:
-    return cell(labels.get("group")), cell(labels.get("run"), "?")
-
-
-def _sentences(verdicts: Iterable[Mapping[str, Any]], run: _RunKey, now_ns: int) -> tuple[str, ...]:
-    return tuple(
-        marked(each, now_ns)
-        for each in verdicts
-        if isinstance(who := each.get("who"), Mapping) and _run(who) == run
-    )
-
-
-def _is_of(labels: Any, described: Mapping[str, Any]) -> bool:
+def _is_of(labels: Any, process: ProcessState) -> bool:
     """Whether labels with a rank are those of this process."""
-    if not isinstance(labels, Mapping) or not cell(labels.get("rank")):
+    if not isinstance(labels, Mapping) or labels.get("rank") is None:
         return False
-    return (*_run(labels), cell(labels.get("rank"))) == (
-        *_run(described),
-        cell(described.get("rank")),
-    )
+    return (*_run(labels), str(labels["rank"])) == (*process.of_run, str(process.rank))

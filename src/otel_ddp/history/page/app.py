@@ -32,7 +32,7 @@ from otel_ddp.history.reader import Unreadable
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
 # Asked of the agent alone; all else lies on the disk of the histories.
-_WITHOUT_DISK = ("now", "stacks")
+_WITHOUT_DISK = ("now", "process", "stacks")
 _PACKED_FROM = 4096
 _LOOK_EVERY_S = 0.25
 HIDDEN = (
@@ -45,6 +45,10 @@ Live = Callable[[], Mapping[str, Any]]
 """What an agent knows at this moment: as `otel-ddp status --json` describes it."""
 AskStacks = Callable[[str, str, str], list[dict[str, Any]]]
 """Group, run and rank (empty: all ranks); each process with its threads and their frames."""
+Recent = Callable[[str, int, bool], Mapping[str, Any]]
+"""A process, by its journal: so many of its last steps, and its last values if they are wanted."""
+_MOST_STEPS = 128
+_OF_NODE = ("remark", "gpus", "unreadable")
 
 
 class App:
@@ -58,6 +62,7 @@ class App:
         disk_hangs: Callable[[], bool] | None = None,
         live: Live | None = None,
         ask_stacks: AskStacks | None = None,
+        recent: Recent | None = None,
         postmortem_folders: Sequence[Path] = (),
         profile_folder: Path | None = None,
     ) -> None:
@@ -71,6 +76,7 @@ class App:
         self._disk_hangs = disk_hangs
         self._live = live
         self._ask_stacks = ask_stacks
+        self._recent = recent
         self._own_folders = [*postmortem_folders, *([folder] if ours else [])]
         self._named_folders = [] if ours else [folder]
         self._profiles = profile_folder or profiles.directory()
@@ -148,6 +154,8 @@ class App:
             return as_json(200, self._list(question, *self._runs.rows()))
         if path == "now":
             return as_json(200, self._now(question))
+        if path == "process":
+            return as_json(200, self._process(question))
         name, as_table = path.removesuffix(".csv"), path.endswith(".csv")
         if name in answers.PRIVATE:
             self._check_private(question)
@@ -207,17 +215,30 @@ class App:
 
     def _now(self, question: Question) -> dict[str, Any]:
         live, private = self._ask_live(), question.is_private()
-        return {
+        processes = head.processes(live, private)
+        steps = question.whole("steps", 0, 0, _MOST_STEPS)
+        if private and steps and self._recent is not None:
+            processes = [{**e, **self._recent(e["journal"], steps, False)} for e in processes]
+        found = {
             "now_ns": time.time_ns(),
             "agent": live is not None,
             "hidden": "" if private else HIDDEN,
             "node": str(mapping(live).get("node") or ""),
             "version": str(mapping(live).get("version") or ""),
-            "processes": head.processes(live, private),
+            "processes": processes,
             "verdicts": head.verdicts(listed(mapping(live).get("verdicts")), private),
-            "remark": str(mapping(live).get("remark") or "") if private else "",
+            "remark": "",
             "stacks": private and self._ask_stacks is not None,
         }
+        if private:
+            found |= {key: live[key] for key in _OF_NODE if live and key in live}
+        return found
+
+    def _process(self, question: Question) -> Mapping[str, Any]:
+        self._check_private(question)
+        if self._recent is None:
+            raise Refused(404, "no agent runs here")
+        return self._recent(question.text("journal"), _MOST_STEPS, True)
 
     def _stacks(self, question: Question) -> Answer:
         if question.method != "POST":

@@ -25,7 +25,16 @@ _PUBLIC_RANK = (
     *("step", "phase", "phase_since_ns", "started_ns", "seen_alive_ns"),
 )
 _PUBLIC_VERDICT = ("kind", "who", "phase", "step", "since_step", "since_ns", "until_ns")
-_PRIVATE_RANK = (*_PUBLIC_RANK, "reason", "host", "launcher", "strategy", "lost", "settled")
+_PRIVATE_RANK = (
+    *_PUBLIC_RANK,
+    "reason",
+    "host",
+    "launcher",
+    "strategy",
+    "lost",
+    "settled",
+    "journal",
+)
 _PRIVATE_VERDICT = (*_PUBLIC_VERDICT, "sentence", "board", "evidence")
 
 
