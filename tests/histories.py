@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_ddp.history.directory import file_name
-from otel_ddp.history.run_file import Row, RunFile, SeriesKey
-from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.history.run_file import Row, RunFile
+from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
 from otel_ddp.words import PHASES
 
 S = 10**9

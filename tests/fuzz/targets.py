@@ -30,15 +30,13 @@ from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.families import LedgerCollector
 from otel_ddp.agent.verdicts.exit_causes import ExitCauses
 from otel_ddp.agent.verdicts.judge import Judge
-from otel_ddp.history import card, profiles
-from otel_ddp.history.compare import render, sources
-from otel_ddp.history.compare.comparison import compare
-from otel_ddp.history.find_run import NotFound, find_run
+from otel_ddp.history import card, profiles, report
+from otel_ddp.history.compare import render, result, side
+from otel_ddp.history.directory import NotFound, find_run
 from otel_ddp.history.page import saved
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import Unreadable as UnreadableHistory
-from otel_ddp.history.report import facts, run_card
-from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
+from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS
 from otel_ddp.journal import layout
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.reader import JournalReader, Unreadable
@@ -332,11 +330,11 @@ def _show(folder: Path) -> None:
         assert answer.status == 200 or path.endswith(run) or "&" in path, (path, answer)
         json.loads(answer.body) if "json" in answer.headers["Content-Type"] else None
     with contextlib.suppress(UnreadableHistory, NotFound), find_run("sweep/r", folder) as found:
-        report = facts.gather(found, profiles=profiles.of_run("sweep", "r", folder))
-        saved.page(found.histories, run_card.cost_words(report["cost"]))
-        list(card.lines(run_card.of_report(report)))
+        told = report.gather(found, profiles=profiles.of_run("sweep", "r", folder))
+        saved.page(found.histories, card.cost_words(told["cost"]))
+        list(card.lines(card.of_report(told)))
     with contextlib.suppress(UnreadableHistory, NotFound):
-        both = compare([sources.load("a", folder)], [sources.load("r", folder)])
+        both = result.compare(side.load("a", folder), side.load("r", folder))
         list(render.text(both, []))
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 from otel_ddp.history.compare.side import Side, Value
-from otel_ddp.history.group_steps import Cell
+from otel_ddp.history.whole_run import Cell
 from otel_ddp.words import PHASES
 
 # Seconds of a step of 20 ms.
@@ -57,12 +57,12 @@ def noisy_side(
         saves = step % 100 == 99
         phases_s["checkpoint"] = 0.2 if saves else 0.0
         took_s = sum(phases_s.values())
-        cells.append(Cell(step, 1.0, took_s, 64.0, not saves, phases_s, step * 10**8))
+        cells.append(Cell(step, 1.0, took_s, 64.0, not saves, phases_s))
     losses = [
         loss * (2 * math.exp(-step / 80) + 0.3) * (1 + 0.05 * chance.gauss(0, 1))
         for step in range(steps)
     ]
-    value = Value("loss", "train", "min", [*range(steps)], losses, losses[-1], min(losses), 0)
+    value = Value("loss", "train", "min", [*range(steps)], losses, losses[-1], min(losses))
     return Side(f"run-{seed}", {"ranks": "4"}, {}, cells, [value])
 
 

@@ -11,24 +11,29 @@ import pytest
 
 from histories import write_history
 from history.noisy_runs import noisy_side
-from otel_ddp.history.compare import blocks, limits, render, side, sources
-from otel_ddp.history.compare.blocks import holm, quantile, test_pairs, two_sided, without_pauses
-from otel_ddp.history.compare.comparison import Comparison
-from otel_ddp.history.compare.comparison import compare as compare_runs
-from otel_ddp.history.compare.row import Row
+from otel_ddp.history.compare import blocks, render, side
+from otel_ddp.history.compare.result import BadLimit, Comparison, Kept, check, limits
+from otel_ddp.history.compare.result import compare as compare_runs
+from otel_ddp.history.compare.rows import Row
 from otel_ddp.history.compare.side import Side
-from otel_ddp.history.find_run import NotFound, find_run
-
-# Its name begins as that of a test does.
-test_pairs.__test__ = False  # type: ignore[attr-defined]
+from otel_ddp.history.directory import NotFound, find_run
 
 
 def compare(before: Side, after: Side, warm_up: int | None = None) -> Comparison:
     return compare_runs([before], [after], warm_up)
 
 
+def checked(asked: str, found: Comparison) -> list[Kept]:
+    return check(limits(asked), found)
+
+
+def loaded(words: str, folder: Path) -> Side:
+    [only] = side.load(words, folder)
+    return only
+
+
 def row(found: Comparison, name: str) -> Row:
-    [only] = found.named(name)
+    [only] = [each for each in found.rows if each.name == name]
     return only
 
 
@@ -149,7 +154,7 @@ def test_a_change_that_is_certain_as_it_was_measured_is_told_as_that() -> None:
 
     told = {name: row(found, name).change or 0 for name in twice}
     assert told == pytest.approx(dict.fromkeys(twice, 1.0), abs=0.05)
-    [limit] = limits.check(limits.parse("backward:+50%"), found)
+    [limit] = checked("backward:+50%", found)
     assert limit.outcome == "exceeded"
 
 
@@ -171,14 +176,14 @@ def test_a_change_beside_the_others_says_so() -> None:
     assert told.interval is not None
 
     [line] = [each for each in render.text(found, []) if each.startswith("forward ")]
-    [json_row] = [each for each in render.to_json(found, [])["rows"] if each["name"] == "forward"]
+    [json_row] = [each for each in found.to_json()["rows"] if each["name"] == "forward"]
 
     assert f"{(told.change or 0) * 100:+.1f} %" in line
     assert line.endswith("worse, beside the others")
-    assert "forward: by how much its fast steps changed" in " ".join(render.notes(found))
+    assert "forward: by how much its fast steps changed" in " ".join(found.notes())
     assert json_row["beside_the_rest"] is True
     assert json_row["change"] == told.change
-    [limit] = limits.check(limits.parse(f"forward:+{(told.beside.change - 0.001) * 100}%"), found)
+    [limit] = checked(f"forward:+{(told.beside.change - 0.001) * 100}%", found)
     assert limit.outcome == "exceeded"
     assert " beside the other phases, the limit is" in limit.sentence
 
@@ -195,7 +200,7 @@ def wandering(seed: int, memory: float) -> list[float]:
 
 def test_steps_that_resemble_each_other_for_long_prove_less() -> None:
     pairs = [
-        blocks.test_values(wandering(seed, memory), wandering(seed + 1000, memory))
+        blocks.of_values(wandering(seed, memory), wandering(seed + 1000, memory))
         for seed in range(200)
         for memory in (0.8, 0.9)
     ]
@@ -238,13 +243,13 @@ def test_many_pauses_are_no_exceptions() -> None:
     often = [1.0, 1.01] * 50
     often[::10] = [3.0] * 10
 
-    assert without_pauses(often) == [*range(100)]
-    assert without_pauses([*often[1:10], 3.0, *[1.0] * 90]) == [*range(9), *range(10, 100)]
+    assert blocks.without_pauses(often) == [*range(100)]
+    assert blocks.without_pauses([*often[1:10], 3.0, *[1.0] * 90]) == [*range(9), *range(10, 100)]
 
 
 @pytest.mark.parametrize("size", [1e80, 1e160, 1e300])
 def test_values_beyond_all_bounds_are_not_told_to_differ_by_an_error(size: float) -> None:
-    found = blocks.test([size, -size] * 30, [-size, size] * 30)
+    found = blocks.of_steps([size, -size] * 30, [-size, size] * 30)
 
     assert found is not None
     assert found.p > 0.01
@@ -255,7 +260,7 @@ def test_a_few_steps_are_no_test() -> None:
 
     assert row(found, "step_time").untested == "too few steps"
     steps = [row for row in found.rows if not row.of_value]
-    assert render.conclusion(found._replace(rows=steps)) == "nothing could be tested"
+    assert found._replace(rows=steps).conclusion == "nothing could be tested"
 
 
 def test_a_run_without_steps_is_compared_all_the_same() -> None:
@@ -266,7 +271,9 @@ def test_a_run_without_steps_is_compared_all_the_same() -> None:
 
 def test_what_both_have_in_common_drops_out_of_values() -> None:
     common = [(-1) ** at * 10.0 for at in range(60)]
-    found = test_pairs(common, [each + 0.1 + 0.001 * (at % 7) for at, each in enumerate(common)])
+    found = blocks.of_pairs(
+        common, [each + 0.1 + 0.001 * (at % 7) for at, each in enumerate(common)]
+    )
 
     assert found is not None
     assert found.p < 0.01
@@ -274,14 +281,14 @@ def test_what_both_have_in_common_drops_out_of_values() -> None:
 
 
 def test_students_distribution_is_that_of_the_tables() -> None:
-    assert two_sided(2.228, 10) == pytest.approx(0.05, abs=1e-4)
-    assert two_sided(3.169, 10) == pytest.approx(0.01, abs=1e-4)
-    assert quantile(0.99, 30) == pytest.approx(2.750, abs=1e-3)
-    assert two_sided(0.0, 5) == 1.0
+    assert blocks.two_sided(2.228, 10) == pytest.approx(0.05, abs=1e-4)
+    assert blocks.two_sided(3.169, 10) == pytest.approx(0.01, abs=1e-4)
+    assert blocks.quantile(0.99, 30) == pytest.approx(2.750, abs=1e-3)
+    assert blocks.two_sided(0.0, 5) == pytest.approx(1.0)
 
 
 def test_several_tests_need_more_evidence_each() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert blocks.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
 # -- several runs on a side
@@ -303,14 +310,14 @@ def test_a_step_that_is_slower_in_all_phases_alike_may_be_another_machine() -> N
 
     assert row(little, "step_time").verdict == ""
     assert row(much, "step_time").verdict == "worse"
-    assert "One run on each side" in " ".join(render.notes(much))
+    assert "One run on each side" in " ".join(much.notes())
 
 
 def test_runs_that_differ_by_themselves_prove_nothing_by_one_of_them() -> None:
     several = compare_runs(runs(1, 3, 5, 7, 9, apart=0.1), runs(2, pace=1.1))
 
     assert row(several, "step_time").verdict == ""
-    assert "p: by whole runs" in " ".join(render.notes(several))
+    assert "p: by whole runs" in " ".join(several.notes())
     assert all(each.beside is None for each in several.rows)
 
 
@@ -318,7 +325,7 @@ def test_several_runs_find_what_is_more_than_they_differ() -> None:
     found = compare_runs(runs(1, 3, 5, 7, 9, apart=0.005), runs(2, 4, 6, pace=1.1, apart=0.005))
 
     assert row(found, "step_time").verdict == "worse"
-    assert "One run on each side" not in " ".join(render.notes(found))
+    assert "One run on each side" not in " ".join(found.notes())
     assert render.titles(found.before) == "run-1, run-3, run-5, run-7, run-9 (5 runs)"
     assert found.used[0].warm_up == 75
 
@@ -335,7 +342,7 @@ def test_three_runs_are_too_few() -> None:
 def test_a_limit_is_exceeded_where_the_difference_is_significant() -> None:
     found = compare(noisy_side(1), noisy_side(2, slower={"forward": 1.1}))
 
-    kept, exceeded = limits.check(limits.parse("step_time:+20%, forward:+5%"), found)
+    kept, exceeded = checked("step_time:+20%, forward:+5%", found)
 
     assert (kept.outcome, exceeded.outcome) == ("kept", "exceeded")
     assert exceeded.sentence.startswith("EXCEEDED: forward changed by +")
@@ -347,9 +354,7 @@ def test_beyond_a_limit_by_chance_is_said_and_passes() -> None:
     assert data.change is not None
     assert not data.significant
 
-    [result] = limits.check(
-        limits.parse(f"data:{'+' if data.change > 0 else '-'}{abs(data.change) * 50:.4f}%"), found
-    )
+    [result] = checked(f"data:{'+' if data.change > 0 else '-'}{abs(data.change) * 50:.4f}%", found)
 
     assert result.outcome == "uncertain"
     assert result.sentence.endswith("so this may be chance, or the pace of the machine")
@@ -365,15 +370,15 @@ def test_beyond_a_limit_by_chance_is_said_and_passes() -> None:
 def test_limits_are_shares_or_amounts_up_or_down(asked: str, outcome: str) -> None:
     found = compare(noisy_side(1), noisy_side(2, loss=1.2))
 
-    assert [each.outcome for each in limits.check(limits.parse(asked), found)] == [outcome]
+    assert [each.outcome for each in checked(asked, found)] == [outcome]
 
 
 @pytest.mark.parametrize("asked", ["loss", "loss:5%", ":+5%", "loss:+%", "loss:+5%x", "lr:+1%"])
 def test_a_limit_that_means_nothing_is_an_error(asked: str) -> None:
     found = compare(noisy_side(1), noisy_side(2))
 
-    with pytest.raises(limits.BadLimit):
-        limits.check(limits.parse(asked), found)
+    with pytest.raises(BadLimit):
+        checked(asked, found)
 
 
 # -- where runs come from
@@ -395,10 +400,8 @@ def test_the_steps_of_two_nodes_are_one_run(tmp_path: Path) -> None:
 def test_a_run_is_a_name_a_file_or_a_folder(tmp_path: Path) -> None:
     path = write_history(tmp_path, "r", group="g")
 
-    titles = {
-        sources.load(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))
-    }
-    both = sources.load_all("r, g/r", tmp_path)
+    titles = {loaded(words, tmp_path).title for words in ("r", "g/r", str(path), str(tmp_path))}
+    both = side.load("r, g/r", tmp_path)
 
     assert titles == {"g/r"}
     assert [each.title for each in both] == ["g/r", "g/r"]
@@ -409,16 +412,16 @@ def test_an_ambiguous_or_unknown_name_is_said(tmp_path: Path) -> None:
     write_history(tmp_path, "r", group="h")
 
     with pytest.raises(NotFound, match="g/r, h/r"):
-        sources.load("r", tmp_path)
+        loaded("r", tmp_path)
     with pytest.raises(NotFound, match="it has r"):
-        sources.load("s", tmp_path)
+        loaded("s", tmp_path)
     with pytest.raises(NotFound, match="several runs"):
-        sources.load(str(tmp_path), tmp_path)
+        loaded(str(tmp_path), tmp_path)
 
 
 def test_a_side_comes_back_from_json(tmp_path: Path) -> None:
     write_history(tmp_path, "r", late=1)
-    whole = sources.load("r", tmp_path)
+    whole = loaded("r", tmp_path)
 
     again = side.of_json(json.loads(json.dumps(side.to_json(whole))))
 
@@ -437,7 +440,7 @@ def test_what_makes_runs_differ_by_itself_is_said_first(tmp_path: Path) -> None:
         about={"config": {"lr": 0.1, "batch": 64}, "environment": {"world_size": 2}},
     )
 
-    found = compare(sources.load("a", tmp_path), sources.load("b", tmp_path))
+    found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
 
     assert ("ranks", "4", "2") in found.conditions
     assert ("gpus", "4 x H100", "2 x H100") in found.conditions
@@ -449,7 +452,7 @@ def test_a_long_run_is_compared_by_its_buckets(tmp_path: Path) -> None:
     write_history(tmp_path, "a", steps=5000, ranks=1, seed=1)
     write_history(tmp_path, "b", steps=5000, ranks=1, seed=2, slower={"backward": 1.03})
 
-    found = compare(sources.load("a", tmp_path), sources.load("b", tmp_path))
+    found = compare(loaded("a", tmp_path), loaded("b", tmp_path))
 
     assert verdicts(found)["backward"] == "worse"
     assert "forward" not in verdicts(found)

@@ -15,12 +15,12 @@ import pytest
 from histories import S, value_sums, write_history, write_profile
 from otel_ddp import catalog
 from otel_ddp.history import card, profiles
-from otel_ddp.history.find_run import find_run
+from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import saved
 from otel_ddp.history.postmortems import Postmortem
-from otel_ddp.history.report import facts, run_card
-from otel_ddp.history.run_file import RunFile, SeriesKey
-from otel_ddp.history.sums import ValueSum
+from otel_ddp.history.report import gather
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import SeriesKey, ValueSum
 
 EVIL = "<img src=x onerror=alert(1)>'\"&\x1b[31m"
 BEGAN_NS = 1_700_000_000 * S
@@ -29,7 +29,7 @@ BEGAN_NS = 1_700_000_000 * S
 def gathered(folder: Path, **arguments: Any) -> dict[str, Any]:
     write_history(folder, "r", began_ns=BEGAN_NS, **arguments)
     with find_run("r", folder) as run:
-        return facts.gather(run)
+        return gather(run)
 
 
 def evil_profile() -> profiles.Profile:
@@ -56,7 +56,7 @@ def test_profiles_of_the_run_have_the_place_of_their_traces(tmp_path: Path) -> N
     write_profile(tmp_path / "profiles", "sweep", "other")
     write_history(tmp_path, "r", began_ns=BEGAN_NS)
     with find_run("r", tmp_path) as run:
-        report = facts.gather(run, profiles=profiles.of_run("sweep", "r", tmp_path / "profiles"))
+        report = gather(run, profiles=profiles.of_run("sweep", "r", tmp_path / "profiles"))
 
     [found] = report["profiles"]
     traces = [str(folder / "rank-3.json.gz"), str(folder / "rank-0.json.gz")]
@@ -92,14 +92,14 @@ def test_it_says_who_was_late_since_when_and_what_it_cost(tmp_path: Path) -> Non
     file.write(verdicts=[verdict])
     file.close()
     with find_run("r", tmp_path) as run:
-        report = facts.gather(run)
+        report = gather(run)
 
     over, still = report["late"]
     assert (over["rank"], over["phase"], over["lost_s"]) == ("3", "data", 7.5)
     assert (still["rank"], still["phase"]) == ("1", "forward")
     assert (still["step"], still["since_step"]) == (100, 60)
     assert still["until_ns"] == report["run"]["seen_ns"]
-    findings = [line for line in card.lines(run_card.of_report(report)) if " ! " in line]
+    findings = [line for line in card.lines(card.of_report(report)) if " ! " in line]
     assert len(findings) == 2
 
 
@@ -140,7 +140,7 @@ def test_what_telemetry_costs_is_added_up_over_ranks_and_nodes(tmp_path: Path) -
         )
         file.close()
     with find_run("r", tmp_path) as run:
-        report = facts.gather(run)
+        report = gather(run)
 
     cost = report["cost"]
     assert (cost["hook_s"], cost["agent_cpu_s"]) == (0.5, 3.0)
@@ -157,12 +157,12 @@ def test_gpus_have_their_mean_and_their_extremes(tmp_path: Path) -> None:
     file.write(values={key: value_sums(file, key, [(1, S, 2e9), (2, 2 * S, 5e10)])})
     file.close()
     with find_run("r", tmp_path) as run:
-        report = facts.gather(run)
+        report = gather(run)
 
     gpu = next(each for each in report["gpus"] if each["gpu"] == "GPU-1")
     assert (gpu["used_bytes_max"], gpu["model"], gpu["rank"]) == (5e10, "H100", "1")
     assert 0.7 < gpu["busy_ratio_mean"] < 0.9
-    [words] = run_card.gpu_words(report["gpus"])
+    [words] = card.gpu_words(report["gpus"])
     assert words.startswith("4 x H100, busy ")
     assert words.endswith("memory up to 50 GB")
 
@@ -180,7 +180,7 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
     )
     beside = [Postmortem(Path(EVIL), 0, EVIL)], [evil_profile()]
     with find_run(str(tmp_path), tmp_path) as run:
-        report = facts.gather(run, *beside)
+        report = gather(run, *beside)
         page = saved.page(run.histories, EVIL, *beside)
 
     packed = re.findall(r'<script type="application/gzip" id="answers">([\w+/=]+)</script>', page)
@@ -193,7 +193,7 @@ def test_nothing_that_a_run_has_named_is_markup(tmp_path: Path) -> None:
     assert re.match(r"default-src 'none'; script-src 'nonce-[\w-]{20,}'; style-src", *policy)
     assert set(re.findall(r"<script ([a-z]+)=", page)) == {"nonce", "type"}
     assert not re.search(r'(src|href)="(?![/#])', page)
-    assert "\x1b" not in "\n".join(card.lines(run_card.of_report(report)))
+    assert "\x1b" not in "\n".join(card.lines(card.of_report(report)))
 
 
 def test_a_saved_page_has_fewer_points_the_more_lines_there_are(tmp_path: Path) -> None:
@@ -222,10 +222,10 @@ def test_a_run_without_steps_or_values_has_a_report(tmp_path: Path) -> None:
     file.write(about={"run": "r", "group": "g"}, ranks={"0": {"state": "failed", "reason": "no"}})
     file.close()
     with find_run("r", tmp_path) as run:
-        report = facts.gather(run)
+        report = gather(run)
 
     assert report["time"]["step_s"] is None
-    assert len(list(card.lines(run_card.of_report(report)))) < 5
+    assert len(list(card.lines(card.of_report(report)))) < 5
 
 
 def test_values_that_are_not_finite_are_told_and_spoil_no_curve(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_values_that_are_not_finite_are_told_and_spoil_no_curve(tmp_path: Path) 
     file.write(values={keys[0]: {0: sums}, keys[1]: {0: only_bad}})
     file.close()
     with find_run("r", tmp_path) as run:
-        report = facts.gather(run)
+        report = gather(run)
 
     wild, bad = report["curves"]
     assert (wild["not_finite"], len(wild["points"]), bad["points"]) == (1, 1, [])
@@ -260,7 +260,7 @@ def test_a_card_has_twenty_lines_at_most(tmp_path: Path) -> None:
     )
     report["verdicts"] = report["verdicts"] * 30
 
-    found = list(card.lines(run_card.of_report(report, ["here"])))
+    found = list(card.lines(card.of_report(report, ["here"])))
 
     assert len(found) <= 20
     assert found[0].startswith("otel_ddp: run sweep/r finished after 6.")

@@ -12,9 +12,9 @@ import pytest
 
 from histories import value_sums, write_history
 from otel_ddp.history import run_file
-from otel_ddp.history.reader import History, Unreadable, find
-from otel_ddp.history.run_file import RunFile, SeriesKey, Unusable
-from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.run_file import RunFile, Unusable
+from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
 
 LOSS = SeriesKey("value", "loss", "0", (("split", "train"),))
 S = 10**9
@@ -178,28 +178,16 @@ def test_a_file_of_a_later_version_is_told_of_and_left_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 100, None])
-def test_a_damaged_file_is_told_of_beside_those_that_can_be_read(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_damaged_file_is_told_of(tmp_path: Path, content: bytes | None) -> None:
     good = write_history(tmp_path, "good")
     bad = tmp_path / "bad.sqlite"
     bad.write_bytes(good.read_bytes()[:-9000] if content is None else content)
 
-    found, faults = find(tmp_path)
-
-    try:
-        names = [each.about["run"] for each in found if each.path == good]
-        assert names == ["good"]
-        if content is None:
-            # Its first pages are whole: what is asked for later may not be.
-            for each in (each for each in found if each.path == bad):
-                with pytest.raises(Unreadable, match=re.escape(bad.name)):
-                    read_whole(each)
-        else:
-            assert [bad.name in fault for fault in faults] == [True]
-    finally:
-        for each in found:
-            each.close()
+    with History(good) as history:
+        assert history.about["run"] == "good"
+    with pytest.raises(Unreadable, match=re.escape(bad.name)), History(bad) as history:
+        # Its first pages may be whole: what is asked for later is not.
+        read_whole(history)
 
 
 def test_a_history_is_read_while_it_is_written(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 from otel_ddp.cli.history_option import add_history_option, history_directory
 from otel_ddp.cli.text import print_answer
 from otel_ddp.errors import ConfigError
-from otel_ddp.history.find_run import NotFound
-from otel_ddp.history.reader import Unreadable
 
 OK, EXCEEDED, CANNOT = 0, 1, 2
 
@@ -50,36 +48,37 @@ def _count(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from otel_ddp.history.compare import comparison, limits, render, sources
+    from otel_ddp.history.compare import render, result, side
+    from otel_ddp.history.directory import NotFound
+    from otel_ddp.history.reader import Unreadable
 
     try:
         folder = history_directory(options)
-        asked = limits.parse(options.fail_if)
+        asked = result.limits(options.fail_if)
         before, after = (
-            sources.load_all(words, folder, ours=not options.history)
-            for words in (options.a, options.b)
+            side.load(words, folder, ours=not options.history) for words in (options.a, options.b)
         )
-        found = comparison.compare(before, after, options.warm_up)
+        found = result.compare(before, after, options.warm_up)
         if not found.rows:
             raise NotFound("The two runs have neither steps nor a logged value in common.")
-        results = limits.check(asked, found)
-    except (ConfigError, limits.BadLimit, NotFound, Unreadable) as why:
+        kept = result.check(asked, found)
+        summary = "\n".join(render.markdown(found, kept))
+        if options.markdown and options.markdown != "-":
+            Path(options.markdown).write_text(summary + "\n")
+    except OSError as error:
+        print(f"otel-ddp compare: {error.filename}: {error.strerror}", file=sys.stderr)
+        return CANNOT
+    except (ConfigError, result.BadLimit, NotFound, Unreadable) as why:
         print(f"otel-ddp compare: {why}", file=sys.stderr)
         return CANNOT
-    summary = "\n".join(render.markdown(found, results))
-    if options.markdown and options.markdown != "-":
-        try:
-            Path(options.markdown).write_text(summary + "\n")
-        except OSError as error:
-            print(f"otel-ddp compare: {options.markdown}: {error.strerror}", file=sys.stderr)
-            return CANNOT
     if options.json:
-        answer = json.dumps(render.to_json(found, results), indent=2)
+        limits = [each.to_json() for each in kept]
+        answer = json.dumps({**found.to_json(), "limits": limits}, indent=2)
     elif options.markdown == "-":
         answer = summary
     else:
-        answer = "\n".join(render.text(found, results))
+        answer = "\n".join(render.text(found, kept))
     status = print_answer(answer)
-    if any(each.outcome == "exceeded" for each in results):
+    if any(each.outcome == "exceeded" for each in kept):
         return EXCEEDED
     return CANNOT if status else OK

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from otel_ddp import files, settings
 from otel_ddp.cli.history_option import add_history_option, history_directory
@@ -42,59 +39,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from otel_ddp.agent.verdicts import postmortem
-    from otel_ddp.history import card, postmortems, profiles
-    from otel_ddp.history.find_run import NotFound, find_run, newest_run
+    from otel_ddp.history import card, postmortems, profiles, report
+    from otel_ddp.history.directory import NotFound, find_run
     from otel_ddp.history.page import saved
+    from otel_ddp.history.page.exchange import as_json
     from otel_ddp.history.reader import Unreadable
-    from otel_ddp.history.report import facts, run_card
 
     try:
         conf, folder = settings.read(), history_directory(options)
         # A folder that is named here and now may be anybody's.
-        ours = not options.history
-        found = (
-            find_run(options.which, folder, ours=ours)
-            if options.which
-            else newest_run(folder, ours=ours)
-        )
+        run = find_run(options.which, folder, ours=not options.history)
         # All of it before the history is closed, which says so if it is damaged.
-        with found:
-            named = found.group, found.name
+        with run:
             reports = postmortem.directory(conf.postmortem_directory)
             beside = (
-                postmortems.of_run([*filter(files.is_kept, [reports])], *named),
-                profiles.of_run(*named),
+                postmortems.of_run([*filter(files.is_kept, [reports])], run.group, run.name),
+                profiles.of_run(run.group, run.name),
             )
-            report = facts.gather(found, *beside)
+            told = report.gather(run, *beside)
             if options.card:
-                return print_answer("\n".join(card.lines(run_card.of_report(report))))
-            out = options.out or Path(_folder_name(report["run"]["run"]))
+                return print_answer("\n".join(card.lines(card.of_report(told))))
+            name = re.sub(r"[^\w.-]+", "_", run.name).strip(".")[:100] or "run"
+            out = options.out or Path(f"report-{name}")
             html = out / "report.html"
-            shown = "\n".join(card.lines(run_card.of_report(report, [str(html.absolute())])))
-            content = saved.page(found.histories, run_card.cost_words(report["cost"]), *beside)
+            shown = "\n".join(card.lines(card.of_report(told, [str(html.absolute())])))
+            content = saved.page(run.histories, card.cost_words(told["cost"]), *beside)
     except (ConfigError, NotFound, Unreadable) as why:
         print(f"otel-ddp report: {why}", file=sys.stderr)
         return 2
     try:
         out.mkdir(parents=True, exist_ok=True)
-        # NaN is no JSON: values that are not finite are null.
-        (out / "report.json").write_text(json.dumps(_finite(report)) + "\n")
+        (out / "report.json").write_bytes(as_json(200, told).body)
         html.write_text(content, encoding="utf-8")
     except OSError as error:
         print(f"otel-ddp report: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     return print_answer(shown)
-
-
-def _folder_name(run: str) -> str:
-    return "report-" + (re.sub(r"[^\w.-]+", "_", run).strip(".")[:100] or "run")
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content

@@ -1,4 +1,4 @@
-"""Where histories lie: their names, what there is, and which go when there is too much."""
+"""The directory of histories: which there are, which run a user means, and which of them go."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import logging
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2s
 from pathlib import Path
+from typing import NamedTuple
 
 from otel_ddp import files
-from otel_ddp.history.schema import APPLICATION, SUFFIX
+from otel_ddp.history.reader import History, Unreadable
+from otel_ddp.history.tables import APPLICATION, SUFFIX
+from otel_ddp.history.whole_run import WholeRun
 
 log = logging.getLogger("otel_ddp.history")
 
@@ -105,3 +108,88 @@ def _beside(path: Path) -> Iterator[Path]:
 
 def _size(path: Path) -> int:
     return sum(each.stat().st_size for each in (path, *_beside(path)) if each.exists())
+
+
+# -- the run that a user means
+
+
+class NotFound(Exception):
+    """No history is meant by these words, or several are; the text is for the user."""
+
+
+def find_run(words: str, folder: Path, *, ours: bool = False) -> WholeRun:
+    """The run of this name (`run` or `group/run`), of this file, or of this folder.
+
+    Without words it is the run that was written to last.
+    *ours*: names are looked up in *folder* only where no other user could have put a file.
+    """
+    path = Path(words).expanduser()
+    if words and path.is_file():
+        return WholeRun([History(path)])
+    if words and path.is_dir():
+        return _only_run(path)
+    if ours and (why := why_not_ours(folder)):
+        raise NotFound(f"no history is read: {why}")
+    known = list(_known(folder))
+    newest = max(known, key=lambda each: each.seen_ns, default=None)
+    if not words and newest is not None:
+        words = newest.title
+    found = [each for each in known if words in (each.run, each.title)]
+    if not words:
+        raise NotFound(f"{folder} has no history of a run.")
+    if not found:
+        has = _few(each.run for each in known)
+        raise NotFound(
+            f"{words!r} is no file and no folder, and {folder} has no history of a run with this "
+            f"name{f'; it has {has}' if has else ''}."
+        )
+    titles = {each.title for each in found}
+    if len(titles) > 1:
+        raise NotFound(f"Several runs are called {words!r}: {_few(titles)}. Give one of these.")
+    return WholeRun([History(each.path) for each in found])
+
+
+class _Known(NamedTuple):
+    path: Path
+    group: str
+    run: str
+    seen_ns: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.group}/{self.run}"
+
+
+def _known(folder: Path) -> Iterator[_Known]:
+    for path in sorted(histories(folder)):
+        if (found := _look(path)) is not None:
+            yield found
+
+
+def _look(path: Path) -> _Known | None:
+    try:
+        with History(path) as history:
+            about = history.about
+    except Unreadable:
+        return None
+    group, run = str(about.get("group") or ""), str(about.get("run") or "")
+    seen_ns = about.get("seen_ns")
+    return _Known(path, group, run, seen_ns if isinstance(seen_ns, int) else 0)
+
+
+def _only_run(folder: Path) -> WholeRun:
+    known = list(_known(folder))
+    titles = {each.title for each in known}
+    if len(titles) == 1:
+        return WholeRun([History(each.path) for each in known])
+    if titles:
+        raise NotFound(f"{folder} has several runs: {_few(titles)}. Name the file of one.")
+    for path in histories(folder):
+        # Raises Unreadable, which says why.
+        History(path).close()
+    raise NotFound(f"{folder} has no history of a run.")
+
+
+def _few(names: Iterable[str]) -> str:
+    found = sorted(set(names))
+    return ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")

@@ -6,7 +6,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from otel_ddp import files
-from otel_ddp.history import directory, schema
-from otel_ddp.history.run_file import SeriesKey
-from otel_ddp.history.schema import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS
+from otel_ddp.history import tables
+from otel_ddp.history.tables import PHASE_COLUMNS, STEP_COLUMNS, SUM_COLUMNS, SeriesKey
 from otel_ddp.words import ENDED_STATES
 
 # No write takes this long. A file system without locks answers as if another process had one.
@@ -25,10 +24,8 @@ _BUSY_S = 0.5
 _LONGEST_RANK = 20
 # A history whose agent was killed says "running" for ever.
 _SILENT_S = 60.0
-# From the best end to the worst.
-_WORST = {
-    state: at for at, state in enumerate(("finished", "starting", "running", "failed", "killed"))
-}
+# What goes on before what has ended, and of that the worst first.
+_STATES = ("running", "starting", "killed", "failed", "finished")
 
 # What many buckets of steps are together.
 _COMBINED = tuple(
@@ -60,7 +57,7 @@ class Series(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Neighbouring values of one series. The fields are schema.SUM_COLUMNS, after the start."""
+    """Neighbouring values of one series. The fields are tables.SUM_COLUMNS, after the start."""
 
     start: int
     first: int
@@ -81,7 +78,7 @@ class Bucket(NamedTuple):
 
 
 class StepBucket(NamedTuple):
-    """Neighbouring steps of one rank. The fields are schema.STEP_COLUMNS, after the start."""
+    """Neighbouring steps of one rank. The fields are tables.STEP_COLUMNS, after the start."""
 
     start: int
     first: int
@@ -137,10 +134,10 @@ class History:
         except Unreadable:
             self._db.close()
             raise
-        if application != schema.APPLICATION or version > schema.VERSION:
+        if application != tables.APPLICATION or version > tables.VERSION:
             self._db.close()
             why = "is no history of a run"
-            if application == schema.APPLICATION:
+            if application == tables.APPLICATION:
                 why = f"is of a later version ({version}): a newer otel-ddp can read it"
             raise Unreadable(f"{path} {why}")
 
@@ -193,11 +190,7 @@ class History:
     @property
     def state(self) -> str:
         """`running`, or the worst end of its ranks: `finished`, `failed`, `killed`."""
-        states = [str(each.get("state")) for each in self.ranks.values()]
-        alive = [state for state in states if state not in ENDED_STATES]
-        if alive:
-            return "running" if "running" in alive else alive[0]
-        return max(states, key=lambda state: _WORST.get(state, 0), default="starting")
+        return worst_state(str(each.get("state")) for each in self.ranks.values())
 
     # -- values
 
@@ -257,7 +250,7 @@ class History:
     def wide_steps(
         self, series: Series, wide: int, first: int, until: int
     ) -> dict[int, tuple[Any, ...]]:
-        """The sums of *wide* steps each, by their number: schema.STEP_COLUMNS.
+        """The sums of *wide* steps each, by their number: tables.STEP_COLUMNS.
 
         SQLite adds them up: a run of 100,000 steps on 8 ranks takes 0.03 s instead of 0.3 s.
         """
@@ -342,6 +335,13 @@ class History:
         return seen_ns if self.state in ENDED_STATES or is_silent(self.state, seen_ns) else 0
 
 
+def worst_state(states: Iterable[str]) -> str:
+    """Of several ranks or nodes: `running`, or the worst end."""
+    return min(
+        states, key=lambda each: _STATES.index(each) if each in _STATES else 0, default="starting"
+    )
+
+
 def is_silent(state: str, seen_ns: int) -> bool:
     """Whether a run that has not ended was last seen long ago."""
     return state in ("running", "starting") and time.time_ns() - seen_ns > _SILENT_S * 1e9
@@ -359,36 +359,10 @@ def damaged(histories: Sequence[History], error: BaseException) -> Unreadable:
     return Unreadable(f"{paths} cannot be read ({error!r}): it is damaged, or otel_ddp has a fault")
 
 
-def find(folder: Path) -> tuple[list[History], list[str]]:
-    """The histories of a folder, the newest first; and why others cannot be read."""
-    found, faults = [], []
-    for path in sorted(directory.histories(folder), key=_modified, reverse=True):
-        opened = _opened(path)
-        if isinstance(opened, History):
-            found.append(opened)
-        else:
-            faults.append(opened)
-    return found, faults
-
-
-def _opened(path: Path) -> History | str:
-    try:
-        return History(path)
-    except Unreadable as why:
-        return str(why)
-
-
 def rank_order(rank: str) -> tuple[bool, int, str]:
     """Numbers by their value, then what is no number."""
     is_number = rank.isdecimal() and len(rank) < _LONGEST_RANK
     return (not is_number, int(rank) if is_number else 0, rank)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _loaded(text: str) -> Any:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.history import schema
-from otel_ddp.history.schema import STEP_COLUMNS, SUM_COLUMNS
-from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.history import tables
+from otel_ddp.history.tables import STEP_COLUMNS, SUM_COLUMNS, SeriesKey, StepSum, ValueSum
 
 # Buckets of all series of a run together, about 100 MB; each series has a share, within bounds.
 _MOST_BUCKETS = 1_000_000
@@ -32,17 +31,6 @@ _LATEST = "{0} = CASE WHEN excluded.last_ns >= last_ns THEN excluded.{0} ELSE {0
 
 class Unusable(ValueError):
     """The file is of a later version, or another program's."""
-
-
-class SeriesKey(NamedTuple):
-    """What a series is."""
-
-    kind: str
-    """`value`: logged; `steps`: of a rank, `name` is the clock; `node`: a gauge of the node, of a
-    device or of a process; `counter`: the same of what only grows."""
-    name: str
-    rank: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
 
 
 class _Series:
@@ -101,10 +89,10 @@ class RunFile:
         execute("BEGIN IMMEDIATE")
         try:
             if not self._check_version():
-                for statement in filter(str.strip, schema.TABLES.split(";")):
+                for statement in filter(str.strip, tables.TABLES.split(";")):
                     execute(statement)
-                execute(f"PRAGMA application_id = {schema.APPLICATION}")
-                execute(f"PRAGMA user_version = {schema.VERSION}")
+                execute(f"PRAGMA application_id = {tables.APPLICATION}")
+                execute(f"PRAGMA user_version = {tables.VERSION}")
         except BaseException:
             execute("ROLLBACK")
             raise
@@ -118,11 +106,11 @@ class RunFile:
 
     def _check_version(self) -> int:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > schema.VERSION:
+        if version > tables.VERSION:
             raise Unusable(f"{self.path.name} is of a later version ({version})")
         (application,) = self._db.execute("PRAGMA application_id").fetchone()
-        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables and application != schema.APPLICATION:
+        (count,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if count and application != tables.APPLICATION:
             raise Unusable(f"{self.path.name} is a database of another program")
         return version
 

@@ -1,11 +1,12 @@
-"""A run as a whole: what its histories of all nodes say together."""
+"""A run as a whole: what its histories of all nodes, and the steps of all its ranks, say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_ddp import catalog
 from otel_ddp.history.reader import (
@@ -16,9 +17,24 @@ from otel_ddp.history.reader import (
     StepBucket,
     damaged,
     rank_order,
+    worst_state,
 )
+from otel_ddp.words import PHASES, UNUSUAL_PHASES
 
-_WORST = ("finished", "starting", "running", "failed", "killed")
+StepBuckets = Mapping[str, tuple[str, int, list[StepBucket]]]
+"""Of each rank: the clock, the width of its buckets, and these."""
+
+
+class Cell(NamedTuple):
+    """Neighbouring steps of one rank, or of all of them."""
+
+    first: int
+    steps: float
+    took_s: float
+    """Of one step, on average; so are the work and the phases."""
+    work: float
+    usual: bool
+    phases_s: dict[str, float]
 
 
 class WholeRun:
@@ -59,20 +75,24 @@ class WholeRun:
         for key, choose in (("began_ns", min), ("seen_ns", max)):
             if times := [each.about[key] for each in self.histories if each.about.get(key)]:
                 found[key] = choose(times)
-        found["cost"] = self._cost()
         return found
 
-    def _cost(self) -> dict[str, float]:
+    @property
+    def summary(self) -> list[Mapping[str, Any]]:
+        """Last and best values."""
+        return [row for row in self.about.get("summary") or () if isinstance(row, dict)]
+
+    @property
+    def cost(self) -> dict[str, float]:
         """Telemetry's own: of the hooks in all ranks, and of the agents of all nodes."""
-        found: dict[str, float] = {}
-        hooks = [_total(each, catalog.OTEL_DDP_HOOK_TIME.name) for each in self.ranks.values()]
-        if known := [each for each in hooks if each is not None]:
-            found["hook_s"] = sum(known)
-        costs = [each.about.get("cost") for each in self.histories]
-        agents = [each.get("agent_cpu_s") for each in costs if isinstance(each, dict)]
-        if times := [each for each in agents if isinstance(each, (int, float))]:
-            found["agent_cpu_s"] = sum(times)
-        return found
+        hooks = [
+            _number(each.get("totals"), catalog.OTEL_DDP_HOOK_TIME.name)
+            for each in self.ranks.values()
+        ]
+        agents = [_number(each.about.get("cost"), "agent_cpu_s") for each in self.histories]
+        sums = {"hook_s": hooks, "agent_cpu_s": agents}
+        known = {key: [one for one in each if one is not None] for key, each in sums.items()}
+        return {key: sum(each) for key, each in known.items() if each}
 
     @cached_property
     def ranks(self) -> dict[str, dict[str, Any]]:
@@ -83,15 +103,18 @@ class WholeRun:
             for rank, about in each.ranks.items()
             if isinstance(about, dict)
         }
-        return dict(sorted(found.items(), key=lambda item: rank_order(item[0])))
+        return _by_rank(found)
+
+    @property
+    def world_size(self) -> Any:
+        """None where nobody has said it."""
+        told = [self.about.get("environment") or {}, *self.ranks.values()]
+        return next(filter(None, (each.get("world_size") for each in told)), None)
 
     @property
     def state(self) -> str:
         """`running`, or the worst end on any node."""
-        states = [each.state for each in self.histories]
-        if "running" in states:
-            return "running"
-        return max(states, key=lambda state: _WORST.index(state) if state in _WORST else 0)
+        return worst_state(each.state for each in self.histories)
 
     @property
     def nodes(self) -> list[str]:
@@ -110,15 +133,7 @@ class WholeRun:
             for series in each.of_kind(kind):
                 yield each, series
 
-    def step_buckets(self) -> dict[str, tuple[str, int, list[StepBucket]]]:
-        """Of each rank: the clock, the width of its buckets, and these."""
-        found = {
-            series.key.rank: (series.key.name, series.width, each.steps(series))
-            for each in self.histories
-            for series in each.step_series()
-        }
-        return dict(sorted(found.items(), key=lambda item: rank_order(item[0])))
-
+    @cached_property
     def values(self) -> dict[tuple[str, str], list[Bucket]]:
         """What was logged, by name and split: of the lowest rank that logged it."""
         found: dict[tuple[str, str], list[Bucket]] = {}
@@ -128,12 +143,88 @@ class WholeRun:
                 found[key] = each.sums(series)
         return found
 
+    @cached_property
+    def step_buckets(self) -> StepBuckets:
+        found = {
+            series.key.rank: (series.key.name, series.width, each.steps(series))
+            for each in self.histories
+            for series in each.step_series()
+        }
+        return _by_rank(found)
+
+    def cells(self) -> list[Cell]:
+        """The steps of all ranks: means over the ranks, and the work of all together."""
+        wide = max((width for _, width, _ in self.step_buckets.values()), default=1)
+        of_rank = [rank_cells(buckets, wide) for _, _, buckets in self.step_buckets.values()]
+        starts = sorted({start for cells in of_rank for start in cells})
+        found = [_over_ranks([each[at] for each in of_rank if at in each]) for at in starts]
+        if wide > 1 and sum(not each.usual for each in found) > len(found) / 4:
+            # Each has some unusual step in it: only the time of its special phases is taken out.
+            found = [_without_special(each) for each in found]
+        return found
+
+
+def rank_cells(buckets: Sequence[StepBucket], wide: int) -> dict[int, Cell]:
+    """The steps of one rank, so many together, by the first number that is theirs."""
+    groups: dict[int, list[Cell]] = defaultdict(list)
+    for each in buckets:
+        share = 1 / (each.steps or 1)
+        phases_s = {word: each.phases_ns[word] / 1e9 * share for word in PHASES}
+        cell = Cell(
+            *(each.first, each.steps, each.took_ns / 1e9 * share, each.work * share),
+            *(not each.unusual, phases_s),
+        )
+        groups[each.start - each.start % wide].append(cell)
+    return {start: neighbours(group) for start, group in groups.items()}
+
+
+def neighbours(cells: Sequence[Cell]) -> Cell:
+    """Cells of the same ranks as one, by the number of their steps."""
+    if len(cells) == 1:
+        return cells[0]
+    steps = sum(each.steps for each in cells)
+
+    def mean(numbers: Iterable[float]) -> float:
+        weighed = zip(numbers, cells, strict=True)
+        return sum(number * each.steps for number, each in weighed) / (steps or 1)
+
+    return Cell(
+        min(each.first for each in cells),
+        steps,
+        mean(each.took_s for each in cells),
+        mean(each.work for each in cells),
+        all(each.usual for each in cells),
+        {word: mean(each.phases_s.get(word, 0.0) for each in cells) for word in cells[0].phases_s},
+    )
+
+
+def _over_ranks(cells: Sequence[Cell]) -> Cell:
+    share = 1 / len(cells)
+    return Cell(
+        min(each.first for each in cells),
+        sum(each.steps for each in cells) * share,
+        sum(each.took_s for each in cells) * share,
+        sum(each.work for each in cells),
+        all(each.usual for each in cells),
+        {word: sum(each.phases_s[word] for each in cells) * share for word in PHASES},
+    )
+
+
+def _without_special(cell: Cell) -> Cell:
+    """The steps without the time of their special phases."""
+    special_s = sum(cell.phases_s[word] for word in UNUSUAL_PHASES)
+    phases_s = {**cell.phases_s, **dict.fromkeys(UNUSUAL_PHASES, 0.0)}
+    return cell._replace(took_s=cell.took_s - special_s, phases_s=phases_s, usual=True)
+
+
+def _by_rank(found: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(found.items(), key=lambda item: rank_order(item[0])))
+
 
 def _first_rank(history: History) -> tuple[bool, int, str]:
     return min(map(rank_order, history.ranks), default=(True, 0, ""))
 
 
-def _total(about: dict[str, Any], name: str) -> float | None:
-    totals = about.get("totals")
-    value = totals.get(name) if isinstance(totals, dict) else None
+def _number(found: Any, key: str) -> float | None:
+    value = found.get(key) if isinstance(found, dict) else None
     return float(value) if isinstance(value, (int, float)) else None

@@ -22,7 +22,7 @@ from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name
 from otel_ddp.history.reader import History
-from otel_ddp.history.run_file import SeriesKey
+from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.layout import EVENT
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.settings import MIB

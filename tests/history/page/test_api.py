@@ -24,7 +24,8 @@ from otel_ddp.history.page import answers
 from otel_ddp.history.page.app import App
 from otel_ddp.history.page.runs import Runs
 from otel_ddp.history.reader import History
-from otel_ddp.history.run_file import RunFile, SeriesKey
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import SeriesKey
 from otel_ddp.words import PHASES
 
 
@@ -476,6 +477,19 @@ def test_no_link_is_followed_to_a_history_or_a_post_mortem(tmp_path: Path) -> No
     with served(App(folder)) as client:
         assert client.api("runs").json["runs"] == []
         assert client.api("postmortem", name="postmortem-a").status == 404
+
+
+def test_two_runs_are_compared_as_the_command_does(tmp_path: Path, client: Client) -> None:
+    write_history(tmp_path, "a", ranks=1)
+    write_history(tmp_path, "b", ranks=1, seed=1, slower={"forward": 1.1})
+
+    found = client.api("compare", run=["a", "b"], group=["sweep", "sweep"]).json
+    told = {row["name"]: row["verdict"] for row in found["rows"] if row["verdict"]}
+    steps, _ = found["tables"]
+
+    assert (found["a"], found["b"], told["forward"]) == (["sweep/a"], ["sweep/b"], "worse")
+    assert ["forward", "worse"] in [[row[0], row[-1]] for row in steps["rows"]]
+    assert client.api("compare", run="a").status == 400
 
 
 def test_no_run_at_all_is_an_empty_list(client: Client) -> None:

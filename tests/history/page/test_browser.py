@@ -18,11 +18,12 @@ import pytest
 
 from histories import S, value_sums, write_history
 from history.page.serving import Served
-from otel_ddp.history.find_run import find_run
+from otel_ddp.history.directory import find_run
 from otel_ddp.history.page import saved
 from otel_ddp.history.page.app import App
 from otel_ddp.history.reader import History
-from otel_ddp.history.run_file import RunFile, SeriesKey
+from otel_ddp.history.run_file import RunFile
+from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import ProcessState
 from stack.browser import chromium
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from otel_ddp import files
 from otel_ddp.agent.history.node_samples import RunKey, Sample
 from otel_ddp.agent.reading.steps import Step
-from otel_ddp.history.run_file import Row, RunFile, SeriesKey
-from otel_ddp.history.sums import StepSum, ValueSum
+from otel_ddp.history.run_file import Row, RunFile
+from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
 from otel_ddp.journal.reader import Document, Name, Scalars
 from otel_ddp.words import PHASE_CODE, PHASES, UNUSUAL_PHASES
 

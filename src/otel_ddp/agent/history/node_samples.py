@@ -8,7 +8,7 @@ from typing import NamedTuple
 from otel_ddp import catalog
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.catalog import Kind
-from otel_ddp.history.run_file import SeriesKey
+from otel_ddp.history.tables import SeriesKey
 from otel_ddp.words import RANK_LABELS
 
 # What a person looks at; the others are on /metrics and in Prometheus.

@@ -1,9 +1,13 @@
-"""Tests whether two series differ, by blocks: neighbouring steps depend on each other."""
+"""The one statistic of comparisons: how far two means differ, and whether chance explains it.
+
+What is averaged are the means of blocks, as neighbouring steps depend on each other.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
@@ -27,6 +31,8 @@ _FAR = 10.0
 # ... unless they are many: then they belong to the training.
 _MOST_PAUSES = 0.03
 _CONFIDENCE = 0.99
+# Of an integral: p is then right to a thousandth of itself.
+_PANELS = 200
 
 
 class Difference(NamedTuple):
@@ -42,19 +48,14 @@ class Difference(NamedTuple):
     block: int
     """How many values the longest block has that was used; 0: whole runs were compared."""
 
-    @property
-    def ratio(self) -> float | None:
-        """The change as a share of the first; None if that is 0."""
-        return (self.after - self.before) / abs(self.before) if self.before else None
-
 
 class _Centre(NamedTuple):
     mean: float
     variance: float
-    freedom: int
+    freedom: float
 
 
-def test(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+def of_steps(first: Sequence[float], second: Sequence[float]) -> Difference | None:
     """The difference of the steps of two runs; None if there are too few.
 
     A machine has another pace in each run, and that counts as chance too. By how much its pace may
@@ -62,10 +63,28 @@ def test(first: Sequence[float], second: Sequence[float]) -> Difference | None:
     """
     if min(len(first), len(second)) < _FEWEST_STEPS:
         return None
-    return _worst(first, second, _BLOCKS, _RUNS_VARY)
+    return _of_blocks(first, second, _BLOCKS, _RUNS_VARY)
 
 
-def test_means(first: Sequence[float], second: Sequence[float], of_runs: float) -> Difference:
+def of_values(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+    """The same of logged values; a few stand for themselves, without blocks."""
+    if (fewest := min(len(first), len(second))) < _FEWEST_VALUES:
+        return None
+    return _of_blocks(
+        first, second, [min(k, fewest) for k in _BLOCKS] if fewest >= _FEWEST_STEPS else [fewest]
+    )
+
+
+def of_pairs(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+    """The same of values at the same steps: what both have in common drops out."""
+    apart = [other - one for one, other in zip(first, second, strict=True)]
+    if (found := of_values([0.0] * len(first), apart)) is None:
+        return None
+    before = fmean(first)
+    return found._replace(before=before, after=before + found.after)
+
+
+def of_means(first: Sequence[float], second: Sequence[float], of_runs: float) -> Difference:
     """The difference of two series of what stands for a block each.
 
     *of_runs*: by how much runs differ that are equal, as a standard deviation.
@@ -74,42 +93,22 @@ def test_means(first: Sequence[float], second: Sequence[float], of_runs: float) 
         found._replace(variance=found.variance + of_runs**2)
         for found in (_centre(first, 0.0), _centre(second, 0.0))
     )
-    return _combined([(one, other)], 0)
+    return _worst([(one, other)], 0)
 
 
-def test_values(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """The same of logged values; a few stand for themselves, without blocks."""
-    if (fewest := min(len(first), len(second))) < _FEWEST_VALUES:
-        return None
-    counts = [min(k, fewest) for k in _BLOCKS] if fewest >= _FEWEST_STEPS else [fewest]
-    return _worst(first, second, counts)
-
-
-def test_pairs(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """The same of values at the same steps: what both have in common drops out."""
-    found = test_values([0.0] * len(first), [b - a for a, b in zip(first, second, strict=True)])
-    if found is None:
-        return None
-    before = fmean(first)
-    return found._replace(before=before, after=before + found.after)
-
-
-def test_runs(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+def of_runs(first: Sequence[float], second: Sequence[float]) -> Difference | None:
     """The same of whole runs, one number each: what differs from run to run counts as well."""
     freedom = len(first) + len(second) - 2
     if not first or not second or freedom < _FEWEST_RUNS - 2:
         return None
-    before, after = fmean(first), fmean(second)
+    means = [fmean(first), fmean(second)]
     # One variance for both (Student): so one side may be a single run.
-    square = _squares(first, before) + _squares(second, after)
-    error = math.sqrt(square / freedom * (1 / len(first) + 1 / len(second)))
-    apart = after - before
-    if error:
-        p = two_sided(abs(apart) / error, freedom)
-    else:
-        p = 0.0 if apart else 1.0
-    reach = quantile(_CONFIDENCE, freedom) * error
-    return Difference(before, after, apart - reach, apart + reach, p, 0)
+    square = sum(_squares(run, mean) for run, mean in zip((first, second), means, strict=True))
+    one, other = (
+        _Centre(mean, square / freedom / len(run), freedom)
+        for run, mean in zip((first, second), means, strict=True)
+    )
+    return _worst([(one, other)], 0, freedom)
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -129,26 +128,32 @@ def without_pauses(values: Sequence[float]) -> list[int]:
 
 def split(values: Sequence[float], blocks: int) -> list[Sequence[float]]:
     """So many parts of almost the same length."""
-    count = len(values)
-    edges = [at * count // blocks for at in range(blocks + 1)]
+    edges = [at * len(values) // blocks for at in range(blocks + 1)]
     return [values[a:b] for a, b in pairwise(edges)]
 
 
-def _worst(
+def _of_blocks(
     first: Sequence[float],
     second: Sequence[float],
     counts: Sequence[int],
     of_runs: float | None = None,
 ) -> Difference:
-    """The largest p of tests with so many blocks; means are those of the shortest blocks."""
-    centres = []
-    for count in counts:
-        one, other = ([fmean(each) for each in split(run, count)] for run in (first, second))
-        centres.append((_centre(one, of_runs), _centre(other, of_runs)))
-    return _combined(centres, max(len(first), len(second)) // counts[-1])
+    """By so many blocks, one count after the other."""
+    centres = [
+        [_centre([fmean(each) for each in split(run, count)], of_runs) for run in (first, second)]
+        for count in counts
+    ]
+    longest = max(len(first), len(second)) // counts[-1]
+    return _worst([(one, other) for one, other in centres], longest)
 
 
-def _combined(centres: Sequence[tuple[_Centre, _Centre]], longest: int) -> Difference:
+def _worst(
+    centres: Sequence[tuple[_Centre, _Centre]], longest: int, pooled: float | None = None
+) -> Difference:
+    """The largest p of these tests; the means are those of the first one.
+
+    *pooled*: the degrees of freedom where both sides have one variance.
+    """
     before, after = centres[0][0].mean, centres[0][1].mean
     apart, p, reach = after - before, 0.0, 0.0
     for one, other in centres:
@@ -161,7 +166,8 @@ def _combined(centres: Sequence[tuple[_Centre, _Centre]], longest: int) -> Diffe
             p, reach = 1.0, math.inf  # beyond what a number holds
             continue
         # Welch: each side has its own variance. In shares of both, as a square may be too large.
-        freedom = 1 / sum((e.variance / variance) ** 2 / e.freedom for e in (one, other))
+        shares = sum((each.variance / variance) ** 2 / each.freedom for each in (one, other))
+        freedom = pooled or 1 / shares
         p = max(p, two_sided(abs(other.mean - one.mean) / error, freedom))
         reach = max(reach, quantile(_CONFIDENCE, freedom) * error)
     return Difference(before, after, apart - reach, apart + reach, p, longest)
@@ -180,16 +186,13 @@ def _centre(means: Sequence[float], of_runs: float | None) -> _Centre:
     kept = means[cut : blocks - cut]
     # Winsorized: what is cut counts as the outermost that stays.
     outer = [kept[0]] * cut + kept + [kept[-1]] * cut
-    centre = fmean(outer)
-    square = _squares(outer, centre)
-    variance = square / (len(kept) * (len(kept) - 1))
+    square = _squares(outer, fmean(outer))
     # Blocks that still depend on each other say less than as many that do not.
     inflation = (1 + correlation) / (1 - correlation)
-    variance *= inflation
     if of_runs is None:
         # Where the pace wanders over the whole run, another run would begin elsewhere.
         of_runs = 1.0 if correlation > _WANDERS else 0.0
-    variance += of_runs * square / (blocks - 1)
+    variance = inflation * square / (len(kept) * (len(kept) - 1)) + of_runs * square / (blocks - 1)
     return _Centre(fmean(kept), variance, len(kept) - 1)
 
 
@@ -200,63 +203,37 @@ def _squares(values: Sequence[float], middle: float) -> float:
 
 def _correlation(means: Sequence[float]) -> float:
     """How much a block resembles the one before: 0 to 0.8."""
-    count, middle = len(means), fmean(means)
-    square = _squares(means, middle)
-    if not square:
+    middle = fmean(means)
+    if not (square := _squares(means, middle)):
         return 0.0
     apart = [each - middle for each in means]
     found = sum(a * b for a, b in pairwise(apart)) / square
     # In a few blocks it is too low by about this much.
-    return min(max(found + 1 / count, 0.0), 0.8)
+    return min(max(found + 1 / len(means), 0.0), 0.8)
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """The probability of a larger |t|, by Student's distribution."""
-    return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+    """The probability of a larger |t|, by Student's distribution.
+
+    With t the tangent of an angle, its density is a power of the cosine (Simpson's rule).
+    """
+    first = math.atan(t / math.sqrt(freedom))
+    width = (math.pi / 2 - first) / _PANELS
+    angles = (first + at * width for at in range(_PANELS + 1))
+    heights = [math.pow(max(math.cos(angle), 0.0), freedom - 1) for angle in angles]
+    sums = heights[0] + heights[-1] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2])
+    whole = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    return min(2 * sums * width / 3 / (whole * math.sqrt(math.pi)), 1.0)
 
 
+@lru_cache(maxsize=256)
 def quantile(confidence: float, freedom: float) -> float:
     """The |t| that is exceeded with a probability of 1 - *confidence*."""
     low, high = 0.0, 1000.0
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
-        if two_sided(middle, freedom) > 1 - confidence:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if two_sided(middle, freedom) > 1 - confidence else (low, middle)
     return high
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction (Lentz)."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(1 - x, b, a)
-    front = (
-        math.exp(
-            math.lgamma(a + b)
-            - math.lgamma(a)
-            - math.lgamma(b)
-            + a * math.log(x)
-            + b * math.log1p(-x)
-        )
-        / a
-    )
-    tiny = 1e-300
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
-    result = d
-    for m in range(1, 300):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            result *= c * d
-        if abs(c * d - 1) < 1e-12:
-            break
-    return front * result
 
 
 def holm(ps: Sequence[float]) -> list[float]:

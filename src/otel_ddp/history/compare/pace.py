@@ -71,7 +71,7 @@ def _beside(phase: str, first: Phases, second: Phases) -> Beside | None:
     if not all(0 < seconds < math.inf for pair in (*fast, *other) for seconds in pair):
         return None
     tests = [
-        blocks.test_means(_beside_each(fast, follows), _beside_each(other, follows), _EQUAL_RUNS)
+        blocks.of_means(_beside_each(fast, follows), _beside_each(other, follows), _EQUAL_RUNS)
         for follows in _FOLLOWS
     ]
     apart = [each.after - each.before for each in tests]

@@ -79,7 +79,7 @@ BESIDE: Mapping[str, Callable[[list[History], Beside], dict[str, Any]]] = {
     "postmortems": postmortems_of,
     "profiles": profiles_of,
 }
-PRIVATE = ("events", "postmortem", "postmortems", "profiles", "trace")
+PRIVATE = ("compare", "events", "postmortem", "postmortems", "profiles", "trace")
 
 
 def trace(histories: list[History], question: Question, beside: Beside) -> Answer:

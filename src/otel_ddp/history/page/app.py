@@ -15,6 +15,7 @@ from typing import Any
 from otel_ddp import files
 from otel_ddp.errors import containment
 from otel_ddp.history import postmortems, profiles
+from otel_ddp.history.compare import render, result, side
 from otel_ddp.history.page import answers, guard, head
 from otel_ddp.history.page.exchange import (
     PACKED,
@@ -28,6 +29,7 @@ from otel_ddp.history.page.exchange import (
 from otel_ddp.history.page.runs import Runs, listed, mapping, whole
 from otel_ddp.history.page.static_files import INDEX, PLOTLY, StaticFiles
 from otel_ddp.history.reader import Unreadable
+from otel_ddp.history.whole_run import WholeRun
 
 # The views of the page: which one it is, its script reads from the address.
 _VIEWS = re.compile(r"/(runs|compare|now|run(/.*)?)?")
@@ -161,6 +163,8 @@ class App:
             self._check_private(question)
         if name == "postmortem":
             return self._postmortem(question.text("name"))
+        if path == "compare":
+            return as_json(200, self._compared(question))
         return self._of_run(name, as_table, question)
 
     def _of_run(self, path: str, as_table: bool, question: Question) -> Answer:
@@ -185,6 +189,19 @@ class App:
         if path in ("values", "node"):
             return as_csv(found["series"])
         raise Refused(404, f"{path} is no table")
+
+    def _compared(self, question: Question) -> dict[str, Any]:
+        """What `otel-ddp compare` says of two runs."""
+        groups = question.texts("group")
+        sides = []
+        for at, run in enumerate(question.texts("run")[:2]):
+            group = groups[at] if at < len(groups) else None
+            with self._runs.opened(group, run) as histories:
+                sides.append(side.of_run(WholeRun(histories)))
+        if len(sides) < 2:
+            raise Refused(400, "name two runs")
+        found = result.compare(sides[:1], sides[1:])
+        return {**found.to_json(), "tables": [each._asdict() for each in render.tables(found)]}
 
     def _folders(self) -> list[Path]:
         """Where post-mortems may lie."""

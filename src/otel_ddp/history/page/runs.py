@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 from otel_ddp.history import directory
 from otel_ddp.history.page.exchange import Refused
-from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged, is_silent
+from otel_ddp.history.reader import DAMAGE, History, Unreadable, damaged, is_silent, worst_state
 from otel_ddp.words import HARMLESS_VERDICTS, VERDICTS
 
-# From the worst end to the best, behind what goes on.
-_STATES = ("running", "starting", "killed", "failed", "finished")
 _MOST_SUMMARY = 60
 _MOST_SENTENCES = 5
 
@@ -149,7 +147,7 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
         whole_run[key] = sorted({one for each in parts for one in each[key]})
     # Only the first node has seen rank 0, which tells it.
     whole_run["script"] = next((each["script"] for each in parts if each["script"]), None)
-    whole_run["state"] = min((each["state"] for each in parts), key=_order)
+    whole_run["state"] = worst_state(each["state"] for each in parts)
     whole_run["step"] = max(
         (each["step"] for each in parts if each["step"] is not None), default=None
     )
@@ -185,11 +183,7 @@ def _harm(verdict: Mapping[str, Any]) -> tuple[bool, bool, int, float, int]:
 
 def state_of(histories: list[History]) -> str:
     """Of all nodes together."""
-    return min((each.state for each in histories), key=_order)
-
-
-def _order(state: str) -> int:
-    return _STATES.index(state) if state in _STATES else 0
+    return worst_state(each.state for each in histories)
 
 
 def mapping(found: Any) -> Mapping[str, Any]:

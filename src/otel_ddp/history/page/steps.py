@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_ddp.history.page.exchange import Question
 from otel_ddp.history.reader import History, Series, rank_order
-from otel_ddp.history.schema import STEP_COLUMNS
+from otel_ddp.history.tables import STEP_COLUMNS
 from otel_ddp.words import PHASE, PHASES
 
 # Numbers of one matrix, rank by step.

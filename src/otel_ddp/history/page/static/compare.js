@@ -50,13 +50,14 @@ class Compare {
     this.count = el("p", { class: "quiet", role: "status" });
     this.configs = el("div");
     this.atStep = el("div");
+    this.result = el("div");
     this.names = [];
     const filter = el("input", { type: "search", value: chosen("name"), input: () => { choose("name", filter.value); this.lay(); } });
     this.filter = filter;
     const step = el("input", { type: "number", min: "0", value: chosen("at"), placeholder: "last", change: () => { choose("at", step.value); this.showStep().catch(() => {}); } });
     this.step = step;
     this.element = el(
-      "div", {}, el("h1", {}, `Compare ${runs.length} runs`), this.legend, this.controls,
+      "div", {}, el("h1", {}, `Compare ${runs.length} runs`), this.legend, this.result, this.controls,
       el("section", { "aria-labelledby": "values" }, el("h2", { id: "values" }, "Logged values"), el("div", { class: "controls" }, labelled("Names with", filter)), this.count, this.grid),
       el("section", { "aria-labelledby": "timing" }, el("h2", { id: "timing" }, "Step time"), el("div", { class: "grid wide" }, this.stepTime().element)),
       el("section", { "aria-labelledby": "at" }, el("h2", { id: "at" }, "Values at one step"), el("div", { class: "controls" }, labelled("Step", step)), this.atStep),
@@ -78,7 +79,19 @@ class Compare {
     if (seen === this.seen) return;
     this.seen = seen;
     if (!isFirst) this.axis.refresh();
-    await this.showStep();
+    await Promise.all([this.showStep(), this.showResult()]);
+  }
+
+  /** What `otel-ddp compare` says of two runs. */
+  async showResult() {
+    if (this.runs.length !== 2 || !this.heads.every((head) => head.config)) return;
+    const answer = await ask("compare", { run: this.runs.map((each) => each.run), group: this.heads.map((head) => head.group) });
+    const named = `A is ${answer.a}, B is ${answer.b}`;
+    fill(
+      this.result, el("h2", {}, "Result"), el("p", {}, el("strong", {}, answer.conclusion)),
+      answer.tables.map(({ heads, rows }) => table(`${heads[0]}: ${named}`, heads, rows.map(([name, ...cells]) => [name, ...cells.map(number)]))),
+      answer.notes.map((note) => el("p", { class: "quiet" }, note)),
+    );
   }
 
   showLegend() {

@@ -9,12 +9,11 @@ from typing import Any
 
 from otel_ddp import catalog
 from otel_ddp.history.compare import side
-from otel_ddp.history.group_steps import Cell, group_cells, one_cell, rank_cells
+from otel_ddp.history.compare.side import FORMAT, VERSION
 from otel_ddp.history.postmortems import Postmortem
 from otel_ddp.history.profiles import Profile
-from otel_ddp.history.reader import Bucket, Series
-from otel_ddp.history.report_file import FORMAT, VERSION
-from otel_ddp.history.whole_run import WholeRun
+from otel_ddp.history.reader import Bucket
+from otel_ddp.history.whole_run import Cell, StepBuckets, WholeRun, rank_cells
 from otel_ddp.words import PHASES, UNUSUAL_PHASES
 
 # Of a curve, and of the heatmap's columns and rows.
@@ -23,10 +22,10 @@ _MOST_FILES, _MOST_OPERATORS = 5, 20
 # Verdicts that name a rank that others wait for.
 LATE = ("straggler", "imbalance", "recurring")
 _GPU = {
-    "busy_ratio": catalog.HW_GPU_UTILIZATION,
-    "used_bytes": catalog.HW_GPU_MEMORY_USAGE,
-    "power_w": catalog.HW_POWER,
-    "temperature_c": catalog.HW_TEMPERATURE,
+    catalog.HW_GPU_UTILIZATION.name: "busy_ratio",
+    catalog.HW_GPU_MEMORY_USAGE.name: "used_bytes",
+    catalog.HW_POWER.name: "power_w",
+    catalog.HW_TEMPERATURE.name: "temperature_c",
 }
 
 
@@ -34,9 +33,7 @@ def gather(
     run: WholeRun, postmortems: Sequence[Postmortem] = (), profiles: Sequence[Profile] = ()
 ) -> dict[str, Any]:
     """All of it; only the newest step of a run that goes on may be missing."""
-    about, ranks = run.about, run.step_buckets()
-    cells = group_cells(ranks)
-    verdicts = run.verdicts()
+    about, cells, verdicts = run.about, run.cells(), run.verdicts()
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -52,26 +49,22 @@ def gather(
         "late": [_late(each) for each in verdicts if each.get("kind") in LATE],
         "verdicts": verdicts,
         "gpus": list(_gpus(run)),
-        "cost": _cost(about.get("cost") or {}, cells, len(ranks)),
+        "cost": _cost(run, cells),
         "gaps": about.get("gaps") or [],
         "postmortems": [each.described() for each in postmortems[:_MOST_FILES]],
         "profiles": [each.described(_MOST_OPERATORS) for each in profiles[:_MOST_FILES]],
-        "curves": [_curve(*key, buckets) for key, buckets in run.values().items()],
-        "work": _heatmap(ranks),
+        "curves": [_curve(*key, buckets) for key, buckets in run.values.items()],
+        "work": _heatmap(run.step_buckets),
         "compared": side.to_json(side.of_run(run)),
     }
 
 
 def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
-    about, environment = run.about, run.about.get("environment") or {}
+    about = run.about
     began_ns, seen_ns = about.get("began_ns"), about.get("seen_ns")
     duration_s = None
     if isinstance(began_ns, int) and isinstance(seen_ns, int):
         duration_s = (seen_ns - began_ns) / 1e9
-    sizes = [
-        environment.get("world_size"),
-        *(each.get("world_size") for each in run.ranks.values()),
-    ]
     return {
         "group": run.group,
         "run": run.name,
@@ -83,7 +76,7 @@ def _run(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
         "seen_ns": seen_ns,
         "duration_s": duration_s,
         "nodes": run.nodes,
-        "world_size": next((size for size in sizes if size), None),
+        "world_size": run.world_size,
         "steps": round(sum(each.steps for each in cells)),
         "last_step": max((each.get("step") or 0 for each in run.ranks.values()), default=None),
     }
@@ -96,27 +89,30 @@ def _rank(rank: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(run: WholeRun) -> Iterator[dict[str, Any]]:
     """The summary; of a name that has none, what the buckets say."""
-    rows = [row for row in run.about.get("summary") or () if isinstance(row, dict)]
-    seen = {(row.get("name"), row.get("split")) for row in rows}
-    for row in rows:
+    seen = {(row.get("name"), row.get("split")) for row in run.summary}
+    for row in run.summary:
         direction = row.get("direction") or ""
         yield {**row, "direction": direction, "best": row.get(direction) if direction else None}
-    for (name, split), buckets in run.values().items():
+    for (name, split), buckets in run.values.items():
         finite = [each for each in buckets if each.finite]
         if (name, split) in seen or not finite:
             continue
-        low = min(finite, key=lambda each: each.low if each.low is not None else 0.0)
-        high = max(finite, key=lambda each: each.high if each.high is not None else 0.0)
+        low = min(finite, key=lambda each: each.low or 0.0)
+        high = max(finite, key=lambda each: each.high or 0.0)
         last = max(finite, key=lambda each: each.last_ns)
         yield {
             "name": name,
             "split": split,
             "direction": "",
-            "last": {"value": last.last, "step": last.until, "time_ns": last.last_ns},
-            "min": {"value": low.low, "step": low.first, "time_ns": low.first_ns},
-            "max": {"value": high.high, "step": high.first, "time_ns": high.first_ns},
             "best": None,
+            "last": _point(last.last, last.until, last.last_ns),
+            "min": _point(low.low, low.first, low.first_ns),
+            "max": _point(high.high, high.first, high.first_ns),
         }
+
+
+def _point(value: float | None, step: int, time_ns: int) -> dict[str, Any]:
+    return {"value": value, "step": step, "time_ns": time_ns}
 
 
 def _time(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -136,58 +132,40 @@ def _time(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _late(verdict: Mapping[str, Any]) -> dict[str, Any]:
     who, evidence = verdict.get("who") or {}, verdict.get("evidence") or {}
-    return {
-        "kind": verdict.get("kind"),
-        "rank": who.get("rank"),
-        "node": who.get("node"),
-        "phase": verdict.get("phase"),
-        "step": verdict.get("step"),
-        "since_step": verdict.get("since_step"),
-        "since_ns": verdict.get("since_ns"),
-        "until_ns": verdict.get("until_ns"),
-        "lost_s": evidence.get("lost_s"),
-        "sentence": verdict.get("sentence"),
-    }
+    keys = ("kind", "phase", "step", "since_step", "since_ns", "until_ns", "sentence")
+    found = {"rank": who.get("rank"), "node": who.get("node"), "lost_s": evidence.get("lost_s")}
+    return {**found, **{key: verdict.get(key) for key in keys}}
 
 
 def _gpus(run: WholeRun) -> Iterator[dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for history, series in run.series("node"):
         labels = dict(series.key.labels)
-        device = labels.get("hw.id")
+        device, key = labels.get("hw.id"), _GPU.get(series.key.name)
         # An encoder's work is not the device's.
-        is_part = labels.get("hw.gpu.task", "general") != "general"
-        known = series.key.name in {each.name for each in _GPU.values()}
-        if device is None or is_part or not known:
+        if device is None or key is None or labels.get("hw.gpu.task", "general") != "general":
             continue
         node = str(history.about.get("node") or "?")
-        row = found.setdefault(
-            (node, device),
-            {"node": node, "gpu": device, "model": "", "rank": ""},
-        )
+        empty = {"node": node, "gpu": device, "model": "", "rank": ""}
+        row = found.setdefault((node, device), empty)
         row["model"] = row["model"] or labels.get("hw.model", "")
         row["rank"] = row["rank"] or series.key.rank
-        _add_gpu(row, series, history.sums(series))
+        buckets = history.sums(series)
+        highs = [each.high for each in buckets if each.high is not None]
+        if highs and (count := sum(each.finite for each in buckets)):
+            mean = sum(each.total for each in buckets) / count
+            # A device has several sensors: the warmest counts.
+            for name, number in ((f"{key}_mean", mean), (f"{key}_max", max(highs))):
+                row[name] = max(number, row.get(name, number))
     yield from found.values()
 
 
-def _add_gpu(row: dict[str, Any], series: Series, buckets: Sequence[Bucket]) -> None:
-    key = next(key for key, metric in _GPU.items() if metric.name == series.key.name)
-    count = sum(each.finite for each in buckets)
-    highs = [each.high for each in buckets if each.high is not None]
-    if count and highs:
-        # A device has several sensors: the warmest counts.
-        mean = sum(each.total for each in buckets) / count
-        row[f"{key}_mean"] = max(mean, row.get(f"{key}_mean", mean))
-        row[f"{key}_max"] = max(*highs, row.get(f"{key}_max", highs[0]))
-
-
-def _cost(cost: Mapping[str, Any], cells: Sequence[Cell], ranks: int) -> dict[str, Any]:
+def _cost(run: WholeRun, cells: Sequence[Cell]) -> dict[str, Any]:
     """Telemetry's own. The share is of the time that all ranks took for their steps."""
-    steps_s = sum(each.took_s * each.steps for each in cells) * ranks
-    hook_s = cost.get("hook_s")
-    share = hook_s / steps_s if isinstance(hook_s, (int, float)) and steps_s else None
-    return {**cost, "hook_share": share}
+    steps_s = sum(each.took_s * each.steps for each in cells) * len(run.step_buckets)
+    hook_s = run.cost.get("hook_s")
+    share = None if hook_s is None or not steps_s else hook_s / steps_s
+    return {**run.cost, "hook_share": share}
 
 
 def _curve(name: str, split: str, buckets: Sequence[Bucket]) -> dict[str, Any]:
@@ -209,16 +187,18 @@ def _curve(name: str, split: str, buckets: Sequence[Bucket]) -> dict[str, Any]:
     }
 
 
-def _heatmap(ranks: Mapping[str, tuple[str, int, Any]]) -> dict[str, Any]:
+def _heatmap(ranks: StepBuckets) -> dict[str, Any]:
     """The work of each rank per step, by neighbouring steps; the ranks with most work, if many."""
     wide = max((width for _, width, _ in ranks.values()), default=1)
     last = max((each[-1].start for _, _, each in ranks.values() if each), default=0)
     wide *= -(-(last // wide + 1) // _MOST_COLUMNS)
-    rows: dict[str, dict[int, float]] = {}
-    for rank, (_, width, buckets) in ranks.items():
-        grouped = rank_cells(buckets, width, wide)
-        cells = {start: one_cell(group) for start, group in grouped.items()}
-        rows[rank] = {start: _work_s(cell) for start, cell in cells.items()}
+    rows = {
+        rank: {
+            start: round(cell.took_s - cell.phases_s["comm_wait"], 7)
+            for start, cell in rank_cells(buckets, wide).items()
+        }
+        for rank, (_, _, buckets) in ranks.items()
+    }
     starts = sorted({start for row in rows.values() for start in row})
     shown = sorted(rows, key=lambda rank: -sum(rows[rank].values()))[:_MOST_ROWS]
     order = [rank for rank in rows if rank in shown]
@@ -227,13 +207,5 @@ def _heatmap(ranks: Mapping[str, tuple[str, int, Any]]) -> dict[str, Any]:
         "left_out": len(rows) - len(order),
         "first_steps": starts,
         "steps_each": wide,
-        "work_s": [[_rounded(rows[rank].get(start)) for start in starts] for rank in order],
+        "work_s": [[rows[rank].get(start) for start in starts] for rank in order],
     }
-
-
-def _work_s(cell: Cell) -> float:
-    return cell.took_s - cell.phases_s["comm_wait"]
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 7)

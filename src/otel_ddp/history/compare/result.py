@@ -1,0 +1,301 @@
+"""The result of a comparison, as the command and the page show it; and limits on it for a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from otel_ddp.history.compare import blocks
+from otel_ddp.history.compare.rows import (
+    LEAST_CHANGE,
+    SIGNIFICANT_P,
+    Row,
+    special_rows,
+    step_rows,
+    value_rows,
+)
+from otel_ddp.history.compare.side import Side
+from otel_ddp.history.whole_run import Cell
+
+# The first steps fill caches, grow buffers, tune kernels.
+_WARM_UP_SHARE, _FEWEST_WARM_UP, _MOST_WARM_UP = 0.05, 10, 500
+_LIMIT = re.compile(r"(.+):\s*([+-])\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
+
+
+class Used(NamedTuple):
+    """How many steps of a run went into the test, and how many did not."""
+
+    used: int
+    warm_up: int
+    unusual: int
+    pauses: int
+
+
+class Differing(NamedTuple):
+    """A setting that is not the same."""
+
+    name: str
+    a: str
+    b: str
+
+
+class Comparison(NamedTuple):
+    """Two runs beside each other, or several on a side."""
+
+    before: list[Side]
+    after: list[Side]
+    used: tuple[Used, Used]
+    """Of all runs of a side together."""
+    rows: list[Row]
+    conditions: list[Differing]
+    """What makes the steps differ by itself."""
+    config: list[Differing]
+    """Other settings that differ."""
+
+    @property
+    def block(self) -> int:
+        """Steps in the longest block; 0: whole runs were compared."""
+        return max((row.difference.block for row in self.rows if row.difference), default=0)
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence: what differs."""
+        parts = []
+        for word, verdict in (("worse", "worse"), ("better", "better"), ("different", "differs")):
+            if told := [row for row in self.rows if row.verdict == verdict]:
+                changes = ", ".join(f"{row.shown} {percent(row.change)}" for row in told)
+                parts.append(f"{word}: {changes}")
+        tested = any(row.difference for row in self.rows)
+        nothing = "no significant difference" if tested else "nothing could be tested"
+        return "; ".join(parts) or nothing
+
+    def notes(self) -> Iterator[str]:
+        """How it was tested."""
+        for letter, used in zip("AB", self.used, strict=True):
+            counts = (
+                *((used.warm_up, "to warm up"), (used.unusual, "unusual (checkpoint, ...)")),
+                (used.pauses, "with a pause"),
+            )
+            left = ", ".join(f"{count} {what}" for count, what in counts if count)
+            yield f"{letter}: {used.used} steps{f', without {left}' if left else ''}."
+        how = f"by blocks of up to {self.block} steps" if self.block else "by whole runs"
+        yield (
+            f"p: {how}, corrected for several tests. Told of: p < {SIGNIFICANT_P:g} and a change "
+            f"of {LEAST_CHANGE * 100:g} % or more."
+        )
+        told = [row for row in self.rows if row.verdict and not row.of_value and self.block]
+        for row in told:
+            if row.beside is not None:
+                yield (
+                    f"{row.name}: by how much its fast steps changed beside the other phases. What "
+                    "the machine slows as a whole drops out."
+                )
+        if any(row.beside is None for row in told):
+            yield (
+                "One run on each side: where other work shares the machine, equal runs differ as "
+                "well. Several on a side, A1,A2,A3 B1,B2,B3, tell the code from the machine."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs and the page; docs/compare.md lists the keys."""
+        return {
+            "version": 1,
+            "a": [each.title for each in self.before],
+            "b": [each.title for each in self.after],
+            "steps": [each._asdict() for each in self.used],
+            "conditions": [each._asdict() for each in self.conditions],
+            "config": [each._asdict() for each in self.config],
+            "rows": [_json_row(row) for row in self.rows],
+            "conclusion": self.conclusion,
+            "notes": list(self.notes()),
+        }
+
+
+def _json_row(row: Row) -> dict[str, Any]:
+    low, high = row.interval or (None, None)
+    return {
+        "name": row.name,
+        "split": row.split,
+        "kind": "value" if row.of_value else "step",
+        "unit": row.unit,
+        "a": row.before,
+        "b": row.after,
+        "change": row.change,
+        "beside_the_rest": row.beside is not None,
+        "difference_low": low,
+        "difference_high": high,
+        "p": row.p,
+        "untested": row.untested or None,
+        "verdict": row.verdict or None,
+        "last": list(row.last),
+        "best": list(row.best),
+    }
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{round(share * 100, 1) + 0.0:+.1f} %"
+
+
+def compare(
+    before: Sequence[Side], after: Sequence[Side], warm_up: int | None = None
+) -> Comparison:
+    """All that both sides have, each one run or several.
+
+    *warm_up*: steps to leave out, instead of our choice.
+    """
+    first, first_used = _usual_of_all(before, warm_up)
+    second, second_used = _usual_of_all(after, warm_up)
+    others = {key for side in (*before, *after) for key in side.conditions}
+    config = _differing([side.config for side in before], [side.config for side in after])
+    return Comparison(
+        [*before],
+        [*after],
+        (first_used, second_used),
+        [*step_rows(first, second), *special_rows(before, after), *value_rows(before, after)],
+        _differing([side.conditions for side in before], [side.conditions for side in after]),
+        [each for each in config if each.name not in others],
+    )
+
+
+def _differing(
+    before: Sequence[dict[str, str]], after: Sequence[dict[str, str]]
+) -> list[Differing]:
+    def words(runs: Sequence[dict[str, str]], key: str) -> str:
+        return ", ".join(sorted({each.get(key, "-") for each in runs}))
+
+    keys = dict.fromkeys(key for each in (*before, *after) for key in each)
+    found = (Differing(key, words(before, key), words(after, key)) for key in keys)
+    return [each for each in found if each.a != each.b]
+
+
+def _usual_of_all(runs: Sequence[Side], warm_up: int | None) -> tuple[list[list[Cell]], Used]:
+    cells, used = zip(*(_usual(each.cells, warm_up) for each in runs), strict=True)
+    return list(cells), Used(*map(sum, zip(*used, strict=True)))
+
+
+def _usual(cells: Sequence[Cell], warm_up: int | None) -> tuple[list[Cell], Used]:
+    """The steps that are like most: after the warm-up, without special ones and pauses."""
+    if warm_up is None:
+        share = int(_steps(cells) * _WARM_UP_SHARE)
+        warm_up = min(max(share, _FEWEST_WARM_UP), _MOST_WARM_UP)
+    passed, warm = 0.0, list(cells)
+    while warm and passed < warm_up:
+        passed += warm.pop(0).steps
+    usual = [each for each in warm if each.usual and each.steps]
+    kept = [usual[at] for at in blocks.without_pauses([c.took_s for c in usual])] if usual else []
+    used, of_usual = _steps(kept), _steps(usual)
+    counts = used, passed, _steps(warm) - of_usual, of_usual - used
+    return kept, Used(*map(round, counts))
+
+
+def _steps(cells: Sequence[Cell]) -> float:
+    return sum(each.steps for each in cells)
+
+
+# -- limits
+
+
+class BadLimit(ValueError):
+    """What was asked cannot be understood, or is not in both runs."""
+
+
+class Limit(NamedTuple):
+    """`loss:+1%`: the second run's loss may be 1 % higher, and no more."""
+
+    name: str
+    up: bool
+    amount: float
+    is_share: bool
+
+    @property
+    def shown(self) -> str:
+        size = f"{self.amount * 100:g}%" if self.is_share else f"{self.amount:g}"
+        return f"{self.name}:{'+' if self.up else '-'}{size}"
+
+
+class Kept(NamedTuple):
+    """What became of a limit."""
+
+    limit: Limit
+    row: Row
+    change: float
+    outcome: str
+    """`kept`, `exceeded`, or `uncertain`: beyond it, but chance may explain that."""
+
+    @property
+    def sentence(self) -> str:
+        size = f"{self.change * 100:+.1f} %" if self.limit.is_share else f"{self.change:+.4g}"
+        beside = "" if self.row.beside is None else " beside the other phases"
+        words = f"{self.row.shown} changed by {size}{beside}, the limit is {self.limit.shown}"
+        if self.outcome == "kept":
+            return f"kept: {words}"
+        if self.outcome == "uncertain":
+            # One run on each side is tested by blocks of it.
+            by_blocks = self.row.difference is not None and self.row.difference.block
+            machine = ", or the pace of the machine" if by_blocks and not self.row.of_value else ""
+            return f"not significant: {words}; p = {self.row.p:.2g}, so this may be chance{machine}"
+        if self.row.p is None:
+            return f"EXCEEDED: {words} (there is no test: {self.row.untested})"
+        return f"EXCEEDED: {words}; p {shown_p(self.row.p)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "limit": self.limit.shown,
+            "name": self.row.name,
+            "split": self.row.split,
+            "change": self.change,
+            "outcome": self.outcome,
+        }
+
+
+def shown_p(p: float) -> str:
+    """`< 0.0001`, or `= 0.02`."""
+    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"
+
+
+def limits(text: str) -> list[Limit]:
+    """The limits in `step_time:+5%,val/loss:+0.02`; raises BadLimit."""
+    found = []
+    for each in filter(None, map(str.strip, text.split(","))):
+        parts = _LIMIT.fullmatch(each)
+        if parts is None:
+            raise BadLimit(
+                f"{each!r} is no limit. Write a name, a colon, + or -, and how much: "
+                "step_time:+5%, accuracy:-0.01."
+            )
+        share = bool(parts[4])
+        amount = float(parts[3]) / (100 if share else 1)
+        found.append(Limit(parts[1], parts[2] == "+", amount, share))
+    return found
+
+
+def check(asked: Sequence[Limit], comparison: Comparison) -> list[Kept]:
+    """Each limit with what became of it; raises BadLimit for a name that is not in both runs."""
+    return [_kept(limit, row) for limit in asked for row in _rows(limit, comparison)]
+
+
+def _rows(limit: Limit, comparison: Comparison) -> list[Row]:
+    rows = comparison.rows
+    found = [row for row in rows if row.name == limit.name] or [
+        row for row in rows if row.split and f"{row.split}/{row.name}" == limit.name
+    ]
+    # A phase and a logged value may share a name: the phase is meant.
+    found = [row for row in found if not row.of_value] or found
+    if not found:
+        names = ", ".join(dict.fromkeys(row.name for row in rows)) or "nothing"
+        raise BadLimit(f"{limit.shown}: not both runs have {limit.name!r}. Both have: {names}.")
+    for row in found:
+        if row.apart is None or (limit.is_share and not row.before):
+            raise BadLimit(f"{limit.shown}: {row.shown} has no value that a share could be of.")
+    return found
+
+
+def _kept(limit: Limit, row: Row) -> Kept:
+    # _rows() has refused a row without values.
+    change = (row.change if limit.is_share else row.apart) or 0.0
+    if (change if limit.up else -change) <= limit.amount:
+        return Kept(limit, row, change, "kept")
+    # A single value, or a few, are what they are.
+    certain = row.significant or row.p is None
+    return Kept(limit, row, change, "exceeded" if certain else "uncertain")

@@ -1,0 +1,284 @@
+"""What is compared, a row each: how long a step takes, what it is made of, each logged value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import fmean
+from typing import NamedTuple
+
+from otel_ddp.history.compare import blocks, pace
+from otel_ddp.history.compare.blocks import Difference
+from otel_ddp.history.compare.pace import Beside
+from otel_ddp.history.compare.side import Side, Value
+from otel_ddp.history.whole_run import Cell
+from otel_ddp.words import PHASE, UNUSUAL_PHASES
+
+SIGNIFICANT_P = 0.01
+# Below it a change is not worth a word, however certain it is.
+LEAST_CHANGE = 0.01
+# A phase that is less of a step than this in both runs is listed, and not tested.
+_LEAST_SHARE = 0.01
+# A phase that changes by less than this share of a step is not told of.
+_LEAST_OF_STEP = 0.005
+# A change beside the others that is larger than the one that was measured, by more than this, is
+# one of the others where the pace does not explain it.
+_MOST_BEYOND = 1.1
+# Steps in a cell, on average, for its fast ones to be found.
+_MOST_TOGETHER = 4
+# Of the steps that both runs have: the part whose values are compared.
+_LAST_PART = 0.2
+# What people call the catalogue's words.
+_CALLED = {"comm_wait": "wait"}
+
+_Runs = Sequence[Sequence[Cell]]
+
+
+class Row(NamedTuple):
+    """One measure of both sides, and what is told of it."""
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    better: str
+    """`min`, `max`, or empty."""
+    difference: Difference | None = None
+    """None: there was no test, and `untested` says why."""
+    p: float | None = None
+    """Corrected for the number of tests."""
+    untested: str = ""
+    split: str = ""
+    of_value: bool = False
+    last: tuple[float | None, float | None] = (None, None)
+    best: tuple[float | None, float | None] = (None, None)
+    matters: bool = True
+    """False: a change of this phase is hardly any part of a step."""
+    beside: Beside | None = None
+    """If not None, the change is this: a machine with another pace does not explain it."""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name} ({self.split})" if self.split else self.name
+
+    @property
+    def apart(self) -> float | None:
+        """By how much the second differs from the first."""
+        if self.before is None or self.after is None:
+            return None
+        return self.after - self.before if self.beside is None else self.beside.change * self.before
+
+    @property
+    def change(self) -> float | None:
+        """As a share of before; None if that is unknown or 0."""
+        return self.apart / abs(self.before) if self.before and self.apart is not None else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The change lies between these, with a confidence of 99 %."""
+        if self.beside is not None and self.before is not None:
+            return self.beside.low * self.before, self.beside.high * self.before
+        found = self.difference
+        return None if found is None else (found.low, found.high)
+
+    @property
+    def significant(self) -> bool:
+        """Whether chance does not explain the difference."""
+        return self.p is not None and self.p < SIGNIFICANT_P
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, `differs`, or empty if there is nothing to say."""
+        changed = self.change is None or abs(self.change) >= LEAST_CHANGE
+        if not (self.significant and changed and self.matters):
+            return ""
+        if not self.better or self.apart is None:
+            return "differs"
+        return "better" if (self.apart < 0) == (self.better == "min") else "worse"
+
+
+def _corrected(rows: Sequence[Row]) -> list[Row]:
+    """With a p that is larger the more tests there are."""
+    adjusted = iter(blocks.holm([row.p for row in rows if row.p is not None]))
+    return [row if row.p is None else row._replace(p=next(adjusted)) for row in rows]
+
+
+def _tested(row: Row, found: Difference | None, why_not: str) -> Row:
+    if found is None:
+        return row._replace(untested=why_not)
+    return row._replace(before=found.before, after=found.after, difference=found, p=found.p)
+
+
+def _mean_of_runs(runs: Sequence[Sequence[float]]) -> float | None:
+    """Each run counts once, however long it was."""
+    means = [fmean(run) for run in runs if run]
+    return fmean(means) if means else None
+
+
+# -- steps
+
+
+class _Measure(NamedTuple):
+    """One number of each step, of all runs of both sides."""
+
+    name: str
+    unit: str
+    better: str
+    sides: tuple[list[list[float]], list[list[float]]]
+
+
+def step_rows(first: _Runs, second: _Runs) -> list[Row]:
+    """A row for each measure that both sides have; of usual steps."""
+    measures = list(_measures(first, second))
+    whole, *parts = map(_step_row, measures)
+    step_s = [whole.before or 0.0, whole.after or 0.0]
+    rows = _corrected([whole, *(_weighed(row, step_s) for row in parts)])
+    if len(first) == len(second) == 1 and _has_fast_steps((*first, *second)):
+        work = [each for each in measures[1:] if each.unit == "s" and each.name != "wait"]
+        rows = _with_what_is_no_pace(work, rows, step_s)
+    return rows
+
+
+def _measures(first: _Runs, second: _Runs) -> Iterator[_Measure]:
+    def measure(name: str, unit: str, better: str, of: Callable[[Cell], float]) -> _Measure:
+        one, other = ([[of(cell) for cell in run] for run in side] for side in (first, second))
+        return _Measure(name, unit, better, (one, other))
+
+    def known(found: _Measure) -> list[bool]:
+        return [any(run) for side in found.sides for run in side]
+
+    yield measure("step_time", "s", "min", lambda cell: cell.took_s)
+    work = measure(
+        *("throughput", "1/s", "max"),
+        lambda cell: cell.work / cell.took_s if cell.took_s else 0.0,
+    )
+    if all(known(work)):
+        yield work
+    for word in (word for word in PHASE if word not in UNUSUAL_PHASES):
+        phase = measure(*(_CALLED.get(word, word), "s", "min"), partial(_of_phase, word))
+        if any(known(phase)):
+            yield phase
+
+
+def _of_phase(word: str, cell: Cell) -> float:
+    return cell.phases_s.get(word, 0.0)
+
+
+def _step_row(measure: _Measure) -> Row:
+    first, second = measure.sides
+    row = Row(*measure[:2], _mean_of_runs(first), _mean_of_runs(second), measure.better)
+    if len(first) == len(second) == 1:
+        return _tested(row, blocks.of_steps(first[0], second[0]), "too few steps")
+    one, other = ([blocks.trimmed_mean(run) for run in runs if run] for runs in measure.sides)
+    return _tested(row, blocks.of_runs(one, other), "too few runs")
+
+
+def _weighed(row: Row, step_s: Sequence[float]) -> Row:
+    """Whether this phase is a part of the step that is worth a word."""
+    if row.unit != "s":
+        return row
+    before, after = row.before or 0.0, row.after or 0.0
+    if before < _LEAST_SHARE * step_s[0] and after < _LEAST_SHARE * step_s[1]:
+        row = row._replace(difference=None, p=None, untested="below 1 % of a step")
+    return row._replace(matters=abs(row.apart or 0.0) >= _LEAST_OF_STEP * step_s[0])
+
+
+def _has_fast_steps(runs: _Runs) -> bool:
+    """Whether what is known is about single steps, or few; a mean of many is never fast."""
+    return all(fmean(cell.steps for cell in run) <= _MOST_TOGETHER for run in runs if run)
+
+
+def _with_what_is_no_pace(
+    work: Sequence[_Measure], rows: Sequence[Row], step_s: Sequence[float]
+) -> list[Row]:
+    """A phase that has changed beside the others is told, though the pace may hide by how much."""
+    changed = pace.most_changed(
+        *({each.name: each.sides[side][0] for each in work} for side in (0, 1))
+    )
+    if changed is None:
+        return [*rows]
+    return [
+        _weighed(row._replace(p=changed.p, beside=changed), step_s)
+        if row.name == changed.phase and not row.significant and _fits_the_clock(row, changed)
+        else row
+        for row in rows
+    ]
+
+
+def _fits_the_clock(row: Row, changed: Beside) -> bool:
+    """Whether the pace of these runs varies enough to explain what else is seen of this phase.
+
+    Where it is steady, a phase that stays as it is only looks slower once the others are faster.
+    """
+    if row.before is None or row.apart is None or row.difference is None:
+        return False
+    apart = changed.change * row.before
+    is_alike = row.apart * apart > 0 and abs(apart) <= _MOST_BEYOND * abs(row.apart)
+    return is_alike or row.difference.low <= apart <= row.difference.high
+
+
+def special_rows(before: Sequence[Side], after: Sequence[Side]) -> Iterator[Row]:
+    """What comes now and then: its share of all steps, without a test."""
+    for word in UNUSUAL_PHASES:
+        one, other = (fmean(_share_of_all(s.cells, word) for s in runs) for runs in (before, after))
+        if one or other:
+            why = "not in every step"
+            yield Row(word, "s", one, other, "min", untested=why, matters=False)
+
+
+def _share_of_all(cells: Sequence[Cell], word: str) -> float:
+    steps = sum(each.steps for each in cells)
+    return sum(each.phases_s.get(word, 0.0) * each.steps for each in cells) / (steps or 1)
+
+
+# -- values
+
+
+def value_rows(before: Sequence[Side], after: Sequence[Side]) -> list[Row]:
+    """What all runs have logged."""
+    rows = []
+    for key in ((each.name, each.split) for each in before[0].values):
+        one, other = ([side.value(*key) for side in runs] for runs in (before, after))
+        first, second = ([each for each in runs if each is not None] for runs in (one, other))
+        if len(first) == len(one) and len(second) == len(other):
+            rows.append(_value_row(first, second))
+    return _corrected(rows)
+
+
+def _value_row(before: list[Value], after: list[Value]) -> Row:
+    until = min((each.steps[-1] for each in (*before, *after) if each.steps), default=0)
+    first, second = ([_last_part(each, until) for each in runs] for runs in (before, after))
+    values = [[[*run.values()] for run in runs] for runs in (first, second)]
+    row = Row(
+        *(before[0].name, "", _mean_of_runs(values[0]), _mean_of_runs(values[1])),
+        better=before[0].direction or after[0].direction,
+        split=before[0].split,
+        of_value=True,
+        last=(_only([each.last for each in before]), _only([each.last for each in after])),
+        best=(_only([each.best for each in before]), _only([each.best for each in after])),
+    )
+    if len(first) == len(second) == 1:
+        few = min(len(first[0]), len(second[0]))
+        why = f"only {few} value{'' if few == 1 else 's'} in the last part"
+        return _tested(row, _test_values(first[0], second[0]), why)
+    means = ([fmean(run) for run in runs if run] for runs in values)
+    return _tested(row, blocks.of_runs(*means), "too few runs")
+
+
+def _last_part(value: Value, until: int) -> dict[int, float]:
+    since = until - until * _LAST_PART
+    pairs = zip(value.steps, value.means, strict=True)
+    return {step: mean for step, mean in pairs if since <= step <= until}
+
+
+def _test_values(one: dict[int, float], other: dict[int, float]) -> Difference | None:
+    paired = [step for step in one if step in other]
+    if 2 * len(paired) >= max(len(one), len(other)):
+        return blocks.of_pairs([one[step] for step in paired], [other[step] for step in paired])
+    return blocks.of_values([*one.values()], [*other.values()])
+
+
+def _only(found: Sequence[float | None]) -> float | None:
+    """The mean over runs; None if one has none."""
+    known = [each for each in found if each is not None]
+    return fmean(known) if known and len(known) == len(found) else None

@@ -1,0 +1,165 @@
+"""The tables of a history, and what is summed up for them: one SQLite file of a run on a node.
+
+Nothing is kept of single steps or values for ever: neighbours are summed up into buckets, each with
+its lowest, its highest and its last value. A series that outgrows its share gets buckets twice as
+wide, so a file stays small however long its run is. docs/history.md describes the tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from otel_ddp.words import PHASE_CODE, PHASES
+
+VERSION: Final = 1
+"""SQLite's user_version. A reader refuses a later one."""
+# SQLite's application_id: "oddp".
+APPLICATION: Final = 0x6F646470
+SUFFIX: Final = ".sqlite"
+
+# In the order of the columns.
+PHASE_COLUMNS: Final = tuple(f"{word}_ns" for word in PHASES)
+SUM_COLUMNS: Final = (
+    *("first", "until", "first_ns", "last_ns", "finite", "total"),
+    *("low", "high", "last", "nonfinite", "epoch"),
+)
+STEP_COLUMNS: Final = (
+    *("first", "until", "first_ns", "last_ns", "steps", "took_ns", "low_ns", "high_ns"),
+    *("unusual", "work", *PHASE_COLUMNS),
+)
+
+_PHASES = ", ".join(f"{column} INTEGER NOT NULL" for column in PHASE_COLUMNS)
+TABLES: Final = f"""
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE ranks (rank TEXT PRIMARY KEY, about TEXT NOT NULL);
+CREATE TABLE journals (
+  journal TEXT PRIMARY KEY, position INTEGER NOT NULL, host_ns INTEGER NOT NULL,
+  device_ns INTEGER NOT NULL
+);
+CREATE TABLE series (
+  id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, rank TEXT NOT NULL,
+  labels TEXT NOT NULL, width INTEGER NOT NULL, UNIQUE (kind, name, rank, labels)
+);
+CREATE TABLE sums (
+  series INTEGER NOT NULL, start INTEGER NOT NULL, first INTEGER NOT NULL, until INTEGER NOT NULL,
+  first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, finite INTEGER NOT NULL, total REAL NOT NULL,
+  low REAL, high REAL, last REAL, nonfinite INTEGER NOT NULL, epoch REAL,
+  PRIMARY KEY (series, start)
+) WITHOUT ROWID;
+CREATE TABLE steps (
+  series INTEGER NOT NULL, start INTEGER NOT NULL, first INTEGER NOT NULL, until INTEGER NOT NULL,
+  first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, steps INTEGER NOT NULL,
+  took_ns INTEGER NOT NULL, low_ns INTEGER NOT NULL, high_ns INTEGER NOT NULL,
+  unusual INTEGER NOT NULL, work INTEGER NOT NULL, {_PHASES},
+  PRIMARY KEY (series, start)
+) WITHOUT ROWID;
+CREATE TABLE events (
+  id INTEGER PRIMARY KEY, time_ns INTEGER NOT NULL, step INTEGER, rank TEXT NOT NULL,
+  name TEXT NOT NULL, severity TEXT NOT NULL, body TEXT NOT NULL, attributes TEXT NOT NULL
+);
+CREATE TABLE verdicts (
+  id TEXT PRIMARY KEY, kind TEXT NOT NULL, rank TEXT NOT NULL, phase TEXT NOT NULL,
+  step INTEGER, since_ns INTEGER NOT NULL, until_ns INTEGER, sentence TEXT NOT NULL,
+  about TEXT NOT NULL
+);
+"""
+
+
+class SeriesKey(NamedTuple):
+    """What a series is."""
+
+    kind: str
+    """`value`: logged; `steps`: of a rank, `name` is the clock; `node`: a gauge of the node, of a
+    device or of a process; `counter`: the same of what only grows."""
+    name: str
+    rank: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class ValueSum:
+    """Of the values of one series."""
+
+    __slots__ = SUM_COLUMNS
+
+    def __init__(self, position: int, time_ns: int) -> None:
+        self.first = self.until = position
+        self.first_ns = self.last_ns = time_ns
+        self.finite = self.nonfinite = 0
+        self.total = 0.0
+        self.low: float | None = None
+        self.high: float | None = None
+        self.last: float | None = None
+        self.epoch: float | None = None
+
+    def add(self, position: int, time_ns: int, value: float, epoch: float | None) -> None:
+        """One more value. *position*: the step, or whatever the series is counted by."""
+        if position < self.first:
+            self.first = position
+        if position > self.until:
+            self.until = position
+        if time_ns < self.first_ns:
+            self.first_ns = time_ns
+        if math.isfinite(value):
+            self.finite += 1
+            self.total += value
+            if self.low is None or value < self.low:
+                self.low = value
+            if self.high is None or value > self.high:
+                self.high = value
+        else:
+            self.nonfinite += 1
+        if time_ns >= self.last_ns:
+            self.last_ns = time_ns
+            # SQLite has no NaN: it keeps NULL.
+            self.last = value
+            self.epoch = epoch if epoch is not None else self.epoch
+
+    def row(self) -> tuple[Any, ...]:
+        """In the order of the columns."""
+        return tuple(getattr(self, column) for column in SUM_COLUMNS)
+
+
+class StepSum:
+    """Of the steps of one rank, by one clock."""
+
+    __slots__ = (*STEP_COLUMNS[:10], "phases_ns")
+
+    def __init__(self, position: int, began_ns: int) -> None:
+        self.first = self.until = position
+        self.first_ns, self.last_ns = began_ns, 0
+        self.steps = self.took_ns = self.high_ns = self.unusual = self.work = 0
+        self.low_ns = 1 << 62
+        self.phases_ns = [0] * len(PHASES)
+
+    def add(
+        self,
+        position: int,
+        began_ns: int,
+        ended_ns: int,
+        spans: Sequence[tuple[int, int]],
+        work: int,
+        unusual: bool,
+    ) -> None:
+        """One more step. *spans*: phase codes of the journal, and nanoseconds."""
+        self.first = min(self.first, position)
+        self.until = max(self.until, position)
+        self.first_ns = min(self.first_ns, began_ns)
+        self.last_ns = max(self.last_ns, ended_ns)
+        took_ns = ended_ns - began_ns
+        self.steps += 1
+        self.took_ns += took_ns
+        self.low_ns = min(self.low_ns, took_ns)
+        self.high_ns = max(self.high_ns, took_ns)
+        self.work += work
+        self.unusual += unusual
+        phases_ns = self.phases_ns
+        for code, span_ns in spans:
+            phase = code & PHASE_CODE
+            # A phase of a later version is told as "other".
+            phases_ns[phase if phase < len(PHASES) else 0] += span_ns
+
+    def row(self) -> tuple[Any, ...]:
+        """In the order of the columns."""
+        return (*(getattr(self, column) for column in STEP_COLUMNS[:10]), *self.phases_ns)
