@@ -16,7 +16,7 @@ from tools.dashboards.queries import FOLDER, panels
 from tools.dashboards.selectors import RULES_EVERY_S
 
 from otel_ddp import catalog
-from otel_ddp.settings import TABLE
+from otel_ddp.settings import Settings
 from otel_ddp.words import PHASES
 
 Told = dict[str, Any]
@@ -755,7 +755,7 @@ def test_data_sources_read_what_compose_sets() -> None:
 
 def test_the_data_source_has_the_interval_of_the_agents() -> None:
     prometheus, loki, tempo = _yaml("provisioning", "datasources", "otel-ddp.yaml")["datasources"]
-    exports_every_s = next(each for each in TABLE if each.name == "interval_s").default
+    exports_every_s = Settings().interval_s
 
     assert f"{exports_every_s:g}s" == prometheus["jsonData"]["timeInterval"]
     assert prometheus["uid"] == tempo["jsonData"]["tracesToMetrics"]["datasourceUid"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.dashboards.links import UIDS
+from tools.dashboards.links import BOARDS
 from tools.dashboards.queries import FOLDER, panels
 from tools.stack import grafana, loki
 from tools.stack.build import Binaries
@@ -96,20 +96,20 @@ def lines(title: str) -> int:
 
 def file(title: str) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(
-        (FOLDER / f"{UIDS[title].removeprefix('otel-ddp-')}.json").read_text()
+        (FOLDER / f"{BOARDS[title].removeprefix('otel-ddp-')}.json").read_text()
     )
     return told
 
 
-@pytest.mark.parametrize("title", UIDS)
+@pytest.mark.parametrize("title", BOARDS)
 def test_every_panel_of_every_board_shows_something(
     title: str, looking: Browser, played: Scenario, pictures: Path
 ) -> None:
     asked = {"var_run": SHOWN[title]} if title in SHOWN else {}
-    with looking.open(UIDS[title], lines(title), **times(played), **asked) as board:
+    with looking.open(BOARDS[title], lines(title), **times(played), **asked) as board:
         board.open_rows()
         seen = board.panels()
-        board.keep(pictures / f"{UIDS[title]}.png")
+        board.keep(pictures / f"{BOARDS[title]}.png")
 
     assert len(seen) == len(list(panels(file(title))))
     counted = [each for each in seen if each.title not in MAY_BE_EMPTY]
@@ -124,14 +124,14 @@ def test_the_boards_name_who_is_late_and_who_hangs(looking: Browser, played: Sce
         (DEBUG, "Held up by", HUNG_RANK),
     ):
         asked = {"var_run": run.name}
-        with looking.open(UIDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
+        with looking.open(BOARDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
             shown = {each.title: each.text for each in board.panels()}
         assert f"rank {rank} " in shown[title]
 
 
 def test_a_chosen_value_narrows_what_is_shown(looking: Browser, played: Scenario) -> None:
     asked = {"var_run": BASE.name}
-    with looking.open(UIDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
+    with looking.open(BOARDS["Ranks"], lines("Ranks"), **times(played), **asked) as board:
         board.panels()
         rows = board.panel("Ranks with most work").get_by_role("row")
         before = rows.count()
@@ -153,7 +153,7 @@ def test_a_line_of_a_rank_an_exception_a_verdict_and_an_artifact_are_on_the_boar
         "var_rank": str(FAILING_RANK),
         "var_severity": "warn|error|critical|fatal",
     }
-    with looking.open(UIDS["Run"], lines("Run"), **times(played), **asked) as board:
+    with looking.open(BOARDS["Run"], lines("Run"), **times(played), **asked) as board:
         board.open_rows()
         shown = {each.title: each.text for each in board.panels()}
 
@@ -172,11 +172,11 @@ def test_a_line_of_a_rank_an_exception_a_verdict_and_an_artifact_are_on_the_boar
 def test_a_run_in_the_table_leads_to_its_board_and_its_time(
     looking: Browser, played: Scenario
 ) -> None:
-    with looking.open(UIDS["Runs"], lines("Runs"), **times(played)) as board:
+    with looking.open(BOARDS["Runs"], lines("Runs"), **times(played)) as board:
         board.panels()
         board.panel("Runs").get_by_text(LOW.name, exact=True).first.click()
         board.page.get_by_text("Run, from start to end").click()
-        board.page.wait_for_url(f"**/d/{UIDS['Run']}**var-run={LOW.name}**")
+        board.page.wait_for_url(f"**/d/{BOARDS['Run']}**var-run={LOW.name}**")
         shown = {each.title: each.text for each in board.panels()}
 
     assert "finished" in shown["State"]

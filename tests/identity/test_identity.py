@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import identity
-from otel_ddp.identity.identity import GroupFacts, Identity, hand_down, resolve, settle
+from otel_ddp.identity import run_names
+from otel_ddp.identity.identity import GroupFacts, Identity, resolve, settle
 from otel_ddp.identity.readable_names import readable
+from otel_ddp.identity.run_names import hand_down
 
 PID = 4000
 LAUNCHER = 3000
@@ -242,19 +243,19 @@ def test_the_launchers_variables_give_the_ranks_of_a_process(case: str) -> None:
             ("slurm-812.3", "launcher", True),
         ),
         (BY_HAND | {"OTEL_DDP_RUN": "mine"}, ("mine", "given", True)),
-        (BY_HAND | {identity.INHERITED_RUN: "17:parents"}, ("parents", "inherited", True)),
-        (SLURM | {identity.INHERITED_RUN: "17:parents"}, ("slurm-812.3", "launcher", True)),
+        (BY_HAND | {run_names.INHERITED_RUN: "17:parents"}, ("parents", "inherited", True)),
+        (SLURM | {run_names.INHERITED_RUN: "17:parents"}, ("slurm-812.3", "launcher", True)),
         (
-            {identity.INHERITED_RUN: "17:parents", "OTEL_DDP_RANK": "2"},
+            {run_names.INHERITED_RUN: "17:parents", "OTEL_DDP_RANK": "2"},
             ("parents", "inherited", True),
         ),
-        ({identity.INHERITED_RUN: "17:parents"}, ("made-here", "made", True)),
-        ({identity.INHERITED_RUN: "17:parents", "RANK": "1"}, ("parents", "inherited", True)),
+        ({run_names.INHERITED_RUN: "17:parents"}, ("made-here", "made", True)),
+        ({run_names.INHERITED_RUN: "17:parents", "RANK": "1"}, ("parents", "inherited", True)),
         (
-            {identity.INHERITED_RUN: "17:parents", "RANK": "0", "WORLD_SIZE": "1"},
+            {run_names.INHERITED_RUN: "17:parents", "RANK": "0", "WORLD_SIZE": "1"},
             ("made-here", "made", True),
         ),
-        ({identity.INHERITED_RUN: f"{PID}:own"}, ("made-here", "made", True)),
+        ({run_names.INHERITED_RUN: f"{PID}:own"}, ("made-here", "made", True)),
         ({}, ("made-here", "made", True)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, ("made-here", "made", True)),
     ],
@@ -520,7 +521,7 @@ def test_the_child_of_a_torchrun_worker_joins_its_run_and_not_its_rank(tmp_path:
     proc = grow_proc(tmp_path, pids=())
     add_process(proc, 3500, parent=LAUNCHER, env=TORCHRUN)
     add_process(proc, PID, parent=3500)
-    opened = {identity.INHERITED_RUN: "3500:parents:g"}
+    opened = {run_names.INHERITED_RUN: "3500:parents:g"}
 
     child = who(TORCHRUN | opened, proc, in_spawned_child=True)
 
@@ -531,14 +532,14 @@ def test_the_child_of_a_torchrun_worker_joins_its_run_and_not_its_rank(tmp_path:
 @pytest.mark.parametrize(
     ("env", "group"),
     [
-        ({identity.INHERITED_RUN: "3500:parents:g"}, "g"),
-        ({identity.INHERITED_RUN: "3500:parents:"}, "parents"),
+        ({run_names.INHERITED_RUN: "3500:parents:g"}, "g"),
+        ({run_names.INHERITED_RUN: "3500:parents:"}, "parents"),
         # Of the task that this worker did before.
-        ({identity.INHERITED_RUN: f"{PID}:before:g"}, "g"),
-        ({identity.INHERITED_RUN: "3500:parents:g", "OTEL_DDP_GROUP": "mine"}, "mine"),
+        ({run_names.INHERITED_RUN: f"{PID}:before:g"}, "g"),
+        ({run_names.INHERITED_RUN: "3500:parents:g", "OTEL_DDP_GROUP": "mine"}, "mine"),
         ({"OTEL_DDP_RUN": "all"}, "all"),
-        (TORCHRUN | {identity.INHERITED_RUN: "3500:parents:g"}, "g"),
-        (SLURM | {identity.INHERITED_RUN: "3500:parents:g"}, "g"),
+        (TORCHRUN | {run_names.INHERITED_RUN: "3500:parents:g"}, "g"),
+        (SLURM | {run_names.INHERITED_RUN: "3500:parents:g"}, "g"),
     ],
 )
 def test_a_task_of_a_pool_is_a_run_of_its_own_in_the_group_of_its_parent(
@@ -570,7 +571,7 @@ def test_a_child_with_a_run_of_its_own_is_its_only_rank_until_a_process_group_sa
     proc = grow_proc(tmp_path, pids=())
     add_process(proc, 3500, parent=LAUNCHER)
     add_process(proc, PID, parent=3500)
-    opened = {identity.INHERITED_RUN: "3500:parents:g"}
+    opened = {run_names.INHERITED_RUN: "3500:parents:g"}
 
     own = who(opened, proc, in_spawned_child=True, run="own")
     up = settle(own, GroupFacts(3, 4, None, "alpha"), env={})
@@ -699,7 +700,7 @@ def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> No
 
     hand_down("the-run: 100% \u5b9e", "a:group", env)
 
-    assert env[identity.INHERITED_RUN].isascii()
+    assert env[run_names.INHERITED_RUN].isascii()
     child = who(env, proc, in_spawned_child=True)
     rank = who(BY_HAND | env, proc)
     script = who(env, proc)
@@ -713,7 +714,7 @@ def test_a_run_is_handed_down_to_ranks_in_other_processes_only(proc: Path) -> No
 def test_a_sweeps_trial_and_its_children_have_a_run_of_their_own(
     spawned: bool, tmp_path: Path
 ) -> None:
-    sweep = {identity.INHERITED_RUN: "17:sweep"}
+    sweep = {run_names.INHERITED_RUN: "17:sweep"}
     proc = grow_proc(tmp_path, pids=())
     for trial in (3500, 3600):
         add_process(proc, trial, parent=LAUNCHER, env=sweep)
@@ -730,10 +731,10 @@ def test_a_sweeps_trial_and_its_children_have_a_run_of_their_own(
 
 def test_a_child_of_a_trial_that_opened_a_run_joins_that_one(tmp_path: Path) -> None:
     proc = grow_proc(tmp_path, pids=())
-    add_process(proc, 3500, parent=LAUNCHER, env={identity.INHERITED_RUN: "17:sweep"})
+    add_process(proc, 3500, parent=LAUNCHER, env={run_names.INHERITED_RUN: "17:sweep"})
     add_process(proc, PID, parent=3500)
 
-    me = who({identity.INHERITED_RUN: "3500:trial"}, proc, in_spawned_child=True)
+    me = who({run_names.INHERITED_RUN: "3500:trial"}, proc, in_spawned_child=True)
 
     assert (me.run, me.run_from) == ("trial", "inherited")
 

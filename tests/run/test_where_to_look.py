@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node import Node, finished, until
-from otel_ddp.identity import page_address
+from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 from otel_ddp.run import where_to_look
 
@@ -135,31 +135,29 @@ def test_a_program_without_stderr_goes_on(node: Node, before: str) -> None:
 
 def test_the_tunnel_is_for_those_who_came_by_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
-    monkeypatch.setattr(page_address.socket, "gethostname", lambda: "gpu-7")
+    monkeypatch.setattr(addresses.socket, "gethostname", lambda: "gpu-7")
     ssh = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 22"}
 
-    assert page_address.tunnel(BASE, {}) == ""
-    assert page_address.tunnel(BASE, {"SSH_CONNECTION": "nonsense"}) == ""
-    assert page_address.tunnel("http://gpu-7:9464", ssh) == ""
-    assert page_address.tunnel(BASE, ssh) == "ssh -L 9464:localhost:9464 ada@10.0.0.1"
+    assert addresses.tunnel(BASE, {}) == ""
+    assert addresses.tunnel(BASE, {"SSH_CONNECTION": "nonsense"}) == ""
+    assert addresses.tunnel("http://gpu-7:9464", ssh) == ""
+    assert addresses.tunnel(BASE, ssh) == "ssh -L 9464:localhost:9464 ada@10.0.0.1"
     other_port = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.1 2222"}
-    assert (
-        page_address.tunnel(BASE, other_port) == "ssh -L 9464:localhost:9464 -p 2222 ada@10.0.0.1"
-    )
+    assert addresses.tunnel(BASE, other_port) == "ssh -L 9464:localhost:9464 -p 2222 ada@10.0.0.1"
     # A job has the variable of the machine on which it was submitted.
     job = {**ssh, "SLURM_JOB_ID": "7"}
-    assert page_address.tunnel(BASE, job) == "ssh -L 9464:localhost:9464 -J ada@10.0.0.1 ada@gpu-7"
+    assert addresses.tunnel(BASE, job) == "ssh -L 9464:localhost:9464 -J ada@10.0.0.1 ada@gpu-7"
 
 
 def test_the_address_of_an_agent_that_has_gone_is_none(node: Node) -> None:
     finished(node.python("import otel_ddp; otel_ddp.init(run='a').log({'loss': 1.0})"))
     node.agent()
-    assert page_address.base(node.place)
+    assert addresses.page(node.place)
 
     node.kill_agent()
 
-    until(lambda: page_address.base(node.place) == "", "no address")
-    assert page_address.base(Place(Path("/nowhere"))) == ""
+    until(lambda: addresses.page(node.place) == "", "no address")
+    assert addresses.page(Place(Path("/nowhere"))) == ""
 
 
 def test_a_name_that_controls_a_terminal_is_written_out(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from otel_ddp.identity.boards import UIDS
+from otel_ddp.identity.addresses import BOARDS
 
 # Every board has it, and by it they find each other.
 TAG = "otel-ddp"
@@ -16,12 +16,12 @@ _WHOSE = "${group:queryparam}&${job_type:queryparam}"
 
 
 def _board(title: str) -> str:
-    return f"/d/{UIDS[title]}?${{datasource:queryparam}}"
+    return f"/d/{BOARDS[title]}?${{datasource:queryparam}}"
 
 
 def to_the_others(title: str, variables: Collection[str]) -> Iterator[tuple[str, str]]:
     """From the head of a board; the time goes along by itself."""
-    for other in UIDS:
+    for other in BOARDS:
         if other == title:
             continue
         kept = ["group", "job_type"]

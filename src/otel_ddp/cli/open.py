@@ -10,7 +10,7 @@ import webbrowser
 from otel_ddp.agent.reading.node_status import survey
 from otel_ddp.cli.directory_option import add_directory_option, find_places
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import page_address
+from otel_ddp.identity import addresses
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    served = [(place, base) for place in places if (base := page_address.base(place))]
+    served = [(place, base) for place in places if (base := addresses.page(place))]
     if not served:
         print(
             "no agent serves a page on this node: start a run, or look at those that are kept "
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return 1
     found = [
-        (each.started_ns, page_address.of_run(base, each.run), base)
+        (each.started_ns, addresses.page_of_run(base, each.run), base)
         for place, base in served
         for each in survey([place]).processes
         if each.run and options.name in ("", each.run)
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         return 1
     _, address, base = max(found, default=(0, f"{served[0][1]}/", served[0][1]))
     print(address)
-    if tunnel := page_address.tunnel(base, os.environ):
+    if tunnel := addresses.tunnel(base, os.environ):
         print(f"from your machine: {tunnel}")
     elif not webbrowser.open(address):
         print("no browser could be started here: open the address yourself")

@@ -15,7 +15,7 @@ from otel_ddp.cli.gpus import gpu_lines
 from otel_ddp.cli.text import cell, dated, integer, marked, number, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.quantities import shown_time
-from otel_ddp.identity import boards
+from otel_ddp.identity import addresses
 from otel_ddp.journal.process_state import ProcessState, world_of
 
 _WIDEST_ROLE = 24
@@ -91,7 +91,7 @@ def _run_lines(
 ) -> Iterable[str]:
     """One run: its ranks, its best values, and what the agent has found of it."""
     yield from _table(run, processes, now_ns)
-    if board := boards.address(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
+    if board := addresses.board(grafana, "Run", dict(zip(("group", "run"), run, strict=True))):
         yield f"  board {board}"
     yield from best_lines(processes, now_ns)
     yield from (f"  ! {sentence}" for sentence in duplicate_ranks(found, run))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import launchers, run_names
-from otel_ddp.identity.run_names import INHERITED_RUN, hand_down, parent_has_run
 
 # The variables of each argument: our own, then those of other trackers. The first one counts.
 VARIABLES = {
@@ -121,35 +120,62 @@ class Identity:
         return content
 
 
+class Asked(NamedTuple):
+    """What `init` or `instrument` was told of this process."""
+
+    group: str | None = None
+    run: str | None = None
+    job_type: str | None = None
+    project: str | None = None
+    name: str | None = None
+    description: str | None = None
+    tags: str | Collection[str] | None = None
+    node: str | None = None
+    global_rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    parallel: Mapping[str, Any] | None = None
+
+    def texts(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What names nothing but itself, by argument or variable."""
+        names = ("job_type", "project", "name", "description", "node")
+        return {name: _text(name, getattr(self, name), env) for name in names}
+
+
+class _Given(NamedTuple):
+    """The numbers and the name that the user set, by argument or OTEL_DDP_*."""
+
+    global_rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    node_rank: int | None
+    run: str | None
+
+    @property
+    def fields(self) -> frozenset[str]:
+        return frozenset(key for key, value in self._asdict().items() if value is not None)
+
+
 def resolve(
     *,
-    group: str | None = None,
-    run: str | None = None,
-    job_type: str | None = None,
-    project: str | None = None,
-    name: str | None = None,
-    description: str | None = None,
-    tags: str | Collection[str] | None = None,
-    node: str | None = None,
-    global_rank: int | None = None,
-    local_rank: int | None = None,
-    world_size: int | None = None,
-    parallel: Mapping[str, Any] | None = None,
     joins: bool = False,
     in_task: bool = False,
     env: Mapping[str, str] = os.environ,
     process_group: GroupFacts | None = None,
     proc: Path = Path("/proc"),
     in_spawned_child: bool | None = None,
-    make_id: Callable[[], str] | None = None,
+    make_id: Callable[[], str] = run_names.make,
     host: str | None = None,
     pid: int | None = None,
+    **arguments: Any,
 ) -> Identity:
     """Finds the identity of this process; raises ConfigError for values that cannot be.
 
     *joins*: another process has opened *run*. *in_task*: this is a pool's task, which is a run of
-    its own.
+    its own. *arguments*: those of `Asked`.
     """
+    # Read.
+    asked = Asked(**arguments)
     parent = launchers.multiprocessing_parent()
     process = launchers.ProcessFacts(
         env=env,
@@ -159,89 +185,77 @@ def resolve(
         spawned=parent is not None if in_spawned_child is None else in_spawned_child,
         parent=parent or 0,
     )
-    given_rank = _number("global_rank", global_rank, env)
-    given_local = _number("local_rank", local_rank, env)
-    given_world = _number("world_size", world_size, env, least=1)
-    given_node = _number("node_rank", None, env)
-    # All tasks of a pool have the same variables.
-    given_run = _text("run", run, {} if in_task else env)
-    numbers = {
-        "global_rank": given_rank,
-        "local_rank": given_local,
-        "world_size": given_world,
-        "node_rank": given_node,
-        "run": given_run or None,
-    }
-    given = frozenset(key for key, value in numbers.items() if value is not None)
-
-    launcher_facts = _configured(
-        launchers.LauncherFacts("pool") if in_task else launchers.read(process), parallel
+    given = _Given(
+        _number("global_rank", asked.global_rank, env),
+        _number("local_rank", asked.local_rank, env),
+        _number("world_size", asked.world_size, env, least=1),
+        _number("node_rank", None, env),
+        # All tasks of a pool have the same variables.
+        _text("run", asked.run, {} if in_task else env) or None,
     )
-    rank = launcher_facts.global_rank if given_rank is None else given_rank
-    world = launcher_facts.world_size if given_world is None else given_world
-    if launcher_facts.launcher == "lone" and not rank and world in (None, 1):
-        rank, world = 0, 1
-        launcher_facts = launcher_facts._replace(
-            world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1
-        )
-    parents = run_names.of_parent(process, launcher_facts, world)
+    facts = _configured(
+        launchers.LauncherFacts("pool") if in_task else launchers.read(process), asked.parallel
+    )
+
+    # Decide.
+    rank = _first(given.global_rank, facts.global_rank)
+    world = _first(given.world_size, facts.world_size)
+    may_be_alone = world in (None, 1)
+    alone = facts.launcher == "lone" and not rank and may_be_alone
+    parents = run_names.of_parent(process, facts, 1 if alone else world)
     # A child of multiprocessing with a name of its own is no part of its parent's run.
-    named = launcher_facts.launcher == "spawn" and bool(run) and not joins
-    named = named and given_run not in (parents.run, _text("run", None, env))
+    named = facts.launcher == "spawn" and bool(asked.run) and not joins
+    named = named and given.run not in (parents.run, _text("run", None, env))
     # Such a child may still turn out to be one of several, in a process group.
     assumed = named and rank is None
-    if (assumed or (in_task and not rank)) and world in (None, 1):
+    if alone or ((assumed or (in_task and not rank)) and may_be_alone):
         rank, world = 0, 1
-        launcher_facts = launcher_facts._replace(
-            world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1
-        )
-    if process_group is None:
-        _check_rank(rank, world, given, launcher_facts.launcher if parallel is None else "parallel")
-    else:
-        # The launcher's ranks may be wrong then: the group takes precedence.
-        _check_rank(given_rank, given_world, given, launcher_facts.launcher)
-    node_rank = launcher_facts.node_rank if given_node is None else given_node
-    local = launcher_facts.local_rank if given_local is None else given_local
+        facts = facts._replace(world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1)
+    # The launcher's ranks may be wrong where there is a group, which takes precedence.
+    checked = (rank, world) if process_group is None else (given.global_rank, given.world_size)
+    by_launcher = facts.launcher if process_group or asked.parallel is None else "parallel"
+    _check_rank(*checked, given.fields, by_launcher)
+    node_rank = _first(given.node_rank, facts.node_rank)
+    local = _first(given.local_rank, facts.local_rank)
     if local is None:
         master = env.get("MASTER_ADDR", "")
-        local = _local_rank(rank, world, node_rank, launcher_facts.nodes, master, process.host)
+        local = _local_rank(rank, world, node_rank, facts.nodes, master, process.host)
 
-    found = run_names.find(given_run, process, launcher_facts, world, make_id or run_names.make)
-    group = _text("group", group, env)
+    # Name.
+    found = run_names.find(given.run or "", process, facts, world, make_id)
+    group = _text("group", asked.group, env)
     if in_task:
         group = group or run_names.group_of_tasks(process)
     elif named or found.run == parents.run:
         group = group or parents.group
-    group = group or run_names.clean(launchers.ray_experiment(env))
+    texts = asked.texts(env)
     identity = Identity(
-        group=group,
+        **{**texts, "job_type": texts["job_type"] or "train"},
+        group=group or run_names.clean(launchers.ray_experiment(env)),
         run=found.run,
-        job_type=_text("job_type", job_type, env) or "train",
-        project=_text("project", project, env),
-        name=_text("name", name, env),
-        description=_text("description", description, env),
-        tags=_tags(tags, env),
-        node=_text("node", node, env),
+        tags=_tags(asked.tags, env),
         host=run_names.clean(process.host),
         pid=process.pid,
         global_rank=rank,
         local_rank=local,
         world_size=world,
-        local_world_size=launcher_facts.local_world_size
-        if world == launcher_facts.world_size
-        else None,
+        local_world_size=facts.local_world_size if world == facts.world_size else None,
         node_rank=node_rank,
-        nodes=launcher_facts.nodes,
-        launcher=launcher_facts.launcher,
+        nodes=facts.nodes,
+        launcher=facts.launcher,
         run_settled=found.settled,
         rank_settled=rank is not None and not assumed,
         restarts=launchers.restarts(env),
-        given=given,
+        given=given.fields,
         run_from=found.source,
         proposal=found.proposal,
-        launched_by=run_names.launched_by(process, launcher_facts),
+        launched_by=run_names.launched_by(process, facts),
     )
     return identity if process_group is None else settle(identity, process_group, env=env)
+
+
+def _first(given: int | None, found: int | None) -> int | None:
+    return found if given is None else given
 
 
 def _host_name() -> str:
@@ -449,15 +463,3 @@ def _check_rank(rank: int | None, world: int | None, given: frozenset[str], laun
         f"The global rank must be below the world size, got rank {rank} ({rank_from}) in a world "
         f"of {world} ({world_from}); ranks count from 0. Correct one of them, or leave both out."
     )
-
-
-__all__ = [
-    "INHERITED_RUN",
-    "GroupFacts",
-    "Identity",
-    "hand_down",
-    "of_rank",
-    "parent_has_run",
-    "resolve",
-    "settle",
-]

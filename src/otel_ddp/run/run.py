@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from otel_ddp import catalog, settings
 from otel_ddp.errors import ConfigError, containment
-from otel_ddp.identity import boards, identity, page_address, pool_tasks
+from otel_ddp.identity import addresses, identity, pool_tasks, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
@@ -282,14 +282,14 @@ class Run:
 
     def _announce(self, records: Records) -> None:
         """Let children join this run, and say what its rank means for the strategy."""
-        identity.hand_down(self.identity.run, self.identity.group)
+        run_names.hand_down(self.identity.run, self.identity.group)
         if records.exported is None:
             announcements.exports_are_unknown(self._choice)
         announcements.main_is_elsewhere(self._choice, self.identity)
 
     def _speaks_for_all(self) -> bool:
         """Whether this process says what holds for all ranks."""
-        if self._logs_for is not None or (pool_tasks.in_worker() and identity.parent_has_run()):
+        if self._logs_for is not None or (pool_tasks.in_worker() and run_names.parent_has_run()):
             return False
         return not self.identity.global_rank and not self.identity.local_rank
 
@@ -427,7 +427,7 @@ class Run:
     def url(self) -> str:
         """The board of this run, where `OTEL_DDP_GRAFANA_URL` names a Grafana; else empty."""
         grafana = settings.read().grafana_url
-        return boards.address(grafana, "Run", {"group": self.group, "run": self.run})
+        return addresses.board(grafana, "Run", {"group": self.group, "run": self.run})
 
     # -- what a script says
 
@@ -790,8 +790,8 @@ class Run:
         kept = conf.agent != "off" and conf.history_bytes
         name = f"{self.group}/{self.run}" if self.group else self.run
         look = [f"otel-ddp report {shlex.quote(name)}"] if kept else []
-        if base := page_address.base(records.place):
-            look.insert(0, page_address.of_run(base, self.run))
+        if base := addresses.page(records.place):
+            look.insert(0, addresses.page_of_run(base, self.run))
         journal = records.recorder.writer.path
         end_card.show(journal, records.place, state, always=conf.say == "all", look=look)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from otel_ddp.errors import containment
 from otel_ddp.history.quantities import printable
-from otel_ddp.identity import page_address
+from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 
 # An agent that was started a moment ago has no address yet.
@@ -37,14 +37,14 @@ class WhereToLook:
     def say(self, place: Place, run: str) -> None:
         """Say it, if the agent has an address by now."""
         self._asked += 1
-        if self.said or not (base := page_address.base(place)):
+        if self.said or not (base := addresses.page(place)):
             return
         # Before it is said: what a signal handler interrupts is not said twice.
         self.said = True
-        address = page_address.of_run(base, run)
+        address = addresses.page_of_run(base, run)
         if _shown_in_notebook(run, address):
             return
-        tunnel = page_address.tunnel(base, os.environ)
+        tunnel = addresses.tunnel(base, os.environ)
         line = f"otel_ddp: run {run} · {address}"
         text = f"{line}\n          from your machine: {tunnel}\n" if tunnel else f"{line}\n"
         say(text)

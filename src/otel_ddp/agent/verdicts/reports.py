@@ -19,7 +19,7 @@ from otel_ddp.diagnosis.past import past_sentence
 from otel_ddp.diagnosis.straggler.finding import side_of
 from otel_ddp.diagnosis.verdict import Change, Kind, Labels, Verdict
 from otel_ddp.errors import containment
-from otel_ddp.identity import boards
+from otel_ddp.identity import addresses
 from otel_ddp.journal import trace_ids
 from otel_ddp.journal.layout import EVENT, SPAN
 from otel_ddp.journal.reader import Document
@@ -223,7 +223,7 @@ class VerdictReporter:
 
     def _board(self, verdict: Verdict) -> str:
         title = "Ranks" if verdict.kind in _OF_RANKS else "Run"
-        return boards.address(self._grafana, title, dict(verdict.labels), verdict.since_ns)
+        return addresses.board(self._grafana, title, dict(verdict.labels), verdict.since_ns)
 
 
 def _sentence(change: Change, ended: str) -> str:

@@ -22,7 +22,7 @@ from otel_ddp.cli.demo.played import Played
 from otel_ddp.cli.demo.report import progress, samples, summary
 from otel_ddp.cli.temporary_place import end_by_signals
 from otel_ddp.errors import ConfigError
-from otel_ddp.identity import page_address
+from otel_ddp.identity import addresses
 
 _RUN = "demo"
 _NO_TORCH = (
@@ -204,10 +204,10 @@ def _tell_where(played: Played) -> None:
     agent: Mapping[str, object] = played.first_agent()
     if remark := agent.get("remark"):
         print(f"Note:  {remark}")
-    page = page_address.base(played.place)
+    page = addresses.page(played.place)
     if page:
-        print(f"Look:  {page_address.of_run(page, _RUN)}", flush=True)
-        if tunnel := page_address.tunnel(page, os.environ):
+        print(f"Look:  {addresses.page_of_run(page, _RUN)}", flush=True)
+        if tunnel := addresses.tunnel(page, os.environ):
             print(f"       from your machine: {tunnel}", flush=True)
     print(f"       otel-ddp status --dir {played.place.directory}", flush=True)
     if url := agent.get("scrape"):

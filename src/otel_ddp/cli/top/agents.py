@@ -12,7 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 from otel_ddp import files
 from otel_ddp.agent.scrape import web_config
-from otel_ddp.identity import page_address
+from otel_ddp.identity import addresses
 from otel_ddp.journal.place import Place
 
 _LONGEST_ANSWER = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ class Agents:
         """The answer of the agent of a place, or a sentence on why there is none."""
         if not place.agent_is_alive():
             return "no agent runs: `otel-ddp status` reads the journals without one"
-        base = page_address.base(place)
+        base = addresses.page(place)
         if not base:
             return "the agent has no endpoint: `otel-ddp doctor` says why"
         try:

@@ -1,4 +1,4 @@
-"""Where the page of this node's agent is, and how a browser elsewhere gets there."""
+"""Where a run can be looked at: on the page of its node's agent, and on boards in Grafana."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from otel_ddp import files
 from otel_ddp.journal.place import Place
@@ -15,9 +15,20 @@ from otel_ddp.journal.place import Place
 # The agent's file begins with what is short; what follows may be long.
 _BEGINNING_BYTES = 4096
 _SCRAPE = re.compile(r'"scrape": "(https?://[^"\\]+)/metrics"')
+# As in deploy/grafana/dashboards, by their titles.
+BOARDS = {
+    "Runs": "otel-ddp-runs",
+    "Run": "otel-ddp-run",
+    "Ranks": "otel-ddp-ranks",
+    "GPUs & nodes": "otel-ddp-gpus",
+    "Compare": "otel-ddp-compare",
+    "Pipeline": "otel-ddp-pipeline",
+}
+# A board begins this long before what it is to show.
+_BEFORE_S = 600
 
 
-def base(place: Place) -> str:
+def page(place: Place) -> str:
     """The address of the living agent's endpoint; empty where none lives, or it has none."""
     if not place.agent_is_alive():
         return ""
@@ -25,14 +36,14 @@ def base(place: Place) -> str:
     return found[1].replace("//127.0.0.1:", "//localhost:") if found else ""
 
 
-def of_run(base: str, run: str) -> str:
+def page_of_run(page: str, run: str) -> str:
     """The page of a run."""
-    return f"{base}/run/{quote(run, safe='')}"
+    return f"{page}/run/{quote(run, safe='')}"
 
 
-def tunnel(base: str, env: Mapping[str, str]) -> str:
+def tunnel(page: str, env: Mapping[str, str]) -> str:
     """The command that brings the page to whoever came here by ssh; empty for others."""
-    parts = urlsplit(base)
+    parts = urlsplit(page)
     words = env.get("SSH_CONNECTION", "").split()
     if len(words) != 4 or parts.hostname not in ("localhost", "::1"):
         return ""
@@ -53,3 +64,17 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.geteuid())  # a container without this user's name
+
+
+def board(grafana: str, title: str, labels: Mapping[str, str], since_ns: int = 0) -> str:
+    """Where a board shows this run, from that time on; empty where no Grafana is named."""
+    if not grafana:
+        return ""
+    parts = urlsplit(grafana)
+    chosen = {f"var-{name}": labels.get(name, "") for name in ("group", "run")}
+    if since_ns:
+        chosen |= {"from": str(since_ns // 10**6 - _BEFORE_S * 1000), "to": "now"}
+    # It may name an organisation: ?orgId=2
+    query = "&".join(filter(None, (parts.query, urlencode(chosen))))
+    path = f"{parts.path.rstrip('/')}/d/{BOARDS[title]}"
+    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from otel_ddp.identity import boards
+from otel_ddp.identity import addresses
 
 DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 
@@ -14,7 +14,7 @@ DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 def test_the_address_has_the_run_and_begins_before_what_it_shows() -> None:
     labels = {"group": "ours & theirs", "run": "lr/0.3", "rank": "3"}
 
-    found = urlsplit(boards.address("https://g.example", "Ranks", labels, 2_000 * 10**9))
+    found = urlsplit(addresses.board("https://g.example", "Ranks", labels, 2_000 * 10**9))
 
     assert (found.netloc, found.path) == ("g.example", "/d/otel-ddp-ranks")
     assert parse_qs(found.query) == {
@@ -26,16 +26,16 @@ def test_the_address_has_the_run_and_begins_before_what_it_shows() -> None:
 
 
 def test_a_grafana_may_lie_below_a_path_and_name_an_organisation() -> None:
-    found = boards.address("https://g.example/grafana/?orgId=2", "Run", {"group": "", "run": "r"})
+    found = addresses.board("https://g.example/grafana/?orgId=2", "Run", {"group": "", "run": "r"})
 
     assert found == "https://g.example/grafana/d/otel-ddp-run?orgId=2&var-group=&var-run=r"
 
 
 def test_without_a_grafana_there_is_no_address() -> None:
-    assert boards.address("", "Run", {"run": "r"}) == ""
+    assert addresses.board("", "Run", {"run": "r"}) == ""
 
 
 def test_the_boards_are_those_that_are_deployed() -> None:
     deployed = [json.loads(path.read_text()) for path in DASHBOARDS.glob("*.json")]
 
-    assert {each["title"]: each["uid"] for each in deployed} == boards.UIDS
+    assert {each["title"]: each["uid"] for each in deployed} == addresses.BOARDS
