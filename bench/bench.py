@@ -275,7 +275,7 @@ print(*(each * 1e6 for each in middle))
 otel_ddp.instrument(model)
 block()
 ours = attach._stepper
-ours._queue_callback = nothing
+ours.backwards._queue_callback = nothing
 weight, gradient, took = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1), {}
 
 def timed(what, hook, *args):
@@ -287,9 +287,9 @@ for _ in range(3000):
     output = inputs @ weight
     timed("before forward", model_hooks.before_forward, model, (inputs,), {})
     timed("after forward", model_hooks._after_forward, model, (inputs,), output)
-    timed("first gradient", ours._gradient_arrived, gradient)
-    timed("gradients done", ours._gradients_done)
-    timed("backward ended", ours._backward_ended)
+    timed("first gradient", ours.backwards._gradient_arrived, gradient)
+    timed("gradients done", ours.backwards._gradients_done)
+    timed("backward ended", ours.backwards._ended)
     timed("before the optimizer", optimizer_hooks._before_step, optimizer, (optimizer,), {})
     timed("after the optimizer", optimizer_hooks._after_step, optimizer, (optimizer,), {})
 empty = statistics.median(clock() - clock() for _ in range(1000)) * -1

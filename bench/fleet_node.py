@@ -54,7 +54,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.randn(640, 32)), batch_size=32, num_workers=1)
 run = otel_ddp.instrument(model, config={"lr": 0.01})
 visible = {"CUDA_VISIBLE_DEVICES": str(rank)}
-run._records.recorder.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
+run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
 step = 0
 for epoch in range(1000):
     for (batch,) in loader:

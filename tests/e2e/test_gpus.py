@@ -22,7 +22,7 @@ import os, sys
 import otel_ddp
 run = otel_ddp.init()
 visible = {"CUDA_VISIBLE_DEVICES": os.environ["CUDA_VISIBLE_DEVICES"]}
-run._records.recorder.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
+run._records.recorder.documents.facts({"boards": [{"index": 0, "uuid": ""}], "visible": visible})
 print("there", flush=True)
 sys.stdin.read()
 """

@@ -599,7 +599,7 @@ def test_a_call_of_a_handler_that_interrupts_a_write_is_counted(name: str, place
 
     before = signal.signal(signal.SIGUSR1, lambda *_: run.log({name: 3.0}))
     try:
-        recorder._locked(lambda: signal.raise_signal(signal.SIGUSR1), None)
+        recorder.gate.write(lambda: signal.raise_signal(signal.SIGUSR1), None)
     finally:
         signal.signal(signal.SIGUSR1, before)
     run.log({"loss": 2.0})
@@ -621,8 +621,8 @@ def test_a_call_of_a_thread_after_the_end_records_nothing(
 
     recorder.log({"loss": 2.0})
     recorder.log({"new": 2.0})
-    recorder.append(17, {"name": "late"})
-    recorder.count(catalog.TRAINING_NONFINITE, name="loss", split="train")
+    recorder.documents.append(17, {"name": "late"})
+    recorder.totals.count(catalog.TRAINING_NONFINITE, name="loss", split="train")
     recorder.poll_copies()
 
     assert caplog.messages == []

@@ -107,13 +107,13 @@ def device() -> Iterator[FakeDevice]:
 def recorder(place: Here, device: FakeDevice) -> Iterator[Recorder]:
     writer = JournalWriter(place.directory, 512 * 1024, {})
     recorder = Recorder(writer, settings.read())
-    recorder.check_due_ns = 2**63  # the test looks around itself
+    recorder.gate.check_due_ns = 2**63  # the test looks around itself
     recorder.device_scalars = DeviceScalars(
         recorder._copy_arrived,
         module=lambda _: device,
         slab=lambda: torch.empty(256, dtype=torch.double),
     )
-    recorder.state(0, 1)
+    recorder.writer.state(0, 1)
     yield recorder
     recorder.close()
 

@@ -10,10 +10,10 @@ import pytest
 # A thread that is told of, and what becomes of it while it is still at work.
 PROGRAM = """
 import os, sys, threading
-from otel_ddp.recording import thread_end
+from otel_ddp.recording.progress import call_at_thread_end
 
 def train():
-    thread_end.tell(lambda: print("told", flush=True))
+    call_at_thread_end(lambda: print("told", flush=True))
     ready.set()
     go_on.wait()
 

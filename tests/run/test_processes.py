@@ -183,7 +183,7 @@ class Slow(dict):
         return super().items()
 
 def hold():
-    with run._records.recorder.lock:
+    with run._records.recorder.gate.lock:
         run.log(Slow(loss=1.0), step=1)
 
 thread = threading.Thread(target=hold)

@@ -161,7 +161,7 @@ def test_names_leave_room_for_the_rank_that_is_learned_later(
         if handled:
             # The first call that could tell comes from a signal handler, in the middle of a record.
             assert run._records is not None
-            run._records.recorder._locked(lambda: run.log({"loss": 1.0}), None)
+            run._records.recorder.gate.write(lambda: run.log({"loss": 1.0}), None)
             assert before == place.only().identity
         run.log({"loss": 1.0})
     finally:

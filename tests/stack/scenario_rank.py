@@ -186,24 +186,24 @@ def tell_of_data(run: otel_ddp.Run) -> None:
     """What the hooks read of a loader of torch's."""
     recorder = run._records.recorder
     assert recorder is not None
-    recorder.stamp(catalog.TRAINING_SET_SIZE, 8.0 * EPOCH * BATCH, split="train")
-    recorder.stamp(catalog.TRAINING_SET_BATCHES, float(EPOCH), split="train")
-    recorder.stamp(catalog.TRAINING_SET_RANK_SAMPLES, float(EPOCH * BATCH), split="train")
-    recorder.stamp(catalog.TRAINING_EPOCH_SAMPLES, float(EPOCH * BATCH))
+    recorder.totals.stamp(catalog.TRAINING_SET_SIZE, 8.0 * EPOCH * BATCH, split="train")
+    recorder.totals.stamp(catalog.TRAINING_SET_BATCHES, float(EPOCH), split="train")
+    recorder.totals.stamp(catalog.TRAINING_SET_RANK_SAMPLES, float(EPOCH * BATCH), split="train")
+    recorder.totals.stamp(catalog.TRAINING_EPOCH_SAMPLES, float(EPOCH * BATCH))
 
 
 def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
     """What the hooks read where the model lies on a GPU."""
     recorder = run._records.recorder
     assert recorder is not None
-    recorder.facts({"boards": [{"index": 0, "uuid": uuid}], "visible": {}})
+    recorder.documents.facts({"boards": [{"index": 0, "uuid": uuid}], "visible": {}})
     used = (40 + step % 10) * GIB
-    recorder.stamp(catalog.TRAINING_CUDA_MEMORY_ALLOCATED, float(used))
-    recorder.stamp(catalog.TRAINING_CUDA_MEMORY_RESERVED, float(used + 8 * GIB))
-    recorder.stamp(catalog.TRAINING_CUDA_MEMORY_PEAK, float(50 * GIB))
-    recorder.stamp(catalog.TRAINING_CUDA_ALLOC_RETRIES, float(step // 20))
-    recorder.stamp(catalog.TRAINING_OOMS, 0.0)
-    recorder.stamp(
+    recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_ALLOCATED, float(used))
+    recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_RESERVED, float(used + 8 * GIB))
+    recorder.totals.stamp(catalog.TRAINING_CUDA_MEMORY_PEAK, float(50 * GIB))
+    recorder.totals.stamp(catalog.TRAINING_CUDA_ALLOC_RETRIES, float(step // 20))
+    recorder.totals.stamp(catalog.TRAINING_OOMS, 0.0)
+    recorder.totals.stamp(
         catalog.TRAINING_FLOPS_PEAK, 67e12, dtype="float32", device="NVIDIA H100 80GB HBM3"
     )
 

@@ -86,7 +86,7 @@ class Job:
 
     def preempted(self) -> None:
         if (records := self.run._records) is not None:
-            self.steps = records.progress.step_count
+            self.steps = records.progress.steps.count
         self.run.finish("failed", reason="preempted")
         if self.leaves:
             raise SystemExit(0)
@@ -288,10 +288,10 @@ def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
 
     def tell() -> None:
         # Holds what a telling holds, and wants what a writing needs.
-        with progress._lock:
+        with recorder.gate.lock:
             held.set()
             came.wait(0.2)
-            recorder.count(catalog.TRAINING_STEPS)
+            recorder.totals.count(catalog.TRAINING_STEPS)
 
     other = threading.Thread(target=tell)
     finished = threading.Thread(target=run.finish)
@@ -303,7 +303,7 @@ def test_no_thread_waits_for_one_that_a_handler_interrupts(place: Here) -> None:
         run.finish("failed", reason="preempted")
         came.set()
 
-    recorder._locked(handle, None)
+    recorder.gate.write(handle, None)
     other.join(10)
     finished.start()
     finished.join(10)

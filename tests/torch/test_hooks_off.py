@@ -93,8 +93,9 @@ def test_two_wrappers_of_one_module_both_measure_their_buffers(
     del each, models[0]
     gc.collect()
     arrived: list[int] = []
-    watched = model_hooks._inner[id(inner)]
-    monkeypatch.setattr(watched.stepper, "buffers_arrived", lambda: arrived.append(1))
+    assert model_hooks._stepper is not None
+    forwards = model_hooks._stepper.forwards
+    monkeypatch.setattr(forwards, "buffers_arrived", lambda: arrived.append(1))
     models[0](INPUT)
     assert arrived == [1]
 
@@ -141,12 +142,13 @@ def test_an_output_that_is_the_same_each_time_gets_one_hook(place: Here) -> None
     model = nn.Identity()
     otel_ddp.instrument(model)
     calls: list[Any] = []
-    stepper = model_hooks._watched[id(model)].stepper
+    stepper = model_hooks._stepper
+    assert stepper is not None
     for _ in range(50):
         output = model(kept)
     # Each hook that the node has is called at its gradient.
-    hook = stepper._backward_hook.hook
-    stepper._backward_hook.call(lambda gradient: (calls.append(1), hook(gradient))[1])
+    hook = stepper.backwards.hook.hook
+    stepper.backwards.hook.call(lambda gradient: (calls.append(1), hook(gradient))[1])
     output.sum().backward()
     for _ in range(3):
         model(weights * 3).sum().backward()

@@ -263,7 +263,7 @@ def test_loops_without_steps_are_recorded_all_the_while(
         for _ in range(15_000):
             model(batch)
 
-    assert len(run._records.progress._pending) < 25_000
+    assert len(run._records.progress.phases.pending) < 25_000
     assert totals(place, tell=False)
 
 
@@ -276,10 +276,10 @@ def test_what_is_left_open_in_one_step_is_closed_with_it(run: otel_ddp.Run, plac
     assert progress is not None
     with run.phase("epoch"):
         for name in ("data", "forward", "optimizer"):
-            progress.enter(progress.hook_phase(name))
+            progress.phases.enter(progress.phases.of_hooks(name))
             train(model, optimizer, 1)
             assert Journal(place.journals()[0]).phase == "epoch"
-        assert [each.name for each in progress._open] == ["other", "epoch"]
+        assert [each.name for each in progress.phases.opened] == ["other", "epoch"]
     assert totals(place)["training.steps"] == 3
 
 

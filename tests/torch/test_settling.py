@@ -86,7 +86,7 @@ def test_a_process_that_only_logs_is_asked_every_few_seconds_and_not_at_each_val
     assert (place_of(place), asked) == ((0, 1, True), [])
 
     assert run._records is not None
-    run._records.recorder.check_due_ns = 0
+    run._records.recorder.gate.check_due_ns = 0
     run.log({"loss": 1.0})
 
     assert (place_of(place), asked) == ((1, 2, True), [1])

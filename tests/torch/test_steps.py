@@ -463,7 +463,7 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from otel_ddp.errors import containment
-    from otel_ddp.torch.steps import stepper
+    from otel_ddp.torch.steps import forwards
 
     def broken(*args: Any) -> Any:
         raise LookupError("ours")
@@ -471,7 +471,7 @@ def test_a_hook_that_keeps_failing_switches_itself_off(
     monkeypatch.setattr(containment, "raise_failures", False)
     model = nn.Linear(4, 1)
     otel_ddp.instrument(model)
-    monkeypatch.setattr(stepper, "workload", broken)
+    monkeypatch.setattr(forwards, "workload", broken)
 
     train(model, SGD(model.parameters(), lr=0.1), 10)
 
@@ -638,7 +638,7 @@ def test_an_evaluation_without_steps_is_recorded_in_time(
         model(INPUT)
 
     assert run._records is not None
-    assert len(run._records.progress._pending) <= 52
+    assert len(run._records.progress.phases.pending) <= 52
     assert totals(place, tell=False)["training.phase.time/eval/host"] > 0
 
 

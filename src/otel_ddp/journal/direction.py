@@ -1,10 +1,11 @@
-"""Which way a logged value gets better, by its name."""
+"""Which way a logged value gets better, by its name, and whether it still does."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 from otel_ddp import catalog
@@ -96,3 +97,29 @@ def _of_words(words: set[str]) -> str:
     if words & _FALLS:
         return "min"
     return "max" if words & _GROWS else ""
+
+
+class EarlyStop:
+    """Whether to stop: so many evaluations have brought nothing better. One a metric."""
+
+    def __init__(self, direction: str, patience: int, min_delta: float) -> None:
+        """*direction*: `min` or `max`, whichever is better."""
+        self.patience = max(1, patience)
+        self.best: float | None = None
+        self.stopped = False
+        self._sign = 1.0 if direction == "min" else -1.0
+        self._min_delta = min_delta
+        self._without = 0
+
+    def feed(self, value: float) -> bool:
+        """Takes the value of one evaluation; true from the one on after which to stop."""
+        # NaN and infinities are no better than anything.
+        better = isfinite(value) and (
+            self.best is None or self._sign * (self.best - value) > self._min_delta
+        )
+        if better:
+            self.best, self._without = value, 0
+        else:
+            self._without += 1
+        self.stopped = self.stopped or self._without >= self.patience
+        return self.stopped

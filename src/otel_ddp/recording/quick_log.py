@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import fsum
 from struct import Struct
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 from otel_ddp.errors import containment
 from otel_ddp.journal import layout
-from otel_ddp.journal.writer import Shape
-
-if TYPE_CHECKING:
-    from otel_ddp.recording.recorder import Recorder
+from otel_ddp.journal.gate import Gate
+from otel_ddp.journal.writer import JournalWriter, Shape
+from otel_ddp.recording.steps import StepNumbers
+from otel_ddp.recording.values import LONGEST_NAME
 
 # Walking through one of these runs no code of the user.
 PLAIN_MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict})
-# The recorder adds NumPy's scalars when the first one comes.
+# NumPy's scalars come in here with the first one.
 PLAIN_TYPES: set[type] = {float, int, bool}
 
 _NO_EPOCH = float("nan")
+_MOST_SHAPES = 4096
+# The limit of all shapes together: names that change with every call must not fill the memory.
+_MOST_SHAPED_NAMES = 200_000
 
 
 class Log(Protocol):
@@ -49,7 +52,7 @@ KnownNames = tuple[
 ]
 
 
-def known_names(
+def _known_names(
     names: list[str], split: str | None, shape: Shape, floats: bool, trains: bool, epoch_name: str
 ) -> KnownNames:
     """How the hot path writes these names, with all that can be worked out beforehand."""
@@ -62,7 +65,75 @@ def known_names(
 
 # No call has an equal split, so these are the names of none.
 _NO_SPLIT: Any = object()
-NO_NAMES = known_names([], _NO_SPLIT, Shape([]), False, False, "")
+_NO_NAMES = _known_names([], _NO_SPLIT, Shape([]), False, False, "")
+
+
+class Shapes:
+    """The sets of names that calls of `log` had, each worked out once."""
+
+    __slots__ = ("_by_ids", "_names", "known", "last")
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str | None, ...], KnownNames] = {}
+        """By split and names."""
+        self.last = _NO_NAMES
+        """Those of the last call."""
+        self._by_ids: dict[tuple[int, ...], Shape] = {}
+        self._names = 0
+
+    def forget(self) -> None:
+        """Know none: each call comes to the slow path."""
+        self.known.clear()
+        self.last = _NO_NAMES
+
+    def of(self, ids: tuple[int, ...]) -> Shape:
+        """The shape of the calls with these numbers of names."""
+        shape = self._by_ids.get(ids)
+        if shape is None:
+            self._make_room(len(ids))
+            shape = self._by_ids[ids] = Shape(ids)
+        return shape
+
+    def _make_room(self, more: int) -> None:
+        # If names change with every call, this starts over instead of growing.
+        known = max(len(self._by_ids), len(self.known))
+        if known >= _MOST_SHAPES or self._names >= _MOST_SHAPED_NAMES:
+            self._by_ids.clear()
+            self.known.clear()
+            self._names = 0
+        self._names += more
+
+    def remember(
+        self,
+        metrics: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        split: Any,
+        ids: tuple[int, ...],
+        trains: bool,
+        epoch_name: str,
+    ) -> None:
+        """Let the hot path write this set of names from now on, if it writes it in the same way."""
+        if type(metrics) not in PLAIN_MAPPINGS or not (split is None or type(split) is str):
+            return
+        shape = self._by_ids.get(ids)
+        if shape is None or len(ids) != len(pairs) or len(set(ids)) != len(ids):
+            return
+        if len(ids) > 512 or not all(type(k) is str and len(k) <= LONGEST_NAME for k, _ in pairs):
+            return
+        if split is not None and not 0 < len(split) <= LONGEST_NAME:
+            return
+        self._make_room(len(ids))
+        self._by_ids[ids] = shape
+        floats = all(isinstance(value, float) for _, value in pairs)
+        key = (split, *(name for name, _ in pairs))
+        self.last = self.known[key] = _known_names(
+            list(metrics), split, shape, floats, trains, epoch_name
+        )
+        # NumPy's scalars are common, and struct reads them as floats.
+        for _, value in pairs:
+            kind = type(value)
+            if kind.__module__ == "numpy" and kind.__name__ in ("float64", "float32", "int64"):
+                PLAIN_TYPES.add(kind)
 
 
 def _plain_numbers(given: Iterable[Any]) -> list[float] | None:
@@ -81,19 +152,24 @@ def _plain_numbers(given: Iterable[Any]) -> list[float] | None:
     return numbers
 
 
-def quick_log(recorder: Recorder) -> Log:
+def quick_log(
+    writer: JournalWriter,
+    gate: Gate,
+    shapes: Shapes,
+    steps: StepNumbers,
+    slowly: Callable[..., None],
+    check: Callable[[int], None],
+) -> Log:
     """Builds the `log` of one recorder.
 
     A closure with everything in local names: attribute lookups and calls would take a third of
-    its time. It does by itself what `LockedJournal._locked` and `JournalWriter.scalars` do for
-    all others, so the three must agree on the lock, on `inside` and on the bytes. Anything out
-    of the ordinary goes to `Recorder.log_slowly`, which starts over and contains errors.
+    its time. It does by itself what `Gate.write` and `JournalWriter.scalars` do for all others, so
+    the three must agree on the lock, on `inside` and on the bytes. Anything out of the ordinary
+    goes to *slowly*, which starts over and contains errors. *check* is called every few seconds.
     """
-    writer = recorder.writer
-    acquire, release = recorder.lock.acquire, recorder.lock.release
+    acquire, release, known = gate.lock.acquire, gate.lock.release, shapes.known
     mapped, words = writer.mapped, writer.words
     ring_start, ring_bytes = writer.ring_start, writer.ring_bytes
-    slowly, known = recorder.log_slowly, recorder.known_names
     plain_mappings, plain_types = PLAIN_MAPPINGS, PLAIN_TYPES
     clock, crc, any_error, no_epoch = time_ns, crc32, containment.ANY_ERROR, _NO_EPOCH
     ring_word = layout.RING_POSITION // 8
@@ -110,10 +186,10 @@ def quick_log(recorder: Recorder) -> Log:
                 return slowly(metrics, step, epoch, split, now)
             # Most calls log the names of the call before.
             (names, known_split, shape, floats, trains, epoch_name, pack, join, size, head, counts,
-             ids) = recorder.last_names  # fmt: skip
+             ids) = shapes.last  # fmt: skip
             if [*metrics] != names or split != known_split:
                 key = (split, *metrics)
-                found = recorder.last_names = known[key]
+                found = shapes.last = known[key]
                 (_, _, shape, floats, trains, epoch_name, pack, join, size, head, counts,
                  ids) = found  # fmt: skip
             numbers: Any = metrics.values()
@@ -145,11 +221,11 @@ def quick_log(recorder: Recorder) -> Log:
                 # `with` costs twice as much. Python runs signal handlers after a call only, so
                 # none can raise between the beginning of this block and the end of acquire().
                 acquire()
-                if recorder.inside:
-                    recorder.note_reentry()
+                if gate.inside:
+                    gate.note_reentry()
                 else:
-                    entered = recorder.inside = True
-                    counted = recorder.next_step(trains) if step is None else step
+                    entered = gate.inside = True
+                    counted = steps.next(trains) if step is None else step
                     position = writer.position
                     offset = position % ring_bytes
                     end = offset + size
@@ -166,15 +242,15 @@ def quick_log(recorder: Recorder) -> Log:
                         writer.position = words[ring_word] = position + size
                         words[shape.latest_word] = position
                         mapped[latest] = record
-                    recorder.inside = False
-                    if recorder.deferred is not None:
-                        recorder.run_deferred()
+                    gate.inside = False
+                    if gate.deferred is not None:
+                        gate.run_deferred()
             except BaseException:
                 try:
-                    if entered and recorder.inside:
-                        recorder.inside = False
-                        if recorder.deferred is not None:
-                            recorder.run_deferred()
+                    if entered and gate.inside:
+                        gate.inside = False
+                        if gate.deferred is not None:
+                            gate.run_deferred()
                 finally:
                     # No `suppress`: a handler could raise in the call of it.
                     try:  # noqa: SIM105
@@ -186,13 +262,13 @@ def quick_log(recorder: Recorder) -> Log:
             if not entered:
                 return None
             if step is not None and trains:
-                recorder.step = step if step >= recorder.step else recorder.step_after_lower(step)
+                steps.last = step if step >= steps.last else steps.after_lower(step)
         # Most often these are names seen for the first time.
         except any_error:
             containment.reraise_foreign()
             return slowly(metrics, step, epoch, split, now)
-        if now > recorder.check_due_ns:
-            recorder.check_agent(now)
+        if now > gate.check_due_ns:
+            check(now)
         return None
 
     return log

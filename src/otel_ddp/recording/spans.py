@@ -1,17 +1,81 @@
-"""Spans and events: which span is open in this context, and how they are recorded."""
+"""Spans, events and artifacts: what is open around each, and how they are recorded."""
 
 from __future__ import annotations
 
 import contextvars
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
+from otel_ddp import settings
+from otel_ddp.errors import containment
 from otel_ddp.journal import layout, trace_ids
-from otel_ddp.recording import trace_context, values
+from otel_ddp.recording import values
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.trace_context import SpanContext
+from otel_ddp.recording.secrets import without_secrets
+
+DIRECTIONS = ("output", "input")
+_LONGEST_URI = 4000
+# All of them in one record, which the smallest ring takes.
+_MOST_METADATA, _LONGEST_METADATA = 32, 200
+
+
+# -- the user's own spans, if the program uses OpenTelemetry; without an import of it
+
+
+class SpanContext(NamedTuple):
+    """A span by its ids, in hexadecimal digits."""
+
+    trace_id: str
+    span_id: str
+
+
+def _users_current() -> SpanContext | None:
+    """The user's span that is open here; None if there is none, or if it is not recorded."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    return containment.attempt(_read_current, None)
+
+
+def _read_current() -> SpanContext | None:
+    context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
+    # One that is not sampled never arrives: what lies below it would have no parent.
+    if not (context.is_valid and context.trace_flags.sampled):
+        return None
+    return SpanContext(f"{context.trace_id:032x}", f"{context.span_id:016x}")
+
+
+def _of_environment(env: Mapping[str, str]) -> SpanContext | None:
+    """The span that the launcher names in TRACEPARENT."""
+    found = settings.value("TRACEPARENT", env)
+    if found is None:
+        return None
+    _, trace_id, span_id, flags = found.split("-")[:4]
+    # One that is not sampled never arrives.
+    return SpanContext(trace_id, span_id) if int(flags, 16) & 1 else None
+
+
+def _attach(ours: SpanContext) -> Callable[[], None] | None:
+    """Let the user's next spans be below this one; what is returned ends that."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    return containment.attempt(lambda: _attached(ours), None)
+
+
+def _attached(ours: SpanContext) -> Callable[[], None]:
+    trace: Any = sys.modules["opentelemetry.trace"]
+    context: Any = sys.modules["opentelemetry.context"]
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    ids = (int(ours.trace_id, 16), int(ours.span_id, 16))
+    span = trace.NonRecordingSpan(trace.SpanContext(*ids, is_remote=False, trace_flags=flags))
+    token = context.attach(trace.set_span_in_context(span))
+    return lambda: containment.attempt(lambda: context.detach(token), None)
+
+
+# -- spans and events of ours
 
 
 class _Open(NamedTuple):
@@ -30,14 +94,14 @@ _open_here: contextvars.ContextVar[_Open] = contextvars.ContextVar("otel_ddp_spa
 
 def _users_span() -> SpanContext | None:
     """The user's span that is open here, unless it stands for the innermost one of ours."""
-    found = trace_context.current()
+    found = _users_current()
     ours = found is not None and found.span_id == _open_here.get().span_id
     return None if ours else found
 
 
 def run_facts(env: Mapping[str, str]) -> dict[str, str]:
     """The span of a run in one process: the agent makes it, from these facts, when it ends."""
-    around = _users_span() or trace_context.of_environment(env)
+    around = _users_span() or _of_environment(env)
     trace_id = os.urandom(16).hex() if around is None else around.trace_id
     return {
         "id": os.urandom(8).hex(),
@@ -81,7 +145,7 @@ class OpenSpan:
         self._detach: Callable[[], None] | None = None
         if run:
             trace_id = trace_ids.trace_id(run, self._trace).hex()
-            self._detach = trace_context.attach(SpanContext(trace_id, self._span_id))
+            self._detach = _attach(SpanContext(trace_id, self._span_id))
         # Where ours is not attached, the user's span that is open now stays around it.
         here = _Open(recorder.writer.journal_id, self._span_id, self._trace, beside)
         self._token = _open_here.set(here)
@@ -116,11 +180,11 @@ class OpenSpan:
             "end": self._started_ns + int(took_s * 1e9),
             "step": self._step,
             "error": "" if raised is None else values.error_line(raised),
-            "attributes": values.attributes(attributes, hidden=recorder.hidden_names),
+            "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
         }
         if raised is not None:
             content["exception"] = values.exception_names(raised)
-        recorder.append(layout.SPAN, content)
+        recorder.documents.append(layout.SPAN, content)
 
 
 def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -> None:
@@ -130,9 +194,69 @@ def record_event(recorder: Recorder, name: Any, attributes: Mapping[str, Any]) -
     content = {
         "name": clean,
         "time": time.time_ns(),
-        "step": recorder.current_step(),
+        "step": recorder.steps.current(),
         "span": span_id,
         "trace": trace,
-        "attributes": values.attributes(attributes, hidden=recorder.hidden_names),
+        "attributes": values.attributes(attributes, hidden=recorder.documents.hidden_names),
     }
-    recorder.append(layout.EVENT, content)
+    recorder.documents.append(layout.EVENT, content)
+
+
+# -- artifacts
+
+
+def record_artifact(
+    recorder: Recorder, path: Any, name: Any, kind: Any, direction: Any, metadata: Any
+) -> None:
+    """Records where it lies. Nothing here looks at the file: that may take as long as its server.
+
+    Raises `Refused` for what is no path, no name or no direction.
+    """
+    if direction not in DIRECTIONS:
+        shown = values.shown(direction)
+        raise values.Refused(f'the direction must be "output" or "input", got {shown}')
+    uri = _uri(path)
+    clean, _ = values.text(_last_part(uri) if name is None else name, 200)
+    kind, _ = values.text(kind, 100)
+    span_id, trace = open_span(recorder)
+    if not trace:
+        span_id, trace = recorder.run_span["id"], recorder.run_span["trace"]
+    more = metadata if isinstance(metadata, Mapping) else {}
+    if more is not metadata and metadata is not None:
+        shown = values.shown(metadata)
+        recorder.totals.refuse("value", "metadata", f"metadata must be a mapping, got {shown}")
+    content = {
+        "name": clean,
+        "type": kind,
+        "direction": direction,
+        "uri": uri,
+        "time": time.time_ns(),
+        "step": recorder.steps.current(),
+        "span": span_id,
+        "trace": trace,
+        "metadata": values.attributes(
+            more, _LONGEST_METADATA, _MOST_METADATA, recorder.documents.hidden_names
+        ),
+    }
+    recorder.documents.append(layout.ARTIFACT, content)
+
+
+def _uri(path: Any) -> str:
+    """The address: of a path its full name, whose odd bytes a journal would not keep."""
+    word = containment.attempt(lambda: os.fsdecode(os.fspath(path)), "")
+    if "://" in word and not word.startswith("file:///"):
+        uri = without_secrets(word[:_LONGEST_URI])
+    else:
+        if word.startswith("file:///"):
+            word = unquote(word.removeprefix("file://"))
+        # A working directory may be gone.
+        full = containment.attempt(lambda: os.path.abspath(word), "") if word else ""
+        uri = f"file://{quote(os.fsencode(full))}" if full else ""
+    if not 0 < len(uri) <= _LONGEST_URI:
+        raise values.Refused(f"a path or an address was expected, got {values.shown(path)}")
+    return uri
+
+
+def _last_part(uri: str) -> str:
+    address = uri if uri.startswith("file:///") else uri.partition("?")[0]
+    return unquote(address.rstrip("/").rpartition("/")[2]) or address

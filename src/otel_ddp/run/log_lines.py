@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from otel_ddp.errors import ConfigError
-from otel_ddp.recording.log_handler import LogHandler
+from otel_ddp.recording.logs.handler import LogHandler
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import open_span
@@ -59,14 +59,14 @@ def start(
         is_rank_0=is_rank_0,
         moment=lambda: moment(recorder, progress),
     )
-    handler.attach(started=progress.steps_began or recorder.step >= 0)
+    handler.attach(started=progress.steps.began or recorder.steps.last >= 0)
     return handler
 
 
 def moment(recorder: Recorder, progress: Progress) -> dict[str, Any]:
     """The span, the trace and the step of now, as a record has them."""
     span_id, trace = open_span(recorder)
-    of_step, step = progress.trace_and_step()
+    of_step, step = progress.steps.trace_and_step()
     if not trace and not of_step:
         span_id, trace = recorder.run_span["id"], recorder.run_span["trace"]
     return {"span": span_id, "trace": trace or of_step, "step": step}

@@ -19,14 +19,14 @@ from otel_ddp.identity import addresses, identity, pool_tasks, run_names
 from otel_ddp.identity.identity import Identity
 from otel_ddp.identity.strategy import Choice
 from otel_ddp.journal import agent_environment, layout, place, system_requirements
+from otel_ddp.journal.direction import EarlyStop
 from otel_ddp.journal.direction import direction as direction_of
-from otel_ddp.recording import agent_start, log_records, values
-from otel_ddp.recording.artifacts import record_artifact
-from otel_ddp.recording.early_stop import EarlyStop
-from otel_ddp.recording.log_handler import LogHandler
+from otel_ddp.recording import agent_start, values
+from otel_ddp.recording.logs import records as log_records
+from otel_ddp.recording.logs.handler import LogHandler
 from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
-from otel_ddp.recording.spans import record_event, run_facts
+from otel_ddp.recording.spans import record_artifact, record_event, run_facts
 from otel_ddp.run import announcements, current_run, end_card, log_lines, opening, statements
 from otel_ddp.run.ending import Act, Ending
 from otel_ddp.run.statements import EarlyStops, EnteredSpan
@@ -75,7 +75,7 @@ class Records:
     @property
     def has_begun(self) -> bool:
         """Whether there was a step, after which nothing raises any more."""
-        return self.progress.steps_began or self.recorder.step >= 0
+        return self.progress.steps.began or self.recorder.steps.last >= 0
 
     def unhook_logs(self) -> None:
         """Record no log lines from here on."""
@@ -178,7 +178,7 @@ class Run:
         added = opening.directions(arguments["best"])
         if added and (records := self._ready()) is not None:
             self._best |= added
-            records.recorder.facts({"best": self._best.copy()})
+            records.recorder.documents.facts({"best": self._best.copy()})
 
     def _take_names(self, arguments: Mapping[str, Any]) -> None:
         """What the program says of a run that was opened before it did so holds from here on."""
@@ -252,7 +252,7 @@ class Run:
         if not is_handle:
             containment.count_failure = self._count_failures
             self._count_failures(0.0)
-        recorder.facts(
+        recorder.documents.facts(
             {
                 **opening.program_facts(),
                 **({"proxy": True} if is_handle else {}),
@@ -344,7 +344,7 @@ class Run:
             self._settled = False
             self._log_by_run()
         records.exported = self._exports(process)
-        written = records.recorder.identity(self._identity_record(records.exported))
+        written = records.recorder.documents.identity(self._identity_record(records.exported))
         # A signal handler came in the middle of a record: the next call writes the identity.
         if written is None:
             return
@@ -544,7 +544,7 @@ class Run:
         try:
             record_event(records.recorder, name, attributes)
         except values.Refused as why:
-            records.recorder.refuse("name", "event", f"an event was not recorded: {why}")
+            records.recorder.totals.refuse("name", "event", f"an event was not recorded: {why}")
 
     def logs(
         self,
@@ -587,7 +587,9 @@ class Run:
         # A program that calls sys.exit has said why before.
         if records is not None and not isinstance(error, SystemExit):
             moment = log_lines.moment(records.recorder, records.progress)
-            records.recorder.append(layout.EVENT, log_records.from_exception(error) | moment)
+            records.recorder.documents.append(
+                layout.EVENT, log_records.from_exception(error) | moment
+            )
 
     @containment.contained()
     def artifact(
@@ -612,7 +614,9 @@ class Run:
         try:
             record_artifact(records.recorder, path, name, type, direction, metadata)
         except values.Refused as why:
-            records.recorder.refuse("value", "artifact", f"an artifact was not recorded: {why}")
+            records.recorder.totals.refuse(
+                "value", "artifact", f"an artifact was not recorded: {why}"
+            )
 
     def early_stop(
         self,
@@ -659,7 +663,7 @@ class Run:
             return
         from otel_ddp.torch import wrappers
 
-        records.recorder.facts(wrappers.describe(model))
+        records.recorder.documents.facts(wrappers.describe(model))
 
     @containment.contained()
     def watch(self, model: Any = None, **options: Any) -> None:
@@ -772,10 +776,13 @@ class Run:
             acts.append(partial(self._settle, records))
         acts += [records.unhook_logs, partial(_unwatch, progress), recorder.drain_copies]
         if reason:
-            acts.append(partial(recorder.reason, reason))
+            acts.append(partial(recorder.documents.reason, reason))
         content = {"state": state, "time": time.time_ns()}
         # In this order: a reader of the end record finds the final progress.
-        acts += [partial(progress.end_run, state), partial(recorder.append, layout.END, content)]
+        acts += [
+            partial(progress.end_run, state),
+            partial(recorder.documents.append, layout.END, content),
+        ]
         # The agent reads what this process logged for other ranks later: the process goes on.
         if self._logs_for is None:
             acts.append(partial(self._wait_for_agent, records))
@@ -859,10 +866,10 @@ class Run:
         if records is None:
             return
         recorder, conf = records.recorder, records.conf
-        recorder.check_due_ns = now + agent_start.CHECK_EVERY_NS
+        recorder.gate.check_due_ns = now + agent_start.CHECK_EVERY_NS
         recorder.poll_copies()
         if records.log_lines is not None:
-            records.log_lines.attach(started=recorder.step >= 0)
+            records.log_lines.attach(started=recorder.steps.last >= 0)
         if self.identity.may_have_others:
             self._settle(records)
         if announcements.journal_was_removed(recorder.writer):
@@ -873,7 +880,7 @@ class Run:
         if not look.said and self._says_where_to_look(conf):
             look.say(records.place, self.run)
             if look.may_know_soon:
-                recorder.check_due_ns = min(recorder.check_due_ns, now + ASK_AGAIN_NS)
+                recorder.gate.check_due_ns = min(recorder.gate.check_due_ns, now + ASK_AGAIN_NS)
         if (
             self._speaks_for_all()
             and recorder.writer.overwrites_unread()
@@ -883,7 +890,7 @@ class Run:
 
     def _count_failures(self, more: float = 1.0) -> None:
         if self._records is not None:
-            self._records.recorder.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
+            self._records.recorder.totals.count(catalog.OTEL_DDP_HOOK_ERRORS, more)
 
 
 def silent() -> Run:
@@ -910,4 +917,4 @@ def _record_backend(recorder: Recorder) -> None:
     from otel_ddp.torch import process_group
 
     if backend := process_group.backend():
-        recorder.facts({"backend": backend})
+        recorder.documents.facts({"backend": backend})

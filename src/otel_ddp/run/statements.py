@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from otel_ddp import catalog
 from otel_ddp.errors import containment
+from otel_ddp.journal.direction import EarlyStop
 from otel_ddp.recording import values
-from otel_ddp.recording.early_stop import EarlyStop
-from otel_ddp.recording.progress import Phase, Progress
+from otel_ddp.recording.phases import Phase
+from otel_ddp.recording.progress import Progress
 from otel_ddp.recording.recorder import Recorder
 from otel_ddp.recording.spans import OpenSpan, record_event
 from otel_ddp.run import announcements
@@ -24,7 +25,7 @@ def tensor(recorder: Recorder, name: str, tensor: Any, **where: Any) -> None:
     except (tensor_summary.NoSummary, RuntimeError) as why:
         containment.reraise_foreign()
         text = f"{values.shown(name)} was not recorded: {str(why)[:200]}"
-        recorder.refuse("value", f"tensor:{values.shown(name)}", text)
+        recorder.totals.refuse("value", f"tensor:{values.shown(name)}", text)
         return
     recorder.log({f"{name}/{what}": value for what, value in found.items()}, **where)
 
@@ -36,14 +37,14 @@ def config(recorder: Recorder, mapping: Any, hidden: frozenset[str]) -> None:
         return
     if not content:
         kind = type(mapping).__name__
-        recorder.refuse("value", "config", f"config expects a mapping, got {kind}")
+        recorder.totals.refuse("value", "config", f"config expects a mapping, got {kind}")
         return
-    if left_out := recorder.config(content):
+    if left_out := recorder.documents.config(content):
         text = f"{announcements.few(left_out)} of the configuration found no room"
-        recorder.refuse("value", "config", f"{text} (OTEL_DDP_JOURNAL_BYTES)")
+        recorder.totals.refuse("value", "config", f"{text} (OTEL_DDP_JOURNAL_BYTES)")
     if len(content) == values.MOST_SETTINGS:
         text = f"of a configuration {values.MOST_SETTINGS} settings are recorded at most"
-        recorder.refuse("value", "settings", f"{text}, so what follows is left out")
+        recorder.totals.refuse("value", "settings", f"{text}, so what follows is left out")
 
 
 class EnteredSpan(NamedTuple):
@@ -68,13 +69,13 @@ class EnteredSpan(NamedTuple):
         try:
             clean, _ = values.text(name, values.LONGEST_NAME)
         except values.Refused as why:
-            recorder.refuse("name", "span", f"a span was not recorded: {why}")
+            recorder.totals.refuse("name", "span", f"a span was not recorded: {why}")
             return None
         expected = containment.attempt(lambda: float(expect_s or 0.0), 0.0)
         if not 0.0 <= expected < 1e9:
             expected = 0.0
         entered = progress.begin(clean, expected) if phase else None
-        trace, step = progress.trace_and_step()
+        trace, step = progress.steps.trace_and_step()
         return cls(progress, OpenSpan(recorder, clean, trace, step, run), entered)
 
     def leave(
@@ -141,5 +142,5 @@ def early_stop(recorder: Recorder, metric: str, stop: EarlyStop) -> None:
     name, _ = values.text(metric, values.LONGEST_NAME)
     about = {"monitor": name, "patience": stop.patience, "best": stop.best}
     record_event(recorder, catalog.EARLY_STOP_EVENT, about)
-    if (step := recorder.current_step()) is not None:
-        recorder.stamp(catalog.TRAINING_EARLY_STOP_STEP, float(step), monitor=name)
+    if (step := recorder.steps.current()) is not None:
+        recorder.totals.stamp(catalog.TRAINING_EARLY_STOP_STEP, float(step), monitor=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -46,8 +45,8 @@ def watch(
     discovery.detach()
     # Hooks go last: from here on a step may begin at any moment.
     model_hooks.attach(model, stepper)
-    stepper.new_model()
-    stepper.on_model_not_called = partial(discovery.attach, stepper, found)
+    stepper.step.end.model_came()
+    stepper.step.search = discovery.NamedModel(stepper, found)
     model_hooks.watch_compiled_in_place()
 
 
@@ -77,7 +76,7 @@ def _prepared(progress: Progress, options: dict[str, Any]) -> Stepper:
         garbage.attach(stepper)
     stack_answers.start(
         progress.recorder.writer.path,
-        lambda: progress.training_thread,
+        lambda: progress.thread.ident,
         progress.device_position,
         _profile,
     )
@@ -135,7 +134,7 @@ def _after_fork() -> None:
     readings, _readings = _readings, None
     window, _profile_window = _profile_window, None
     if _stepper is not None:
-        _stepper.alive = False
+        _stepper.leave_to_parent()
         _stepper = None
     containment.attempt(discovery.detach, None)
     if window is not None:

@@ -45,7 +45,7 @@ class DataSets:
         if number == 0:
             self._tell_epoch()
             self._epoch = None
-            self._passes[iterator] = _Pass(stepper.forwards, stepper.progress.samples)
+            self._passes[iterator] = _Pass(stepper.seen.forwards, stepper.progress.work.samples)
         elif number == LOOKED_AT - 1:
             self._tell_sizes(iterator)
 
@@ -55,7 +55,7 @@ class DataSets:
         before = self._passes.pop(iterator, None)
         if before is None or not self._stepper.alive:
             return
-        trained = self._stepper.forwards > before.forwards
+        trained = self._stepper.seen.forwards > before.forwards
         self._tell_sizes(iterator, trained)
         if trained:
             self._epoch = before
@@ -64,7 +64,7 @@ class DataSets:
     def _tell_epoch(self) -> None:
         # Ranks that share a batch count no samples.
         if self._epoch is not None:
-            samples = self._stepper.progress.samples - self._epoch.samples
+            samples = self._stepper.progress.work.samples - self._epoch.samples
             if samples > 0:
                 self._stamp(catalog.TRAINING_EPOCH_SAMPLES, samples)
 
@@ -73,7 +73,7 @@ class DataSets:
             before = self._passes.get(iterator)
             if before is None:
                 return
-            trained = self._stepper.forwards > before.forwards
+            trained = self._stepper.seen.forwards > before.forwards
         split = "train" if trained else "eval"
         for metric, size in _sizes(iterator):
             # A length is the user's code.
@@ -85,7 +85,7 @@ class DataSets:
         key = metric.name, labels.get("split", "")
         if self._told.get(key) != value:
             self._told[key] = value
-            self._stepper.progress.recorder.stamp(metric, float(value), **labels)
+            self._stepper.progress.recorder.totals.stamp(metric, float(value), **labels)
 
 
 def _sizes(iterator: Any) -> Iterator[tuple[catalog.Metric, Callable[[], Any]]]:

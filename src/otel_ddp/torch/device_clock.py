@@ -12,7 +12,7 @@ import torch
 from otel_ddp.errors import containment
 from otel_ddp.journal import layout
 from otel_ddp.recording.device_scalars import module_of
-from otel_ddp.recording.progress import DevicePosition
+from otel_ddp.recording.phases import DevicePosition
 from otel_ddp.words import PHASE_CODE
 
 # A host that asks for its loss every 100 or 200 steps is that far ahead of its device. Some ten
@@ -38,8 +38,9 @@ _IN_MARK = layout.IN_MARK // 8
 class DeviceTimes(Protocol):
     """Where the clock writes down what it has learnt."""
 
-    present_words: memoryview[int]
-    """The journal's, with the present phase."""
+    @property
+    def present_words(self) -> memoryview[int]:
+        """The journal's, with the present phase."""
 
     def add_device_time(self, code: int, seconds: float) -> None: ...
     def add_device_words(self, words: Sequence[int]) -> None: ...

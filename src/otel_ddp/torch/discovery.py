@@ -21,6 +21,7 @@ from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import every_module
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
+from otel_ddp.torch.steps.open_step import Search
 from otel_ddp.torch.steps.stepper import Stepper
 
 # A model that takes part in training is called in one of so many steps: a GAN's critic may make
@@ -43,8 +44,7 @@ def attach(stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
     global _search
     if _search is None or _search.stepper is not stepper:
         detach()
-        _search = _Search(stepper, found)
-        optimizer_hooks.report_to(_search)
+        stepper.step.search = _search = _Search(stepper, found)
     _search.begin()
 
 
@@ -52,12 +52,23 @@ def detach() -> None:
     """End the search."""
     global _search
     search, _search = _search, None
-    optimizer_hooks.report_to(None)
     if search is not None:
+        search.stepper.step.search = Search()
         search.pause()
 
 
-class _Search:
+class NamedModel(Search):
+    """A model was named. If steps never call it, the one that is called is searched for."""
+
+    def __init__(self, stepper: Stepper, found: Callable[[nn.Module], None]) -> None:
+        self._stepper, self._found = stepper, found
+
+    def model_not_called(self) -> None:
+        """Its methods are called, or what it wraps."""
+        attach(self._stepper, self._found)
+
+
+class _Search(Search):
     """On from the beginning, and again when an optimizer steps that trains no watched model.
 
     The hook on all modules is off while any thread calls a module: what that module calls is a part
@@ -78,8 +89,6 @@ class _Search:
         # has our hook for the end of its call.
         self._inside: set[int] = set()
         self._marked: dict[int, ref[nn.Module]] = {}
-        stepper.on_batch_without_model = self.between_calls
-        stepper.on_compile = self.compiling
 
     def begin(self) -> None:
         """Search, for as many steps as it may take to call every model."""
@@ -114,6 +123,10 @@ class _Search:
         if not self._inside:
             every_module.put_on()
 
+    def batch_wanted(self) -> None:
+        """No model is known by the time that a batch is wanted."""
+        self.between_calls()
+
     # -- calls
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -136,7 +149,7 @@ class _Search:
         module.register_forward_hook(_after_any, always_call=True)
         self._marked[thread] = ref(module)
         if id(module) != self._newest and model_hooks.is_watched(module):
-            self.stepper.step_end.model_called()
+            self.stepper.step.end.model_called()
         in_eval = self._trains_in_eval(module)
         if (in_eval or trains(module)) and self._is_whole() and self._adopt(module, in_eval):
             # Torch has chosen the hooks before this forward already, so ours is called here.
@@ -169,7 +182,7 @@ class _Search:
 
         Activation checkpointing calls parts again in a backward, DataParallel in threads.
         """
-        return _current_backward() == -1 and not self.stepper.forward_in_another_thread()
+        return _current_backward() == -1 and not self.stepper.calls.forward_in_another_thread()
 
     def _trains_in_eval(self, module: nn.Module) -> bool:
         """Whether an optimizer has trained this model, which is in evaluation mode.
@@ -191,7 +204,7 @@ class _Search:
         self._models += 1
         self._trained.clear()
         optimizer_hooks.forget_others()
-        self.stepper.new_model(found=True)
+        self.stepper.step.end.model_came(found=True)
         self._newest = id(module)
         model_hooks.watch_compiled_in_place()
         self._report(module)
@@ -234,12 +247,12 @@ class _Search:
 
     def unknown_optimizer_came(self) -> None:
         """An optimizer trains no watched model: a trainer may have built another model."""
-        if self.stepper.has_model or not self.on:
+        if self.stepper.step.end.has_model or not self.on:
             self.begin()
 
     def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step that trains no watched model."""
-        if self.stepper.has_model:
+        if self.stepper.step.end.has_model:
             self.between_calls()
             return
         if self._unknown_steps < _STEPS_WITHOUT_MODEL:

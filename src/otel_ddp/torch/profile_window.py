@@ -131,7 +131,7 @@ class ProfileWindow:
             raise
 
     def _advance(self, asked: Asked) -> None:
-        step = self._progress.step_count
+        step = self._progress.steps.count
         if self._profiler is None:
             if (why := _why_not(asked)) is not None:
                 raise _Refused(why)
@@ -208,7 +208,7 @@ class ProfileWindow:
         self._leave_entrances()
         self._annotations.leave()
         if profiler is not None:
-            self._last_step = self._progress.step_count
+            self._last_step = self._progress.steps.count
             profiler.stop()
         return profiler
 

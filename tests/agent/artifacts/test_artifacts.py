@@ -61,7 +61,7 @@ class Here:
             "metadata": {"lr": 1},
             **more,
         }
-        self.recorder.append(layout.ARTIFACT, content)
+        self.recorder.documents.append(layout.ARTIFACT, content)
 
     def read(self) -> None:
         """All that is told of, and all that waits."""

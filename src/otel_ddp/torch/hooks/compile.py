@@ -76,7 +76,7 @@ def began(*args: Any) -> None:
     if stepper is None or not stepper.alive:
         return
     try:
-        stepper.on_compile()
+        stepper.step.search.compiling()
         stepper.compile_began(threading.get_ident())
         model_hooks.watch_compiled_wrapper(stepper)
     except containment.ANY_ERROR:

@@ -74,7 +74,7 @@ def _began() -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive:
         try:
-            stepper.data_began()
+            stepper.loads.began()
         except containment.ANY_ERROR:
             stepper.failed("before the data")
 
@@ -83,7 +83,7 @@ def _ended() -> None:
     stepper = _stepper
     if stepper is not None and stepper.alive:
         try:
-            stepper.data_ended()
+            stepper.loads.ended()
         except containment.ANY_ERROR:
             stepper.failed("after the data")
 

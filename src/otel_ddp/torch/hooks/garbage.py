@@ -11,7 +11,7 @@ from operator import getitem, setitem, sub
 from typing import Any
 
 from otel_ddp.errors import containment
-from otel_ddp.recording.progress import Progress
+from otel_ddp.recording.steps import Work
 from otel_ddp.torch.steps.stepper import Stepper
 
 _callback: Any = None
@@ -21,7 +21,7 @@ def attach(stepper: Stepper, *, clock: Callable[[], int] = time.monotonic_ns) ->
     """Time every collection."""
     global _callback
     detach()
-    made = _callback = _timed(stepper.progress, clock)
+    made = _callback = _timed(stepper.progress.work, clock)
     gc.callbacks.append(made)
 
 
@@ -35,7 +35,7 @@ def detach() -> None:
     _callback = None
 
 
-def _timed(progress: Progress, clock: Callable[[], int]) -> Any:
+def _timed(work: Work, clock: Callable[[], int]) -> Any:
     """What the collector calls with a phase and a dictionary.
 
     It must be no function of Python's. A signal that came during the collection would be handled on
@@ -47,8 +47,8 @@ def _timed(progress: Progress, clock: Callable[[], int]) -> Any:
     began = [clock()]
     starts = map(partial(setitem, began, 0), iter(clock, None))
     lasted = map(sub, iter(clock, None), iter(partial(getitem, began, 0), None))
-    totals = accumulate(lasted, initial=progress.gc_ns)
+    totals = accumulate(lasted, initial=work.gc_ns)
     next(totals)  # the initial value
-    stops = map(partial(setattr, progress, "gc_ns"), totals)
+    stops = map(partial(setattr, work, "gc_ns"), totals)
     phases = {"start": property(partial(next, starts)), "stop": property(partial(next, stops))}
     return partial(getattr, type("_Phases", (), phases)())

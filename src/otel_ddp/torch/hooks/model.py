@@ -29,6 +29,7 @@ _COMPILED = "OptimizedModule"
 # The key of a hook that is taken off and put on again in each forward of DDP.
 _KEY = "otel_ddp"
 
+_stepper: Stepper | None = None
 # By id. A replica (of DataParallel, say) carries the hooks along, but is not in here.
 _watched: dict[int, WatchedModel] = {}
 # The modules inside DDP: DDP may wait before one, and a validation may call it directly.
@@ -42,9 +43,11 @@ def attach(module: nn.Module, stepper: Stepper, found: bool = False, in_eval: bo
 
     *in_eval*: it trains in evaluation mode.
     """
+    global _stepper
+    _stepper = stepper
     if id(module) in _watched:
         return False
-    watched = _watched[id(module)] = WatchedModel(module, stepper, _watched)
+    watched = _watched[id(module)] = WatchedModel(module, _watched)
     watched.found, watched.trains_in_eval = found, in_eval
     # A copy has inherited the hooks of the model that it was made of.
     take_off(module, before_forward, _after_forward)
@@ -69,7 +72,7 @@ def _attach_inside(ddp: Any, inside: nn.Module, watched: WatchedModel) -> None:
     watched.syncs_buffers = bool(ddp.broadcast_buffers) and any(True for _ in inside.buffers())
     # This belongs to the module, not to the DDP: one module may be wrapped time and again.
     known = _inner.get(id(inside))
-    within = _inner[id(inside)] = WatchedModel(inside, watched.stepper, _inner)
+    within = _inner[id(inside)] = WatchedModel(inside, _inner)
     within.syncs_buffers = watched.syncs_buffers or (known is not None and known.syncs_buffers)
     take_off(inside, _before_inner, _after_inner)
     inside._forward_pre_hooks[_KEY] = _before_inner
@@ -95,6 +98,8 @@ def take_off(module: nn.Module, *ours: Any) -> None:
 
 def detach() -> None:
     """Take all hooks off again."""
+    global _stepper
+    _stepper = None
     for watched in [*_watched.values(), *_inner.values()]:
         model: Any = watched.model()
         if model is None:
@@ -133,12 +138,12 @@ def watched() -> list[nn.Module]:
     return [model for model in models if model is not None]
 
 
-def watch_wrapping_ddp(watched: WatchedModel) -> None:
+def watch_wrapping_ddp(watched: WatchedModel, stepper: Stepper) -> None:
     """Watch the DDP that is calling this model, if any: the model was wrapped later."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     # In each forward: what is known already is asked first.
     is_new = ddp is not None and id(ddp) not in _watched
-    if is_new and not wrappers.makes_steps(ddp) and attach(ddp, watched.stepper):
+    if is_new and not wrappers.makes_steps(ddp) and attach(ddp, stepper):
         around = _watched[id(ddp)]
         # It does the same work, and some forwards of it were seen.
         around.forwards, around.flops_per_unit = watched.forwards, watched.flops_per_unit
@@ -212,32 +217,32 @@ def before_forward(module: nn.Module, args: Any = (), kwargs: Any = None, *_: An
     # torch.jit.trace our variables would give their names to tensors of the graph.
     if is_compiling() or _is_tracing():
         return
-    watched = _watched.get(id(module))
-    if watched is None or not watched.stepper.alive:
+    stepper, watched = _stepper, _watched.get(id(module))
+    if watched is None or stepper is None or not stepper.alive:
         return
     if watched.inner_hooks is not None:
         watched.inner_hooks.pop(_KEY, None)
     try:
-        watched.stepper.forward_began(watched, module, args, kwargs)
+        stepper.forwards.began(watched, module, args, kwargs)
     except containment.ANY_ERROR:
-        watched.stepper.failed("before forward")
+        stepper.failed("before forward")
 
 
 def _before_inner(module: nn.Module, *_: Any) -> None:
     if is_compiling() or _is_tracing():
         return
-    watched = _inner.get(id(module))
-    if watched is None or not watched.stepper.alive:
+    stepper, watched = _stepper, _inner.get(id(module))
+    if watched is None or stepper is None or not stepper.alive:
         return
     try:
-        if watched.stepper.evaluated_past_ddp(watched, module):
+        if stepper.forwards.evaluated_past_ddp(watched, module):
             watched.called_past_ddp = True
             take_off(module, _after_inner)
             module.register_forward_hook(_after_inner, always_call=True)
         elif watched.syncs_buffers:
-            watched.stepper.buffers_arrived()
+            stepper.forwards.buffers_arrived()
     except containment.ANY_ERROR:
-        watched.stepper.failed("before the inner forward")
+        stepper.failed("before the inner forward")
 
 
 def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any) -> None:
@@ -246,29 +251,28 @@ def _after_inner(module: nn.Module, args: Any = (), output: Any = None, *_: Any)
     if output is not None:
         # Where forward has raised, torch is still iterating over these hooks.
         take_off(module, _after_inner)
-    watched = _inner.get(id(module))
-    if watched is None or not watched.called_past_ddp or not watched.stepper.alive:
+    stepper, watched = _stepper, _inner.get(id(module))
+    if watched is None or not watched.called_past_ddp or stepper is None or not stepper.alive:
         return
     watched.called_past_ddp = False
     try:
-        watched.stepper.forward_ended(watched, module, None)
+        stepper.forwards.ended(watched, module, None)
     except containment.ANY_ERROR:
-        watched.stepper.failed("after the inner forward")
+        stepper.failed("after the inner forward")
 
 
 def _after_forward(module: nn.Module, args: Any = (), output: Any = None, *more: Any) -> None:
     if is_compiling() or _is_tracing():
         return
-    watched = _watched.get(id(module))
-    if watched is None or not watched.stepper.alive:
+    stepper, watched = _stepper, _watched.get(id(module))
+    if watched is None or stepper is None or not stepper.alive:
         return
     if watched.inner_hooks is not None:
         watched.inner_hooks[_KEY] = _before_inner
     if more:
         output = more[-1]
-    stepper = watched.stepper
     try:
-        hook = stepper.forward_ended(watched, module, output)
+        hook = stepper.forwards.ended(watched, module, output)
         if hook is None:
             return
         # No full backward hook: that one wraps the outputs, and in-place changes of them then

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 from torch.compiler import is_compiling
@@ -24,20 +24,9 @@ _WITHIN = ("optimizer", "_optimizer", "optim", "original_optimizer")
 _DEEPEST = 8
 
 
-class Search(Protocol):
-    """The search for models, which follows the steps of optimizers."""
-
-    on: bool
-
-    def model_stepped(self) -> None: ...
-    def unknown_optimizer_came(self) -> None: ...
-    def unknown_optimizer_stepped(self, optimizer: Optimizer) -> None: ...
-
-
 _handles: list[Any] = []
 # Called after each step while no steps are measured yet.
 _told: Callable[[], None] | None = None
-_search: Search | None = None
 _stepper: Stepper | None = None
 _compiled = CompiledSteps()
 # By an optimizer's id: whether a watched model is trained by it; if not, how many parameters it
@@ -50,7 +39,7 @@ def attach(stepper: Stepper) -> None:
     """Put the hooks on all optimizers; those of other models are ignored."""
     global _stepper
     _stepper = stepper
-    stepper.step_end.compiled = _compiled
+    stepper.step.end.compiled = _compiled
     _compiled.stepped = False
     _put_on()
 
@@ -84,12 +73,6 @@ def forget(own: Any) -> None:
     _known.clear()
     if isinstance(own, Optimizer):
         _note(own, True)
-
-
-def report_to(search: Search | None) -> None:
-    """Report steps to this search for models; None: there is none any more."""
-    global _search
-    _search = search
 
 
 def forget_others() -> None:
@@ -144,8 +127,8 @@ def _is_ours(optimizer: Optimizer) -> bool:
     # DeepSpeed's engine holds its optimizer, whose parameters are copies.
     owned = owned or any(torchs_own(module) is optimizer for module in models)
     _note(optimizer, owned)
-    if not owned and _search is not None:
-        _search.unknown_optimizer_came()
+    if not owned and (stepper := _stepper) is not None:
+        stepper.step.search.unknown_optimizer_came()
     return owned
 
 
@@ -178,7 +161,7 @@ def _before_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None, *_: A
         if known[0] or _is_ours_by_now(optimizer, known[1]):
             # Beside its optimizer, `step` is given a closure; some wrappers give it None.
             given = len(args) > 1 or bool(kwargs)
-            stepper.optimizer_began(optimizer, given and _has_closure(args[1:], kwargs))
+            stepper.optimizers.began(optimizer, given and _has_closure(args[1:], kwargs))
     except containment.ANY_ERROR:
         stepper.failed("before the optimizer")
 
@@ -198,11 +181,11 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
         if known[0] or _is_ours_by_now(optimizer, known[1]):
             if not known[0]:
                 # Its closure was the first call of its model.
-                stepper.optimizer_began(optimizer, False)
-            stepper.optimizer_ended(optimizer)
-            if _search is not None and _search.on:
-                _search.model_stepped()
-        elif _search is not None:
-            _search.unknown_optimizer_stepped(optimizer)
+                stepper.optimizers.began(optimizer, False)
+            stepper.optimizers.ended(optimizer)
+            if (search := stepper.step.search).on:
+                search.model_stepped()
+        else:
+            stepper.step.search.unknown_optimizer_stepped(optimizer)
     except containment.ANY_ERROR:
         stepper.failed("after the optimizer")

@@ -82,7 +82,7 @@ class MemoryReadings:
         reading = self._allocator.read()
         if reading is None:
             return
-        recorder = self._progress.recorder
+        totals = self._progress.recorder.totals
         for metric, value in (
             (catalog.TRAINING_CUDA_MEMORY_ALLOCATED, reading.allocated),
             (catalog.TRAINING_CUDA_MEMORY_RESERVED, reading.reserved),
@@ -91,10 +91,10 @@ class MemoryReadings:
             (catalog.TRAINING_OOMS, reading.ooms),
         ):
             if value is not None:
-                recorder.stamp(metric, float(value))
+                totals.stamp(metric, float(value))
         if reading.retries is not None:
             if self._retries is not None and reading.retries > self._retries:
-                self._progress.retries += reading.retries - self._retries
+                self._progress.work.retries += reading.retries - self._retries
             self._retries = reading.retries
 
 

@@ -60,7 +60,7 @@ class Readings(StepListener):
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._progress = stepper.progress
+        self._progress, self._recorder = stepper.progress, stepper.progress.recorder
         self._options = StepOptions()
         self._optimizer: Callable[[], Any] = _none
         self._flops = ModelFlops(stepper)
@@ -84,7 +84,7 @@ class Readings(StepListener):
         stepper = self._stepper
         # Weakly: the state of an optimizer may be most of the memory of a device.
         if options.step_optimizer is not None:
-            stepper.step_end.choose(options.step_optimizer, named=True)
+            stepper.step.end.choose(options.step_optimizer, named=True)
         if options.optimizer is not None:
             self._optimizer = containment.attempt(partial(ref, options.optimizer), _none)
         options = options._replace(optimizer=None, step_optimizer=None)
@@ -93,8 +93,8 @@ class Readings(StepListener):
         stepper.sampled.sample_every(options.every)
         self._flops.given_per_sample = options.flops_per_sample
         if options.scaler is not None:
-            stepper.step_end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
-            self._progress.recorder.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
+            stepper.step.end.scaler_round = partial(getattr, options.scaler, _ROUND, None)
+            self._recorder.totals.count(catalog.TRAINING_STEPS_SKIPPED, 0.0, reason="overflow")
 
     def first_step_began(self) -> None:
         """Now the models are where they will stay."""
@@ -102,16 +102,16 @@ class Readings(StepListener):
         self._settle_identity()
         devices = [p.device for model in model_hooks.trained() for p in model.parameters()]
         if found := gpu_facts(devices):
-            self._progress.recorder.facts(found)
+            self._recorder.documents.facts(found)
         device = next(iter(devices), None)
         if device is None or device.type == "cpu":
             return
         self._device = self._flops.device = device
         self._memory = MemoryReadings(device, self._progress) if device.type == "cuda" else None
-        self._clock = clock_for(device, self._progress)
-        self._progress.device_clock = self._clock
+        self._clock = clock_for(device, self._progress.device_times)
+        self._progress.phases.device_clock = self._clock
         # At once: the first steps are compared by this clock or by none.
-        self._progress.recorder.facts({"capability": self._clock_capability()})
+        self._recorder.documents.facts({"capability": self._clock_capability()})
 
     # -- in a step
 
@@ -124,18 +124,18 @@ class Readings(StepListener):
         self._flops.forward_ended(watched, module, output is not None)
         if self._flops.may_count_next(watched):
             self._reentrant |= capabilities.checkpoints_reentrantly(output)
-        model_hooks.watch_wrapping_ddp(watched)
-        if self._stepper.wants_loss:
-            self._stepper.wants_loss = False
-            at_hand = self._loss.read(watched, output, self._stepper.steps)
-            self._stepper.check_loss = self._check_loss if at_hand else None
+        model_hooks.watch_wrapping_ddp(watched, self._stepper)
+        if self._stepper.sampled.wants_loss:
+            self._stepper.sampled.wants_loss = False
+            at_hand = self._loss.read(watched, output, self._stepper.seen.steps)
+            self._stepper.sampled.check_loss = self._check_loss if at_hand else None
 
     def _check_loss(self, watched: WatchedModel, output: Any) -> None:
         try:
-            self._loss.check(watched, output, self._stepper.steps)
+            self._loss.check(watched, output, self._stepper.seen.steps)
         except containment.ANY_ERROR:
             # Transforms such as vmap let no number be read.
-            self._stepper.check_loss = None
+            self._stepper.sampled.check_loss = None
 
     def forward_interrupted(self) -> None:
         """Leave nothing of ours behind."""
@@ -171,11 +171,11 @@ class Readings(StepListener):
         """Record in which phases there were collectives."""
         self._choose_counted_step()
         if self._counts_collectives:
-            self._progress.recorder.facts({"own_collectives": self._own_collectives.end()})
+            self._recorder.documents.facts({"own_collectives": self._own_collectives.end()})
 
     def _choose_counted_step(self) -> None:
         # Hooks that were taken off and put on again go on counting.
-        done = self._progress.step_count + 1
+        done = self._progress.steps.count + 1
         self._stepper.sampled.count_in(next(step for step in self._counted_steps if step > done))
 
     # -- between steps
@@ -184,9 +184,8 @@ class Readings(StepListener):
         """Record what is read now and then."""
         stepper = self._stepper
         # Inside of compiled code no call is seen, and a search would have it compiled once more.
-        if not stepper.forwards and not stepper.compiles:
-            not_called, stepper.on_model_not_called = stepper.on_model_not_called, _none
-            not_called()
+        if not stepper.seen.forwards and not stepper.seen.compiles:
+            stepper.step.search.model_not_called()
         model_hooks.watch_compiled_in_place()
         compile_hooks.attach(stepper)
         self._settle_identity()
@@ -194,19 +193,19 @@ class Readings(StepListener):
         self._offer()
         if self._memory is not None:
             self._memory.poll()
-        stepper.wants_loss = self._options.reads_loss
+        stepper.sampled.wants_loss = self._options.reads_loss
         clock_failed = self._clock is not None and self._clock.failed
         watching = (
-            stepper.steps <= _STEPS_TO_WATCH
+            stepper.seen.steps <= _STEPS_TO_WATCH
             or not self._warned
             or (clock_failed and not self._known.get("device_clock"))
         )
         # The first collective may come late: local SGD, averaging by hand.
-        if (stepper.steps >= _STEPS_TO_KNOW and watching) or (
+        if (stepper.seen.steps >= _STEPS_TO_KNOW and watching) or (
             self._waits_for_collective and not none_so_far()
         ):
             self.report()
-        if stepper.steps == _STEPS_TO_LOG:
+        if stepper.seen.steps == _STEPS_TO_LOG:
             self._miss_loss()
 
     def no_step_ended(self) -> None:
@@ -227,23 +226,23 @@ class Readings(StepListener):
         if self._options.leads and not capabilities.rank():
             if norm is not None and not norm.sharded:
                 found["grad_norm"] = norm.value.sqrt()
-            rate = _learning_rate(self._stepper.step_end.optimizer or self._optimizer())
+            rate = _learning_rate(self._stepper.step.end.optimizer or self._optimizer())
             if rate is not None:
                 found["learning_rate"] = rate
             scale = getattr(self._options.scaler, "_scale", None)
             if scale is not None:
                 found["loss_scale"] = scale
-        number = self._progress.logged_number
+        number = self._progress.steps.logged_number
         if found:
-            self._progress.recorder.record_reading(found, number)
+            self._recorder.record_reading(found, number)
         self._offer_losses()
 
     @containment.contained()
     def _offer_losses(self) -> None:
-        number = self._progress.logged_number
+        number = self._progress.steps.logged_number
         for steps_before, loss in self._loss.pop():
-            since = self._stepper.steps - steps_before - 1
-            self._progress.recorder.record_reading({"loss": loss}, max(0, number - since))
+            since = self._stepper.seen.steps - steps_before - 1
+            self._recorder.record_reading({"loss": loss}, max(0, number - since))
 
     @containment.contained()
     def report(self) -> None:
@@ -258,7 +257,7 @@ class Readings(StepListener):
         self._waits_for_collective = bool(found["comm_wait"]) and none_so_far()
         if found != self._known:
             self._known = found
-            self._progress.recorder.facts({"capability": found})
+            self._recorder.documents.facts({"capability": found})
         if not self._warned:
             self._warned = True
             missing = "; ".join(capabilities.sentences(found))
@@ -268,7 +267,7 @@ class Readings(StepListener):
     def _miss_loss(self) -> None:
         """Say that there is no loss, if none is returned and the program logs nothing itself."""
         missing = self._loss.asked and self._loss.missing == "no_loss"
-        if missing and self._options.speaks and not self._progress.recorder.logs_values:
+        if missing and self._options.speaks and not self._recorder.names.has_users:
             containment.warn_once(
                 "loss",
                 "No loss is read: the model does not return it. Log it where you compute it: "
@@ -286,7 +285,7 @@ class Readings(StepListener):
         progress = self._progress
         if found["flops"] == "uncountable" and self._flops.uncounted:
             found["flops"] = self._flops.uncounted
-        if found["samples"] == "shapes_unknown" and progress.tokens:
+        if found["samples"] == "shapes_unknown" and progress.work.tokens:
             found["samples"] = "packed"
         if self._flops.any_shared:
             found["samples"] = found["tokens"] = "shared_batch"
@@ -302,12 +301,12 @@ class Readings(StepListener):
         self._flops.close()
         # A program that ends because its loss is lost has no further step.
         self._offer_losses()
-        if not self._warned and (self._stepper.forwards or self._stepper.steps):
+        if not self._warned and (self._stepper.seen.forwards or self._stepper.seen.steps):
             self.report()
-        if _STEPS_TO_MISS_A_LOSS <= self._stepper.steps < _STEPS_TO_LOG:
+        if _STEPS_TO_MISS_A_LOSS <= self._stepper.seen.steps < _STEPS_TO_LOG:
             self._miss_loss()
         if self._clock is not None:
-            self._progress.device_clock = None
+            self._progress.phases.device_clock = None
             self._clock.close()
 
 

@@ -74,7 +74,7 @@ def measured(
 ) -> dict[str, str]:
     """What is measured (with an empty reason), and what is not (with the word of its reason)."""
     found: dict[str, str] = {}
-    seen, backward = stepper.forwards > 0, stepper.backwards > 0
+    seen, backward = stepper.seen.forwards > 0, stepper.seen.backwards > 0
     found["optimizer"] = _optimizer(stepper)
     found["forward"] = "" if seen else "not_called"
     found["backward"] = "" if backward else _without_backward() if seen else "not_called"
@@ -86,22 +86,22 @@ def measured(
     if needed and (reason := _arrivals()):
         found["arrivals"] = reason
     found["data"] = _data(stepper)
-    work = stepper.progress.samples
+    work = stepper.progress.work.samples
     found["samples"] = "" if work else "shapes_unknown" if seen else "not_called"
-    found["flops"] = "" if stepper.progress.flops else "uncountable" if seen else "not_called"
-    if stepper.step_end.scaler_round is not None:
+    found["flops"] = "" if stepper.progress.work.flops else "uncountable" if seen else "not_called"
+    if stepper.step.end.scaler_round is not None:
         found["skipped_steps"] = ""
-    elif stepper.float16:
+    elif stepper.seen.float16:
         found["skipped_steps"] = "no_scaler"
     return found
 
 
 def _optimizer(stepper: Stepper) -> str:
-    if not stepper.steps:
+    if not stepper.seen.steps:
         return "no_optimizer"
-    if stepper.closures and not stepper.backwards:
+    if stepper.seen.closures and not stepper.seen.backwards:
         return "closure"
-    return "compiled_step" if stepper.compiled_steps else ""
+    return "compiled_step" if stepper.seen.compiled_steps else ""
 
 
 def _without_backward() -> str:
@@ -113,9 +113,9 @@ def _without_backward() -> str:
 
 def _data(stepper: Stepper) -> str:
     # Other threads may load for an evaluation, while the loads of training are measured.
-    if stepper.loads_elsewhere and stepper.loads < stepper.steps:
+    if stepper.seen.loads_elsewhere and stepper.seen.loads < stepper.seen.steps:
         return "other_thread"
-    return "" if stepper.loads else "no_loader"
+    return "" if stepper.seen.loads else "no_loader"
 
 
 def _comm_wait(models: list[nn.Module], world_size: int, reentrant: bool) -> str:

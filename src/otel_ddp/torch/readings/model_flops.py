@@ -45,8 +45,8 @@ class ModelFlops:
     """Counts one forward of each model, and checks now and then whether it is still true."""
 
     def __init__(self, stepper: Stepper) -> None:
-        self._stepper = stepper
-        self._progress = stepper.progress
+        self._seen = stepper.seen
+        self._work, self._recorder = stepper.progress.work, stepper.progress.recorder
         self._counter = flops.ForwardCounter()
         self._works: dict[int, _ModelWork] = {}
         self.given_per_sample: float | None = None
@@ -83,12 +83,12 @@ class ModelFlops:
         """Each of several ranks would count all of the batch: none does, but for a given figure."""
         watched.forwards += 1
         work.stale = False
-        if self._stepper.counted_batch:
-            self._progress.samples -= watched.samples
-            self._progress.tokens -= watched.tokens
+        if watched.counted:
+            self._work.samples -= watched.samples
+            self._work.tokens -= watched.tokens
         if self.given_per_sample is not None:
-            self._progress.flops_method = "given"
-            self._progress.flops += float(self.given_per_sample) * watched.samples
+            self._work.flops_method = "given"
+            self._work.flops += float(self.given_per_sample) * watched.samples
 
     def _begin(
         self, watched: WatchedModel, module: nn.Module, work: _ModelWork, shapes: Shapes | None
@@ -126,7 +126,7 @@ class ModelFlops:
 
     def _go_on(self, watched: WatchedModel, work: _ModelWork) -> None:
         watched.flops_per_unit = work.per_unit
-        self._progress.flops += (work.per_unit or 0.0) * (watched.tokens or watched.samples)
+        self._work.flops += (work.per_unit or 0.0) * (watched.tokens or watched.samples)
 
     def forward_ended(self, watched: WatchedModel, module: nn.Module, returned: bool) -> None:
         """The same forward has returned or raised."""
@@ -150,7 +150,7 @@ class ModelFlops:
             self._settle(watched, module, counted.total / units, "counted", counted.dtype)
 
     def _estimate(self, watched: WatchedModel, module: nn.Module) -> None:
-        self._stepper.float16 |= _dtype_of(module) == "float16"
+        self._seen.float16 |= _dtype_of(module) == "float16"
         if watched.tokens:
             self._settle(watched, module, flops.by_parameters(module, 1), "6pt", "")
         else:
@@ -163,21 +163,21 @@ class ModelFlops:
         """The first figure of this model is known."""
         watched.flops_per_unit = per_unit
         watched.by_samples = method == "given"
-        self._progress.flops_method = method
+        self._work.flops_method = method
         if method != "given":
             work = self._works[id(watched)]
             work.method, work.per_unit = method, per_unit
             work.by_basis[work.basis] = per_unit
         units = watched.samples if watched.by_samples else watched.tokens or watched.samples
         # The forwards before this one are taken to be like it.
-        self._progress.flops += per_unit * units * watched.forwards
+        self._work.flops += per_unit * units * watched.forwards
         word = dtype or _dtype_of(module)
-        self._stepper.float16 |= word == "float16"
-        self._progress.recorder.facts({"precision": word})
+        self._seen.float16 |= word == "float16"
+        self._recorder.documents.facts({"precision": word})
         if self.device is not None and self.device.type == "cuda":
             name = torch.cuda.get_device_name(self.device)
             if (most := peaks.peak(name, word)) is not None:
-                self._progress.recorder.stamp(
+                self._recorder.totals.stamp(
                     catalog.TRAINING_FLOPS_PEAK, most, dtype=word, device=name
                 )
 

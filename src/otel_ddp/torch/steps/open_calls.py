@@ -10,6 +10,7 @@ import torch
 
 from otel_ddp.recording.progress import Progress
 from otel_ddp.torch.frames import times_called
+from otel_ddp.torch.steps.sampled import SampledSteps
 
 # Private, and looked up by name: a torch without one of them loses only what needs it.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
@@ -38,10 +39,19 @@ def _backward_runs() -> bool:
 class OpenCalls:
     """The calls of models that are open now. Plain attributes, for hooks read them in each step."""
 
-    __slots__ = ("_progress", "backward_id", "forward_thread", "forwards", "in_backward", "trains")
+    __slots__ = (
+        *("_leave", "_sampled", "_steps", "_thread", "backward", "backward_id", "eval", "forward"),
+        *("forward_thread", "forwards", "in_backward", "trains"),
+    )
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, sampled: SampledSteps) -> None:
+        self._steps, self._thread, self._sampled = progress.steps, progress.thread, sampled
+        phases = progress.phases
+        self._leave = phases.leave
+        # Phases of ours, one each: none of them is ever inside itself.
+        self.forward = phases.of_hooks("forward")
+        self.eval = phases.of_hooks("eval")
+        self.backward = phases.of_hooks("backward")
         self.forwards = 0
         """Forwards of watched models, one inside the other."""
         self.trains = False
@@ -60,7 +70,7 @@ class OpenCalls:
         """
         if self.in_backward:
             # Autograd has threads of its own.
-            another = is_another_thread(self._progress.training_thread, thread)
+            another = is_another_thread(self._thread.ident, thread)
             return another and outside_of_backward() and _backward_runs()
         if not self.forwards or not self.trains:
             return False
@@ -70,14 +80,14 @@ class OpenCalls:
         """Whether a forward that begins in this thread is no part of what is measured."""
         if self.in_backward:
             # Also what a backward computes again in one of autograd's threads.
-            return is_another_thread(self._progress.training_thread, thread) and _backward_runs()
+            return is_another_thread(self._thread.ident, thread) and _backward_runs()
         if self.forwards:
             # Training comes first: the forward of an actor or an evaluator is given up for it.
             another = is_another_thread(self.forward_thread, thread)
             return another and (self.trains or not trains)
-        if trains or not self._progress.in_step:
+        if trains or not self._steps.in_step:
             return False
-        return is_another_thread(self._progress.training_thread, thread)
+        return is_another_thread(self._thread.ident, thread)
 
     def forward_in_another_thread(self) -> bool:
         """Whether another thread is in a watched model: this one may be calling parts of it."""
@@ -87,11 +97,26 @@ class OpenCalls:
         """Whether this gradient is of another backward than the open one, and not inside of it."""
         if current_backward() == self.backward_id:
             return False
-        if threading.get_ident() != self._progress.training_thread:
+        if threading.get_ident() != self._thread.ident:
             return False
         return times_called(sys._getframe(), _RUN_BACKWARD) == 1
 
-    def close(self) -> None:
-        """None is open any more."""
+    # -- what was left open
+
+    def close_forward(self) -> None:
+        """End a forward that Ctrl-C or sys.exit has left: torch calls no hook then."""
+        self.forwards = 0
+        self._leave(self.forward)
+        self._leave(self.eval)
+        self._sampled.listener.forward_interrupted()
+
+    def close_what_raised(self) -> None:
+        """End a backward that has raised: only forward has a hook for its end in any case."""
+        if outside_of_backward():
+            self.close_backward()
+
+    def close_backward(self) -> None:
+        """End a backward, and the forwards inside it."""
         self.in_backward = False
         self.forwards = 0
+        self._leave(self.backward)

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from otel_ddp.errors import containment
-from otel_ddp.recording.progress import Progress
+from otel_ddp.recording.steps import Work
 from otel_ddp.torch.steps.watched_model import WatchedModel
 
 _FAILURES_ALLOWED = 3
 _NEVER = 2**63
+# A flush is looked for at every so many events of a kind, for where no step ends.
+OFTEN = 16
 
 
 class StepListener:
@@ -54,12 +56,13 @@ class SampledSteps:
     """Chooses the steps that are sampled, and those in which collectives are counted."""
 
     __slots__ = (
-        *("_count_at", "_every", "_failures", "_progress", "_within_s", "counting", "listener"),
-        *("_after_step", "next_change", "sampling"),
+        *("_count_at", "_every", "_failures", "_within_s", "_work", "counting", "listener"),
+        *("_after_step", "check_loss", "next_change", "sampling"),
+        "wants_loss",
     )
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._failures: dict[str, int] = {}
         self._within_s = 0.0  # what `run` has timed, also inside hooks
         self.listener = StepListener()
@@ -67,6 +70,10 @@ class SampledSteps:
         self._count_at = -1
         self.sampling = self.counting = False
         """What the present step is."""
+        self.check_loss: Callable[[WatchedModel, Any], None] | None = None
+        """Set where looking at each loss costs nothing: it lies in the memory of the host."""
+        self.wants_loss = False
+        """Whether the listener is told of the next forward, for its loss."""
         self._after_step: Callable[[], None] | None = None
         self.next_change = 0
         """The step at whose begin hooks may have to be wrapped anew."""
@@ -114,7 +121,7 @@ class SampledSteps:
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         # The hooks of one step stand for those of all until the next one that is sampled.
-        progress, every = self._progress, self._every
+        work, every = self._work, self._every
 
         def timed(*args: Any) -> Any:
             began, within_s = time.perf_counter(), self._within_s
@@ -122,7 +129,7 @@ class SampledSteps:
                 return hook(*args)
             finally:
                 took_s = time.perf_counter() - began - (self._within_s - within_s)
-                progress.hook_s += took_s * every
+                work.hook_s += took_s * every
 
         return timed
 
@@ -152,5 +159,5 @@ class SampledSteps:
             containment.record_failure(name)
             self._failures[name] = failures + 1
         took_s = time.perf_counter() - began
-        self._progress.hook_s += took_s
+        self._work.hook_s += took_s
         self._within_s += took_s

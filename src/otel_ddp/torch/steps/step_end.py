@@ -28,10 +28,12 @@ class StepEnd:
 
     __slots__ = (
         *("_in_round", "_named", "_optimizer", "_round", "_steps_of_others", "_stepped_round"),
-        *("backwards", "compiled", "scaler_round"),
+        *("backwards", "compiled", "has_model", "scaler_round"),
     )
 
     def __init__(self) -> None:
+        self.has_model = False
+        """While no model is known, nothing makes a step."""
         self.backwards = 0
         """Backwards since the last step."""
         self.compiled = CompiledSteps()
@@ -64,17 +66,16 @@ class StepEnd:
         )
         self._optimizer = known
 
-    def new_model(self) -> None:
-        """A model has come, or come again: it may have another optimizer than the last one."""
-        if not self._named:
-            self._optimizer = {}
+    def model_came(self, found: bool = False) -> None:
+        """A model has come, or come again: it may have another optimizer than the last one.
 
-    def model_found(self) -> None:
-        """A model was found: it comes in the place of others, or in one round with them."""
-        if self.optimizer is None:
-            self.new_model()
-        else:
+        *found*: it was not named, and comes in the place of others, or in one round with them.
+        """
+        self.has_model = True
+        if found and self.optimizer is not None:
             self._in_round = False
+        elif not self._named:
+            self._optimizer = {}
 
     def model_called(self) -> None:
         """A model is called that was known before the last one was found."""

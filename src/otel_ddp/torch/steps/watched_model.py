@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-if TYPE_CHECKING:
-    from otel_ddp.torch.steps.stepper import Stepper
 
 
 class WatchedModel:
     """A model that is watched; found by its id, for a weak dictionary is four times as slow."""
 
     __slots__ = (
-        *("by_samples", "called_past_ddp", "divided_loss", "flops_per_unit", "forwards", "found"),
-        *("inner_hooks", "is_ddp", "model", "samples", "stepper", "syncs_buffers", "tokens"),
+        *("by_samples", "called_past_ddp", "counted", "divided_loss", "flops_per_unit", "forwards"),
+        *("found", "inner_hooks", "is_ddp", "model", "samples", "syncs_buffers", "tokens"),
         "trains_in_eval",
     )
 
-    def __init__(self, model: nn.Module, stepper: Stepper, among: dict[int, WatchedModel]) -> None:
+    def __init__(self, model: nn.Module, among: dict[int, WatchedModel]) -> None:
         # Never the model itself: most of a device's memory hangs on it. The callback is no function
         # of Python's: what a signal handler raises in one is lost.
         self.model = ref(model, partial(among.pop, id(model)))
-        self.stepper = stepper
         self.found = False
         """Whether it was found, not named."""
         self.called_past_ddp = False
@@ -42,6 +38,8 @@ class WatchedModel:
         """
         self.trains_in_eval = False
         """Whether it trains in evaluation mode, as a model does that keeps its statistics."""
+        self.counted = True
+        """Whether the batch of its last forward is the step's."""
         # Forward and backward, for a token, or for a sample where there are no tokens.
         self.flops_per_unit: float | None = None
         """None as long as it is not known, 0 where it never will be."""

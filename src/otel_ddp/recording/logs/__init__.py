@@ -1,0 +1,1 @@
+"""What the program says by Python's logging: a handler, and records of its lines."""

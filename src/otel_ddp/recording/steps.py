@@ -1,0 +1,155 @@
+"""The steps: the numbers under which hooks and the user know them, and their work."""
+
+from __future__ import annotations
+
+from otel_ddp.journal import layout, trace_ids
+
+# After this many backwards without a step of an optimizer, none is expected.
+_MOST_ACCUMULATED = 64
+_SHIFT = layout.CODE_SHIFT
+_GC = layout.STEP_GC << _SHIFT
+_RETRIES, _WORK = layout.STEP_RETRIES << _SHIFT, layout.STEP_WORK << _SHIFT
+
+
+class StepNumbers:
+    """The numbers of a process's steps. Plain attributes, for hooks and `log` go by them."""
+
+    __slots__ = (
+        *("_before_step", "_evaluations", "_logged", "_lower", "began", "count", "implied"),
+        *("in_step", "last", "logged_number", "micro_batches", "model_called"),
+    )
+
+    def __init__(self) -> None:
+        # Both count from 0, and -1 means none.
+        self.last = self.implied = -1
+        """The last training step that was logged, or implied by calls without a step; and the last
+        implied one."""
+        self.began = False
+        """Whether hooks count the steps."""
+        self.in_step = False
+        self.model_called = False
+        """Whether a model was called in this step: waiting for a batch may end an epoch."""
+        self.micro_batches = 0
+        # The number of steps is the same on all ranks. The number under which the user logs the
+        # last one may differ, and only ranks that log know it.
+        self.count = self.logged_number = 0
+        # What had been logged when the last step ended, and when the present one began.
+        self._logged = self._before_step = -1
+        # The last step at the time a lower one was logged, and the lower one.
+        self._lower = (-1, -1)
+        # The step of an evaluation's values before anything trains.
+        self._evaluations = -1
+
+    # -- of values that are logged
+
+    def next(self, trains: bool) -> int:
+        """The step of a call without one: the hooks' step, or a new one for each call."""
+        if self.began:
+            return self.of_values(trains)
+        if trains:
+            self.last += 1
+            self.implied += 1
+        elif self.last < 0:
+            self._evaluations += 1
+            return self._evaluations
+        return self.last
+
+    def current(self) -> int | None:
+        """The step of a span or event that begins now."""
+        step = self.of_values(True) if self.began else self.last
+        return step if step >= 0 else None
+
+    def after_lower(self, step: int) -> int:
+        """The step of training after a call with a lower step than the last one.
+
+        Two rising lower steps mean that training went back. A single one may count epochs.
+        """
+        last, lower = self._lower
+        if last == self.last and step > lower:
+            return step
+        self._lower = self.last, step
+        return self.last
+
+    def of_values(self, trains: bool) -> int:
+        """The hooks' step of a value that is logged now without a step."""
+        if not self.count and self.micro_batches > _MOST_ACCUMULATED:
+            # A loop that changes the weights by itself has only these steps.
+            return self.micro_batches
+        if trains and self.model_called:
+            return self._next_logged()
+        return self.logged_number if self.last == self._logged else self.last
+
+    def trace_and_step(self) -> tuple[str, int | None]:
+        """The trace and the step of what happens now; empty before the first one.
+
+        Between two steps it is the step that has ended, as for values: people save and evaluate
+        after a step. Its time belongs to the step that follows, so the trace is that one's.
+        """
+        if self.began:
+            # The hooks count alike on all ranks; which ranks log does not matter.
+            return trace_ids.trace_of_step(self.count + 1), self.of_values(True)
+        return (trace_ids.trace_of_step(self.last), self.last) if self.last >= 0 else ("", None)
+
+    # -- of hooks
+
+    def begin_step(self) -> bool:
+        """Hooks have seen work; whether this is their first step."""
+        self.in_step = True
+        first = not self.began
+        if first and self.last == self.implied:
+            # No step was logged yet: the steps of the hooks replace the counted calls.
+            self.last = self._logged = -1
+        self.began = True
+        self._before_step = self.last
+        return first
+
+    def end_step(self) -> int:
+        """A step has ended; the number under which the user logs it."""
+        logged = self.last
+        number = self.logged_number + 1 if logged == self._logged else self._next_logged()
+        self.logged_number, self._logged = number, logged
+        self.count += 1
+        self.in_step = self.model_called = False
+        return number
+
+    def _next_logged(self) -> int:
+        """The number under which the user will log the step that ends next."""
+        logged = self.last
+        if logged == self._logged:
+            return self.logged_number + 1
+        # A value logged within a step belongs to it; a value logged after a step belongs to that.
+        return logged if self.in_step and logged != self._before_step else logged + 1
+
+    def resume_from(self, done: int) -> None:
+        """Counts on from the steps before this process; a logged number takes precedence."""
+        if not self.count and self.last < 0:
+            self.logged_number = done
+
+
+class Work:
+    """The work of all steps, raised on the training thread alone and counted as each step ends."""
+
+    __slots__ = (
+        *("_gc_written", "_written", "flops", "flops_method", "gc_ns", "hook_s", "retries"),
+        *("samples", "tokens"),
+    )
+
+    def __init__(self) -> None:
+        self.samples = self.tokens = self.gc_ns = self.retries = 0
+        self.flops = self.hook_s = 0.0
+        self.flops_method = ""
+        self._gc_written = self._written = 0
+
+    def write(self, pending: list[int]) -> None:
+        """Adds the words of the step that ends."""
+        if self.gc_ns != self._gc_written:
+            pending.append(_GC | self.gc_ns - self._gc_written)
+            self._gc_written = self.gc_ns
+        work = self.tokens or self.samples
+        if work != self._written:
+            # Less than before: tokens, of which there were none until now.
+            pending.append(_WORK | max(0, work - self._written))
+            self._written = work
+        if self.retries:
+            pending.append(_RETRIES | self.retries)
+            self.retries = 0

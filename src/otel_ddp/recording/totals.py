@@ -1,0 +1,234 @@
+"""The cumulative totals of a process: what it counts, its steps and their work, time by phase."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from otel_ddp import catalog
+from otel_ddp.errors import containment
+from otel_ddp.journal import layout
+from otel_ddp.journal.gate import Gate
+from otel_ddp.journal.writer import JournalWriter
+from otel_ddp.recording.steps import Work
+from otel_ddp.words import PHASE_CODE, PHASES, phase_word
+
+# By how much which total grows: its metric, its attributes, the amount.
+Amount = tuple[catalog.Metric, Mapping[str, str], float]
+
+_MOST_WARNINGS = 50
+
+
+class Totals:
+    """Gives each total its place in the journal, when it first counts something."""
+
+    def __init__(self, gate: Gate, writer: JournalWriter) -> None:
+        self._gate, self._writer = gate, writer
+        self._places: dict[tuple[str, ...], int] = {}
+        self._warned: set[str] = set()
+
+    def refuse(self, why: str, place: str, text: str, amount: float = 1.0) -> None:
+        """Counts a value that was not recorded, and warns once a place."""
+        self.count(catalog.OTEL_DDP_VALUES_REFUSED, amount, why=why)
+        if place not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(place)
+            containment.log.warning("%s.", text)
+
+    def has_warned(self, place: str) -> bool:
+        """Whether a value of this place was refused before: no text is needed then."""
+        return place in self._warned
+
+    def count(self, metric: catalog.Metric, amount: float = 1.0, **attributes: str) -> bool:
+        """Raises a cumulative total; False if there is no room for it."""
+        return self._gate.write(lambda: self._count(metric, attributes, amount), True)
+
+    def raise_all(self, amounts: Iterable[Amount]) -> None:
+        """Raises several totals at once."""
+        self._gate.write(lambda: [self._count(*each) for each in amounts], None)
+
+    def _count(self, metric: catalog.Metric, attributes: Mapping[str, str], amount: float) -> bool:
+        place = self._place(metric, attributes)
+        self._writer.add(place, amount)
+        return place >= 0
+
+    def place(self, metric: catalog.Metric, **attributes: str) -> int:
+        """Where in the totals this one is, or where its histogram begins; -1: there is no room."""
+        return self._gate.write(partial(self._place, metric, attributes), -1)
+
+    def stamp(self, metric: catalog.Metric, value: float, **attributes: str) -> None:
+        """Overwrites a value of which only the last one counts."""
+        self._gate.write(lambda: self._writer.set(self._place(metric, attributes), value), None)
+
+    def observe(self, metric: catalog.Metric, value: float) -> None:
+        """Puts a value into a histogram."""
+        self._gate.write(lambda: self._observe(metric, value), None)
+
+    def _observe(self, metric: catalog.Metric, value: float) -> None:
+        place = self._place(metric, {})
+        if place >= 0:
+            self._writer.add(place, value)
+            self._writer.add(place + 1 + bisect_left(metric.bounds, value), 1.0)
+
+    def _place(self, metric: catalog.Metric, attributes: Mapping[str, str]) -> int:
+        key = (metric.name, *attributes.values())
+        place = self._places.get(key)
+        if place is None:
+            if metric.bounds:
+                place = self._writer.histogram(metric.name, metric.bounds)
+            else:
+                of_name = "name" in attributes
+                place = self._writer.counter(metric.name, attributes, of_name)
+            self._places[key] = place
+        return place
+
+
+# -- steps and their work
+
+_COUNTED = (
+    *(catalog.TRAINING_STEPS, catalog.TRAINING_SAMPLES, catalog.TRAINING_TOKENS),
+    catalog.TRAINING_MICRO_BATCHES,
+)
+_BOUNDS = catalog.TRAINING_STEP_DURATION.bounds
+_NO_PLACE_YET = -2
+
+
+class StepTotals:
+    """Written as each step ends, with plain stores: no lock, and nothing that waits.
+
+    So a process that hangs in the next step, or is killed there, has counted this one.
+
+    A signal's handler may close the journal between two stores: each looks anew where it goes.
+    """
+
+    def __init__(self, totals: Totals, writer: JournalWriter) -> None:
+        self._of_process, self._writer = totals, writer
+        self._totals = writer.totals
+        self._places = [_NO_PLACE_YET] * len(_COUNTED)
+        self._durations = _NO_PLACE_YET
+        self._steps = self._began_ns = 0
+        self.took_ns = 0
+        """How long the last step took that was not skipped."""
+        self._flops = 0.0
+        self._flops_places: dict[str, int] = {}
+
+    def begin(self, now_ns: int) -> None:
+        """The first step begins."""
+        self._began_ns = now_ns
+
+    def step_ended(self, now_ns: int, skipped: bool = False) -> None:
+        """Counts a step. Its work is for `count`."""
+        took_ns, self._began_ns = now_ns - self._began_ns, now_ns
+        if skipped:
+            return
+        self.took_ns = took_ns
+        self._steps += 1
+        if took_ns <= 0:
+            return
+        place = self._durations
+        if place == _NO_PLACE_YET:
+            place = self._durations = self._of_process.place(catalog.TRAINING_STEP_DURATION)
+        if place >= 0:
+            seconds = took_ns / 1e9
+            bucket = place + 1 + bisect_left(_BOUNDS, seconds)
+            self._totals[place] += seconds
+            self._totals[bucket] += 1.0
+
+    def count(self, work: Work, micro_batches: int) -> None:
+        """Writes the work so far: steps, samples, tokens, micro batches and FLOPs."""
+        counts = (self._steps, work.samples, work.tokens, micro_batches)
+        for at, value in enumerate(counts):
+            place = self._places[at]
+            if place == _NO_PLACE_YET and value:
+                place = self._places[at] = self._of_process.place(_COUNTED[at])
+            # A thread that flushes may have counted before the step that has ended meanwhile.
+            if place >= 0 and value > self._totals[place]:
+                self._totals[place] = value
+        flops, method = work.flops, work.flops_method
+        if flops != self._flops:
+            if method not in self._flops_places:
+                place = self._of_process.place(catalog.TRAINING_FLOPS, method=method)
+                self._flops_places[method] = place
+            place = self._flops_places[method]
+            if place >= 0:
+                self._totals[place] += flops - self._flops
+            self._flops = flops
+
+    def close(self) -> None:
+        """The journal is about to close: writes that come later go nowhere."""
+        # The writer's, as it may be closed already.
+        self._totals = memoryview(bytearray(8 * len(self._writer.totals))).cast("d")
+
+
+# -- time by phase
+
+_OTHER, _COMM_WAIT = PHASES["other"], PHASES["comm_wait"]
+_SHIFT, _VALUE = layout.CODE_SHIFT, layout.WORD_VALUE
+
+# Marks the time in a phase of the user's own. Time outside of any phase counts for nothing before
+# the first step.
+NAMED = 0x40
+
+
+def _labels(code: int, clock: str) -> Mapping[str, str]:
+    word = phase_word(code & PHASE_CODE)
+    found = {"phase": word, "clock": clock}
+    if word == "comm_wait":
+        found["sync"] = "buffers" if code & layout.OF_BUFFERS else "gradients"
+    return found
+
+
+_ALL_CODES = (*PHASES.values(), _OTHER | NAMED, _COMM_WAIT | layout.OF_BUFFERS)
+_LABELS = {code: _labels(code, "host") for code in _ALL_CODES}
+_DEVICE_LABELS = {code: _labels(code, "device") for code in _ALL_CODES}
+
+
+class TimeAccount:
+    """Adds up time by phase. One thread at a time."""
+
+    def __init__(self) -> None:
+        # The phase up to which time is charged, and when it was.
+        self._code, self._charged_ns = _OTHER, 0
+        self._steps_began = False
+        self._by_phase: dict[int, int] = {}
+        self._reported = (0.0, 0.0)
+
+    def add(self, words: Sequence[int], now_ns: int) -> None:
+        """Adds the words of some steps, and the time of the present phase until now."""
+        for word in words:
+            kind = word >> _SHIFT
+            if kind < layout.STEPS_BEGAN:
+                self._charge(word & _VALUE)
+                self._code = kind
+            elif kind == layout.STEPS_BEGAN:
+                # Time outside of any phase counted for nothing until now.
+                if self._code == _OTHER:
+                    self._charged_ns = max(self._charged_ns, word & _VALUE)
+                self._steps_began = True
+        self._charge(now_ns)
+
+    def _charge(self, until_ns: int) -> None:
+        if until_ns <= self._charged_ns:
+            return
+        if self._code != _OTHER or self._steps_began:
+            spent = self._by_phase.get(self._code, 0)
+            self._by_phase[self._code] = spent + until_ns - self._charged_ns
+        self._charged_ns = until_ns
+
+    def amounts(self, on_device: Mapping[int, float], gc_s: float, hook_s: float) -> list[Amount]:
+        """By how much each total has grown since the last call."""
+        by_phase, self._by_phase = self._by_phase, {}
+        (earlier_gc_s, earlier_hook_s), self._reported = self._reported, (gc_s, hook_s)
+        amounts: list[Amount] = [
+            (catalog.TRAINING_PHASE_TIME, _LABELS[code], nanoseconds / 1e9)
+            for code, nanoseconds in by_phase.items()
+        ]
+        amounts += [
+            (catalog.TRAINING_PHASE_TIME, _DEVICE_LABELS[code], seconds)
+            for code, seconds in on_device.items()
+        ]
+        if gc_s != earlier_gc_s:
+            amounts.append((catalog.TRAINING_GC_TIME, {}, gc_s - earlier_gc_s))
+        if hook_s != earlier_hook_s:
+            amounts.append((catalog.OTEL_DDP_HOOK_TIME, {}, hook_s - earlier_hook_s))
+        return amounts

@@ -1,0 +1,143 @@
+"""The backwards of watched models: from the first gradient to those of all ranks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from otel_ddp.errors import containment
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.steps.open_calls import OpenCalls, current_backward
+from otel_ddp.torch.steps.open_step import OpenStep
+from otel_ddp.torch.steps.sampled import OFTEN, SampledSteps
+
+# What a tensor's own register_hook calls. Private.
+_REGISTER = "_register_hook_dict"
+_KEY = "otel_ddp"
+# After so many backwards without a step, no optimizer that we see will make one.
+_LONGEST_ACCUMULATION = 500
+
+
+def _nothing(gradient: torch.Tensor) -> None:
+    pass
+
+
+class BackwardHook:
+    """One hook for all outputs of all forwards: each node of the graph refers to the same one.
+
+    It calls a function at the first gradient of a backward, and leaves the outputs alone.
+    """
+
+    __slots__ = ("_hooks", "_tensor", "hook")
+
+    def __init__(self) -> None:
+        # Nodes take the hooks of a tensor: of this one, which is no output of any model.
+        self._tensor = torch.empty(0, requires_grad=True)
+        self._hooks: OrderedDict[str, Any] = OrderedDict()
+        self._tensor._backward_hooks = self._hooks
+        self.hook: Callable[[torch.Tensor], None] = _nothing
+
+    def call(self, hook: Callable[[torch.Tensor], None]) -> None:
+        """From here on call this function, also from the nodes that have the hook already."""
+        self.hook = self._hooks[_KEY] = hook
+
+    def put_on(self, output: torch.Tensor, node: Any) -> None:
+        """`output.register_hook(self.hook)` at a third of its price; *node* is its `grad_fn`."""
+        if node is None:
+            return  # a parameter lives on: it would get one more hook at each forward
+        # A model may return the same output each time, one that it keeps.
+        if (marks := getattr(node, "metadata", None)) is not None:
+            if self in marks:
+                return
+            marks[self] = True
+        if (register := getattr(node, _REGISTER, None)) is not None:
+            register(self._tensor)
+        else:
+            output.register_hook(self.hook)
+
+
+class Backwards:
+    """Autograd calls these hooks, in whatever thread it works; none of them raises."""
+
+    HOOKS = ("gradient_arrived", "gradients_done", "ended")
+    gradient_arrived: Callable[[torch.Tensor], None]
+    gradients_done: Callable[[], None]
+    ended: Callable[[], None]
+
+    def __init__(
+        self,
+        progress: Progress,
+        sampled: SampledSteps,
+        calls: OpenCalls,
+        step: OpenStep,
+        failed: Callable[[str], None],
+    ) -> None:
+        """*failed*: what a hook that has raised is handed to."""
+        self.alive = True
+        self.hook, self.evaluated_hook = BackwardHook(), BackwardHook()
+        self.evaluated_hook.call(self._evaluated_gradient_arrived)
+        self._progress, self._sampled, self._calls, self._step = progress, sampled, calls, step
+        self._enter, self._leave = progress.phases.enter, progress.phases.leave
+        self._failed = failed
+        self._wait = progress.phases.of_hooks("comm_wait")
+        self._queue_callback = Variable._execution_engine.queue_callback
+
+    def _gradient_arrived(self, gradient: torch.Tensor) -> None:
+        """The first gradient of a backward."""
+        if not self.alive:
+            return
+        try:
+            calls = self._calls
+            if calls.in_backward:
+                if not calls.backward_has_raised():
+                    return
+                calls.close_backward()
+            calls.in_backward = True
+            calls.backward_id = current_backward()
+            self._enter(calls.backward)
+            # Runs when the local gradients are done, and before DDP's own finaliser, which is
+            # queued later; what that callback queues in turn runs after the finaliser.
+            self._queue_callback(self.gradients_done)
+        except containment.ANY_ERROR:
+            self._failed("backward began")
+
+    def _evaluated_gradient_arrived(self, gradient: torch.Tensor) -> None:
+        """A gradient of a model in evaluation mode: of training, or of an attack on its inputs."""
+        self._step.evaluated_has_gradient = True
+
+    def _gradients_done(self) -> None:
+        """The local gradients are there; DDP waits for those of the other ranks."""
+        if not self.alive:
+            return
+        try:
+            self._enter(self._wait)
+            self._queue_callback(self.ended)
+        except containment.ANY_ERROR:
+            self._failed("gradients done")
+
+    def _ended(self) -> None:
+        """The gradients of all ranks are there."""
+        if not self.alive:
+            return
+        try:
+            calls, step, progress = self._calls, self._step, self._progress
+            # Closes the wait inside it as well.
+            calls.close_backward()
+            progress.steps.micro_batches += 1
+            step.seen.backwards += 1
+            step.end.backwards = since_step = step.end.backwards + 1
+            if step.closure and step.optimizer not in progress.phases.opened:
+                self._enter(step.optimizer)
+            if since_step % OFTEN == 0:
+                progress.flush_if_due()
+            if step.seen.backwards == _LONGEST_ACCUMULATION and not step.seen.steps:
+                self._sampled.listener.no_step_ended()
+            if step.stepped_in_backward:
+                step.stepped_in_backward = False
+                step.finish()
+        except containment.ANY_ERROR:
+            self._failed("backward ended")

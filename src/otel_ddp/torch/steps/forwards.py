@@ -1,0 +1,175 @@
+"""The forwards of watched models: their phases, and the batches that they work on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.steps.backwards import BackwardHook, Backwards
+from otel_ddp.torch.steps.loads import Loads
+from otel_ddp.torch.steps.open_calls import OpenCalls
+from otel_ddp.torch.steps.open_step import OpenStep
+from otel_ddp.torch.steps.sampled import OFTEN, SampledSteps
+from otel_ddp.torch.steps.watched_model import WatchedModel
+from otel_ddp.torch.steps.workload import workload
+
+# Hugging Face's Trainer gives a model by this name the number to divide a step's losses by, which
+# counts the items of other ranks and batches too.
+_DIVISOR = "num_items_in_batch"
+_is_grad_enabled = torch.is_grad_enabled
+_get_ident = threading.get_ident
+
+
+class Forwards:
+    """Where a forward begins, no older one is open: it closes what an exception has left."""
+
+    HOOKS = ("began", "buffers_arrived", "ended")
+    began: Callable[..., None]
+    buffers_arrived: Callable[[], None]
+    ended: Callable[[WatchedModel, torch.nn.Module, Any], BackwardHook | None]
+
+    def __init__(
+        self,
+        progress: Progress,
+        sampled: SampledSteps,
+        calls: OpenCalls,
+        step: OpenStep,
+        loads: Loads,
+        backwards: Backwards,
+    ) -> None:
+        self._progress, self._sampled = progress, sampled
+        self._calls, self._step, self._loads = calls, step, loads
+        self._hook, self._evaluated_hook = backwards.hook, backwards.evaluated_hook
+        self._steps, self._work, self._phases = progress.steps, progress.work, progress.phases
+        self._thread = progress.thread
+        self._buffers = progress.phases.of_hooks("comm_wait", of_buffers=True)
+
+    def _began(
+        self,
+        watched: WatchedModel,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+    ) -> None:
+        """A watched model is called."""
+        calls = self._calls
+        trains = (
+            module.training or watched.trains_in_eval or (watched.is_ddp and module.module.training)
+        ) and _is_grad_enabled()
+        thread = _get_ident()
+        if thread != calls.forward_thread and self._is_beside_step(thread, trains):
+            return
+        if calls.in_backward:
+            calls.close_what_raised()
+        if calls.forwards or calls.in_backward:
+            # A model inside a model, or one that is computed again for the backward under way.
+            calls.forwards += 1
+            return
+        calls.forwards = 1
+        calls.forward_thread = thread
+        calls.trains = trains
+        phases = self._phases
+        if not trains:
+            phases.enter(calls.eval)
+            return
+        steps, step = self._steps, self._step
+        steps.model_called = True
+        step.evaluated = None
+        if thread != self._thread.ident:
+            self._progress.train_in(thread)
+            self._loads.training_began(thread)
+        # A forward inside an optimizer's step begins no other step: its closure has called the
+        # model, and may do so again (LBFGS).
+        if step.closure:
+            phases.leave(step.optimizer)
+        elif not steps.in_step or step.end.backwards:
+            step.begin()
+        phases.enter(calls.forward)
+        if watched.syncs_buffers and module.will_sync_module_buffers():
+            phases.enter(self._buffers)
+        self._count_batch(watched, module, args, kwargs)
+
+    def _is_beside_step(self, thread: int, trains: bool) -> bool:
+        """Whether a forward that begins is no part of the step; if it is, it ends an older one."""
+        calls = self._calls
+        if calls.is_beside_step(thread, trains):
+            return True
+        if calls.forwards and not calls.in_backward:
+            calls.close_forward()
+        return False
+
+    def _count_batch(
+        self,
+        watched: WatchedModel,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+    ) -> None:
+        """Add a forward's samples, tokens and FLOPs to those of the step."""
+        work, step = self._work, self._step
+        samples, tokens = workload(args, kwargs)
+        if type(samples) is not int or type(tokens) is not int:
+            samples = tokens = 0  # traced: sizes are tensors, of no number
+        if watched.found:
+            # The batch is that of the first model that the step calls: an encoder and its decoder
+            # work on one.
+            step.batch_model = step.batch_model or watched
+            watched.counted = step.batch_model is watched
+        if watched.counted:
+            work.samples += samples
+            work.tokens += tokens
+        if self._sampled.wants_loss:
+            watched.divided_loss = kwargs is not None and kwargs.get(_DIVISOR) is not None
+        if (each := watched.flops_per_unit) is None:
+            watched.samples, watched.tokens = samples, tokens
+            self._sampled.notify("forward_began", watched, module)
+        elif each:
+            work.flops += each * (samples if watched.by_samples else tokens or samples)
+
+    def evaluated_past_ddp(self, watched: WatchedModel, module: torch.nn.Module) -> bool:
+        """Begin an evaluation if the module inside DDP is called directly; whether it is one."""
+        calls = self._calls
+        if calls.forwards or calls.in_backward or (module.training and _is_grad_enabled()):
+            return False
+        self.began(watched, module, (), None)
+        return calls.forwards > 0
+
+    def _buffers_arrived(self) -> None:
+        """DDP has given every rank the same buffers; the model itself begins."""
+        if _get_ident() == self._calls.forward_thread:
+            self._phases.leave(self._buffers)
+
+    def _ended(
+        self, watched: WatchedModel, module: torch.nn.Module, output: Any
+    ) -> BackwardHook | None:
+        """A watched model has returned, or raised; the hook that its outputs are to get."""
+        calls = self._calls
+        if _get_ident() != calls.forward_thread:
+            return None
+        if calls.forwards:
+            calls.forwards -= 1
+        if calls.forwards or calls.in_backward:
+            return None
+        step = self._step
+        if calls.trains:
+            self._phases.leave(calls.forward)
+            seen = step.seen
+            seen.forwards += 1
+            if not seen.forwards % OFTEN:
+                self._progress.flush_if_due()
+            sampled = self._sampled
+            if sampled.check_loss is not None:
+                sampled.check_loss(watched, output)
+            if sampled.wants_loss or watched.flops_per_unit is None:
+                sampled.notify("forward_ended", watched, module, output)
+            return self._hook
+        self._phases.leave(calls.eval)
+        self._progress.flush_if_due()
+        if not _is_grad_enabled():
+            return None
+        step.evaluated, step.evaluated_has_gradient = watched, False
+        return self._evaluated_hook

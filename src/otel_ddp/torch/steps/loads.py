@@ -1,0 +1,79 @@
+"""The waits for batches of the thread that trains."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from otel_ddp.recording.progress import Progress
+from otel_ddp.torch.frames import CALL_MODULE, times_called
+from otel_ddp.torch.steps.open_calls import OpenCalls, is_another_thread
+from otel_ddp.torch.steps.open_step import OpenStep
+from otel_ddp.torch.steps.sampled import OFTEN
+
+_get_ident = threading.get_ident
+
+
+class Loads:
+    """A batch begins a step, or is the next one of the step that is open."""
+
+    HOOKS = ("began", "ended")
+    began: Callable[[], None]
+    ended: Callable[[], None]
+
+    def __init__(self, progress: Progress, calls: OpenCalls, step: OpenStep) -> None:
+        self._progress, self._calls, self._step = progress, calls, step
+        self._data = progress.phases.of_hooks("data")
+        # The line of ours mostly stands in the thread that trains.
+        self._made_in = _get_ident()
+        self._thread = 0  # the one that asked for the last batch
+        # Another thread that had asked for one before it was known which one trains; 0: none.
+        self._before = 0
+
+    def training_began(self, thread: int) -> None:
+        """This thread trains from here on."""
+        self._step.seen.loads_elsewhere |= self._before not in (0, thread)
+        self._before = 0
+
+    def _began(self) -> None:
+        """A loader is asked for the next batch."""
+        step = self._step
+        if not step.end.has_model:
+            step.search.batch_wanted()
+            return
+        calls, thread = self._calls, _get_ident()
+        trains = self._progress.thread.ident
+        if trains != thread and is_another_thread(trains or self._made_in, thread):
+            # Before the first forward, this may be the thread that will train.
+            step.seen.loads_elsewhere |= trains != 0
+            self._before = thread
+            return  # a thread fetches ahead: training does not wait for that
+        if thread != calls.forward_thread and calls.another_thread_works(thread):
+            return
+        if calls.in_backward:
+            calls.close_what_raised()
+        in_forward = calls.forwards and not calls.in_backward
+        if in_forward and not times_called(sys._getframe(), CALL_MODULE):
+            calls.close_forward()
+        if not calls.forwards:
+            # In a forward, it is a model that fetches its batches by itself.
+            if calls.in_backward:
+                return
+            end = step.end
+            if not self._progress.steps.in_step or end.backwards or end.compiled.stepped:
+                step.begin()
+        self._thread = thread
+        step.seen.loads += 1
+        self._progress.phases.enter(self._data)
+
+    def _ended(self) -> None:
+        """The batch is there."""
+        if _get_ident() == self._thread:
+            self._progress.phases.leave(self._data)
+            if not self._step.seen.loads % OFTEN:
+                self._progress.flush_if_due()
+
+    def close(self) -> None:
+        """Wait for no batch any more."""
+        self._progress.phases.leave(self._data)
