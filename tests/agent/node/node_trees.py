@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from otel_ddp.agent.node.host.host import Host
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import Measurement
 from otel_ddp.catalog import Metric
 
 BOOT_S = 1_700_000_000

@@ -8,10 +8,9 @@ import pytest
 
 from agent.node.node_trees import GIB, NodeTree, values
 from otel_ddp import catalog
-from otel_ddp.agent.node.host.cgroup import Cgroups, Group
 from otel_ddp.agent.node.host.host import Host
-from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.host.limits import Cgroups, Group
+from otel_ddp.agent.node.source import KernelFiles, Measurement
 
 UNLIMITED = str((1 << 63) - 4096)
 

@@ -16,10 +16,9 @@ from otel_ddp import catalog
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.polling import Gpus
 from otel_ddp.agent.node.host.file_systems import FileSystems
-from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.agent.node.process.process import ProcessReader
-from otel_ddp.agent.node.process.process_tree import read_process_stat
+from otel_ddp.agent.node.process_tree import read_process_stat
+from otel_ddp.agent.node.processes import ProcessReader
+from otel_ddp.agent.node.source import KernelFiles, Measurement
 
 # Of a board, under a rank's labels: that needs both, and `test_sampling.py` sees it.
 OF_BOTH = {"otel_ddp.gpu.process.memory.usage"}

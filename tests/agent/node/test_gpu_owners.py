@@ -9,8 +9,8 @@ import pytest
 
 from otel_ddp.agent.ledger import Labels
 from otel_ddp.agent.node.gpu.driver import Device, User
+from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample
-from otel_ddp.agent.node.gpu_owners import Ownership, ProcessDevices, owners
 
 UUIDS = [f"8932f937-d72c-4106-c12f-20bd9faed9f{n}" for n in range(4)]
 BOARDS = [Device(f"GPU-{uuid}", str(n), "NVIDIA H100") for n, uuid in enumerate(UUIDS)]

@@ -36,7 +36,7 @@ from otel_ddp.agent.node.gpu.driver import (
 )
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.node.gpu.nvml.visibility import visible
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import Measurement
 
 BOOT_S = 1_700_000_000
 NOW_NS = 1_800_000_000 * 10**9

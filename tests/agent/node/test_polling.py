@@ -20,7 +20,7 @@ from otel_ddp.agent.node.gpu.driver import (
     User,
 )
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import Measurement
 
 S = 1_000_000_000
 PATIENCE_S = 300.0

@@ -16,8 +16,8 @@ import pytest
 from agent.node.node_trees import BOOT_S, NodeTree, values
 from node import until
 from otel_ddp import catalog
-from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.agent.node.process.process import ProcessReader
+from otel_ddp.agent.node.processes import ProcessReader
+from otel_ddp.agent.node.source import Measurement
 from otel_ddp.catalog import Kind, Metric
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

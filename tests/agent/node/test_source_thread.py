@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.agent.node.source_thread import Sample, Sampler
+from otel_ddp.agent.node.source import Sample, Sampler
 from otel_ddp.errors import containment
 
 PATIENCE_S = 300.0

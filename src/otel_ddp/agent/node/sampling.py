@@ -13,17 +13,14 @@ from typing import Any, NamedTuple
 from otel_ddp import catalog
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger, Series
-from otel_ddp.agent.node.core_use import CoreUse
 from otel_ddp.agent.node.gpu.driver import Driver
+from otel_ddp.agent.node.gpu.owners import Ownership, ProcessDevices, owners
 from otel_ddp.agent.node.gpu.polling import DeviceSample, Gpus, GpuSample, identity
-from otel_ddp.agent.node.gpu_owners import Ownership, ProcessDevices, owners
 from otel_ddp.agent.node.host.file_systems import FileSystems
 from otel_ddp.agent.node.host.host import Host
-from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.node.measurement import Measurement
-from otel_ddp.agent.node.process.process import ProcessReader
-from otel_ddp.agent.node.process.process_tree import read_process_stat
-from otel_ddp.agent.node.source_thread import Sampler
+from otel_ddp.agent.node.process_tree import CoreUse, read_process_stat
+from otel_ddp.agent.node.processes import ProcessReader
+from otel_ddp.agent.node.source import KernelFiles, Measurement, Sampler
 from otel_ddp.agent.reading.journals import Rank
 from otel_ddp.errors import containment
 from otel_ddp.words import NODE_LABELS

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.agent.node.host.cgroup import Group
+from otel_ddp.agent.node.host.limits import Group
 from otel_ddp.agent.verdicts.kernel_log import KernelLog
 from otel_ddp.agent.verdicts.pidfd import exit_status, has_ended, open_pidfd
 from otel_ddp.agent.verdicts.process_memory import ProcessMemory

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from otel_ddp import files
-from otel_ddp.agent.node.host.cgroup import Cgroups, Group
-from otel_ddp.agent.node.kernel_files import KernelFiles
+from otel_ddp.agent.node.host.limits import Cgroups, Group
+from otel_ddp.agent.node.source import KernelFiles
 
 # A cgroup of version 1 without a limit says so with a number near 2^63.
 _NO_LIMIT = 1 << 60

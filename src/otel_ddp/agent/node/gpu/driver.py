@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import Measurement
 
 
 class DriverMissing(Exception):

@@ -18,7 +18,7 @@ from otel_ddp.agent.node.gpu.driver import (
     User,
 )
 from otel_ddp.agent.node.gpu.drivers import opened
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import Measurement
 from otel_ddp.errors import containment
 
 T = TypeVar("T")

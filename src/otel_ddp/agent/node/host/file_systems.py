@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from otel_ddp import catalog
-from otel_ddp.agent.node.kernel_files import KernelFiles
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import KernelFiles, Measurement
 
 _MOST_FILE_SYSTEMS = 16
 # Data loaders pass their batches through shared memory, and die when it is full.

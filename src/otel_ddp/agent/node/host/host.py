@@ -9,13 +9,176 @@ from pathlib import Path
 
 from otel_ddp import catalog
 from otel_ddp.agent.node.host import traffic
-from otel_ddp.agent.node.host.cgroup import Cgroups
-from otel_ddp.agent.node.host.limits import Limits
-from otel_ddp.agent.node.host.memory import Memory
-from otel_ddp.agent.node.host.processors import Processors
-from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.measurement import Measurement, boot_ns
+from otel_ddp.agent.node.host.limits import Cgroups, Limits, MemoryShare, ProcessorShare
+from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.errors import containment
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# In the order of /proc/stat; `user` and `nice` include the time of guests.
+_MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
+# By the kernel's manual these two may go back a little; the others never do.
+_UNSTEADY = ("idle", "iowait")
+# Clocks and the kernel's accounting differ by up to this.
+_TOLERANCE_S = 0.1
+_TOLERANCE = 1.1
+
+SpentS = dict[str, float]
+"""Seconds by mode."""
+
+
+class Processors:
+    """Shares of the time since the last read; the first one returns none."""
+
+    def __init__(
+        self,
+        files: KernelFiles,
+        *,
+        proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._path = f"{proc}/stat"
+        self._clock = clock
+        # The cgroup, the moment, and what was spent by then.
+        self._before: tuple[str, float, SpentS] | None = None
+
+    def read(self, share: ProcessorShare | None, online: int) -> list[Measurement]:
+        now_s, cgroup = self._clock(), share.path if share else ""
+        spent_s = self._spent_in(share) if share else self._spent_on_node()
+        if not spent_s:
+            return []
+        before, self._before = self._before, (cgroup, now_s, spent_s)
+        if before is None or before[0] != cgroup:
+            return []
+        passed_s = {mode: value - before[2][mode] for mode, value in spent_s.items()}
+        for mode in _UNSTEADY:
+            passed_s[mode] = max(passed_s.get(mode, 0.0), 0.0)
+        if min(passed_s.values()) < 0:
+            self._files.leave_out(cgroup or self._path, "time has gone back")
+            return []
+        if share:
+            self._add_idle(passed_s, now_s - before[1], share.cores, online)
+        total_s = sum(passed_s.values())
+        metric = catalog.SYSTEM_CPU_UTILIZATION
+        return [
+            Measurement(metric, value / total_s, (("cpu.mode", mode),))
+            for mode, value in passed_s.items()
+            if total_s > 0
+        ]
+
+    def _add_idle(self, passed_s: SpentS, since_s: float, cores: float, online: int) -> None:
+        """Add the idle time of a cgroup's cores; leave nothing if that cannot be."""
+        used_s = passed_s["user"] + passed_s["system"]
+        if used_s > since_s * max(online, cores) * _TOLERANCE + _TOLERANCE_S:
+            self._files.leave_out("cgroup", "more processor time than there was")
+            passed_s.clear()
+        elif since_s > 0:
+            # Quotas come in slices and can be saved up: usage may exceed them for a moment.
+            passed_s["idle"] = max(since_s * cores - used_s, 0.0)
+            del passed_s["iowait"]
+        else:
+            passed_s.clear()
+
+    def _spent_in(self, share: ProcessorShare) -> SpentS | None:
+        if share.version == 1:
+            path, suffix, per_s = f"{share.path}/cpuacct.stat", "", _TICKS_PER_S
+        else:
+            path, suffix, per_s = f"{share.path}/cpu.stat", "_usec", 1_000_000
+        found = self._files.numbers(path, (f"user{suffix}", f"system{suffix}"))
+        spent_s = {name.removesuffix(suffix): value / per_s for name, value in found.items()}
+        return spent_s if len(spent_s) == 2 else None
+
+    def _spent_on_node(self) -> SpentS | None:
+        text = self._files.text(self._path)
+        if text is None:
+            return None
+        name, *words = text.partition("\n")[0].split() or [""]
+        ticks = [number(word) for word in words[: len(_MODES)]]
+        spent_s = dict.fromkeys(_MODES, 0.0)
+        for mode, value in zip(_MODES, ticks, strict=False):
+            spent_s[mode] += (value or 0) / _TICKS_PER_S
+        if name != "cpu" or len(ticks) < len(_MODES) or None in ticks:
+            self._files.leave_out(self._path, "it does not begin with the times of all processors")
+            return None
+        return spent_s
+
+
+_OF_NODE = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "Shmem")
+_OF_SWAP = ("SwapTotal", "SwapFree")
+
+
+class Memory:
+    """Used, free, cached and buffers add up to the limit."""
+
+    def __init__(self, files: KernelFiles, *, proc: Path = Path("/proc")) -> None:
+        self._files = files
+        self._path = f"{proc}/meminfo"
+
+    def node(self) -> dict[str, int]:
+        """The node's memory in bytes, by the kernel's names."""
+        found = self._files.numbers(self._path, _OF_NODE + _OF_SWAP)
+        return {name: kibibytes * 1024 for name, kibibytes in found.items()}
+
+    def read(self, node: dict[str, int], share: MemoryShare | None) -> list[Measurement]:
+        if share is None:
+            limit_bytes = node.get("MemTotal")
+            states = self._states_of_node(node)
+        else:
+            # Also in a container without a limit, the memory that it does not use counts as free.
+            limit_bytes = share.limit_bytes or node.get("MemTotal")
+            states = self._states_of_group(share, limit_bytes)
+        measurements = [
+            Measurement(catalog.SYSTEM_MEMORY_USAGE, value, (("system.memory.state", state),))
+            for state, value in states.items()
+        ]
+        if limit_bytes:
+            measurements.append(Measurement(catalog.SYSTEM_MEMORY_LIMIT, limit_bytes))
+        return measurements + self._swap(node)
+
+    def _states_of_node(self, node: dict[str, int]) -> dict[str, int]:
+        names = {"free": "MemFree", "buffers": "Buffers"}
+        states = {state: node[name] for state, name in names.items() if name in node}
+        if {"Cached", "SReclaimable", "Shmem"} <= node.keys():
+            # The kernel counts shared memory, which holds the data loaders' batches, as cache. But
+            # it cannot be reclaimed, so it is in use; in a container too.
+            states["cached"] = node["Cached"] + node["SReclaimable"] - node["Shmem"]
+        if len(states) == 3 and "MemTotal" in node:
+            states["used"] = node["MemTotal"] - sum(states.values())
+        for state in [state for state, value in states.items() if value < 0]:
+            self._files.leave_out(self._path, f"{state} memory would be negative")
+            del states[state]
+        return states
+
+    def _states_of_group(self, share: MemoryShare, limit_bytes: int | None) -> dict[str, int]:
+        if share.version == 1:
+            usage_file, inactive = "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            usage_file, inactive = "memory.current", "inactive_file"
+        charged = self._files.value(f"{share.path}/{usage_file}")
+        if charged is None:
+            return {}
+        states = {}
+        found = self._files.numbers(f"{share.path}/memory.stat", (inactive,))
+        if inactive in found:
+            # The kernel updates these two numbers separately, every two seconds.
+            states["cached"] = min(found[inactive], charged)
+            states["used"] = charged - states["cached"]
+        if limit_bytes:
+            # Usage may exceed a limit for a moment, and for longer after it is lowered.
+            states["free"] = max(limit_bytes - charged, 0)
+        return states
+
+    def _swap(self, node: dict[str, int]) -> list[Measurement]:
+        total, free = node.get("SwapTotal"), node.get("SwapFree")
+        if not total or free is None:
+            return []
+        if free > total:
+            self._files.leave_out(self._path, "more swap space is free than there is")
+            return []
+        return [
+            Measurement(catalog.SYSTEM_PAGING_USAGE, value, (("system.paging.state", state),))
+            for state, value in (("used", total - free), ("free", free))
+        ]
 
 
 class Host:

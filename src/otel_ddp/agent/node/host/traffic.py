@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_ddp import catalog
-from otel_ddp.agent.node.kernel_files import KernelFiles, number
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import KernelFiles, Measurement, number
 
 # Hardware, but no disks: drives for media, and parts of a flash chip.
 _NO_DISK = re.compile(r"(sr|fd)\d+|mmcblk\d+(boot\d+|rpmb)|mtdblock\d+")

@@ -27,10 +27,10 @@ from otel_ddp.agent.node.gpu.nvml.calls import (
     printable,
     words,
 )
-from otel_ddp.agent.node.gpu.nvml.gpm import GpmSamples
+from otel_ddp.agent.node.gpu.nvml.readings import GpmSamples
 from otel_ddp.agent.node.gpu.nvml.visibility import visible
 from otel_ddp.agent.node.gpu.nvml.xid import XidCounts, XidWatch
-from otel_ddp.agent.node.measurement import Measurement, boot_ns
+from otel_ddp.agent.node.source import Measurement, boot_ns
 from otel_ddp.errors import containment
 
 _MOST_USED_BYTES = 1 << 50

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from otel_ddp.agent.node.gpu.nvml.calls import TIMEOUT, Calls
-from otel_ddp.agent.node.measurement import Measurement
+from otel_ddp.agent.node.source import Measurement
 from otel_ddp.catalog import OTEL_DDP_GPU_XID_ERRORS
 
 _XID_EVENT = 8

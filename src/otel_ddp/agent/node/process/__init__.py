@@ -1,1 +1,0 @@
-"""What training processes and their descendants take."""
