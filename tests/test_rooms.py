@@ -46,12 +46,7 @@ KNOWS = {
         "history": "kept_thread ledger reading",
         "export": "kept_thread ledger node",
         "scrape": "kept_thread ledger node",
-        "startup": "",
-        "wakeup": "",
-        "service": (
-            "artifacts export history kept_thread ledger node reading scrape startup verdicts "
-            "wakeup"
-        ),
+        "service": ("artifacts export history kept_thread ledger node reading scrape verdicts"),
     },
 }
 # What each room may import besides.
@@ -62,7 +57,7 @@ LARGE_FOLDERS = (
     *(PACKAGE / each for each in ("cli", "diagnosis", "torch")),
 )
 LARGE_CLASSES = (
-    "RunCase Agent JournalReader JournalWriter Histories Stragglers DeviceClock TopApp "
+    "RunCase JournalReader JournalWriter Histories Stragglers DeviceClock TopApp "
     "ProfileWindow Readings KeptRun Stalls"
 )
 BOTH_WAYS: tuple[str, ...] = ()

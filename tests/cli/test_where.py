@@ -14,7 +14,7 @@ import pytest
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.agent import startup
+from otel_ddp.agent.service import startup
 from otel_ddp.cli import main
 
 COMMANDS = pytest.mark.parametrize("command", ["status", "stacks"])

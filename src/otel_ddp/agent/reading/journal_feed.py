@@ -113,8 +113,8 @@ class JournalFeed:
         self._values = LoggedValues(reader, ledger, summaries or Summaries())
         self._series = ProcessSeries(reader, ledger)
         self.recent = RecentSteps()
-        self._steps = StepStream(reader.created_ns)
-        self._device_steps = StepStream(reader.created_ns)
+        # By the clock of the host, and by the device's.
+        self._streams = StepStream(reader.created_ns), StepStream(reader.created_ns)
         self._overruns = _Overruns(reader)
 
     # -- its identity
@@ -233,10 +233,10 @@ class JournalFeed:
 
     @containment.contained()
     def _feed_steps(self, record: Steps) -> None:
+        steps = self._streams[record.on_device].feed(record)
         if record.on_device:
-            self.new.device_steps.extend(self._device_steps.feed(record))
+            self.new.device_steps.extend(steps)
             return
-        steps = self._steps.feed(record)
         self.new.steps.extend(steps)
         self.recent.feed(steps)
         if self._is_sent:

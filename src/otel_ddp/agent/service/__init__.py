@@ -1,0 +1,281 @@
+"""The node agent: what it does in which order, and when it stops."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+
+from otel_ddp import catalog, files, settings
+from otel_ddp.agent.export.exporter import Exporter
+from otel_ddp.agent.service import startup, wakeup
+from otel_ddp.agent.service.front import Front
+from otel_ddp.agent.service.node_watch import NodeWatch
+from otel_ddp.errors import ConfigError
+from otel_ddp.journal import agent_environment
+from otel_ddp.journal.place import Place
+
+log = logging.getLogger("otel_ddp.agent")
+
+_SERIES_EVERY_S = 1.0
+_CONNECT_EVERY_S = 15.0
+_BROKEN_HOLD_S = 10.0
+
+
+class Agent:
+    """One a place. `run` is its whole life."""
+
+    def __init__(
+        self,
+        place: Place,
+        conf: settings.Settings,
+        lock: int,
+        foreground: bool = False,
+        *,
+        keeps_found: bool = False,
+        ended_before: str = "",
+    ) -> None:
+        """*keeps_found*: as in Journals. *ended_before*: the error that ended the agent before."""
+        self._place = place
+        self._conf = conf
+        self._foreground = foreground
+        host = socket.gethostname()
+        self._node = conf.node or host
+        self._watch = NodeWatch(
+            *(place, conf, self._node), of_platform=foreground, keeps_found=keeps_found
+        )
+        watch = self._watch
+        self._exporter = Exporter(
+            *(conf, place, watch.ledger, watch.journals, watch.flush_documents, self._node, host)
+        )
+        self._front = Front(place, conf, self._node, watch, self._exporter)
+        if ended_before:
+            self._front.remarks["before"] = (
+                "the agent before this one was ended by an error "
+                f"({ended_before}; {place.agent_log})"
+            )
+        self._lock = lock
+        self._stop_reason = ""
+        self._doorbell = -1
+        self._busy_at = time.monotonic()
+        self._left_place = False
+        # When each of these is to be done next.
+        self._due_at = dict.fromkeys(("series", "connect", "export"), 0.0)
+
+    # -- life
+
+    def run(self) -> None:
+        """Work until a signal ends it, or until no process is left to watch."""
+        self._doorbell = wakeup.open_doorbell(self._place.doorbell)
+        self._stop_at_signals()
+        journals = self._watch.journals
+        journals.delete_unfinished()
+        journals.find()
+        self._front.serve()
+        self._watch.sampling.start()
+        self._exporter.connect()
+        self._place.delay_start(0.0)
+        self._front.write_file()
+        log.info("serving %s; OTLP: %s", self._front.url or "nothing", self._exporter.describe())
+        self._due_at["connect"] = time.monotonic() + _CONNECT_EVERY_S
+        try:
+            while not self._stop_reason:
+                self._round()
+                if not self._stop_reason:
+                    # A death wakes us as well: the times then show which process died first.
+                    wakeup.wait(self._doorbell, self._watch.exit_causes.handles())
+        finally:
+            self._end()
+
+    def _stop_at_signals(self) -> None:
+        def stop(number: int, frame: object) -> None:
+            self._stop_reason = f"stopped by {signal.Signals(number).name}"
+            self._place.wake_agent()
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, stop)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._due_at[what]:
+            return False
+        self._due_at[what] = now + every_s
+        return True
+
+    def _round(self) -> None:
+        """Everything that is due, once."""
+        self._front.moved_at = time.monotonic()
+        self._watch.read_and_judge()
+        if self._watch.journals.has_unsubmitted_end():
+            self._update_series()
+            self._exporter.export_at_once()
+        if self._is_due("series", _SERIES_EVERY_S):
+            self._update_series()
+            for thread in self._front.threads():
+                thread.keep_running()
+            self._watch.forget_ended(self._conf.linger_s)
+            self._check_whether_to_stop()
+            self._write_file()
+        if self._is_due("connect", _CONNECT_EVERY_S):
+            self._exporter.connect()
+        if self._is_due("export", self._conf.interval_s):
+            self._exporter.export()
+        self._commit_unless_exported()
+        self._delete_done()
+
+    def _end(self) -> None:
+        log.info("leaving: %s", self._stop_reason or "an error")
+        watch, exporter = self._watch, self._exporter
+        watch.artifacts.stop()
+        watch.read_and_judge()
+        self._update_series()
+        exporter.export()
+        self._commit_unless_exported()
+        self._delete_done()
+        watch.stop()
+        self._front.stop()
+        if exporter.connected:
+            # A backend would show the last values for minutes more. How a run has ended is true
+            # that long, and alerts look for it.
+            with watch.ledger.lock:
+                watch.ledger.end_all(watch.journals.ended_runs())
+            exporter.export()
+            exporter.stop()
+        if self._owns_lock():
+            files.remove(self._place.agent_file, self._place.doorbell)
+
+    # -- the flow
+
+    def _update_series(self) -> None:
+        """Write into the ledger what is true now."""
+        self._watch.update_series()
+        self._watch.sample()
+        with self._watch.ledger.lock:
+            self._update_own_series(time.time_ns())
+
+    def _update_own_series(self, now_ns: int) -> None:
+        ledger, labels = self._watch.ledger, (("node", self._node),)
+
+        def put(metric: catalog.Metric, value: float, *more: tuple[str, str]) -> None:
+            ledger.put(metric, (*labels, *more), float(value), now_ns, self._front.started_ns)
+
+        put(catalog.OTEL_DDP_AGENT_CPU_TIME, time.process_time())
+        status = self._exporter.status()
+        if status is None:
+            return
+        put(catalog.OTEL_DDP_SPOOL_SIZE, status.spool_bytes)
+        for outcome in ("delivered", "failed", "refused"):
+            put(catalog.OTEL_DDP_EXPORTS, getattr(status, outcome), ("outcome", outcome))
+        lost = {**status.dropped_points, "rejected": status.rejected_points}
+        lost["history_full"] = ledger.points_dropped
+        for why, count in lost.items():
+            put(catalog.OTEL_DDP_POINTS_DROPPED, count, ("why", why))
+
+    def _commit_unless_exported(self) -> None:
+        if not (self._exporter.connected or self._exporter.failed_to_start):
+            self._watch.journals.commit(self._watch.journals.marks())
+
+    def _delete_done(self) -> None:
+        """Delete the journals of dead processes once everything in them is exported."""
+        journals = self._watch.journals
+        if done := journals.done():
+            # Once more, so that their series and histories show how they ended.
+            self._watch.update_series()
+            journals.close(done)
+            # Before they are deleted: from here on only the agent's file describes them.
+            self._write_file()
+            journals.delete(done)
+
+    def _write_file(self) -> None:
+        # Where the place was left, the file is another agent's by now.
+        if not self._left_place:
+            self._front.write_file()
+
+    # -- when to stop
+
+    def _check_whether_to_stop(self) -> None:
+        now, journals, linger_s = time.monotonic(), self._watch.journals, self._conf.linger_s
+        if journals.any_alive() or self._watch.artifacts.busy():
+            self._busy_at = now
+        if not self._owns_lock():
+            if journals.any_removed():
+                self._go_on_without_place()
+            else:
+                self._stop_reason = "the place or its lock was removed"
+        # An agent in the foreground was given its variables on purpose, and is ended on purpose.
+        if self._foreground or self._stop_reason:
+            return
+        own = agent_environment.digest(os.environ, offline=self._conf.offline)
+        environments = journals.environments()
+        others = environments - {own, ""}
+        if others and environments == others:
+            # One of these processes starts another agent, with its own variables.
+            self._stop_reason = (
+                "the processes that run now were started with other OTEL_* variables"
+            )
+        elif journals.is_empty() and now - self._busy_at >= linger_s:
+            self._stop_reason = f"no process has run for {linger_s:g} s"
+        elif others:
+            self._front.remarks["variables"] = (
+                "a process was started with other OTEL_* variables than the agent, which keeps "
+                "those of the first one until that has ended"
+            )
+
+    def _go_on_without_place(self) -> None:
+        # Open files outlive their names, as after a logout that clears a user's shared memory.
+        if not self._left_place:
+            self._left_place = True
+            log.warning(
+                "%s was removed: its processes are read and exported to their ends; others get "
+                "another agent",
+                self._place.directory,
+            )
+        self._watch.journals.leave_place()
+
+    def _owns_lock(self) -> bool:
+        # If the lock file is deleted, a second agent may start: then this one ends.
+        try:
+            return os.stat(self._place.agent_lock).st_ino == os.fstat(self._lock).st_ino
+        except OSError:
+            return False
+
+
+def main(directory: str = "", foreground: bool = False, insecure: bool = False) -> int:
+    """Run the agent of a place to its end; the exit status."""
+    startup.log_to_stderr()
+    try:
+        web_config = "insecure" if insecure else None
+        conf = settings.read(directory=directory or None, web_config=web_config)
+        place = startup.find_place(conf, foreground)
+        lock = startup.lock_place(place)
+    except (ConfigError, OSError) as error:
+        log.error("%s", error)
+        return 2
+    # Before this one logs anything.
+    ended_before = "" if foreground else place.last_error()
+    if lock is None:
+        if foreground:
+            log.error("an agent already runs for %s", place.directory)
+        return 1
+    for doubt in settings.doubts(exports=not conf.offline):
+        log.warning("%s", doubt)
+    startup.raise_file_limit()
+    if not foreground:
+        startup.leave_training_alone()
+    # From here on a process that finds no agent may start one at once; but an agent that breaks
+    # at its start is not started again every few seconds.
+    place.delay_start(_BROKEN_HOLD_S)
+    if foreground:
+        log.info("watching %s", place.directory)
+    # A directory that a person names may hold copies of journals.
+    keeps_found = foreground and bool(directory)
+    agent = Agent(
+        *(place, conf, lock, foreground), keeps_found=keeps_found, ended_before=ended_before
+    )
+    # The file of an agent that was killed is not true of this one.
+    files.remove(place.agent_file)
+    agent.run()
+    place.delay_start(0.0)
+    return 0

@@ -1,0 +1,166 @@
+"""What an agent shows: its file, its endpoint, its page, and what it says of itself there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from otel_ddp import __version__, files
+from otel_ddp.agent.export.exporter import Exporter
+from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.service.node_watch import NodeWatch
+from otel_ddp.agent.verdicts import postmortem, stack_survey
+from otel_ddp.journal.place import Place
+from otel_ddp.settings import Settings
+
+if TYPE_CHECKING:
+    from otel_ddp.agent.scrape.endpoint import Endpoint
+    from otel_ddp.history.page.app import App
+
+log = logging.getLogger("otel_ddp.agent")
+
+_STATUS_EVERY_S = 5.0
+
+
+class Front:
+    """One an agent. Threads of the endpoint ask it while the loop goes on."""
+
+    def __init__(
+        self, place: Place, conf: Settings, node: str, watch: NodeWatch, exporter: Exporter
+    ) -> None:
+        self._place = place
+        self._conf = conf
+        self._node = node
+        self._watch = watch
+        self._exporter = exporter
+        self._endpoint: Endpoint | None = None
+        self._written: tuple[float, bytes] = (0.0, b"")
+        self.started_ns = time.time_ns()
+        self.moved_at = time.monotonic()
+        """When the loop began its last round."""
+        self.remarks: dict[str, str] = {}
+        """Sentences for people, by what they are about."""
+
+    def threads(self) -> list[KeptThread]:
+        """All that the agent has."""
+        own = [] if self._endpoint is None else [self._endpoint.thread]
+        return [*own, *self._watch.threads(), *self._exporter.threads()]
+
+    def serve(self) -> None:
+        """Open the endpoint; where that is not possible, a remark says why."""
+        from otel_ddp.agent.scrape import web_config
+        from otel_ddp.agent.scrape.endpoint import Endpoint
+
+        host, port = self._conf.scrape_host, self._conf.scrape_port
+        try:
+            self._endpoint = Endpoint(
+                *(self._watch.ledger, host, port, self._page()),
+                idle_s=lambda: time.monotonic() - self.moved_at,
+                rules=web_config.find(self._conf.web_config, host),
+                problems=self._problems,
+            )
+        except web_config.Refused as why:
+            self.remarks["endpoint"] = f"no scrape endpoint: {why}"
+        except OSError as error:
+            self.remarks["endpoint"] = (
+                f"no scrape endpoint: {host} cannot be bound ({error.strerror}): set "
+                "OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, or to 0.0.0.0"
+            )
+        if self._endpoint is None:
+            log.warning("%s", self.remarks["endpoint"])
+            return
+        self._endpoint.start()
+        if port and self._endpoint.port != port:
+            self.remarks["endpoint"] = f"port {port} is taken, so {self._endpoint.port} is used"
+
+    def stop(self) -> None:
+        """Close the endpoint."""
+        if self._endpoint is not None:
+            self._endpoint.stop()
+
+    @property
+    def url(self) -> str | None:
+        return None if self._endpoint is None else self._endpoint.url
+
+    def _page(self) -> App:
+        from otel_ddp.history.page.app import App
+
+        histories = self._watch.histories
+        return App(
+            histories.directory,
+            ours=True,
+            disk_hangs=histories.hang,
+            live=self.status,
+            ask_stacks=self._ask_stacks,
+            recent=self._watch.journals.recent,
+            postmortem_folders=[postmortem.directory(self._conf.postmortem_directory)],
+        )
+
+    def _ask_stacks(self, group: str, run: str, rank: str) -> list[dict[str, Any]]:
+        """The stacks of a run's processes, for the page."""
+        ranks = [int(rank)] if rank.isdecimal() else None
+        return [
+            {
+                "rank": each.rank,
+                "pid": each.pid,
+                "why": each.why_no_answer,
+                "threads": [
+                    {"name": name, "frames": [frame._asdict() for frame in frames]}
+                    for name, frames in each.stacks
+                ],
+            }
+            for each in stack_survey.ask(self._place.journals(), ranks)
+            if (each.group or "", each.run) == (group, run)
+        ]
+
+    def _problems(self) -> list[str]:
+        """What does not run, for /healthz."""
+        exporter = self._exporter
+        found = [*(thread.problem for thread in self.threads()), self._watch.histories.remark()]
+        found += [exporter.describe()] if exporter.failed_to_start else []
+        return list(filter(None, found))
+
+    def status(self) -> dict[str, Any]:
+        """What the page shows."""
+        return {**self._describe(), "processes": self._watch.journals.describe()}
+
+    def _describe(self) -> dict[str, Any]:
+        watch, journals, judge = self._watch, self._watch.journals, self._watch.judge
+        threads = [thread.problem for thread in self.threads()]
+        remarks = (*self.remarks.values(), journals.remark(), watch.histories.remark(), *threads)
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "node": self._node,
+            "started_ns": self.started_ns,
+            "scrape": self.url,
+            "export": self._exporter.describe(),
+            "grafana": self._conf.grafana_url,
+            "history": watch.histories.describe(),
+            "remark": "; ".join(filter(None, remarks)),
+            "unreadable": journals.unreadable(),
+            "nodes": journals.node_names(),
+            "ended": [each.to_json() for each in journals.describe_ended()],
+            "verdicts": judge.verdicts(),
+            "past": judge.past(),
+            "insufficient": judge.insufficient(),
+            "notes": watch.silent_ranks.notes(),
+            **watch.sampling.describe(),
+        }
+
+    def write_file(self) -> None:
+        """Write the agent's file if it has changed, and now and then to show that we run."""
+        content = json.dumps(self._describe()).encode()
+        written_at, written = self._written
+        now = time.monotonic()
+        unchanged = content == written and self._place.agent_file.exists()
+        if unchanged and now - written_at < _STATUS_EVERY_S:
+            return
+        try:
+            files.replace(self._place.agent_file, content)
+        except OSError:
+            return  # a full tmpfs: the status shows less, nothing else
+        self._written = now, content

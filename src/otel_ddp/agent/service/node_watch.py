@@ -1,0 +1,111 @@
+"""Watches a node: reads its journals, samples it, judges, and writes all that into the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from otel_ddp.agent.artifacts.artifacts import Artifacts
+from otel_ddp.agent.history.collect import Collector
+from otel_ddp.agent.history.histories import Histories
+from otel_ddp.agent.kept_thread import KeptThread
+from otel_ddp.agent.ledger import Labels, Ledger
+from otel_ddp.agent.node.gpu import drivers
+from otel_ddp.agent.node.sampling import Sampling
+from otel_ddp.agent.reading.journals import Journals
+from otel_ddp.agent.service import startup
+from otel_ddp.agent.verdicts import postmortem
+from otel_ddp.agent.verdicts.ended_by_parent import Parents
+from otel_ddp.agent.verdicts.exit_causes import ExitCauses
+from otel_ddp.agent.verdicts.judge import Judge
+from otel_ddp.agent.verdicts.silent_ranks import SilentRanks
+from otel_ddp.diagnosis.verdict import run_labels
+from otel_ddp.journal.place import Place
+from otel_ddp.journal.reader import Document
+from otel_ddp.settings import Settings
+
+
+class NodeWatch:
+    """One a place. The agent's loop calls it."""
+
+    def __init__(
+        self, place: Place, conf: Settings, node: str, *, of_platform: bool, keeps_found: bool
+    ) -> None:
+        """*of_platform*: as in Artifacts. *keeps_found*: as in Journals."""
+        self.ledger = Ledger()
+        self.exit_causes = ExitCauses()
+        self._parents = Parents(self.exit_causes)
+        self.sampling = Sampling(self.ledger, node, conf.sources, drivers.known())
+        self.journals = Journals(
+            *(place, self.ledger, conf.node, self._parents.ended_well),
+            keeps_found=keeps_found,
+            devices=self.sampling.describe,
+        )
+        self.histories = Histories(conf.history_directory, conf.history_bytes, node)
+        self._collector = Collector(self.histories, self.ledger, node)
+        self.artifacts = Artifacts(conf, place, self.ledger, node, of_platform=of_platform)
+        self.judge = Judge(
+            self.ledger,
+            conf.stall_timeout_s,
+            postmortem.directory(conf.postmortem_directory),
+            self.exit_causes,
+            grafana=conf.grafana_url,
+            gpus=self.sampling.gpus,
+            cores=self.sampling.cores,
+            before=startup.verdicts_before(place),
+        )
+        self.silent_ranks = SilentRanks()
+
+    def threads(self) -> Iterator[KeptThread]:
+        """Those that have to run."""
+        yield from (*self.sampling.threads(), *self.artifacts.threads())
+        if self.histories.keeps:
+            yield self.histories.thread
+
+    def read_and_judge(self) -> None:
+        """What is new since the last call."""
+        self.journals.find()
+        self.journals.poll()
+        self.artifacts.feed(self.journals.new_artifacts())
+        if self.histories.keeps:
+            self._collector.feed(self.journals.feeds())
+        self._parents.watch(self.journals.feeds())
+        self.judge.poll(self.journals.feeds())
+
+    def update_series(self) -> None:
+        """Write into the ledger, and for the histories, what is true now."""
+        now_ns = time.time_ns()
+        with self.ledger.lock:
+            self.journals.update_series(now_ns)
+            self.judge.update_series(now_ns)
+            self.artifacts.update_series(now_ns, self.journals.labels())
+        self.silent_ranks.poll(self.journals.feeds(), now_ns)
+        if self.histories.keeps:
+            past = [*self.judge.past_bounds(), *self.judge.past()]
+            with self.ledger.lock:
+                verdicts = [*past, *self.judge.verdicts()]
+                self._collector.feed_states(self.journals.feeds(), verdicts)
+
+    def sample(self) -> None:
+        """Write into the ledger what the node's devices and processes do now."""
+        with self.ledger.lock:
+            ranks, pids = self.journals.ranks(), self.journals.pids()
+            self.sampling.update_series(ranks, pids, time.time_ns())
+
+    def flush_documents(self) -> list[tuple[Labels, str, list[Document]]]:
+        """The spans and events that are new: of verdicts, and those of the journals."""
+        return [
+            *self.judge.flush_documents(),
+            *self.artifacts.flush_documents(),
+            *self.journals.flush_documents(),
+        ]
+
+    def forget_ended(self, linger_s: float) -> None:
+        """Drop what ended long ago."""
+        self.journals.forget_ended(linger_s)
+        self.judge.retire({run_labels(labels) for labels in self.journals.labels()})
+
+    def stop(self) -> None:
+        """Sample no more, and write the histories down."""
+        self.sampling.stop()
+        self.histories.stop()
