@@ -126,9 +126,9 @@ def _api() -> Iterator[str]:
         [(f"`otel_ddp.{name}`", _text(getattr(otel_ddp, name))) for name in _ERRORS],
     )
     yield "## Commands"
-    for name, sentence in cli._COMMANDS.items():
+    for name, (module, sentence) in cli.COMMANDS.items():
         parser = argparse.ArgumentParser(description=sentence, add_help=False)
-        import_module(f"otel_ddp.cli.{name}").add_arguments(parser)
+        import_module(f"otel_ddp.cli.{module}").add_arguments(parser)
         description = " ".join((parser.description or "").split())
         yield f"### otel-ddp {name}"
         yield f"{description[0].upper()}{description[1:].removesuffix('.')}."

@@ -10,7 +10,7 @@ import yaml
 
 from otel_ddp import __version__
 from otel_ddp.cli import main
-from otel_ddp.cli.deploy import shipped_files
+from otel_ddp.cli.setup.deploy import shipped_files
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

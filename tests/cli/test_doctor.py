@@ -25,8 +25,9 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.node_status import Survey
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
-from otel_ddp.cli import doctor, main
-from otel_ddp.cli.doctor import DoctorInputs, Finding, examine, machine
+from otel_ddp.cli import main
+from otel_ddp.cli.setup import doctor
+from otel_ddp.cli.setup.doctor import DoctorInputs, Finding, examine, machine
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.page.app import App
 from otel_ddp.journal.process_state import ProcessState

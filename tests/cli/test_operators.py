@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from otel_ddp.cli.profile.operators import IDLE, OUTSIDE, Totals, compared, culprit, totals_of
+from otel_ddp.cli.node.profile.operators import IDLE, OUTSIDE, Totals, compared, culprit, totals_of
 
 
 def event(name: str, at: float, took: float, cat: str = "cpu_op", tid: int = 1) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from node import Node, until
-from otel_ddp.cli import main, stacks
+from otel_ddp.cli import main
+from otel_ddp.cli.node import stacks
 from otel_ddp.journal.reader import JournalReader
 
 # Two ranks of a run, and one process that does not answer; torch is imported once.

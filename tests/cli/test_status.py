@@ -23,7 +23,7 @@ from otel_ddp.agent.node.gpu.nvml.calls import DRIVER_NOT_LOADED, LIBRARY_NOT_FO
 from otel_ddp.agent.node.gpu.nvml.driver import Nvml
 from otel_ddp.agent.reading.node_status import Survey, survey
 from otel_ddp.cli import main
-from otel_ddp.cli.status import lines
+from otel_ddp.cli.node.status import lines
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState, table
 

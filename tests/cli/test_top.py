@@ -26,12 +26,13 @@ from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading.journals import Journals
 from otel_ddp.agent.scrape import web_config
 from otel_ddp.agent.scrape.endpoint import Endpoint
-from otel_ddp.cli import main, top
-from otel_ddp.cli.top import frame
-from otel_ddp.cli.top.agents import Agents
-from otel_ddp.cli.top.app import Lines, TopApp
-from otel_ddp.cli.top.order import Choice
-from otel_ddp.cli.top.watch import RunView, View, Watch
+from otel_ddp.cli import main
+from otel_ddp.cli.node import top
+from otel_ddp.cli.node.top import frame
+from otel_ddp.cli.node.top.agents import Agents
+from otel_ddp.cli.node.top.app import Lines, TopApp
+from otel_ddp.cli.node.top.order import Choice
+from otel_ddp.cli.node.top.watch import RunView, View, Watch
 from otel_ddp.history.page.app import App
 from otel_ddp.history.quantities import shown_time
 from otel_ddp.journal.place import Place

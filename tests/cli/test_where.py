@@ -63,7 +63,8 @@ def test_the_directory_of_a_training_that_has_not_begun_is_no_error(
 # Imported before: the files of this installation may be closed to others.
 AS_ANOTHER_USER = """
 import os, sys
-from otel_ddp.cli import main, stacks, status
+from otel_ddp.cli import main
+from otel_ddp.cli.node import stacks, status
 if os.geteuid() == 0:  # from whom nothing can be closed
     os.setuid(65534)
 sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ import pytest
 
 from node import Node, finished, until
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.cli.status import lines
+from otel_ddp.cli.node.status import lines
 from otlp_receiver import Receiver
 
 pytestmark = pytest.mark.timed

@@ -11,22 +11,35 @@ from importlib import import_module
 from otel_ddp import __version__
 from otel_ddp.journal import system_requirements
 
-_COMMANDS = {
-    "agent": "run the node agent here, in the foreground",
-    "compare": "tell what differs between two runs, and fail a job if it is too much",
-    "demo": "train a small model, show what was recorded, and check that alerts fire",
-    "deploy": "write the files of collector, Prometheus and Grafana that fit this version",
-    "doctor": "check the whole installation, and tell what to correct",
-    "open": "open the page of the newest run in the browser",
-    "page": "show a folder of kept runs in the browser, also without an agent",
-    "profile": "trace some steps of a suspect and of a healthy rank, and compare them",
-    "replay": "send the data that offline runs have kept on disk",
-    "report": "write a run's report: one page for people, JSON for programs",
-    "run": "run a command, and measure every training below it",
-    "stacks": "show the Python stacks of this node's ranks",
-    "status": "show what runs on this node: agent, endpoint, runs, ranks, GPUs",
-    "top": "watch this node live: phases, work, GPUs, verdicts and values of its ranks",
-    "up": "start collector, Prometheus, Tempo, Loki and Grafana here with Docker",
+# By name: the module below this package, and what it does.
+COMMANDS = {
+    "agent": ("agent", "run the node agent here, in the foreground"),
+    "compare": (
+        "runs.compare",
+        "tell what differs between two runs, and fail a job if it is too much",
+    ),
+    "demo": ("demo", "train a small model, show what was recorded, and check that alerts fire"),
+    "deploy": (
+        "setup.deploy",
+        "write the files of collector, Prometheus and Grafana that fit this version",
+    ),
+    "doctor": ("setup.doctor", "check the whole installation, and tell what to correct"),
+    "open": ("runs.open", "open the page of the newest run in the browser"),
+    "page": ("runs.page", "show a folder of kept runs in the browser, also without an agent"),
+    "profile": (
+        "node.profile",
+        "trace some steps of a suspect and of a healthy rank, and name the culprit",
+    ),
+    "replay": ("replay", "send the data that offline runs have kept on disk"),
+    "report": ("runs.report", "write a run's report: one page for people, JSON for programs"),
+    "run": ("run", "run a command, and measure every training below it"),
+    "stacks": ("node.stacks", "show the Python stacks of this node's ranks"),
+    "status": ("node.status", "show what runs on this node: agent, endpoint, runs, ranks, GPUs"),
+    "top": (
+        "node.top",
+        "watch this node live: phases, work, GPUs, verdicts and values of its ranks",
+    ),
+    "up": ("setup.up", "start collector, Prometheus, Tempo, Loki and Grafana here with Docker"),
 }
 
 
@@ -34,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Before the command is imported, which may need one of these. `run` runs its command anyway.
-    needs = words[:1] and words[0] in _COMMANDS.keys() - {"run"}
+    needs = words[:1] and words[0] in COMMANDS.keys() - {"run"}
     if needs and (lacking := system_requirements.missing()):
         print(
             f"otel-ddp {words[0]} needs Linux: this system lacks {lacking}, so nothing is recorded "
@@ -57,10 +70,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"otel-ddp {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for name, sentence in _COMMANDS.items():
+    for name, (module_name, sentence) in COMMANDS.items():
         sub = commands.add_parser(name, help=sentence, description=sentence)
         if name in words[:1]:
-            module = import_module(f"otel_ddp.cli.{name}")
+            module = import_module(f"otel_ddp.cli.{module_name}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     if not words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from otel_ddp.cli.directory_option import add_directory_option
+from otel_ddp.cli.options import add_directory_option
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import find
 

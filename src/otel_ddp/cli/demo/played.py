@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from otel_ddp import files
 from otel_ddp.agent.export.otlp.outcome import one_line
 from otel_ddp.cli.demo.injection import Injection
-from otel_ddp.cli.temporary_place import agent_description, new_directory, stop_agent
 from otel_ddp.cli.text import dated, integer, mappings
 from otel_ddp.journal.place import Place
 
@@ -26,6 +29,7 @@ _AGENT_STARTS_S = 30.0
 _VERDICT_S = 3.5
 # How long a training may take to see that it is to end, and to end.
 _END_S = 30.0
+_AGENT_ENDS_S = 5.0
 # The user's variables that belong to another training: its identity and its agent.
 _NOT_PASSED_ON = (
     *("OTEL_DDP_AGENT", "OTEL_DDP_STRATEGY", "OTEL_DDP_LINGER_S"),
@@ -131,3 +135,33 @@ class Played:
         found = [each for key in ("past", "verdicts") for each in mappings(described.get(key))]
         found.sort(key=lambda each: integer(each.get("since_ns")) or 0)
         return [dated(each, now_ns) for each in found]
+
+
+def new_directory(prefix: str) -> Path:
+    """A new directory, in memory if that is writable."""
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix=prefix, dir="/dev/shm"))
+    return Path(tempfile.mkdtemp(prefix=prefix))
+
+
+def end_by_signals() -> None:
+    """Let SIGTERM and SIGHUP clean up too, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
+def agent_description(place: Place) -> dict[str, Any]:
+    """How the agent describes itself; empty while there is none."""
+    return files.read_mapping(place.agent_file)
+
+
+def stop_agent(place: Place) -> None:
+    """End the agent, and wait for its last export."""
+    pid = place.agent_pid()
+    if not pid:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _AGENT_ENDS_S
+    while place.agent_is_alive() and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from otel_ddp.cli.directory_option import add_directory_option
-from otel_ddp.cli.doctor.agent import agent, collector, endpoint
-from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings
-from otel_ddp.cli.doctor.machine import (
+from otel_ddp.cli.options import add_directory_option
+from otel_ddp.cli.setup.doctor.agent import agent, collector, endpoint
+from otel_ddp.cli.setup.doctor.inputs import DoctorInputs, Finding, Findings
+from otel_ddp.cli.setup.doctor.machine import (
     directories,
     gpus,
     journals,

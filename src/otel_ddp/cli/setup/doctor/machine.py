@@ -19,7 +19,9 @@ from otel_ddp.agent.export.exporter import spool_directory
 from otel_ddp.agent.node.gpu import drivers
 from otel_ddp.agent.node.gpu.driver import DriverMissing
 from otel_ddp.agent.verdicts import postmortem
-from otel_ddp.cli.doctor.inputs import (
+from otel_ddp.cli.node.gpus import NO_DRIVER_REMARKS, gpu_remarks
+from otel_ddp.cli.node.status import duplicate_ranks
+from otel_ddp.cli.setup.doctor.inputs import (
     DoctorInputs,
     Finding,
     Findings,
@@ -27,8 +29,6 @@ from otel_ddp.cli.doctor.inputs import (
     problem,
     run_python,
 )
-from otel_ddp.cli.gpus import NO_DRIVER_REMARKS, gpu_remarks
-from otel_ddp.cli.status import duplicate_ranks
 from otel_ddp.cli.text import cell, mappings
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.directory import default_directory

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from otel_ddp.cli.history_option import add_history_option, history_directory
+from otel_ddp.cli.options import add_history_option, history_directory
 from otel_ddp.cli.text import print_answer
 from otel_ddp.errors import ConfigError
 

@@ -9,12 +9,12 @@ import sys
 import time
 from importlib.util import find_spec
 
-from otel_ddp.cli.directory_option import add_directory_option, find_places
+from otel_ddp.cli.node.top import frame
+from otel_ddp.cli.node.top.agents import Agents
+from otel_ddp.cli.node.top.order import GROUPS, SORTS, Choice
+from otel_ddp.cli.node.top.watch import Find, Watch
+from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import print_answer
-from otel_ddp.cli.top import frame
-from otel_ddp.cli.top.agents import Agents
-from otel_ddp.cli.top.order import GROUPS, SORTS, Choice
-from otel_ddp.cli.top.watch import Find, Watch
 from otel_ddp.errors import ConfigError
 from otel_ddp.journal.place import Place
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if why := _why_not_live():
         print(f"{why}; `otel-ddp top --once` prints one picture of it.", file=sys.stderr)
         return 2
-    from otel_ddp.cli.top.app import TopApp
+    from otel_ddp.cli.node.top.app import TopApp
 
     app = TopApp(Watch(find), choice, interval_s=options.interval, plain=is_plain())
     # Without the mouse, text can be selected as in any program.

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 from otel_ddp.agent.reading.node_status import Survey, of_run, survey
-from otel_ddp.cli.directory_option import add_directory_option, find_places
-from otel_ddp.cli.gpus import gpu_lines
+from otel_ddp.cli.node.gpus import gpu_lines
+from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, dated, integer, marked, number, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history.quantities import shown_time

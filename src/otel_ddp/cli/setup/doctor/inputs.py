@@ -98,7 +98,7 @@ class DoctorInputs:
     @cached_property
     def nvml(self) -> dict[str, Any] | str:
         """What NVML reports; if it does not answer, the reason as the end of a sentence."""
-        code = "from otel_ddp.cli.doctor.machine import print_gpus; print_gpus()"
+        code = "from otel_ddp.cli.setup.doctor.machine import print_gpus; print_gpus()"
         return run_python(code, self._nvml_s)
 
 

@@ -8,7 +8,7 @@ import sys
 import webbrowser
 
 from otel_ddp.agent.reading.node_status import survey
-from otel_ddp.cli.directory_option import add_directory_option, find_places
+from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.errors import ConfigError
 from otel_ddp.identity import addresses
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from otel_ddp.agent.reading.steps import StepWork
-from otel_ddp.cli.gpus import gpu_labels
+from otel_ddp.cli.node.gpus import gpu_labels
+from otel_ddp.cli.node.top.agents import Agents
 from otel_ddp.cli.text import cell, integer, mappings, marked, number
-from otel_ddp.cli.top.agents import Agents
 from otel_ddp.journal.place import Place
 from otel_ddp.journal.process_state import ProcessState
 from otel_ddp.words import HARMLESS_VERDICTS

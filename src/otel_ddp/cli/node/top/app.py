@@ -20,10 +20,10 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Input
 
-from otel_ddp.cli.top import frame
-from otel_ddp.cli.top.frame import Line, Part
-from otel_ddp.cli.top.order import GROUPS, SORTS, Choice
-from otel_ddp.cli.top.watch import View, Watch
+from otel_ddp.cli.node.top import frame
+from otel_ddp.cli.node.top.frame import Line, Part
+from otel_ddp.cli.node.top.order import GROUPS, SORTS, Choice
+from otel_ddp.cli.node.top.watch import View, Watch
 from otel_ddp.errors import ConfigError
 
 # The terminal's own colours, which fit its background, light or dark. No colour stands alone: a

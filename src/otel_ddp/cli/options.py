@@ -1,4 +1,4 @@
-"""The option --dir, and the directories in which a command finds journals and agents."""
+"""The options --dir and --history: where a command finds journals, agents and histories."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from otel_ddp import settings
 from otel_ddp.errors import ConfigError
+from otel_ddp.history.directory import default_directory
 from otel_ddp.journal.place import Place, existing
 
 
@@ -64,3 +65,19 @@ def _why_unreadable(path: Path) -> str:
         mode = stat.S_IMODE(found.st_mode)
         return f"cannot be read (it belongs to user {found.st_uid} and has mode {mode:04o})"
     return ""
+
+
+def add_history_option(parser: argparse.ArgumentParser) -> None:
+    """Add --history, the same for all commands that look a run up by its name."""
+    parser.add_argument(
+        "--history",
+        metavar="DIR",
+        default="",
+        help="where histories lie (default: OTEL_DDP_HISTORY_DIR, else a private one in /var/tmp)",
+    )
+
+
+def history_directory(options: argparse.Namespace) -> Path:
+    """The directory that is meant."""
+    named = options.history or os.environ.get("OTEL_DDP_HISTORY_DIR", "")
+    return default_directory(os.path.expanduser(named))

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from otel_ddp import __version__, files
-from otel_ddp.cli.directory_option import add_directory_option, find_places
-from otel_ddp.cli.profile.operators import Row, Totals, compared, culprit, totals_of
-from otel_ddp.cli.profile.window import Chosen, NotFound, Window, choose
+from otel_ddp.cli.node.profile.operators import Row, Totals, compared, culprit, totals_of
+from otel_ddp.cli.node.profile.window import Chosen, NotFound, Window, choose
+from otel_ddp.cli.options import add_directory_option, find_places
 from otel_ddp.cli.text import cell, print_answer
 from otel_ddp.errors import ConfigError
 from otel_ddp.history import profiles

@@ -7,11 +7,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from otel_ddp.cli.gpus import gpu_row, gpu_user
-from otel_ddp.cli.status import ago
+from otel_ddp.cli.node.gpus import gpu_row, gpu_user
+from otel_ddp.cli.node.status import ago
+from otel_ddp.cli.node.top.order import Choice, Section, sections
+from otel_ddp.cli.node.top.watch import RankView, Value, View
 from otel_ddp.cli.text import cell
-from otel_ddp.cli.top.order import Choice, Section, sections
-from otel_ddp.cli.top.watch import RankView, Value, View
 
 _MOST_VALUES = 8
 _LEAST_BARS, _MOST_BARS = 8, 120

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from otel_ddp import __version__
 from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, exported_signals
-from otel_ddp.cli.doctor.inputs import DoctorInputs, Finding, Findings, Level
-from otel_ddp.cli.status import NO_AGENT, unserved
+from otel_ddp.cli.node.status import NO_AGENT, unserved
+from otel_ddp.cli.setup.doctor.inputs import DoctorInputs, Finding, Findings, Level
 from otel_ddp.cli.text import cell
 from otel_ddp.settings import Settings
 

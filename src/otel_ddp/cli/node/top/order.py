@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from otel_ddp.cli.top.watch import RankView, RunView, View
+from otel_ddp.cli.node.top.watch import RankView, RunView, View
 
 SORTS = ("rank", "work", "phase for", "step", "state")
 GROUPS = ("run", "node", "none")
