@@ -10,16 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from otel_ddp.agent.artifacts import files
-from otel_ddp.agent.artifacts.digest import CHUNK_BYTES, Content, Pace, Stopped, chunks, content_of
-from otel_ddp.agent.artifacts.files import CannotRead
+from otel_ddp.agent.artifacts.content import (
+    CHUNK_BYTES,
+    CannotRead,
+    Content,
+    Pace,
+    Stopped,
+    chunks,
+    content_of,
+    listed,
+    opened,
+)
 
 FAST = 1 << 40
 
 
 def read(path: Path, roots: tuple[str, ...] | None = None) -> Content:
-    with files.opened(os.fsencode(path), roots) as top:
-        return content_of(top, files.listed(top), Pace(FAST))
+    with opened(os.fsencode(path), roots) as top:
+        return content_of(top, listed(top), Pace(FAST))
 
 
 def refused(path: Path, roots: tuple[str, ...] | None = None) -> CannotRead:
@@ -79,7 +87,7 @@ def test_a_link_within_a_directory_counts_by_where_it_leads_and_is_not_followed(
 
 
 def test_a_file_that_has_another_size_than_before_was_written_to(folder: Path) -> None:
-    with files.opened(os.fsencode(folder), None) as top:
+    with opened(os.fsencode(folder), None) as top:
         for size in (0, CHUNK_BYTES, CHUNK_BYTES + 2):
             with pytest.raises(CannotRead, match="was written to") as why:
                 list(chunks(top, b"large", size, Pace(FAST)))
@@ -87,8 +95,8 @@ def test_a_file_that_has_another_size_than_before_was_written_to(folder: Path) -
 
 
 def test_a_file_that_is_replaced_meanwhile_was_written_to(folder: Path) -> None:
-    with files.opened(os.fsencode(folder), None) as top:
-        found = files.listed(top)
+    with opened(os.fsencode(folder), None) as top:
+        found = listed(top)
         fresh = folder / "fresh"
         fresh.write_text("a.json")
         fresh.replace(folder / "a.json")

@@ -18,17 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_ddp.agent.artifacts import work_list, worker
-from otel_ddp.agent.artifacts.artifact import (
+from otel_ddp.agent.artifacts.content import CHUNK_BYTES, Pace, Stopped
+from otel_ddp.agent.artifacts.store import CannotStore, Store
+from otel_ddp.agent.artifacts.work_list import (
     COMPLETE,
     INCOMPLETE,
     LEFT_OUT,
+    MOST_SHOWN,
     WAITING,
     Artifact,
     Told,
+    WorkList,
 )
-from otel_ddp.agent.artifacts.digest import CHUNK_BYTES, Pace, Stopped
-from otel_ddp.agent.artifacts.store import CannotStore, Store
-from otel_ddp.agent.artifacts.work_list import MOST_SHOWN, WorkList
 from otel_ddp.agent.artifacts.worker import READ_AGAIN_S, STORE_AGAIN_S, Worker, plain
 from otel_ddp.agent.ledger import Labels
 

@@ -11,11 +11,9 @@ from hashlib import blake2s
 from typing import Any
 
 from otel_ddp import catalog
-from otel_ddp.agent.artifacts import files
-from otel_ddp.agent.artifacts.artifact import COMPLETE, WAITING, Artifact, label, told
-from otel_ddp.agent.artifacts.digest import Pace
+from otel_ddp.agent.artifacts.content import Pace, path_of
 from otel_ddp.agent.artifacts.store import Store, is_directory
-from otel_ddp.agent.artifacts.work_list import WorkList
+from otel_ddp.agent.artifacts.work_list import COMPLETE, WAITING, Artifact, WorkList, label, told
 from otel_ddp.agent.artifacts.worker import Worker
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.agent.ledger import Labels, Ledger
@@ -62,7 +60,7 @@ class Artifacts:
                 journal.reader.unreadable += 1
                 continue
             artifact = Artifact(f"{journal.reader.path.name}/{document.position}", said)
-            if files.path_of(said.uri) is None:
+            if path_of(said.uri) is None:
                 # It lies elsewhere, and is not fetched.
                 artifact.state = COMPLETE
             elif self._ledger.keep_history:

@@ -12,12 +12,23 @@ from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2s, sha256
 from urllib.parse import quote
 
-from otel_ddp.agent.artifacts import digest, files
-from otel_ddp.agent.artifacts.artifact import COMPLETE, INCOMPLETE, Artifact
-from otel_ddp.agent.artifacts.digest import Content, Pace, Part, Stopped
-from otel_ddp.agent.artifacts.files import MOST_FILES, CannotRead
+from otel_ddp.agent.artifacts.content import (
+    MOST_FILES,
+    CannotRead,
+    Content,
+    Pace,
+    Part,
+    Stopped,
+    chunks,
+    content_of,
+    lines,
+    listed,
+    opened,
+    path_of,
+    signature,
+)
 from otel_ddp.agent.artifacts.store import CannotStore, Store
-from otel_ddp.agent.artifacts.work_list import WorkList
+from otel_ddp.agent.artifacts.work_list import COMPLETE, INCOMPLETE, Artifact, WorkList
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.errors import containment
 
@@ -41,7 +52,7 @@ class Worker:
         roots: Collection[str] | None,
         make_store: Callable[[], Store] | None,
     ) -> None:
-        """*roots*: as for `files.opened`. *make_store*: called in the thread, as it may block."""
+        """*roots*: as for `opened`. *make_store*: called in the thread, as it may block."""
         self._work = work
         self._pace = pace
         self._roots = roots
@@ -102,21 +113,21 @@ class Worker:
         self._work.finish(artifact, INCOMPLETE, why)
 
     def _read(self, artifact: Artifact) -> None:
-        path = files.path_of(artifact.told.uri)
+        path = path_of(artifact.told.uri)
         if path is None:
             return
-        with files.opened(path, self._roots) as top:
+        with opened(path, self._roots) as top:
             content = self._content(top)
             artifact.size, artifact.digest = content.size, content.digest
             if self._make_store is not None and artifact.told.direction == "output":
                 artifact.stored_uri = self._stored(self._make_store(), artifact, path, top, content)
 
     def _content(self, top: int) -> Content:
-        found = files.listed(top)
-        name = files.signature(found)
+        found = listed(top)
+        name = signature(found)
         content = self._known.get(name)
         if content is None:
-            content = self._known[name] = digest.content_of(top, found, self._pace)
+            content = self._known[name] = content_of(top, found, self._pace)
             self._forget()
         return content
 
@@ -145,15 +156,15 @@ class Worker:
                 store.put(key, part.size, self._same(top, part))
         if [part.name for part in content.parts] == [b""]:
             return store.uri(key)
-        lines = digest.lines(content.parts)
-        if store.size(f"{base}.sha256") != len(lines):
-            store.put(f"{base}.sha256", len(lines), [lines])
+        listing = lines(content.parts)
+        if store.size(f"{base}.sha256") != len(listing):
+            store.put(f"{base}.sha256", len(listing), [listing])
         return store.uri(base)
 
     def _same(self, top: int, part: Part) -> Iterator[bytes]:
         """The content of a file. Raises at its end if its digest is another one by now."""
         seen = sha256()
-        for chunk in digest.chunks(top, part.name, part.size, self._pace):
+        for chunk in chunks(top, part.name, part.size, self._pace):
             seen.update(chunk)
             yield chunk
         if seen.hexdigest() != part.digest:
