@@ -57,8 +57,7 @@ LARGE_FOLDERS = (
     *(PACKAGE / each for each in ("diagnosis", "torch")),
 )
 LARGE_CLASSES = (
-    "RunCase JournalReader JournalWriter Histories Stragglers DeviceClock TopApp "
-    "ProfileWindow Readings KeptRun Stalls"
+    "RunCase JournalReader JournalWriter Stragglers DeviceClock ProfileWindow Readings Stalls"
 )
 BOTH_WAYS: tuple[str, ...] = ()
 # A third-party package, and the only places that may name it.

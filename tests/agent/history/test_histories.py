@@ -16,8 +16,7 @@ import pytest
 from otel_ddp.agent.history import histories as module
 from otel_ddp.agent.history import kept_run
 from otel_ddp.agent.history.histories import Histories
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
-from otel_ddp.agent.history.node_samples import Sample
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, Sample, State
 from otel_ddp.agent.reading.steps import Parts, Step
 from otel_ddp.history import directory
 from otel_ddp.history.directory import file_name

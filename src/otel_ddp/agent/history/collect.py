@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_ddp import __version__, catalog
 from otel_ddp.agent.history.histories import Histories
-from otel_ddp.agent.history.kept_run import Batch, State
-from otel_ddp.agent.history.node_samples import RunKey, Sample, samples
+from otel_ddp.agent.history.kept_run import Batch, RunKey, Sample, State
 from otel_ddp.agent.ledger import Ledger
 from otel_ddp.agent.reading import summary
 from otel_ddp.agent.reading.journal_feed import JournalFeed
+from otel_ddp.catalog import Kind
+from otel_ddp.history.tables import SeriesKey
 from otel_ddp.journal.process_state import rank_key
+from otel_ddp.words import RANK_LABELS
 
 _SUMMARY_EVERY_S = 5.0
 # Of a rank, beside its steps and phases, which have series.
@@ -24,6 +26,26 @@ _TOTALS = frozenset(
         *(catalog.TRAINING_TOKENS, catalog.TRAINING_GC_TIME, catalog.TRAINING_FLOPS),
         *(catalog.TRAINING_OOMS, catalog.OTEL_DDP_HOOK_TIME, catalog.OTEL_DDP_HOOK_ERRORS),
     )
+)
+
+# What a person looks at; the others are on /metrics and in Prometheus.
+_METRICS = (
+    catalog.HW_GPU_UTILIZATION,
+    catalog.OTEL_DDP_GPU_MEM_CONTROLLER_UTILIZATION,
+    catalog.HW_GPU_MEMORY_USAGE,
+    catalog.HW_GPU_MEMORY_LIMIT,
+    catalog.HW_POWER,
+    catalog.HW_TEMPERATURE,
+    catalog.OTEL_DDP_GPU_CLOCK_FREQUENCY,
+    catalog.OTEL_DDP_GPU_THROTTLE_ACTIVE,
+    catalog.TRAINING_CUDA_MEMORY_ALLOCATED,
+    catalog.PROCESS_MEMORY_USAGE,
+    catalog.PROCESS_CPU_TIME,
+    catalog.SYSTEM_CPU_UTILIZATION,
+    catalog.SYSTEM_MEMORY_USAGE,
+    catalog.SYSTEM_MEMORY_LIMIT,
+    catalog.SYSTEM_DISK_IO,
+    catalog.SYSTEM_NETWORK_IO,
 )
 
 
@@ -57,7 +79,7 @@ class Collector:
     ) -> None:
         """What is known now. The caller holds the ledger's lock."""
         feeds = [each for each in feeds if each.labels]
-        taken = list(samples(self._ledger))
+        taken = list(_samples(self._ledger))
         states = {}
         for key in dict.fromkeys(self._key_and_rank(each)[0] for each in feeds):
             of_run = [each for each in feeds if self._key_and_rank(each)[0] == key]
@@ -129,3 +151,18 @@ def _totals(feed: JournalFeed) -> dict[str, float]:
 def _is_of(verdict: Mapping[str, Any], key: RunKey) -> bool:
     who = verdict["who"]
     return (who.get("group"), who.get("run")) == key
+
+
+def _samples(ledger: Ledger) -> Iterator[Sample]:
+    """The readings as they are now. The caller holds the ledger's lock."""
+    for metric, of_metric in ledger.of(_METRICS):
+        kind = "counter" if metric.kind is Kind.COUNTER else "node"
+        for series in of_metric:
+            value = series.value
+            if not isinstance(value, (int, float)):
+                continue
+            labels = dict(series.labels)
+            run = (labels["group"], labels["run"]) if labels.get("run") else None
+            more = tuple(pair for pair in series.labels if pair[0] not in RANK_LABELS)
+            key = SeriesKey(kind, metric.name, labels.get("rank", ""), more)
+            yield Sample(run, key, series.time_ns, float(value))

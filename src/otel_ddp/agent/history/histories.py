@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from otel_ddp import files
-from otel_ddp.agent.history.kept_run import Batch, KeptRun, State
-from otel_ddp.agent.history.node_samples import RunKey
+from otel_ddp.agent.history.kept_run import Batch, KeptRun, RunKey, State
 from otel_ddp.agent.kept_thread import KeptThread
 from otel_ddp.errors import containment
 from otel_ddp.history import directory
@@ -32,6 +32,88 @@ _HANGS_S = 4.0
 _MOST_QUEUED = 300_000
 
 
+class _Waiting:
+    """What the thread has not taken yet. The agent's loop adds to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches: list[Batch] = []
+        self._states: dict[RunKey, State] = {}
+        self._size = 0
+        self._left_out_since_ns = 0
+
+    def add(self, batch: Batch) -> None:
+        size = sum(map(len, (batch.scalars, batch.steps, batch.device_steps, batch.events)))
+        with self._lock:
+            if self._size + size > _MOST_QUEUED:
+                self._left_out_since_ns = self._left_out_since_ns or time.time_ns()
+                return
+            self._size += size
+            self._batches.append(batch)
+
+    def add_states(self, states: Mapping[RunKey, State]) -> None:
+        with self._lock:
+            for key, state in states.items():
+                before = self._states.get(key)
+                self._states[key] = state if before is None else state.after(before)
+
+    def take(self) -> tuple[list[Batch], dict[RunKey, State], int]:
+        """Batches, states, and since when something was left out; 0: nothing was."""
+        with self._lock:
+            taken = self._batches, self._states, self._left_out_since_ns
+            self._batches, self._states, self._left_out_since_ns = [], {}, 0
+            self._size = 0
+        return taken
+
+
+class _Disk:
+    """How the disk of the histories answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._problem = ""
+        self._problem_since_ns = 0
+        # When it was asked for what it has not answered yet: by two clocks.
+        self._asked: tuple[float, int] | None = None
+        self._failed_slowly = False
+
+    def attempt(self, ask: Callable[[], None]) -> str:
+        """Why it failed; empty if it did not."""
+        began, _ = self._asked = time.monotonic(), time.time_ns()
+        try:
+            ask()
+        except (sqlite3.Error, OSError, Unusable, OverflowError, ValueError) as why:
+            # SQLite tries for ten seconds where a file system has no locks.
+            self._failed_slowly |= time.monotonic() - began > _HANGS_S
+            return getattr(why, "strerror", None) or str(why) or type(why).__name__
+        finally:
+            self._asked = None
+        return ""
+
+    def hangs(self) -> bool:
+        """Whether a thread that touches it may wait for long."""
+        asked = self._asked
+        return self._failed_slowly or (asked is not None and time.monotonic() - asked[0] > _HANGS_S)
+
+    def problem(self) -> tuple[str, int]:
+        """Why nothing can be kept, and since when; empty if all is well."""
+        asked = self._asked
+        if asked is not None and time.monotonic() - asked[0] > _HANGS_S:
+            return "the disk does not answer", self._problem_since_ns or asked[1]
+        return self._problem, self._problem_since_ns
+
+    def note(self, failed: str, now_ns: int) -> None:
+        """How the last round went."""
+        self._failed_slowly = self._failed_slowly and bool(failed)
+        if failed and not self._problem:
+            self._problem_since_ns = now_ns
+            log.warning("no history is kept in %s: %s", self._folder, failed)
+        elif self._problem and not failed:
+            self._problem_since_ns = 0
+            log.info("histories are kept in %s again", self._folder)
+        self._problem = failed
+
+
 class Histories:
     """One a node. The agent's loop feeds it; only its thread touches a file."""
 
@@ -41,19 +123,12 @@ class Histories:
         self.keeps = most_bytes > 0
         self._most_bytes = most_bytes
         self._node = node
-        self._lock = threading.Lock()
-        self._batches: list[Batch] = []
-        self._queued = 0
-        self._states: dict[RunKey, State] = {}
-        self._left_out_since_ns = 0
+        self._waiting = _Waiting()
+        self._disk = _Disk(self.directory)
         self._wake = threading.Event()
         self._stopping = False
+        # By run; and when it was fed last.
         self._runs: dict[RunKey, tuple[KeptRun, float]] = {}
-        self._problem = ""
-        self._problem_since_ns = 0
-        # When the disk was asked for what it has not answered yet: by two clocks.
-        self._asked: tuple[float, int] | None = None
-        self._failed_slowly = False
         self._clean_at = self._write_at = 0.0
         self.thread = KeptThread("history", self._work)
 
@@ -61,48 +136,33 @@ class Histories:
 
     def feed(self, batch: Batch) -> None:
         """What was read of a process."""
-        size = sum(map(len, (batch.scalars, batch.steps, batch.device_steps, batch.events)))
-        with self._lock:
-            if self._queued + size > _MOST_QUEUED:
-                self._left_out_since_ns = self._left_out_since_ns or time.time_ns()
-                return
-            self._queued += size
-            self._batches.append(batch)
+        self._waiting.add(batch)
 
     def feed_states(self, states: Mapping[RunKey, State]) -> None:
         """What is known of each run now."""
-        with self._lock:
-            for key, state in states.items():
-                before = self._states.get(key)
-                self._states[key] = state if before is None else state.after(before)
+        self._waiting.add_states(states)
         self._wake.set()
 
     def describe(self) -> dict[str, Any]:
         """Where histories are, and since when nothing could be kept, if that is so."""
-        problem, since_ns, asked = self._problem, self._problem_since_ns, self._asked
-        if asked is not None and time.monotonic() - asked[0] > _HANGS_S:
-            problem, since_ns = "the disk does not answer", since_ns or asked[1]
-        return {
-            "directory": str(self.directory) if self.keeps else "",
-            "problem": problem,
-            "since_ns": since_ns,
-        }
+        problem, since_ns = self._disk.problem()
+        where = str(self.directory) if self.keeps else ""
+        return {"directory": where, "problem": problem, "since_ns": since_ns}
 
     def hang(self) -> bool:
         """Whether a thread that touches the directory may wait for long."""
-        asked = self._asked
-        return self._failed_slowly or (asked is not None and time.monotonic() - asked[0] > _HANGS_S)
+        return self._disk.hangs()
 
     def remark(self) -> str:
         """One line on why nothing is kept now; empty if all is well."""
-        problem = self.describe()["problem"]
+        problem, _ = self._disk.problem()
         return f"no history is kept: {problem}" if problem else ""
 
     def stop(self) -> None:
         """Write what waits, for a few seconds at most."""
         self._stopping = True
         self._wake.set()
-        if self.thread.join(1.0 if self.describe()["problem"] else _STOP_S):
+        if self.thread.join(1.0 if self.remark() else _STOP_S):
             for run, _ in self._runs.values():
                 run.close()
 
@@ -119,58 +179,32 @@ class Histories:
     @containment.contained()
     def _write_all(self) -> None:
         now_ns, now = time.time_ns(), time.monotonic()
-        with self._lock:
-            batches, self._batches = self._batches, []
-            states, self._states = self._states, {}
-            left_out_since_ns, self._left_out_since_ns = self._left_out_since_ns, 0
-            self._queued = 0
+        batches, states, left_out_since_ns = self._waiting.take()
         for batch in batches:
             self._run(batch.run, now).feed(batch)
         for key, state in states.items():
             self._run(key, now).feed_state(state)
-        failed = self._attempt(lambda: files.make_kept(self.directory))
+        failed = self._disk.attempt(lambda: files.make_kept(self.directory))
         for key, (run, fed_at) in list(self._runs.items()):
             if left_out_since_ns:
                 run.leave_out(left_out_since_ns, now_ns, "the disk did not answer in time")
-            failed = self._attempt(partial(run.write, now_ns)) or failed
+            failed = self._disk.attempt(partial(run.write, now_ns)) or failed
             if now - fed_at > _CLOSE_AFTER_S and not run.waiting_since_ns:
-                self._attempt(run.close)
+                self._disk.attempt(run.close)
                 del self._runs[key]
-        self._failed_slowly = self._failed_slowly and bool(failed)
         self._write_at = now + (_PAUSE_S if failed else 0.0)
-        self._tell(failed, now_ns)
+        self._disk.note(failed, now_ns)
         if now >= self._clean_at and not failed:
             self._clean_at = now + _CLEAN_EVERY_S
             keep = {run.path for run, _ in self._runs.values()}
-            self._attempt(lambda: directory.delete_oldest(self.directory, self._most_bytes, keep))
+            delete = directory.delete_oldest
+            self._disk.attempt(lambda: delete(self.directory, self._most_bytes, keep))
 
     def _run(self, key: RunKey, now: float) -> KeptRun:
         found = self._runs.get(key)
         run = found[0] if found else KeptRun(self.directory / directory.file_name(*key, self._node))
         if found is None:
             # How wide its buckets are, and how far it has read: known before anything is summed up.
-            self._attempt(run.open)
+            self._disk.attempt(run.open)
         self._runs[key] = run, now
         return run
-
-    def _attempt(self, ask_disk: Callable[[], None]) -> str:
-        """Why it failed; empty if it did not."""
-        began, _ = self._asked = time.monotonic(), time.time_ns()
-        try:
-            ask_disk()
-        except (sqlite3.Error, OSError, Unusable, OverflowError, ValueError) as why:
-            # SQLite tries for ten seconds where a file system has no locks.
-            self._failed_slowly |= time.monotonic() - began > _HANGS_S
-            return getattr(why, "strerror", None) or str(why) or type(why).__name__
-        finally:
-            self._asked = None
-        return ""
-
-    def _tell(self, failed: str, now_ns: int) -> None:
-        if failed and not self._problem:
-            self._problem_since_ns = now_ns
-            log.warning("no history is kept in %s: %s", self.directory, failed)
-        elif self._problem and not failed:
-            self._problem_since_ns = 0
-            log.info("histories are kept in %s again", self.directory)
-        self._problem = failed

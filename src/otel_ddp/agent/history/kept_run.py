@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_ddp import files
-from otel_ddp.agent.history.node_samples import RunKey, Sample
 from otel_ddp.agent.reading.steps import Step
 from otel_ddp.history.run_file import Row, RunFile
 from otel_ddp.history.tables import SeriesKey, StepSum, ValueSum
@@ -25,6 +24,19 @@ _MOST_WAITING = 200_000
 _MOST_GAPS = 100
 _ONE_GAP_NS = 60 * _S
 _LONGEST_BODY = 4000
+
+
+RunKey = tuple[str, str]
+"""Group and run."""
+
+
+class Sample(NamedTuple):
+    """One reading. Without a run it is the node's, and belongs to every run there."""
+
+    run: RunKey | None
+    key: SeriesKey
+    time_ns: int
+    value: float
 
 
 class Batch(NamedTuple):
@@ -57,6 +69,18 @@ class State(NamedTuple):
         )
 
 
+class _Unwritten:
+    """What is summed up, and waits to be written."""
+
+    def __init__(self) -> None:
+        self.values: dict[SeriesKey, dict[int, ValueSum]] = {}
+        self.steps: dict[SeriesKey, dict[int, StepSum]] = {}
+        self.events: list[Row] = []
+        self.positions: dict[str, tuple[int, int, int]] = {}
+        """How far each journal is read."""
+        self.size = 0
+
+
 class KeptRun:
     """One run. Only the thread that writes calls it."""
 
@@ -73,14 +97,7 @@ class KeptRun:
         self._gaps: list[dict[str, Any]] = []
         self._began_ns = 0
         self._lost_why = ""
-        self._forget()
-
-    def _forget(self) -> None:
-        self._values: dict[SeriesKey, dict[int, ValueSum]] = {}
-        self._steps: dict[SeriesKey, dict[int, StepSum]] = {}
-        self._events: list[Row] = []
-        self._new_positions: dict[str, tuple[int, int, int]] = {}
-        self._waiting = 0
+        self._new = _Unwritten()
 
     def open(self) -> None:
         """Make the file, or go on with it; raises sqlite3.Error, OSError or Unusable."""
@@ -114,7 +131,7 @@ class KeptRun:
 
     def feed(self, batch: Batch) -> None:
         """Sum up what was not kept before: an agent that starts again reads some of it twice."""
-        known = self._new_positions.get(batch.journal) or self._positions.get(batch.journal)
+        known = self._new.positions.get(batch.journal) or self._positions.get(batch.journal)
         position, host_ns, device_ns = known or (-1, 0, 0)
         for record in batch.scalars:
             if record.position > position:
@@ -127,7 +144,7 @@ class KeptRun:
         for since_ns, until_ns in batch.overwritten:
             self._overwritten(since_ns, until_ns, batch.rank)
         read = [each.position for each in batch.scalars] + [e.position for e in batch.events]
-        self._new_positions[batch.journal] = (
+        self._new.positions[batch.journal] = (
             max([position, *read]),
             max([host_ns, *(each.ended_ns for each in batch.steps)]),
             max([device_ns, *(each.ended_ns for each in batch.device_steps)]),
@@ -175,12 +192,12 @@ class KeptRun:
             self._sum(key, step, record.time_ns).add(step, record.time_ns, value, record.epoch)
 
     def _sum(self, key: SeriesKey, position: int, time_ns: int) -> ValueSum:
-        buckets = self._values.setdefault(key, {})
+        buckets = self._new.values.setdefault(key, {})
         start = position - position % self._width(key)
         found = buckets.get(start)
         if found is None:
             found = buckets[start] = ValueSum(position, time_ns)
-            self._waiting += 1
+            self._new.size += 1
         return found
 
     def _width(self, key: SeriesKey) -> int:
@@ -194,12 +211,12 @@ class KeptRun:
             if number is None or step.ended_ns <= after_ns or step.ended_ns <= step.began_ns:
                 continue
             if buckets is None:
-                buckets = self._steps.setdefault(key, {})
+                buckets = self._new.steps.setdefault(key, {})
             start = number - number % width
             found = buckets.get(start)
             if found is None:
                 found = buckets[start] = StepSum(number, step.began_ns)
-                self._waiting += 1
+                self._new.size += 1
             spans = [*zip(step.parts.codes, step.parts.spans_ns, strict=True), *step.rest]
             unusual = step.skipped or not _UNUSUAL.isdisjoint(
                 code & PHASE_CODE for code, _ in spans
@@ -221,8 +238,8 @@ class KeptRun:
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return  # a record of another version
-        self._events.append(row)
-        self._waiting += 1
+        self._new.events.append(row)
+        self._new.size += 1
 
     # -- what is written
 
@@ -236,7 +253,7 @@ class KeptRun:
             self.waiting_since_ns = self.waiting_since_ns or now_ns
             self._lost_why = self._lost_why or getattr(why, "strerror", None) or str(why)
             # A number of a damaged journal that no column holds would be in the way for ever.
-            if self._waiting > _MOST_WAITING or isinstance(why, OverflowError):
+            if self._new.size > _MOST_WAITING or isinstance(why, OverflowError):
                 self._leave_out(self.waiting_since_ns, now_ns, self._lost_why)
             raise
         self.waiting_since_ns, self._lost_why = 0, ""
@@ -253,25 +270,25 @@ class KeptRun:
         known = [*before.verdicts]
         verdicts = [each for each in state.verdicts if each not in known]
         if not (
-            self._waiting
-            or self._new_positions
+            self._new.size
+            or self._new.positions
             or ranks
             or verdicts
             or changed.keys() > {"seen_ns"}
         ):
             return
         file.write(
-            values=self._values,
-            steps=self._steps,
+            values=self._new.values,
+            steps=self._new.steps,
             about=changed,
             ranks=ranks,
-            events=self._events,
+            events=self._new.events,
             verdicts=verdicts,
-            positions=self._new_positions,
+            positions=self._new.positions,
         )
-        self._positions |= self._new_positions
+        self._positions |= self._new.positions
         self._written = state._replace(about=about)
-        self._forget()
+        self._new = _Unwritten()
 
     def leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
         """Nothing could be kept in this time: what a picture shows then is not all."""
@@ -279,9 +296,8 @@ class KeptRun:
         del self._gaps[:-_MOST_GAPS]
 
     def _leave_out(self, since_ns: int, until_ns: int, why: str) -> None:
-        positions = self._new_positions
-        self._forget()
-        self._new_positions = positions
+        positions, self._new = self._new.positions, _Unwritten()
+        self._new.positions = positions
         if self._gaps and self._gaps[-1]["since_ns"] == since_ns:
             self._gaps.pop()
         self.leave_out(since_ns, until_ns, why)
