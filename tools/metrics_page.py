@@ -55,17 +55,67 @@ Attributes are written as OpenTelemetry has them. In Prometheus their dots are u
 `honor_labels: true`.
 """
 
+# Below the heading of each section.
+SECTIONS = {
+    "Run": ("What was launched. Sent by global rank 0 alone."),
+    "Progress and state": (
+        "Where each rank stands and whether it still moves. Sent for every exported rank."
+    ),
+    "Speed": (
+        "How fast each rank works and where its time goes. Times are running totals, not those "
+        "of the last step: take a rate and divide by that of the steps, but for "
+        "`training.phase.step_time`. `comm_wait` is time blocked on other ranks, the rest is "
+        "the rank's own work. Sent for every exported rank."
+    ),
+    "Learning": (
+        "Every value that was logged, each with the time at which it was logged. `name` is "
+        "spelt as in the training script; `split` is `train`, `val`, `test` or the script's own"
+        " word."
+    ),
+    "Summary": (
+        "The best value so far of each name that gets better in one direction: `direction` is "
+        "`min` or `max`, guessed from the name (a loss falls, an accuracy grows) or given by "
+        "`best=`. The first 200 names, sent by global rank 0 alone. `name` and `split` are as "
+        "under Learning."
+    ),
+    "Artifacts": (
+        "What went into a run and came out of it, as `run.artifact()` says: of each name and "
+        "direction the newest one, of 100 names a rank at most. `digest` is a SHA-256, empty "
+        "where the agent could not work it out, and `uri` says where it lies. The series begin "
+        "once the agent has read the files, and has stored them where it was told to."
+    ),
+    "Diagnosis": (
+        "What the agent of the node concludes from all ranks on it, whichever of them are exported."
+    ),
+    "Process": (
+        "What each training process takes from its node. Read by the agent, not by the process "
+        "itself."
+    ),
+    "GPU": (
+        "Every GPU of a node, sent once per node under every strategy. `hw.id` is its UUID, "
+        "`gpu` its index, `hw.model` its model."
+    ),
+    "Host": (
+        "The node around the training, sent once per node under every strategy. Inside a "
+        "container, processors and memory are those of its cgroup."
+    ),
+    "Ourselves": (
+        "What watching costs and what it missed. A value other than 0 under lost, dropped or "
+        "refused means that the pictures above have gaps."
+    ),
+}
+
 
 def metrics_page() -> str:
     """Return docs/metrics.md as a whole."""
     parts = [INTRODUCTION]
-    for section in catalog.SECTIONS:
-        parts.append(f"\n## {section.title}\n\n{section.intro}\n\n")
+    for title, intro in SECTIONS.items():
+        parts.append(f"\n## {title}\n\n{intro}\n\n")
         parts.append(
             "| OpenTelemetry | Prometheus | kind, unit | labels | attributes | meaning |\n"
         )
         parts.append("|---|---|---|---|---|---|\n")
-        parts.extend(_row(metric) for metric in catalog.METRICS if metric.section == section.title)
+        parts.extend(_row(metric) for metric in catalog.METRICS if metric.section == title)
     return "".join(parts)
 
 

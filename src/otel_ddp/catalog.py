@@ -43,45 +43,18 @@ class Metric(NamedTuple):
     prometheus: str
 
 
-# The tables and rules below are those of github.com/prometheus/otlptranslator with its default
-# strategy, which both the collector and Prometheus' own OTLP receiver use.
+# The rules below are those of github.com/prometheus/otlptranslator with its default strategy, which
+# both the collector and Prometheus' own OTLP receiver use, for the units that metrics here have.
 _UNITS = {
-    "d": "days",
-    "h": "hours",
-    "min": "minutes",
     "s": "seconds",
-    "ms": "milliseconds",
-    "us": "microseconds",
-    "ns": "nanoseconds",
     "By": "bytes",
-    "KiBy": "kibibytes",
-    "MiBy": "mebibytes",
-    "GiBy": "gibibytes",
-    "TiBy": "tibibytes",
-    "KBy": "kilobytes",
-    "MBy": "megabytes",
-    "GBy": "gigabytes",
-    "TBy": "terabytes",
-    "m": "meters",
-    "V": "volts",
-    "A": "amperes",
     "J": "joules",
     "W": "watts",
-    "g": "grams",
     "Cel": "celsius",
     "Hz": "hertz",
     "1": "",
-    "%": "percent",
 }
-_PER_UNITS = {
-    "s": "second",
-    "m": "minute",
-    "h": "hour",
-    "d": "day",
-    "w": "week",
-    "mo": "month",
-    "y": "year",
-}
+_PER_UNITS = {"s": "second"}
 
 
 def prometheus_name(name: str, kind: Kind, unit: str) -> str:
@@ -139,7 +112,6 @@ class Section(NamedTuple):
 
     title: str
     labels: LabelSet
-    intro: str
     attributes: tuple[str, ...] = ()
 
     def metric(
@@ -181,7 +153,7 @@ _C, _G, _U, _H = Kind.COUNTER, Kind.GAUGE, Kind.UPDOWN, Kind.HISTOGRAM
 
 # --- Run ---------------------------------------------------------------------------------------
 
-_run = Section("Run", "run", "What was launched. Sent by global rank 0 alone.")
+_run = Section("Run", "run")
 
 TRAINING_RUN_INFO = _run.metric(
     "training.run.info",
@@ -217,11 +189,7 @@ EARLY_STOP_EVENT = "training.early_stop"
 
 # --- Progress and state ------------------------------------------------------------------------
 
-_progress = Section(
-    "Progress and state",
-    "rank",
-    "Where each rank stands and whether it still moves. Sent for every exported rank.",
-)
+_progress = Section("Progress and state", "rank")
 
 TRAINING_STATE = _progress.metric(
     "training.state", _G, "", f"How the rank's process is doing: {_codes(STATES)}."
@@ -303,14 +271,7 @@ TRAINING_CHECKPOINT_TIMESTAMP = _progress.metric(
 
 # --- Speed -------------------------------------------------------------------------------------
 
-_speed = Section(
-    "Speed",
-    "rank",
-    "How fast each rank works and where its time goes. Times are running totals, not those of the "
-    "last step: take a rate and divide by that of the steps, but for `training.phase.step_time`. "
-    "`comm_wait` is time blocked on other ranks, the rest is the rank's own work. Sent for every "
-    "exported rank.",
-)
+_speed = Section("Speed", "rank")
 
 TRAINING_STEPS = _speed.metric(
     "training.steps", _C, "{step}", "How many optimizer steps the rank has finished."
@@ -430,13 +391,7 @@ TRAINING_CUDA_ALLOC_RETRIES = _speed.metric(
 
 # --- Learning ----------------------------------------------------------------------------------
 
-_learning = Section(
-    "Learning",
-    "rank",
-    "Every value that was logged, each with the time at which it was logged. `name` is spelt as in "
-    "the training script; `split` is `train`, `val`, `test` or the script's own word.",
-    ("name", "split"),
-)
+_learning = Section("Learning", "rank", ("name", "split"))
 
 TRAINING_SCALAR = _learning.metric(
     "training.scalar", _G, "", "A logged value, such as a loss or a learning rate."
@@ -465,14 +420,7 @@ TRAINING_NONFINITE = _learning.metric(
 # What a user may say of a name: its lowest or its highest value is the best one, or neither is.
 BEST = ("min", "max", "none")
 
-_summary = Section(
-    "Summary",
-    "run",
-    "The best value so far of each name that gets better in one direction: `direction` is `min` or "
-    "`max`, guessed from the name (a loss falls, an accuracy grows) or given by `best=`. The first "
-    "200 names, sent by global rank 0 alone. `name` and `split` are as under Learning.",
-    ("name", "split", "direction"),
-)
+_summary = Section("Summary", "run", ("name", "split", "direction"))
 
 TRAINING_SCALAR_BEST = _summary.metric(
     "training.scalar.best",
@@ -489,15 +437,7 @@ TRAINING_SCALAR_BEST_STEP = _summary.metric(
 # The log record of each.
 ARTIFACT_EVENT = "training.artifact"
 
-_artifacts = Section(
-    "Artifacts",
-    "rank",
-    "What went into a run and came out of it, as `run.artifact()` says: of each name and direction "
-    "the newest one, of 100 names a rank at most. `digest` is a SHA-256, empty where the agent "
-    "could not work it out, and `uri` says where it lies. The series begin once the agent has read "
-    "the files, and has stored them where it was told to.",
-    ("name", "type", "direction", "digest", "uri"),
-)
+_artifacts = Section("Artifacts", "rank", ("name", "type", "direction", "digest", "uri"))
 
 TRAINING_ARTIFACT_TIMESTAMP = _artifacts.metric(
     "training.artifact.timestamp",
@@ -514,11 +454,7 @@ TRAINING_ARTIFACT_STEP = _artifacts.metric(
 
 # --- Diagnosis ---------------------------------------------------------------------------------
 
-_diagnosis = Section(
-    "Diagnosis",
-    "rank",
-    "What the agent of the node concludes from all ranks on it, whichever of them are exported.",
-)
+_diagnosis = Section("Diagnosis", "rank")
 
 TRAINING_STRAGGLER = _diagnosis.metric(
     "training.straggler",
@@ -604,11 +540,7 @@ TRAINING_COLLECTIVE_COMPLETED = _diagnosis.metric(
 
 # --- Process -----------------------------------------------------------------------------------
 
-_process = Section(
-    "Process",
-    "rank",
-    "What each training process takes from its node. Read by the agent, not by the process itself.",
-)
+_process = Section("Process", "rank")
 
 PROCESS_CPU_TIME = _process.metric(
     "process.cpu.time", _C, "s", "Processor time that the training process has used.", "cpu.mode"
@@ -678,13 +610,7 @@ TRAINING_CHILDREN_DISK_IO = _process.metric(
 
 # --- GPU ---------------------------------------------------------------------------------------
 
-_gpu = Section(
-    "GPU",
-    "gpu",
-    "Every GPU of a node, sent once per node under every strategy. `hw.id` is its UUID, `gpu` its "
-    "index, `hw.model` its model.",
-    ("hw.id", "hw.type", "hw.model", "gpu"),
-)
+_gpu = Section("GPU", "gpu", ("hw.id", "hw.type", "hw.model", "gpu"))
 
 HW_GPU_UTILIZATION = _gpu.metric(
     "hw.gpu.utilization",
@@ -819,12 +745,7 @@ OTEL_DDP_GPU_PROCESS_MEMORY_USAGE = _gpu.metric(
 
 # --- Host --------------------------------------------------------------------------------------
 
-_host = Section(
-    "Host",
-    "node",
-    "The node around the training, sent once per node under every strategy. Inside a container, "
-    "processors and memory are those of its cgroup.",
-)
+_host = Section("Host", "node")
 
 SYSTEM_CPU_UTILIZATION = _host.metric(
     "system.cpu.utilization",
@@ -904,12 +825,7 @@ OTEL_DDP_HOST_PRESSURE = _host.metric(
 
 # --- Ourselves ---------------------------------------------------------------------------------
 
-_ourselves = Section(
-    "Ourselves",
-    "node",
-    "What watching costs and what it missed. A value other than 0 under lost, dropped or refused "
-    "means that the pictures above have gaps.",
-)
+_ourselves = Section("Ourselves", "node")
 
 OTEL_DDP_RECORDS_LOST = _ourselves.metric(
     "otel_ddp.records.lost",
@@ -1004,7 +920,3 @@ OTEL_DDP_CAPABILITY = _ourselves.metric(
 
 METRICS: tuple[Metric, ...] = tuple(_declared)
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
-SECTIONS = (
-    *(_run, _progress, _speed, _learning, _summary, _artifacts),
-    *(_diagnosis, _process, _gpu, _host, _ourselves),
-)
