@@ -237,7 +237,7 @@ def test_phases_of_a_later_version_keep_their_code_and_other_words_are_skipped()
     (step,) = whole(words)
 
     assert parts(step) == [(OTHER, 0, 2), (0x2A, 2, 5)]
-    assert step.parts[1] == Part(0x2A, CREATED + 2 * MS, CREATED + 5 * MS)
+    assert [*step.parts][1] == Part(0x2A, CREATED + 2 * MS, CREATED + 5 * MS)
 
 
 CODES = st.sampled_from([*range(9), BUFFERS, *range(0x80, 0x88), 0x33, 0x7F, 0xFF])

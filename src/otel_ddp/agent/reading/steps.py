@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import itemgetter, sub
-from typing import Any, NamedTuple, overload
+from operator import sub
+from typing import Any, NamedTuple
 
 from otel_ddp.diagnosis.medians import lower_median
 from otel_ddp.journal import layout
@@ -24,9 +24,6 @@ _MOST_PARTS = 2000
 # is from another clock than the time before it.
 _DISORDER_NS = 1_000_000_000
 _OTHER = PHASES["other"]
-# Steps of one training are alike: how to read each kind is worked out once.
-_KINDS_KNOWN = 256
-_ENDS = bytes([layout.STEP_ENDED])
 
 
 class Part(NamedTuple):
@@ -42,7 +39,7 @@ class Part(NamedTuple):
         return self.code & PHASE_CODE
 
 
-class Parts(Sequence[Part]):
+class Parts:
     """The parts of a step. They are made on demand, as most callers need only their sums."""
 
     __slots__ = ("_began_ns", "codes", "spans_ns")
@@ -58,13 +55,6 @@ class Parts(Sequence[Part]):
 
     def __len__(self) -> int:
         return len(self.codes)
-
-    @overload
-    def __getitem__(self, at: int) -> Part: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Part, ...]: ...
-    def __getitem__(self, at: int | slice) -> Part | tuple[Part, ...]:
-        return tuple(self)[at]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (Parts, tuple)) and tuple(self) == tuple(other)
@@ -118,69 +108,6 @@ class Step(NamedTuple):
         return {code & PHASE_CODE for code in codes}
 
 
-_Values = Callable[[tuple[int, ...]], tuple[int, ...]]
-
-
-class _Kind(NamedTuple):
-    """The positions, in the words of a step, of its times and its numbers."""
-
-    times: _Values
-    codes: bytes
-    but_last: bytes
-    last: int
-    number: int | None
-    logged: int | None
-    work: _Values | None
-    gc: _Values | None
-    retries: _Values | None
-    skipped: bool
-    paced: _Values | None
-    lag: int | None
-    profiled: bool
-
-
-@lru_cache(_KINDS_KNOWN)
-def _kind(code: int, words: bytes) -> _Kind | None:
-    """How to read a step that begins in this phase; None if its words have to be read in turn."""
-    codes, times = [], []
-    others: dict[int, list[int]] = {}
-    for at, each in enumerate(words):
-        if each == layout.STEPS_BEGAN:
-            return None
-        if each > layout.STEP_ENDED:
-            others.setdefault(each, []).append(at)
-        elif each == layout.STEP_ENDED or each != code:
-            codes.append(code)
-            times.append(at)
-            code = code if each == layout.STEP_ENDED else each
-    if not 2 <= len(codes) <= _MOST_PARTS:
-        return None
-    return _Kind(
-        itemgetter(*times),
-        bytes(codes),
-        bytes(codes[:-1]),
-        code,
-        others.get(layout.STEP_NUMBER, [None])[-1],
-        others.get(layout.STEP_LOGGED, [None])[-1],
-        _values(others.get(layout.STEP_WORK)),
-        _values(others.get(layout.STEP_GC)),
-        _values(others.get(layout.STEP_RETRIES)),
-        layout.STEP_SKIPPED in others,
-        _values(others.get(layout.STEP_PACED)),
-        others.get(layout.STEP_LAG, [None])[-1],
-        layout.STEP_PROFILED in others,
-    )
-
-
-def _values(indices: list[int] | None) -> _Values | None:
-    if not indices:
-        return None
-    # With one index itemgetter returns the value itself, and no tuple.
-    if len(indices) == 1:
-        return itemgetter(slice(indices[0], indices[0] + 1))
-    return itemgetter(*indices)
-
-
 class StepStream:
     """The steps of one process, fed record by record; damaged content never raises."""
 
@@ -198,7 +125,6 @@ class StepStream:
         self._began_ns = now_ns
         # The end of what is known of the step.
         self._until_ns = now_ns or 0
-        self._at_start = True
         self._codes = bytearray()
         self._ends: list[int] = []
         self._rest: dict[int, int] = {}
@@ -216,58 +142,8 @@ class StepStream:
         codes = bytes(whole[7::8])
         whole[7::8] = bytes(count)
         values = struct.unpack(f"<{count}Q", whole)
-        steps: list[Step] = []
-        at = 0
-        while at < count:
-            end = codes.find(_ENDS, at) + 1 or count
-            step = self._whole(codes[at:end], values[at:end]) if self._at_start else None
-            if step is not None:
-                steps.append(step)
-            else:
-                self._walk(codes[at:end], values[at:end], steps)
-            at = end
-        return steps
-
-    def _whole(self, words: bytes, values: tuple[int, ...]) -> Step | None:
-        """A step whose words are all here, in order, from its first one to its end; or None."""
-        began_ns = self._began_ns
-        if began_ns is None or words[-1] != layout.STEP_ENDED:
-            return None
-        since = began_ns - self._created_ns
-        # Nearly always the first phase begins together with the step.
-        at_once = values[0] == since and words[0] < layout.STEPS_BEGAN
-        kind = _kind(words[0] if at_once else self._code, words)
-        if kind is None:
-            return None
-        times = kind.times(values)
-        codes, spans_ns = kind.codes, tuple(map(sub, times, (since, *times)))
-        if not spans_ns[-1]:
-            # The step ended with its last phase: the time after it belongs to the next step.
-            codes, spans_ns = kind.but_last, spans_ns[:-1]
-        if min(spans_ns) <= 0:
-            return None
-        self._code = kind.last
-        self._began_ns = self._until_ns = ended_ns = self._created_ns + times[-1]
-        return Step(
-            None if kind.number is None else values[kind.number],
-            began_ns,
-            ended_ns,
-            Parts(began_ns, codes, spans_ns),
-            (),
-            sum(kind.gc(values)) / 1e9 if kind.gc else 0.0,
-            kind.skipped,
-            sum(kind.retries(values)) if kind.retries else 0,
-            sum(kind.work(values)) if kind.work else 0,
-            None if kind.logged is None else values[kind.logged],
-            kind.paced(values) if kind.paced else (),
-            None if kind.lag is None else values[kind.lag],
-            kind.profiled,
-        )
-
-    def _walk(self, words: bytes, values: tuple[int, ...], steps: list[Step]) -> None:
-        """Read word by word, which also works if steps are split or times are out of order."""
-        created_ns = self._created_ns
-        for code, value in zip(words, values, strict=True):
+        created_ns, steps = self._created_ns, list[Step]()
+        for code, value in zip(codes, values, strict=True):
             if code < layout.STEPS_BEGAN:
                 # A phase of a later version keeps its unknown code.
                 if code != self._code:
@@ -283,7 +159,7 @@ class StepStream:
                 self._start(created_ns + value)
             else:
                 self._told.setdefault(code, []).append(value)
-        self._at_start = words[-1] in (layout.STEPS_BEGAN, layout.STEP_ENDED)
+        return steps
 
     def _spend(self, now_ns: int) -> None:
         """End the current phase at this time."""
@@ -382,7 +258,8 @@ class RecentSteps:
         return {phase_word(p): found[p] for p in sorted(found, key=lambda p: -found[p])}
 
 
-@lru_cache(_KINDS_KNOWN)
+# Steps of one training are alike.
+@lru_cache(256)
 def _waits(codes: bytes) -> tuple[int, ...]:
     """Which parts of such a step are waits for other ranks."""
     return tuple(at for at, code in enumerate(codes) if code & PHASE_CODE == _WAIT)
