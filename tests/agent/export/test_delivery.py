@@ -153,19 +153,6 @@ def test_order_is_kept_through_an_outage(
     assert spool.entries == 0
 
 
-def test_a_new_delivery_sends_what_an_old_spool_holds_first(
-    transport: FakeTransport, spool: Spool, clock: FakeClock
-) -> None:
-    for body in (b"1", b"2", b"3"):
-        spool.append(Request("metrics", body, 1))
-    delivery = Delivery(transport, Spool(spool.directory, PLENTY), clock)
-
-    delivery.submit(requests("4"))
-    send_all_due(delivery)
-
-    assert transport.arrived == [b"1", b"2", b"3", b"4"]
-
-
 def test_a_signal_whose_backend_is_down_delays_no_other(
     delivery: Delivery, transport: FakeTransport, spool: Spool
 ) -> None:
@@ -455,11 +442,9 @@ def test_a_file_that_cannot_be_read_now_is_sent_later(
 
 
 def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
-    transport: FakeTransport, tmp_path: Path, clock: FakeClock
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
-    in_the_way = tmp_path / "spool"
-    in_the_way.write_text("")
-    delivery = Delivery(transport, Spool(in_the_way, PLENTY), clock)
+    delivery = Delivery(transport, no_disk, clock)
     settled: list[str] = []
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
@@ -478,22 +463,19 @@ def test_without_a_disk_requests_wait_in_memory_and_keep_their_order(
 
 
 def test_when_the_disk_recovers_memory_moves_there(
-    transport: FakeTransport, tmp_path: Path, clock: FakeClock
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
-    in_the_way = tmp_path / "spool"
-    in_the_way.write_text("")
-    spool = Spool(in_the_way, PLENTY)
-    delivery = Delivery(transport, spool, clock)
+    delivery = Delivery(transport, no_disk, clock)
     settled: list[str] = []
     transport.always(DOWN)
     delivery.submit(requests("a", "b"), lambda: settled.append("ab"))
     delivery.send_next()
 
-    in_the_way.unlink()
+    no_disk.directory.unlink()
     delivery.submit(requests("c"), lambda: settled.append("c"))
 
     assert settled == ["ab", "c"]
-    assert (spool.entries, delivery.status().memory_bytes) == (3, 0)
+    assert (no_disk.entries, delivery.status().memory_bytes) == (3, 0)
     transport.always(DELIVERED)
     clock.now += 100
     send_all_due(delivery)
@@ -501,13 +483,9 @@ def test_when_the_disk_recovers_memory_moves_there(
 
 
 def test_without_a_disk_memory_is_bounded_and_the_oldest_is_dropped_and_counted(
-    transport: FakeTransport, tmp_path: Path, clock: FakeClock
+    transport: FakeTransport, no_disk: Spool, clock: FakeClock
 ) -> None:
-    in_the_way = tmp_path / "spool"
-    in_the_way.write_text("")
-    delivery = Delivery(
-        transport, Spool(in_the_way, PLENTY), clock, memory_limit_bytes=3, jitter=lambda: 0.5
-    )
+    delivery = Delivery(transport, no_disk, clock, memory_limit_bytes=3, jitter=lambda: 0.5)
     settled: list[str] = []
     transport.always(DOWN)
 
@@ -579,30 +557,6 @@ def test_without_a_disk_current_values_are_dropped_before_logged_ones(
 
     assert transport.arrived == [b"a", b"b", b"c", b"C"]
     assert delivery.status().dropped_points == {"memory_full": 6}
-
-
-def test_without_network_and_disk_only_the_newest_current_values_stay_in_memory(
-    transport: FakeTransport, no_disk: Spool, clock: FakeClock
-) -> None:
-    delivery = Delivery(transport, no_disk, clock, jitter=lambda: 0.5)
-    settled: list[str] = []
-    transport.always(DOWN)
-
-    for logged, one, two in ("aAa", "bBb", "cCc"):
-        delivery.submit(
-            requests(logged) + requests(one * 2, two * 3, points=4, irreplaceable=False),
-            functools.partial(settled.append, logged),
-        )
-        delivery.send_next()
-    during = delivery.status()
-    transport.always(DELIVERED)
-    clock.now += 100
-    send_all_due(delivery)
-
-    # Two exports of two requests each were overtaken; all that was logged is there, in order.
-    assert during.dropped_points == {"superseded": 16}
-    assert transport.arrived == [b"a", b"b", b"c", b"CC", b"ccc"]
-    assert settled == ["a", "b", "c"]
 
 
 def test_on_disk_all_current_values_are_kept_while_there_is_room(
@@ -1048,26 +1002,6 @@ def test_traces_that_are_never_answered_delay_no_metrics(spool: Spool) -> None:
 
         assert receiver.wait_for(lambda r: len(r.points()) == 1)
         assert receiver.hanging == 1
-    delivery.stop(60)
-    transport.close()
-
-
-def test_moving_to_disk_does_not_wait_for_a_real_collector_that_hangs(spool: Spool) -> None:
-    with Receiver() as receiver:
-        receiver.set_mode("hang")
-        endpoint = receiver.start_http()
-        transport = Transport(settings.read({}, endpoint=endpoint, timeout_s=60.0), {})
-        delivery = Delivery(transport, spool)
-        settled = threading.Event()
-        delivery.start()
-        delivery.submit([Request("metrics", body(n), 1) for n in range(5)], settled.set)
-        assert receiver.wait_for(lambda r: r.hanging == 1)
-
-        assert delivery.move_to_disk()
-
-        assert settled.is_set()
-        assert receiver.hanging == 1
-        assert spool.entries == 5
     delivery.stop(60)
     transport.close()
 

@@ -140,7 +140,7 @@ class Delivery:
             self._queues.add(requests, on_settled)
             for queue in self._queues:
                 if queue.requests and self._goes_to_disk(queue):
-                    self._queues.move_to_disk_or_thin(queue)
+                    self._queues.move_to_disk(queue)
             self._queues.enforce_memory_limit()
             self._say_losses()
             self._changed.notify_all()
@@ -344,7 +344,7 @@ class Delivery:
     def _postpone(self, queue: SignalQueue, points: int, outcome: Outcome) -> None:
         queue.failures += 1
         queue.not_before = self._clock() + self._pause_s(queue.failures, outcome)
-        self._queues.move_to_disk_or_thin(queue)
+        self._queues.move_to_disk(queue)
         self._queues.enforce_memory_limit()
         # After the move: the report tells where the requests wait.
         self._report.add_outcome(queue.signal, points, outcome)

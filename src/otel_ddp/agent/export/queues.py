@@ -128,20 +128,11 @@ class Queues:
         moved = [self._move_to_disk(queue) for queue in self]
         return all(moved)
 
-    def move_to_disk_or_thin(self, queue: SignalQueue) -> None:
-        """Move a queue to disk; if the disk accepts nothing, keep it in memory and make it small.
-
-        Of current values only the newest are worth the memory. The rest is counted as lost:
-        resolution, and the last value of a series that ended in the meantime.
-        """
-        if self._move_to_disk(queue):
-            return
-        for queued in queue.requests:
-            queued.batch.blocked = True
-        replaceable = list(self._idle(queue, irreplaceable=False))
-        for queued in replaceable:
-            if queued.batch is not replaceable[-1].batch:
-                self._drop(queue, queued, "superseded")
+    def move_to_disk(self, queue: SignalQueue) -> None:
+        """Move a queue to disk; what the disk does not accept delays no later batch."""
+        if not self._move_to_disk(queue):
+            for queued in queue.requests:
+                queued.batch.blocked = True
 
     def enforce_memory_limit(self) -> None:
         """Drop requests where neither network nor disk accepts them: current values first."""

@@ -41,7 +41,7 @@ class DeliveryStatus:
     rejected_points: int
     """Points that the collector dropped out of requests that it accepted."""
     dropped_points: Mapping[str, int]
-    """Points that are lost, by reason: refused, memory_full, superseded, spool_full, spool_error,
+    """Points that are lost, by reason: refused, memory_full, spool_full, spool_error,
     corrupt."""
     memory_bytes: int
     spool_bytes: int
