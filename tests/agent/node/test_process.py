@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from agent.node.node_trees import BOOT_S, NodeTree, values
-from node import until
 from otel_ddp import catalog
 from otel_ddp.agent.node.processes import ProcessReader
 from otel_ddp.agent.node.source import Measurement
@@ -92,14 +90,6 @@ def threads(count):
 
 def hold(count):
     held.extend(open(os.devnull) for _ in range(count))
-
-def forget_children():
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-def ended_unseen(name):
-    """It has closed its pipe and ended: it reports no end of its children."""
-    children[name][1].close()
-    return children[name][2].read() and None
 
 serve(sys.stdin, sys.stdout)
 '''
@@ -278,33 +268,6 @@ def test_the_use_of_a_worker_stays_when_it_has_ended(
     assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
 
 
-def test_children_that_no_process_waits_for_are_not_subtracted_from_the_process(
-    puppet: Puppet, tmp_path: Path
-) -> None:
-    puppet.does("forget_children()")
-    puppet.does(f"write({str(tmp_path / 'own')!r}, 500_000)")
-    own = written(puppet.pid)
-    pid = puppet.does("fork('worker')")
-    puppet.does("spin()", "worker")
-    puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", "worker")
-    size = written(pid)
-    before = puppet.read()
-
-    puppet.does("ended_unseen('worker')")
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the worker")
-    after = puppet.read()
-
-    for metric in (catalog.TRAINING_CHILDREN_CPU_TIME, catalog.TRAINING_CHILDREN_DISK_IO):
-        assert values(after, metric) == values(before, metric)
-    assert values(after, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
-    assert values(after, catalog.PROCESS_DISK_IO)["write"] == own
-
-    # Later use is added to it.
-    puppet.does("fork('next')")
-    puppet.does("spin()", "next")
-    assert puppet.value(catalog.TRAINING_CHILDREN_CPU_TIME) >= 2 * (SPUN_S - 2 / TICKS_PER_S)
-
-
 def test_a_second_agent_counts_only_what_it_has_seen(puppet: Puppet, tmp_path: Path) -> None:
     def writes(*whom: str) -> None:
         puppet.does(f"write({str(tmp_path / 'file')!r}, 300_000)", *whom)
@@ -373,37 +336,6 @@ def test_what_a_server_has_waited_for_is_not_counted_twice(
 
     assert sum(values(measurements, catalog.TRAINING_CHILDREN_DISK_IO).values()) == before
     assert values(measurements, catalog.PROCESS_DISK_IO)["write"] == 0
-
-
-def test_the_use_of_an_orphan_stays_when_it_has_left_the_family(
-    puppet: Puppet, tmp_path: Path
-) -> None:
-    puppet.does("fork('server')")
-    orphan = puppet.does("fork('worker')", "server")
-    puppet.does("spin()", "server", "worker")
-    write = f"write({str(tmp_path / 'file')!r}, 300_000)"
-    puppet.does(write, "server", "worker")
-    before = puppet.read()
-    # It would end with the server, whose end of the pipe closes.
-    os.kill(orphan, signal.SIGSTOP)
-    try:
-        puppet.does("kill('server')")
-        after = puppet.read()
-    finally:
-        os.kill(orphan, signal.SIGKILL)
-
-    # Later use is added to it.
-    new = puppet.does("fork('new')")
-    puppet.does("spin()", "new")
-    puppet.does(write, "new")
-    later = puppet.read()
-
-    size = values(before, catalog.TRAINING_CHILDREN_DISK_IO)["write"]
-    assert values(after, catalog.TRAINING_CHILDREN_COUNT) == {"": 0}
-    assert values(after, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size
-    assert values(later, catalog.TRAINING_CHILDREN_DISK_IO)["write"] == size + written(new)
-    time_s = sum(values(later, catalog.TRAINING_CHILDREN_CPU_TIME).values())
-    assert time_s >= 2 * (SPUN_S - 2 / TICKS_PER_S)
 
 
 # -- trees on disk

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,11 +15,12 @@ from otel_ddp.agent.node.source import KernelFiles, Measurement, boot_ns, number
 from otel_ddp.catalog import Metric
 from otel_ddp.errors import containment
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
 # Ticks, then bytes.
 AMOUNTS = ("user", "system", "read", "write")
 Amounts = Mapping[str, int]
-
-NOTHING: Amounts = dict.fromkeys(AMOUNTS, 0)
 
 
 class Relative(NamedTuple):
@@ -55,41 +55,24 @@ class Family:
         """*start_ns*: the time of the first read, in nanoseconds since 1970."""
         self.start_ns = start_ns
         self._relatives: dict[tuple[int, int], Relative] = {}
-        # Used by descendants that ended or left, and included by no process of the family.
-        self._kept = dict(NOTHING)
-        # The descendants' I/O that the kernel has added to that of the process.
+        # The I/O of those that ended, which the kernel has added to that of the process.
         self._inherited = {"read": 0, "write": 0}
         self._io_is_known = True
         self._first: dict[str, int] = {}
         self._reported: dict[str, int] = {}
 
-    def update(
-        self,
-        pid: int,
-        relatives: Mapping[tuple[int, int], Relative],
-        lives_on: Callable[[tuple[int, int]], bool],
-        waits: bool,
-    ) -> None:
-        """Account for the descendants that are no longer in *relatives*.
-
-        *lives_on*: whether one lives on outside the family. *waits*: false if the process ignores
-        the end of its children; then the kernel adds them to no process.
-        """
+    def update(self, pid: int, relatives: Mapping[tuple[int, int], Relative]) -> None:
+        """Account for the descendants that are no longer in *relatives*: they have ended."""
         left = {key[0]: each for key, each in self._relatives.items() if key not in relatives}
-        for ended, relative in left.items():
-            amounts = relative.amounts()
-            if lives_on((ended, relative.stat.start)):
-                self._keep(amounts, AMOUNTS)
-                continue
+        for relative in left.values():
             heir = relative.stat.parent
             for _ in left:
                 heir = left[heir].stat.parent if heir in left else heir
             # Otherwise the heir is in the family, and its own numbers include them.
             if heir == pid:
-                self._keep(amounts, ("read", "write") if waits else AMOUNTS)
-                if waits:
-                    for direction in self._inherited:
-                        self._inherited[direction] += amounts[direction]
+                amounts = relative.amounts()
+                for direction in self._inherited:
+                    self._inherited[direction] += amounts[direction]
         self._relatives = {key: self._with_io(key, each) for key, each in relatives.items()}
         if relatives:
             self._io_is_known = any(each.io is not None for each in self._relatives.values())
@@ -103,9 +86,8 @@ class Family:
 
     def total(self, stat: ProcessStat) -> Amounts:
         """What all descendants used. *stat*: of the process itself."""
-        total = {**self._kept}
-        total["user"] += stat.children_user
-        total["system"] += stat.children_system
+        of_ended = {"user": stat.children_user, "system": stat.children_system}
+        total = {**of_ended, **self._inherited}
         for relative in self._relatives.values():
             for name, amount in relative.amounts().items():
                 total[name] += amount
@@ -124,15 +106,7 @@ class Family:
         before = self._relatives.get(key)
         return relative._replace(io=before.io) if before and relative.io is None else relative
 
-    def _keep(self, amounts: Amounts, names: tuple[str, ...]) -> None:
-        for name in names:
-            self._kept[name] += amounts[name]
 
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_NS_PER_TICK = 1_000_000_000 // _TICKS_PER_S
-_IGNORES_CHILDREN = 1 << (signal.SIGCHLD - 1)
 # The kernel's word -> ours.
 _SWITCHES = {"voluntary": "voluntary", "nonvoluntary": "involuntary"}
 
@@ -192,7 +166,7 @@ class ProcessReader:
         # its I/O. What it includes by now is subtracted again.
         io = self._io(pid) or {}
         relatives = self._relatives(pid, {*others, self._own_pid})
-        self._update_family(pid, family, relatives, status)
+        family.update(pid, relatives)
         return [
             *self._of_stat(stat, start_ns),
             *self._descriptors(pid),
@@ -248,17 +222,6 @@ class ProcessReader:
             if stat is not None:
                 found[child, stat.start] = Relative(stat, self._io(child))
         return found
-
-    def _update_family(
-        self, pid: int, family: Family, relatives: dict[tuple[int, int], Relative], status: str
-    ) -> None:
-        def lives_on(key: tuple[int, int]) -> bool:
-            # The tree may still have a process that ended since the last poll.
-            stat = read_process_stat(self._files, self._proc, key[0])
-            return stat is not None and stat.start == key[1]
-
-        ignored = int(_line(status, "SigIgn") or "0", 16)
-        family.update(pid, relatives, lives_on, waits=not ignored & _IGNORES_CHILDREN)
 
     def _of_relatives(
         self, stat: ProcessStat, family: Family, relatives: dict[tuple[int, int], Relative]
