@@ -20,7 +20,7 @@ import otel_ddp
 from conftest import Here
 from loops import totals
 from otel_ddp import catalog
-from otel_ddp.integrations.launch import auto_run
+from otel_ddp.integrations.launch import after_import
 from otel_ddp.torch import training_begins
 
 INPUT = torch.ones(8, 4)
@@ -34,7 +34,7 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     # Earlier tests of this process have opened runs.
     monkeypatch.setattr("otel_ddp.run.current_run._watched", set())
-    auto_run.wait_for_training()
+    after_import.wait_for_training()
     yield
     training_begins.stop()
     otel_ddp.finish()

@@ -14,8 +14,7 @@ from ignite.handlers.base_logger import (
 
 import otel_ddp
 from otel_ddp.errors import containment
-from otel_ddp.integrations.arguments import checked
-from otel_ddp.integrations.open_phase import OpenPhase
+from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.recording import values
 
 _SPLITS = ("train", "val", "test")

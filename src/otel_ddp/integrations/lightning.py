@@ -11,8 +11,7 @@ from typing import Any
 
 import otel_ddp
 from otel_ddp.errors import containment
-from otel_ddp.integrations.arguments import checked
-from otel_ddp.integrations.open_phase import OpenPhase
+from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.recording import values
 from otel_ddp.run import unasked
 
@@ -126,21 +125,8 @@ class OtelDdpCallback(_Callback):  # type: ignore[misc]
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._phase.end()
 
-    @containment.contained()
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._phase.begin("eval")
-
-    @containment.contained()
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        self._phase.end()
-
-    @containment.contained()
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        self._phase.begin("eval")
-
-    @containment.contained()
-    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        self._phase.end()
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
 
 
 @_on_rank_zero  # type: ignore[untyped-decorator]

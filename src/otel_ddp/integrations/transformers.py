@@ -11,8 +11,7 @@ from transformers.integrations import integration_utils
 
 import otel_ddp
 from otel_ddp.errors import containment
-from otel_ddp.integrations.arguments import checked
-from otel_ddp.integrations.open_phase import OpenPhase
+from otel_ddp.integrations.framework import OpenPhase, checked
 from otel_ddp.run import trials, unasked
 from otel_ddp.run.trials import Trials
 
@@ -147,17 +146,12 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
 
     @containment.contained()
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._begin_announced(control)
-
-    @containment.contained()
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._begin_announced(control)
-
-    def _begin_announced(self, control: Any) -> None:
         if control.should_evaluate:
             self._phase.begin("eval")
         elif control.should_save:
             self._phase.begin("checkpoint")
+
+    on_epoch_end = on_step_end
 
     @containment.contained()
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -179,14 +173,7 @@ class OtelDdpCallback(TrainerCallback):  # type: ignore[misc]
         self._phase.end()
 
     # Another callback may take back what was announced.
-
-    @containment.contained()
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._phase.end()
-
-    @containment.contained()
-    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._phase.end()
+    on_epoch_begin = on_step_begin = on_save
 
 
 def _configuration(args: Any, model: Any) -> dict[str, Any]:

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from otel_ddp.errors import containment
 
 _done: set[str] = set()
 
 
 @containment.contained()
-def imported(name: str) -> None:
-    """Do what this module's import calls for."""
-    if name == "torch":
-        try:
-            from otel_ddp.integrations.launch import auto_run
-        except ImportError:
-            # Another module of this name, or a torch that is years too old.
-            containment.reraise_foreign()
-            return
-        auto_run.wait_for_training()
-    elif name not in _done:
+def imported(name: str, call: str) -> None:
+    """Call this function of the integrations: a module of this name has been imported."""
+    if name in _done:
+        return
+    # A program may take torch out of `sys.modules`, and import it again.
+    if name != "torch":
         _done.add(name)
-        if name == "transformers.trainer":
-            from otel_ddp.integrations import transformers
+    module, _, function = call.rpartition(".")
+    getattr(import_module(f"otel_ddp.integrations.{module}"), function)()
 
-            transformers.add_to_every_trainer()
-        elif name == "ray.train":
-            from otel_ddp.integrations import ray
 
-            ray.log_every_report()
-        elif name == "ray.train.torch":
-            from otel_ddp.integrations import ray
+def wait_for_training() -> None:
+    """Measure this process from the first step on, unless the program asks for that by itself."""
+    try:
+        from otel_ddp.torch import training_begins
+    except ImportError:
+        # Another module of this name, or a torch that is years too old.
+        containment.reraise_foreign()
+        return
+    training_begins.wait(_measure)
 
-            ray.end_with_the_function()
-        else:
-            from otel_ddp.integrations import lightning
 
-            lightning.add_to_every_trainer()
+def _measure() -> None:
+    from otel_ddp.identity import pool_tasks
+    from otel_ddp.run import opening, unasked
+    from otel_ddp.torch import training_begins
+
+    if opening.in_data_worker():
+        # A copy of a process that is about to train; a data set may call models, too.
+        return
+    unasked.instrument()
+    if pool_tasks.in_worker():
+        # A pool's worker may train again: its next task is the next run.
+        training_begins.wait_for_next(_measure)

@@ -10,9 +10,9 @@ from otel_ddp.integrations.launch.startup import sitecustomize
 
 def begin() -> None:
     """Do what each import so far calls for, and wait for the others."""
-    for name in sitecustomize.NAMES:
+    for name, call in sitecustomize.NAMES.items():
         if name in sys.modules:
-            after_import.imported(name)
+            after_import.imported(name, call)
     sitecustomize.install()
 
 
@@ -22,7 +22,7 @@ def end() -> None:
 
     sitecustomize.uninstall()
     if "torch" in sys.modules:
-        from otel_ddp.integrations.launch import auto_run
+        from otel_ddp.torch import training_begins
 
-        auto_run.stop()
+        training_begins.stop()
     api.uninstrument()

@@ -8,11 +8,15 @@ imported, nothing happens.
 import os
 import sys
 
-# After the import of one of these there is something to do, which `after_import` knows.
-NAMES = (
-    *("torch", "transformers.trainer", "lightning.pytorch", "pytorch_lightning"),
-    *("ray.train", "ray.train.torch"),
-)
+# Once one of these has been imported, `after_import` calls this function of the integrations.
+NAMES = {
+    "torch": "launch.after_import.wait_for_training",
+    "transformers.trainer": "transformers.add_to_every_trainer",
+    "lightning.pytorch": "lightning.add_to_every_trainer",
+    "pytorch_lightning": "lightning.add_to_every_trainer",
+    "ray.train": "ray.log_every_report",
+    "ray.train.torch": "ray.end_with_the_function",
+}
 
 
 class Finder(object):
@@ -62,7 +66,7 @@ def imported(name):
     try:
         from otel_ddp.integrations.launch import after_import
 
-        after_import.imported(name)
+        after_import.imported(name, NAMES[name])
     except Exception:  # An installation that is broken, or too old for this file.
         pass
 

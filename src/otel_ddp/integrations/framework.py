@@ -1,10 +1,18 @@
-"""A phase that one event of a framework begins and another one ends."""
+"""What all integrations share: their arguments, and phases between two events of a framework."""
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack
+from typing import Any
 
 import otel_ddp
+
+
+def checked(arguments: dict[str, Any]) -> dict[str, Any]:
+    """These arguments; a TypeError if `instrument` does not take them beside its model."""
+    inspect.signature(otel_ddp.instrument).bind(None, **arguments)
+    return arguments
 
 
 class OpenPhase:
