@@ -220,7 +220,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook as after_step
 from torch.optim.optimizer import register_optimizer_step_pre_hook as before_step
 import otel_ddp
-from otel_ddp.torch import attach
+from otel_ddp.torch import measure
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.hooks import optimizer as optimizer_hooks
 
@@ -274,7 +274,7 @@ print(*(each * 1e6 for each in middle))
 # What each of them takes by itself, without torch's calling: a step's sequence, again and again.
 otel_ddp.instrument(model)
 block()
-ours = attach._stepper
+ours = measure._stepper
 ours.backwards._queue_callback = nothing
 weight, gradient, took = torch.ones(8, 1, requires_grad=True), torch.ones(4, 1), {}
 

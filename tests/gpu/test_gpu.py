@@ -25,7 +25,7 @@ from node import Node, finished  # noqa: E402
 from otel_ddp import catalog  # noqa: E402
 from otel_ddp.journal.writer import scratch_words  # noqa: E402
 from otel_ddp.torch.device_clock import DeviceClock  # noqa: E402
-from otel_ddp.torch.readings.allocator import Allocator  # noqa: E402
+from otel_ddp.torch.readings.devices import Allocator  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -442,7 +442,7 @@ def test_other_allocators_are_read_too(node: Node, allocator: str, counts: bool)
     node.env["PYTORCH_CUDA_ALLOC_CONF"] = allocator
     said = node.run("""
 import torch
-from otel_ddp.torch.readings.allocator import Allocator
+from otel_ddp.torch.readings.devices import Allocator
 allocator = Allocator(torch.device("cuda", 0))
 print("before", allocator.read(), torch.cuda.is_initialized())
 taken = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")

@@ -210,7 +210,7 @@ def tell_of_gpu(run: otel_ddp.Run, uuid: str, step: int) -> None:
 
 def import_all() -> None:
     """What a training imports lazily; nothing that would start a thread before the fork."""
-    for name in ("otel_ddp.run", "otel_ddp.torch.attach"):
+    for name in ("otel_ddp.run", "otel_ddp.torch.measure"):
         import_module(name)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

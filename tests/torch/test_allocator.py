@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from otel_ddp.torch.readings.allocator import Allocator, Reading  # noqa: E402
+from otel_ddp.torch.readings.devices import Allocator, Reading  # noqa: E402
 
 CUDA = torch.device("cuda", 1)
 

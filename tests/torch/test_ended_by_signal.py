@@ -28,7 +28,8 @@ from otel_ddp import Run, catalog
 from otel_ddp.errors import containment
 from otel_ddp.journal.layout import END
 from otel_ddp.journal.reader import Document
-from otel_ddp.torch import attach, stack_answers
+from otel_ddp.torch import measure
+from otel_ddp.torch.answers import stack_answers
 
 OURS = str(Path(otel_ddp.__file__).parent) + os.sep
 WITNESS = stack_answers.__file__
@@ -212,7 +213,7 @@ def test_a_handler_ends_the_run_while_it_is_being_ended(
 
         if leaves:
             otel_ddp.finish()  # as it is when the program ends
-            attach.unwatch(None)
+            measure.stop(None)
 
         assert_quiet(caplog, handler)
         assert otel_ddp.current() is None
@@ -240,7 +241,7 @@ def test_a_handler_ends_the_run_while_a_model_is_being_instrumented(
 
         assert_quiet(caplog, handler)
         if leaves:
-            attach.unwatch(None)
+            measure.stop(None)
         assert not other._forward_hooks, handler.during
         assert gc.callbacks == callbacks, handler.during
         assert end_of(place.only())["state"] == "failed"

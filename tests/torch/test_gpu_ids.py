@@ -10,7 +10,7 @@ import torch
 
 import otel_ddp
 from conftest import Here
-from otel_ddp.torch.readings.gpu_ids import gpu_facts
+from otel_ddp.torch.readings.devices import gpu_facts
 
 ENV = {"CUDA_VISIBLE_DEVICES": "3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "HOME": "/root"}
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)

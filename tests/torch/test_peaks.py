@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_ddp.torch.readings.peaks import _DEVICES, peak
+from otel_ddp.torch.readings.devices import _DEVICES, peak
 
 
 @pytest.mark.parametrize(

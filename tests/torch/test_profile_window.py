@@ -22,7 +22,7 @@ from node import Node, finished, until
 from otel_ddp.agent.reading.steps import Step, StepStream
 from otel_ddp.diagnosis.step_facts import batches_of, facts_of
 from otel_ddp.journal.reader import JournalReader, Steps
-from otel_ddp.torch import attach
+from otel_ddp.torch import measure
 
 UNTIL_NS = 2**62
 # Steps that a window lets pass before it begins, and the one that makes the profiler ready.
@@ -139,8 +139,8 @@ def test_the_steps_of_a_window_are_unusual_and_no_other_is(training: Training) -
 
 def test_while_nobody_asks_no_step_is_looked_at(training: Training) -> None:
     training.step(10)
-    assert attach._stepper is not None
-    stepper = attach._stepper
+    assert measure._stepper is not None
+    stepper = measure._stepper
     sampled = stepper.sampled
 
     # The next step is not looked at, nor is it after a window.
@@ -331,8 +331,8 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 import otel_ddp
-from otel_ddp.torch import profile_window
-from otel_ddp.torch import attach
+from otel_ddp.torch.answers import profile_window
+from otel_ddp.torch import measure
 
 profile_window._STEPS_BETWEEN = profile_window._QUIET_STEPS = 1
 folder = sys.argv[1]
@@ -343,7 +343,7 @@ run = otel_ddp.instrument(model, run="annotated")
 windows = 0
 held = []
 for step in range(80):
-    window = attach._profile_window
+    window = measure._profile_window
     if window._asked is None:
         windows += 1
         asked = {"number": step, "steps": 1, "trace": f"{folder}/{step}.json", "until_ns": 2**62}

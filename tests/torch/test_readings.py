@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import otel_ddp
 from conftest import Here
 from otel_ddp import catalog
-from otel_ddp.torch import attach
+from otel_ddp.torch import measure
 from otel_ddp.torch.readings.gradient_norm import square_norm
 from otel_ddp.torch.steps.sampled import SampledSteps
 from otel_ddp.torch.steps.workload import shares_its_batch, workload
@@ -630,7 +630,7 @@ def test_a_reading_that_fails_costs_no_step(
     os.environ["OTEL_DDP_SAMPLE_STEPS"] = "1"
     model = mlp()
     otel_ddp.instrument(model)
-    stepper = attach._stepper
+    stepper = measure._stepper
     assert stepper is not None
     tried = []
 

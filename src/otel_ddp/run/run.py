@@ -671,9 +671,9 @@ class Run:
         records = self._ready()
         if records is None:
             return
-        from otel_ddp.torch import measure
+        from otel_ddp.torch import versions
 
-        if not measure.can_measure(model):
+        if not versions.can_measure(model):
             return
         _record_backend(records.recorder)
         process = self.identity
@@ -683,6 +683,9 @@ class Run:
             speaks=not process.local_rank,
             settle=self._settle_by_hooks,
         )
+        # Only here: the hooks need a torch that is new enough.
+        from otel_ddp.torch import measure
+
         measure.start(model, records.progress, self.describe, **options)
         # A signal handler may have ended the run in the meantime.
         if self._records is not records:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import dataloader
 
 from otel_ddp.errors import containment
-from otel_ddp.torch.data_sets import LOOKED_AT, DataSets
+from otel_ddp.torch.hooks.data_sets import LOOKED_AT, DataSets
 from otel_ddp.torch.steps.stepper import Stepper
 
 # What else an iterable may be able to do. The interpreter looks these up on types, not on objects:

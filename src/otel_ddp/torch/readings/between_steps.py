@@ -17,8 +17,7 @@ from otel_ddp.torch.device_clock import DeviceClock, clock_for
 from otel_ddp.torch.hooks import compile as compile_hooks
 from otel_ddp.torch.hooks import model as model_hooks
 from otel_ddp.torch.readings import capabilities
-from otel_ddp.torch.readings.allocator import MemoryReadings
-from otel_ddp.torch.readings.gpu_ids import gpu_facts
+from otel_ddp.torch.readings.devices import MemoryReadings, gpu_facts
 from otel_ddp.torch.readings.gradient_norm import SquareNorm, square_norm
 from otel_ddp.torch.readings.loss import ReturnedLoss
 from otel_ddp.torch.readings.model_flops import ModelFlops

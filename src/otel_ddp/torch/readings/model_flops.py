@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from otel_ddp import catalog
-from otel_ddp.torch.readings import flops, peaks
+from otel_ddp.torch.readings import flops
+from otel_ddp.torch.readings.devices import peak
 from otel_ddp.torch.steps.stepper import Stepper
 from otel_ddp.torch.steps.watched_model import WatchedModel
 from otel_ddp.torch.steps.workload import Shapes, input_shapes, shares_its_batch
@@ -176,7 +177,7 @@ class ModelFlops:
         self._recorder.documents.facts({"precision": word})
         if self.device is not None and self.device.type == "cuda":
             name = torch.cuda.get_device_name(self.device)
-            if (most := peaks.peak(name, word)) is not None:
+            if (most := peak(name, word)) is not None:
                 self._recorder.totals.stamp(
                     catalog.TRAINING_FLOPS_PEAK, most, dtype=word, device=name
                 )

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from otel_ddp.errors import containment
-from otel_ddp.torch.collectives import started, world
+from otel_ddp.torch.answers.collectives import started, world
 
 # The steps in which collectives are counted: before any rank is judged, then now and then. No round
 # numbers: every tenth or hundredth step may have a collective that the others do not have.

@@ -18,7 +18,7 @@ from otel_ddp import files
 from otel_ddp.errors import containment
 from otel_ddp.journal.layout import PROFILE_SUFFIX
 from otel_ddp.recording.progress import Progress
-from otel_ddp.torch.open_annotations import OpenAnnotations
+from otel_ddp.torch.answers.open_annotations import OpenAnnotations
 from otel_ddp.torch.steps.sampled import SampledSteps
 
 MOST_STEPS = 50

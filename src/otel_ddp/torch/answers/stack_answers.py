@@ -21,14 +21,14 @@ from otel_ddp.errors import containment
 from otel_ddp.journal.descriptor_ownership import close_ours, file_of
 from otel_ddp.journal.layout import ANSWER_SUFFIX, ASK_SUFFIX
 from otel_ddp.recording.phases import DevicePosition
-from otel_ddp.torch import collectives
+from otel_ddp.torch.answers import collectives
 
 # Beside the journal lie a fifo with the questions and a file with the last answer.
 
 _MOST_THREADS = _MOST_FRAMES = 64
 _LONGEST_TEXT = 300
 # The agent leaves out frames of these files: they are not the user's.
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _END_S = 0.5
 # Only a fault of the thread itself raises these, and blocked they would end the process.
 _FAULTS = {

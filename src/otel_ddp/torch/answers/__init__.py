@@ -1,0 +1,1 @@
+"""Answers questions that the agent and people ask a process while it trains."""
