@@ -52,13 +52,9 @@ KNOWS = {
 # What each room may import besides.
 EVERYBODYS = {"words", "files"}
 # Folders and classes that are still too large, and imports that still go both ways.
-LARGE_FOLDERS = (
-    *(PACKAGE, PACKAGE / "agent" / "verdicts"),
-    *(PACKAGE / each for each in ("diagnosis")),
-)
+LARGE_FOLDERS = (PACKAGE, PACKAGE / "agent" / "verdicts", PACKAGE / "diagnosis")
 LARGE_CLASSES = (
-    "RunCase JournalReader JournalWriter Stragglers DeviceClock ProfileWindow Readings "
-    "Stalls"
+    "RunCase JournalReader JournalWriter Stragglers DeviceClock ProfileWindow Readings Stalls"
 )
 BOTH_WAYS: tuple[str, ...] = ()
 # A third-party package, and the only places that may name it.
