@@ -17,9 +17,7 @@ from otel_ddp.agent.export.otlp.outcome import Outcome, Signal, one_line
 from otel_ddp.agent.export.otlp.variables import (
     HTTP,
     STANDARD_PORTS,
-    Route,
-    SignalVariables,
-    route,
+    Variables,
     without_credentials,
 )
 from otel_ddp.agent.node import socket_owners
@@ -68,26 +66,26 @@ class Transport:
     @property
     def destination(self) -> str:
         """Where metrics go, without credentials."""
-        return without_credentials(self._route("metrics").url("metrics"))
+        return without_credentials(self._variables("metrics").url)
 
     def address(self, signal: Signal) -> str:
         """Where a signal goes, with its path, without credentials; another query is another one."""
-        url = self._route(signal).url(signal)
+        url = self._variables(signal).url
         address = without_credentials(url, with_path=True)
         _, found, query = url.partition("?")
         # Not shown as it is: it may hold a key.
         digest = blake2s(query.encode(), digest_size=4).hexdigest()
         return f"{address}?{digest}" if found else address
 
-    def _route(self, signal: Signal) -> Route:
-        return route(signal, self._settings, self._env, self._ports)
+    def _variables(self, signal: Signal) -> Variables:
+        return Variables(signal, self._settings, self._env, self._ports)
 
     def send(self, signal: Signal, body: bytes) -> Outcome:
         """Make one attempt, which takes no longer than the timeout."""
         if self._closed:
             return Outcome("retry", "the transport is closed")
         try:
-            there = self._route(signal)
+            there = self._variables(signal)
             # Asked each time: the program may have ended, and another one may have its port.
             if not there.named and not is_trusted(urlsplit(there.endpoint).port or 0):
                 return Outcome("retry", f"no collector of ours or of root at {there.endpoint}")
@@ -105,30 +103,23 @@ class Transport:
             sender.close()
         self._senders.clear()
 
-    def _open(self, signal: Signal, there: Route) -> SignalSender:
-        url = there.url(signal)
-        variables = SignalVariables(signal, self._settings, self._env, self._warn_once)
-        tls = variables.tls_files(url)
-        variables.check_secrecy(url)
-        # What was found, and not named, may be any program: it gets no configured header.
-        headers = variables.headers() if there.named else {}
-        how = (signal, url, variables.timeout_s(), variables.compression(url), headers, tls)
+    def _open(self, signal: Signal, there: Variables) -> SignalSender:
+        how = (there.timeout_s(), there.compression(), there.headers(), there.tls_files())
+        doubt = there.doubt()
+        if doubt and doubt not in self._warned:
+            self._warned.add(doubt)
+            log.warning("%s", doubt)
         sender: SignalSender
         if there.protocol == "grpc":
             from otel_ddp.agent.export.otlp.over_grpc import GrpcSender
 
-            sender = GrpcSender(*how, insecure=variables.insecure())
+            sender = GrpcSender(signal, there.url, *how, insecure=there.insecure())
         else:
             from otel_ddp.agent.export.otlp.over_http import HttpSender
 
-            sender = HttpSender(*how)
+            sender = HttpSender(signal, there.url, *how)
         self._senders[signal] = sender
         return sender
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            log.warning("%s", text)
 
 
 def with_endpoint(settings: Settings, env: Mapping[str, str] | None = None) -> Settings | None:

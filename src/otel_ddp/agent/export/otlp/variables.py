@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -29,82 +29,44 @@ class TlsFiles(NamedTuple):
     client_certificate: str = ""
 
 
-class Route(NamedTuple):
-    """Where a signal goes, and which variables say so."""
-
-    endpoint: str
-    """As the variable has it: a general endpoint has no path yet."""
-    protocol: str
-    endpoint_variable: str
-    protocol_variable: str
-    named: bool = True
-    """Whether people configured the endpoint; else it is the standard port of this machine."""
-
-    @property
-    def is_general(self) -> bool:
-        """Whether the endpoint is that of all signals."""
-        return self.endpoint_variable == f"{_GENERAL}ENDPOINT"
-
-    def url(self, signal: Signal) -> str:
-        """Where requests of this signal are sent to."""
-        if self.is_general and self.protocol != "grpc":
-            return with_path(self.endpoint, f"/v1/{signal}")
-        return self.endpoint
-
-
-def route(
-    signal: Signal,
-    settings: Settings,
-    env: Mapping[str, str],
-    ports: Mapping[str, int] = STANDARD_PORTS,
-) -> Route:
-    """Where a signal goes; a variable of its own wins over the general one."""
-    own = f"{_GENERAL}{signal.upper()}_"
-    own_endpoint = env.get(f"{own}ENDPOINT", "").strip()
-    own_protocol = value(f"{own}PROTOCOL", env)
-    protocol = own_protocol or settings.protocol
-    endpoint = own_endpoint or settings.endpoint
-    default = f"http://127.0.0.1:{ports[protocol]}"
-    return Route(
-        endpoint or default,
-        protocol,
-        f"{own if own_endpoint else _GENERAL}ENDPOINT",
-        f"{own if own_protocol else _GENERAL}PROTOCOL",
-        bool(endpoint),
-    )
-
-
-class SignalVariables:
-    """What the variables say of one signal.
-
-    *warn* is called with a sentence for a value that is not used.
-    """
+class Variables:
+    """What they say of one signal: where it goes, and how. Its own win over the general ones."""
 
     def __init__(
         self,
         signal: Signal,
         settings: Settings,
         env: Mapping[str, str],
-        warn: Callable[[str], None],
+        ports: Mapping[str, int] = STANDARD_PORTS,
     ) -> None:
-        self._signal = signal
+        self._own = f"{_GENERAL}{signal.upper()}_"
         self._settings = settings
         self._env = env
-        self._warn = warn
+        self.protocol = str(value(f"{self._own}PROTOCOL", env) or settings.protocol)
+        own = env.get(f"{self._own}ENDPOINT", "").strip()
+        self.endpoint_variable = f"{self._own if own else _GENERAL}ENDPOINT"
+        endpoint = own or settings.endpoint
+        self.named = bool(endpoint)
+        """Whether people configured the endpoint; else it is the standard port of this machine."""
+        self.endpoint = endpoint or f"http://127.0.0.1:{ports[self.protocol]}"
+        """As the variable has it: a general one has no path yet."""
+        needs_path = not own and self.protocol != "grpc"
+        self.url = with_path(self.endpoint, f"/v1/{signal}") if needs_path else self.endpoint
+        """Where requests are sent to."""
 
     def timeout_s(self) -> float:
         """The time that one attempt may take."""
-        own = value(f"{_GENERAL}{self._signal.upper()}_TIMEOUT", self._env)
+        own = value(f"{self._own}TIMEOUT", self._env)
         return self._settings.timeout_s if own is None else float(own)
 
-    def compression(self, url: str) -> str:
+    def compression(self) -> str:
         """none, gzip or deflate; by default gzip towards other machines."""
-        default = "none" if is_loopback(url) else "gzip"
+        default = "none" if is_loopback(self.url) else "gzip"
         return str(self._value("COMPRESSION") or default)
 
-    def tls_files(self, url: str) -> TlsFiles:
+    def tls_files(self) -> TlsFiles:
         """Raises OSError for a file that cannot be read, and names it; it may come later."""
-        if url.lower().startswith("http://"):
+        if self.url.lower().startswith("http://"):
             return TlsFiles()
         paths = []
         for variable, path in map(self._read, ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")):
@@ -123,33 +85,30 @@ class SignalVariables:
 
     def headers(self) -> dict[str, str]:
         """The configured headers, their names in small letters."""
-        return dict(parse_env_headers(self._read("HEADERS")[1], liberal=True))
+        # What was found, and not named, may be any program: it gets none.
+        text = self._read("HEADERS")[1] if self.named else ""
+        return dict(parse_env_headers(text, liberal=True))
 
-    def check_secrecy(self, url: str) -> None:
-        """Warn of a token, or of a password in the address, that leaves this machine readable."""
+    def doubt(self) -> str:
+        """Of a token, or a password in the address, that leaves this machine readable; or empty."""
         # gRPC takes addresses without a scheme, and a variable that says what one would say.
-        bare = "//" not in url and self.insecure()
-        if not (bare or url.lower().startswith("http://")) or is_loopback(url):
-            return
-        where = without_credentials(url)
+        bare = "//" not in self.url and self.insecure()
+        if not (bare or self.url.lower().startswith("http://")) or is_loopback(self.url):
+            return ""
+        where = f"goes to {without_credentials(self.url)} without encryption: use https://."
         if any(_SECRET.search(name) for name in self.headers()):
-            self._warn(
-                f"{self._read('HEADERS')[0]}: a token goes to {where} without encryption: use "
-                "https://."
-            )
-        elif take_user(url)[1]:
-            self._warn(f"A password goes to {where} without encryption: use https://.")
+            return f"{self._read('HEADERS')[0]}: a token {where}"
+        return f"A password {where}" if take_user(self.url)[1] else ""
 
     def _value(self, name: str) -> Any:
-        own = value(f"{_GENERAL}{self._signal.upper()}_{name}", self._env)
+        own = value(f"{self._own}{name}", self._env)
         return value(f"{_GENERAL}{name}", self._env) if own is None else own
 
     def _read(self, name: str) -> tuple[str, str]:
         """The variable that counts, and its text."""
-        own = f"{_GENERAL}{self._signal.upper()}_{name}"
-        if text := self._env.get(own, "").strip():
-            return own, text
-        return f"{_GENERAL}{name}", self._env.get(f"{_GENERAL}{name}", "").strip()
+        own = self._env.get(f"{self._own}{name}", "").strip()
+        variable = f"{self._own if own else _GENERAL}{name}"
+        return variable, self._env.get(variable, "").strip()
 
 
 # -- addresses: what is shown of them, and what is a secret

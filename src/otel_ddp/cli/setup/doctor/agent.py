@@ -144,7 +144,7 @@ def collector(inputs: DoctorInputs) -> Findings:
     """Sends an empty request for each signal, and shows the answers."""
     # Imported here: it takes long, and a broken package must not end the other checks.
     from otel_ddp.agent.export.otlp.transport import Transport, why_none, with_endpoint
-    from otel_ddp.agent.export.otlp.variables import route
+    from otel_ddp.agent.export.otlp.variables import Variables
 
     env = inputs.env
     signals = exported_signals(env)
@@ -179,7 +179,7 @@ def collector(inputs: DoctorInputs) -> Findings:
         sentence = f"{transport.destination} accepts {_and(accepted)}{by_itself}"
         yield Finding("ok", "collector", sentence)
     for why, failed in _failures(outcomes).items():
-        variable = route(failed[0], conf, env).endpoint_variable
+        variable = Variables(failed[0], conf, env).endpoint_variable
         # Many collectors accept no traces or logs; one without metrics is of no use.
         only_warn = "not taken there" in why and "metrics" in accepted
         switches = ", ".join(f"OTEL_{each.upper()}_EXPORTER=none" for each in failed)
